@@ -1,0 +1,55 @@
+# Two commands do everything: `make run` (the main job) and `make test` (tests, types, lint).
+# The environment is made once and kept; PYTHON chooses the interpreter it is made from.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
+ARGS   ?=
+
+.PHONY: help run test unit types lint bench spec format clean
+.DEFAULT_GOAL := help
+
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 12
+
+run: $(VENV)/.run  ## replay a workload through the lifecycles (ARGS='--faults --json', say)
+	@$(BIN)/blocklife replay $(ARGS)
+
+test: lint types unit  ## everything that must pass: lint, types, tests
+
+unit: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+types: $(VENV)/.dev
+	@$(BIN)/python -m mypy
+
+lint: $(VENV)/.dev
+	@$(BIN)/python -m ruff check --quiet .
+	@$(BIN)/python -m ruff format --quiet --check .
+
+bench: $(VENV)/.dev  ## ratios against the peers, measured in one run
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+spec: $(VENV)/.dev  ## write the generated parts of specs/
+	@$(BIN)/blocklife spec --write
+
+format: $(VENV)/.dev  ## let ruff write the code in one form
+	@$(BIN)/python -m ruff check --quiet --fix .
+	@$(BIN)/python -m ruff format --quiet .
+
+clean:  ## forget the environment and all caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "blocklife needs Python 3.11 or newer; set PYTHON=")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+	@echo "making the environment in $(VENV) (once)" >&2
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "making the test environment in $(VENV) (once)" >&2
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.run

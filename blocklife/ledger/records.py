@@ -1,0 +1,87 @@
+"""Plain records that pass between scheduler, worker and copier: all picklable, none holds a reference into the ledger."""
+
+from __future__ import annotations
+
+import enum
+from typing import NewType
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from blocklife.errors import MisuseError
+
+Ids = NDArray[np.int64]
+"""Places or lives, one per element."""
+
+Worker = NewType("Worker", int)
+"""The rank of one worker, from 0."""
+
+
+class Direction(enum.Enum):
+    """Which way the bytes of a job go."""
+
+    STORE = "away from the device"
+    LOAD = "towards the device"
+
+
+class Result(enum.Enum):
+    """How a worker's share of a job ended."""
+
+    OK = "every byte arrived"
+    FAILED = "some bytes may not have arrived"
+
+
+@frozen(order=True)
+class JobId:
+    """The name of a job, never used again: not after it ended, not after a restart."""
+
+    incarnation: int
+    """Which start of the scheduler process made the job."""
+    number: int
+    """Counts the jobs of that incarnation, from 1."""
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.number}"
+
+
+@frozen(eq=False)
+class Transfer:
+    """What a copier moves for one job: ``source[i]`` goes to ``target[i]``.
+
+    Shapes: ``source`` and ``target`` are ``(n,)`` with ``n >= 1``; block ids on the device side, slot places on the host
+    side. ``group_sizes`` counts how many of them belong to each group, in order; they add up to ``n`` (I15).
+    """
+
+    job: JobId
+    direction: Direction
+    source: Ids
+    target: Ids
+    group_sizes: tuple[int, ...] = field()
+
+    @group_sizes.validator
+    def _adds_up(self, _attribute: object, sizes: tuple[int, ...]) -> None:
+        count = len(self.source)
+        if count == 0:
+            raise MisuseError(f"job {self.job}: a transfer with nothing to copy cannot be built")
+        if len(self.target) != count or sum(sizes) != count:
+            raise MisuseError(
+                f"job {self.job}: {count} sources, {len(self.target)} targets and group sizes {list(sizes)} do not agree"
+            )
+
+
+@frozen
+class Completion:
+    """One worker's final word about its share of a job."""
+
+    job: JobId
+    worker: Worker
+    result: Result
+
+
+@frozen
+class Launched:
+    """A worker began to run its share of a job: its deadline starts now."""
+
+    job: JobId
+    worker: Worker

@@ -1,0 +1,541 @@
+"""READ FIRST: the four lifecycles of the KV cache and the couplings between them.
+
+Rules of this file:
+
+* Every rule that can be a row is a row. What is not a row is a refusal.
+* This file decides what is legal. It does not know which block is chosen, when a copy runs, or how columns are kept.
+* A machine does not know the others. Where two must move together, a row of `COUPLINGS` says so.
+
+Theory. There are four machines. A *block* is a place on the device, a *slot* a place in the tier below; a *job* moves bytes
+between them; a *request* holds blocks. Three counts belong to a place and are orthogonal to its state: `refs`, the requests
+that hold its life; `pins`, the jobs whose copy may still touch the place; `doubts`, the pinning jobs that are past their
+deadline. Refs and content belong to the life, pins and doubts to the physical place: a life can end while a copy still reads
+it, and then the place, not the life, has to wait. Counts reach the tables as payload, taken *after* the change that the event
+stands for; guards turn them into facts.
+
+A life begins with `allocate` and ends when its content is forgotten or its block is handed out again. A released block that
+nobody else got keeps its life: it can be revived by a hit and is a lawful copy source. `Table` rows that end a life are known
+from the two states alone (`ends_life`), and the ledger then raises the epoch, so that every older reference is stale.
+
+Two contracts decide about a busy block. Under *hold* it stays until the copy has landed. Under *fence* it may be handed out
+at once, and the new tenant stands in FLUSHED until the wait in the same plan has been proven. The targets of a load are held
+under both: nothing may be handed out that a copy still writes.
+
+Unusual arrows, and why they exist:
+
+* Block `ALLOCATED --plan_store--> PLEDGED`: engines plan a store in the step that computes the content. The job cannot be
+  submitted from there: `submit` has no row before `seal`.
+* Block `IN_FLIGHT --release--> IN_FLIGHT`: the last holder lets go of a block that a copy reads; what it becomes is decided
+  when the copy lands.
+* Job `DONE --finish--> DONE` and its two siblings: a late or repeated report is lawful, is counted, and changes nothing.
+* Job `QUARANTINED --finish--> FAILED`: the copy came back after its deadline. Its memory is safe again; its verdict stays.
+
+What is not here: which places a verb applies to, the order of the effects of one coupling (the ledger keeps the order in
+which they are written), and staleness of a *name*, which is a comparison of epochs and not a state.
+
+Open questions. XX: a submit from PLEDGED that names the producing step's event would save one step under asynchronous
+scheduling. XX: several tiers would need one store per life *and tier*.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from blocklife.errors import DefinitionError
+from blocklife.lifecycle import Lifecycle, Row, Table, edge, guard
+
+
+@enum.unique
+class Block(enum.Enum):
+    """Where one place on the device stands."""
+
+    FREED = "nobody's; no copy touches it"
+    CACHED = "final content that no request holds; a hit revives it, or it is handed out again"
+    ALLOCATED = "held, content not final"
+    PLEDGED = "held, content not final, and already chosen as the source of a planned store"
+    LOADING = "held; its own load is planned or running"
+    SEALED = "held, content final"
+    PENDING_STORE = "content final; chosen as a copy source, the store is not submitted"
+    IN_FLIGHT = "content final; a submitted store reads it"
+    FLUSHED = "a new tenant holds it behind a wait for the old copy that is ordered but not proven"
+    STALE = "its life is over and a copy still touches it"
+    QUARANTINED = "its life is over and a copy past its deadline may still touch it; never handed out"
+
+
+@enum.unique
+class Slot(enum.Enum):
+    """Where one place in the lower tier stands."""
+
+    EMPTY = "nothing in it"
+    WRITING = "a store fills it"
+    READY = "final content under its key; loads may pin it"
+    STALE = "its key is dead, loads still read it"
+    QUARANTINED = "a store past its deadline may still write it"
+
+
+@enum.unique
+class Job(enum.Enum):
+    """Where one asynchronous transfer stands."""
+
+    PLANNED = "places reserved, nothing submitted"
+    IN_FLIGHT = "handed to the workers; cannot be called back"
+    FLUSHED = "as in flight, and a plan waits for its landing; success still publishes"
+    STALE = "its result is unwanted; its places stay pinned until it lands"
+    QUARANTINED = "failed for its caller; its places stay pinned until it is proven quiet"
+    DONE = "every worker moved every byte"
+    FAILED = "at least one worker did not; nothing was published"
+    CANCELLED = "given up; nothing was published"
+
+
+@enum.unique
+class Request(enum.Enum):
+    """Where one request stands, as far as its blocks are concerned."""
+
+    WAITING = "holds nothing"
+    RUNNING = "in the batch"
+    LOADING = "waits for its load; not in the batch"
+    PREEMPTED = "gave its blocks back; will be admitted again"
+    FINISHED = "over"
+
+
+# --- guards ------------------------------------------------------------------------------------------------------------
+# Counts are those after the event's own change: `refs` after the release, `pins` and `doubts` after the landing's unpin.
+
+
+@guard
+def lendable(fence: bool, refs: int, writes: int) -> bool:
+    """The contract is fence, nobody holds the life, and no load writes the place."""
+    return fence & (refs == 0) & (writes == 0)
+
+
+@guard
+def fenced(fence: bool, writes: int) -> bool:
+    """The contract is fence, and no load writes the place."""
+    return fence & (writes == 0)
+
+
+@guard
+def held(refs: int) -> bool:
+    """A request still holds the life."""
+    return refs > 0
+
+
+@guard
+def pinned(pins: int) -> bool:
+    """Another job may still touch the place."""
+    return pins > 0
+
+
+@guard
+def doubt(doubts: int) -> bool:
+    """One of the jobs that may touch the place is past its deadline."""
+    return doubts > 0
+
+
+@guard
+def orphaned(refs: int, doubts: int) -> bool:
+    """Nobody holds the life, and one of the jobs that may touch the place is past its deadline."""
+    return (refs == 0) & (doubts > 0)
+
+
+@guard
+def arrived(own: bool, ok: bool) -> bool:
+    """The landing job is the load of this life, and it succeeded."""
+    return own & ok
+
+
+@guard
+def own_pinned(own: bool, pins: int) -> bool:
+    """The landing job is the load of this life, and another job may still touch the place."""
+    return own & (pins > 0)
+
+
+@guard
+def is_own(own: bool) -> bool:
+    """The job is the load of this life."""
+    return own
+
+
+@guard
+def published(ok: bool) -> bool:
+    """The store that fills the slot is DONE."""
+    return ok
+
+
+@guard
+def unpinned(pins: int) -> bool:
+    """No load reads the slot."""
+    return pins == 0
+
+
+@guard
+def more(outstanding: int) -> bool:
+    """Other workers have not reported yet."""
+    return outstanding > 0
+
+
+@guard
+def all_ok(ok: bool) -> bool:
+    """Every worker reported success."""
+    return ok
+
+
+# --- the machines ------------------------------------------------------------------------------------------------------
+
+
+class BlockLife(Lifecycle, initial=Block.FREED):
+    """The life of one block of the device."""
+
+    @edge(Block.FREED, Block.CACHED, to=Block.ALLOCATED)
+    @edge(Block.PENDING_STORE, to=Block.ALLOCATED, when=lendable)
+    @edge(Block.IN_FLIGHT, to=Block.FLUSHED, when=lendable)
+    @edge(Block.STALE, to=Block.FLUSHED, when=fenced)
+    def allocate(self, fence: bool, refs: int, writes: int) -> None:
+        """Hand the place to a new tenant."""
+
+    @edge(Block.CACHED, Block.SEALED, to=Block.SEALED)
+    @edge(Block.PENDING_STORE, to=Block.PENDING_STORE)
+    @edge(Block.IN_FLIGHT, to=Block.IN_FLIGHT)
+    def acquire(self) -> None:
+        """One more request holds the life: a prefix hit."""
+
+    @edge(Block.ALLOCATED, to=Block.SEALED)
+    @edge(Block.PLEDGED, to=Block.PENDING_STORE)
+    def seal(self) -> None:
+        """Declare the content final and its key known."""
+
+    @edge(Block.ALLOCATED, to=Block.PLEDGED)
+    @edge(Block.SEALED, Block.CACHED, to=Block.PENDING_STORE)
+    def plan_store(self) -> None:
+        """Choose the life as the source of a store."""
+
+    @edge(Block.ALLOCATED, Block.FLUSHED, to=Block.LOADING)
+    def plan_load(self) -> None:
+        """Choose the place as the target of a load."""
+
+    @edge(Block.PENDING_STORE, to=Block.IN_FLIGHT)
+    @edge(Block.LOADING, to=Block.LOADING)
+    def submit(self) -> None:
+        """The job goes to the workers."""
+
+    @edge(Block.PLEDGED, to=Block.ALLOCATED)
+    @edge(Block.PENDING_STORE, to=Block.SEALED, when=held)
+    @edge(Block.PENDING_STORE, to=Block.CACHED)
+    def cancel(self, refs: int) -> None:
+        """The planned store is given up."""
+
+    @edge(Block.ALLOCATED, Block.PLEDGED, to=Block.FREED)
+    @edge(Block.LOADING, to=Block.QUARANTINED, when=doubt)
+    @edge(Block.LOADING, to=Block.STALE, when=pinned)
+    @edge(Block.LOADING, to=Block.FREED)
+    @edge(Block.SEALED, to=Block.SEALED, when=held)
+    @edge(Block.SEALED, to=Block.CACHED)
+    @edge(Block.PENDING_STORE, to=Block.PENDING_STORE)
+    @edge(Block.IN_FLIGHT, to=Block.QUARANTINED, when=orphaned)
+    @edge(Block.IN_FLIGHT, to=Block.IN_FLIGHT)
+    @edge(Block.FLUSHED, to=Block.QUARANTINED, when=doubt)
+    @edge(Block.FLUSHED, to=Block.STALE)
+    def release(self, refs: int, pins: int, doubts: int) -> None:
+        """One request lets go."""
+
+    @edge(Block.LOADING, to=Block.SEALED, when=arrived)
+    @edge(Block.LOADING, to=Block.STALE, when=own_pinned)
+    @edge(Block.LOADING, to=Block.FREED, when=is_own)
+    @edge(Block.LOADING, to=Block.LOADING)
+    @edge(Block.IN_FLIGHT, to=Block.SEALED, when=held)
+    @edge(Block.IN_FLIGHT, to=Block.CACHED)
+    @edge(Block.FLUSHED, to=Block.FLUSHED, when=pinned)
+    @edge(Block.FLUSHED, to=Block.ALLOCATED)
+    @edge(Block.STALE, to=Block.STALE, when=pinned)
+    @edge(Block.STALE, to=Block.FREED)
+    @edge(Block.QUARANTINED, to=Block.QUARANTINED, when=doubt)
+    @edge(Block.QUARANTINED, to=Block.STALE, when=pinned)
+    @edge(Block.QUARANTINED, to=Block.FREED)
+    def land(self, refs: int, pins: int, doubts: int, own: bool, ok: bool) -> None:
+        """A submitted job no longer touches the place."""
+
+    @edge(Block.LOADING, to=Block.QUARANTINED, when=is_own)
+    @edge(Block.LOADING, to=Block.LOADING)
+    @edge(Block.IN_FLIGHT, to=Block.IN_FLIGHT, when=held)
+    @edge(Block.IN_FLIGHT, to=Block.QUARANTINED)
+    @edge(Block.FLUSHED, to=Block.FLUSHED)
+    @edge(Block.STALE, Block.QUARANTINED, to=Block.QUARANTINED)
+    def expire(self, refs: int, own: bool) -> None:
+        """A job that touches the place is past its deadline."""
+
+    @edge(Block.CACHED, to=Block.FREED)
+    @edge(Block.IN_FLIGHT, to=Block.STALE)
+    def drop(self) -> None:
+        """Forget the content."""
+
+
+class SlotLife(Lifecycle, initial=Slot.EMPTY):
+    """The life of one slot of the lower tier."""
+
+    @edge(Slot.EMPTY, to=Slot.WRITING)
+    def plan_store(self) -> None:
+        """Reserve the slot for a store."""
+
+    @edge(Slot.WRITING, to=Slot.EMPTY)
+    def cancel(self) -> None:
+        """The planned store is given up."""
+
+    @edge(Slot.WRITING, to=Slot.READY, when=published)
+    @edge(Slot.WRITING, Slot.QUARANTINED, to=Slot.EMPTY)
+    def land(self, ok: bool) -> None:
+        """The store that fills the slot no longer touches it."""
+
+    @edge(Slot.WRITING, to=Slot.QUARANTINED)
+    def expire(self) -> None:
+        """The store that fills the slot is past its deadline."""
+
+    @edge(Slot.READY, to=Slot.READY)
+    def pin(self) -> None:
+        """A load, or a lookup that counted on the slot, holds it."""
+
+    @edge(Slot.READY, to=Slot.READY)
+    @edge(Slot.STALE, to=Slot.STALE, when=pinned)
+    @edge(Slot.STALE, to=Slot.EMPTY)
+    def unpin(self, pins: int) -> None:
+        """A load, or a lookup, lets go."""
+
+    @edge(Slot.READY, to=Slot.EMPTY, when=unpinned)
+    def evict(self, pins: int) -> None:
+        """Make room."""
+
+    @edge(Slot.READY, to=Slot.STALE, when=pinned)
+    @edge(Slot.READY, to=Slot.EMPTY)
+    @edge(Slot.STALE, to=Slot.STALE)
+    def drop(self, pins: int) -> None:
+        """Forget the content: its key is dead."""
+
+
+class JobLife(Lifecycle, initial=Job.PLANNED, finals=(Job.DONE, Job.FAILED, Job.CANCELLED)):
+    """The life of one job. It does not know which way its bytes flow."""
+
+    @edge(Job.PLANNED, to=Job.IN_FLIGHT)
+    def submit(self) -> None:
+        """Hand the job to every worker. From here on only their reports, or a proof of quiet, end it."""
+
+    @edge(Job.PLANNED, to=Job.CANCELLED)
+    def cancel(self) -> None:
+        """Give up a job that nobody has seen."""
+
+    @edge(Job.IN_FLIGHT, to=Job.IN_FLIGHT, when=more)
+    @edge(Job.IN_FLIGHT, to=Job.DONE, when=all_ok)
+    @edge(Job.IN_FLIGHT, to=Job.FAILED)
+    @edge(Job.FLUSHED, to=Job.FLUSHED, when=more)
+    @edge(Job.FLUSHED, to=Job.DONE, when=all_ok)
+    @edge(Job.FLUSHED, to=Job.FAILED)
+    @edge(Job.STALE, to=Job.STALE, when=more)
+    @edge(Job.STALE, to=Job.CANCELLED)
+    @edge(Job.QUARANTINED, to=Job.QUARANTINED, when=more)
+    @edge(Job.QUARANTINED, to=Job.FAILED)
+    @edge(Job.DONE, to=Job.DONE)
+    @edge(Job.FAILED, to=Job.FAILED)
+    @edge(Job.CANCELLED, to=Job.CANCELLED)
+    def finish(self, outstanding: int, ok: bool) -> None:
+        """One worker reports for the first time; after the end, any report."""
+
+    @edge(Job.IN_FLIGHT, Job.FLUSHED, to=Job.FLUSHED)
+    @edge(Job.STALE, to=Job.STALE)
+    @edge(Job.QUARANTINED, to=Job.QUARANTINED)
+    def flush(self) -> None:
+        """Order a wait for the landing in the next plan."""
+
+    @edge(Job.IN_FLIGHT, Job.FLUSHED, to=Job.STALE)
+    def abandon(self) -> None:
+        """Nobody wants the result any more."""
+
+    @edge(Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, to=Job.QUARANTINED)
+    def expire(self) -> None:
+        """The deadline has passed."""
+
+    @edge(Job.FLUSHED, Job.QUARANTINED, to=Job.FAILED)
+    @edge(Job.STALE, to=Job.CANCELLED)
+    def quiesce(self) -> None:
+        """Accept the proof that the device no longer touches a place of this job."""
+
+
+class RequestLife(Lifecycle, initial=Request.WAITING, finals=(Request.FINISHED,)):
+    """The life of one request. It has at most one live load, or any number of stores."""
+
+    @edge(Request.WAITING, Request.PREEMPTED, to=Request.RUNNING)
+    def admit(self) -> None:
+        """Enter the batch."""
+
+    @edge(Request.WAITING, Request.PREEMPTED, to=Request.LOADING)
+    def plan_load(self) -> None:
+        """Wait for content from the lower tier before entering the batch."""
+
+    @edge(Request.LOADING, to=Request.RUNNING)
+    def loaded(self) -> None:
+        """The load is DONE."""
+
+    @edge(Request.LOADING, to=Request.WAITING)
+    def load_failed(self) -> None:
+        """The load is lost; everything held was given back, and the content is to be recomputed."""
+
+    @edge(Request.RUNNING, Request.LOADING, to=Request.PREEMPTED)
+    def preempt(self) -> None:
+        """Give every block back, to come again later."""
+
+    @edge(Request.WAITING, Request.RUNNING, Request.LOADING, Request.PREEMPTED, to=Request.FINISHED)
+    def finish(self) -> None:
+        """Give every block back for good; an abort is a finish."""
+
+
+MACHINES: Mapping[str, Table] = {
+    "block": BlockLife.table,
+    "slot": SlotLife.table,
+    "job": JobLife.table,
+    "request": RequestLife.table,
+}
+
+# --- lives -------------------------------------------------------------------------------------------------------------
+
+LIFELESS = frozenset({Block.FREED, Block.STALE, Block.QUARANTINED})
+"""States in which a block has no life. In every other state its current epoch names one."""
+
+KEYED = frozenset({Block.CACHED, Block.SEALED, Block.PENDING_STORE, Block.IN_FLIGHT})
+"""States in which the content of a block is final and may be read under its key."""
+
+COPYING = frozenset({Block.PLEDGED, Block.PENDING_STORE, Block.IN_FLIGHT})
+"""States in which one store names the life as its source."""
+
+
+def ends_life(row: Row) -> bool:
+    """Whether a row of `BlockLife` ends a life: its content is forgotten, or a new tenant gets the place."""
+    return row.source not in LIFELESS and (row.target in LIFELESS or row.event == "allocate")
+
+
+# --- couplings ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Coupling:
+    """When one machine takes a step, others take theirs in the same commit.
+
+    ``cause`` is ``machine.event`` with the kind of job in parentheses where it matters, ``into`` the states it must have led to
+    (empty: any), ``effects`` the events that follow, in this order. ``why`` is one sentence.
+    """
+
+    name: str
+    cause: str
+    into: tuple[enum.Enum, ...]
+    effects: tuple[str, ...]
+    why: str
+
+
+COUPLINGS: tuple[Coupling, ...] = (
+    Coupling(
+        "life-ends",
+        "block.*",
+        (),
+        ("job.cancel",),
+        "A life that ends takes its planned store with it; its epoch is raised and its key forgotten.",
+    ),
+    Coupling(
+        "hand-out-flushes",
+        "block.allocate",
+        (Block.FLUSHED,),
+        ("job.flush",),
+        "Every submitted job that may touch the place is waited for in this very plan.",
+    ),
+    Coupling(
+        "store-planned",
+        "job.plan(store)",
+        (Job.PLANNED,),
+        ("block.plan_store", "slot.plan_store"),
+        "Planning a store pins its blocks and reserves its slots.",
+    ),
+    Coupling(
+        "load-planned",
+        "job.plan(load)",
+        (Job.PLANNED,),
+        ("block.plan_load", "slot.pin", "request.plan_load"),
+        "Planning a load pins both ends, and the request leaves the batch.",
+    ),
+    Coupling("submitted", "job.submit", (Job.IN_FLIGHT,), ("block.submit",), "The workers own the copy from here on."),
+    Coupling(
+        "store-cancelled",
+        "job.cancel(store)",
+        (Job.CANCELLED,),
+        ("block.cancel", "slot.cancel"),
+        "A planned store that is given up leaves no trace.",
+    ),
+    Coupling(
+        "load-cancelled",
+        "job.cancel(load)",
+        (Job.CANCELLED,),
+        ("slot.unpin",),
+        "A planned load is given up only with its request, whose release frees the blocks.",
+    ),
+    Coupling(
+        "store-ended",
+        "job.finish(store)",
+        (Job.DONE, Job.FAILED, Job.CANCELLED),
+        ("block.land", "slot.land"),
+        "The end of a store unpins the block and publishes the slot only if the job is DONE.",
+    ),
+    Coupling(
+        "load-done",
+        "job.finish(load)",
+        (Job.DONE,),
+        ("block.land", "slot.unpin", "request.loaded"),
+        "The loaded blocks are sealed and the request joins the batch.",
+    ),
+    Coupling(
+        "load-failed",
+        "job.finish(load)",
+        (Job.FAILED,),
+        ("block.land", "slot.drop", "slot.unpin", "request.load_failed"),
+        "A failed load drops its keys, so that the same hit does not come back, and the request recomputes.",
+    ),
+    Coupling(
+        "load-abandoned",
+        "job.finish(load)",
+        (Job.CANCELLED,),
+        ("block.land", "slot.unpin"),
+        "Nobody waits for an abandoned load; only its places do.",
+    ),
+    Coupling(
+        "store-expired",
+        "job.expire(store)",
+        (Job.QUARANTINED,),
+        ("block.expire", "slot.expire"),
+        "Past the deadline nobody knows whether the device is done with either end.",
+    ),
+    Coupling(
+        "load-expired",
+        "job.expire(load)",
+        (Job.QUARANTINED,),
+        ("block.expire", "slot.drop", "request.load_failed"),
+        "The request does not wait for ever; its targets stay out of reach until they are proven quiet.",
+    ),
+    Coupling(
+        "request-gives-up",
+        "request.preempt|finish|load_failed",
+        (),
+        ("job.cancel|abandon", "block.release"),
+        "A request that lets go gives up its load, cancelled if planned and abandoned if submitted, and then every block.",
+    ),
+    Coupling(
+        "reset-now",
+        "ledger.reset",
+        (),
+        ("request.preempt", "job.cancel", "job.abandon", "block.drop", "slot.drop"),
+        "All content is forgotten at once; what is still being copied keeps its places until it lands.",
+    ),
+)
+
+
+def coupled(cause: str, into: enum.Enum) -> tuple[str, ...]:
+    """The effects of one cause that led to one state; ``quiesce`` couples as ``finish`` does."""
+    found = [row for row in COUPLINGS if row.cause == cause and (not row.into or into in row.into)]
+    if len(found) > 1:
+        raise DefinitionError(f"{cause} into {into.name}: coupled twice, by {' and '.join(row.name for row in found)}")
+    return found[0].effects if found else ()
