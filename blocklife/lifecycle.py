@@ -40,6 +40,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
@@ -104,6 +105,8 @@ class Guard(Generic[P]):
 
 def guard(test: Callable[P, bool]) -> Guard[P]:
     """Make a guard of a predicate; it may ask for some or all of the parameters of the events it guards, by name."""
+    if _runs_later(test):
+        raise DefinitionError(f"guard {test.__name__}: a guard answers at once; it cannot be async or a generator")
     return Guard(test, test.__name__, _first_line(test), tuple(inspect.signature(test).parameters))
 
 
@@ -128,7 +131,7 @@ class edge(Generic[SourceT, TargetT]):  # noqa: N801 - it is used as a decorator
         """Add the rows above those that *method* already has."""
         below = method.pending if isinstance(method, Edge) else ()
         written = method.method if isinstance(method, Edge) else method
-        if not inspect.isfunction(written):
+        if not inspect.isfunction(written) or _runs_later(written):
             raise DefinitionError(f"an edge must be a plain method, not {written!r}")
         here = tuple(_Pending(source, self._to, self._when) for source in self._sources)
         if not here:
@@ -284,6 +287,8 @@ class Table:
     def next_state(self, state: enum.Enum, event: str, facts: int = 0) -> enum.Enum | None:
         """Where *event* leads from *state* when just these guards hold, or None where it is refused."""
         compiled = self.events[event]
+        if facts >> len(compiled.guards):
+            raise MisuseError(f"{self.name}.{event}: {facts} are no facts of {len(compiled.guards)} guards")
         found = compiled.lut[self.index[state] << len(compiled.guards) | facts]
         return None if found == REFUSED else self.row(found).target
 
@@ -326,13 +331,13 @@ class Lifecycle:
 
     table: ClassVar[Table]
     _at: int
+    _hooks: dict[str, list[Callable[[], None]]] | None = None
 
     def __init_subclass__(cls, *, initial: enum.Enum, finals: Iterable[enum.Enum] = (), **rest: object) -> None:
         super().__init_subclass__(**rest)
-        if hasattr(cls, "table"):
+        if any(issubclass(base, Lifecycle) and base is not Lifecycle for base in cls.__bases__):
             raise DefinitionError(f"{cls.__name__}: a lifecycle cannot extend another; write its rows out")
-        edges = [value for value in vars(cls).values() if isinstance(value, Edge)]
-        cls.table = _compile(cls, initial, frozenset(finals), edges)
+        cls.table = _compile(cls, initial, frozenset(finals), _edges_of(cls))
 
     def __init__(self) -> None:
         self._at = self.table.index[self.table.initial]
@@ -341,6 +346,21 @@ class Lifecycle:
     def state(self) -> enum.Enum:
         """Where this machine stands."""
         return self.table.states[self._at]
+
+    def on(self, fired: Edge[SourceT, TargetT, P], hook: Callable[[], None]) -> None:
+        """Call *hook* after every commit of this event on this machine, after the edge's own body.
+
+        A hook that raises cannot undo the commit: the machine stands in its new state, and the exception reaches the caller.
+        """
+        if fired.event.table is not self.table:
+            raise MisuseError(f"{fired.event.table.name}.{fired.name} is no event of {self.table.name}")
+        if self._hooks is None:
+            self._hooks = {}
+        self._hooks.setdefault(fired.name, []).append(hook)
+
+    def _run_hooks(self, event: str) -> None:
+        for hook in (self._hooks or {}).get(event, ()):
+            hook()
 
     def can(self, event: str) -> bool:
         """Whether *event* has a row in this state, guards aside."""
@@ -355,7 +375,36 @@ def _first_line(thing: object) -> str:
     return text.strip().splitlines()[0] if text else ""
 
 
+def _runs_later(thing: object) -> bool:
+    """Whether a call would only make a coroutine or a generator."""
+    return inspect.iscoroutinefunction(thing) or inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
+
+
+def _spelt(annotation: object) -> str:
+    """An annotation as text, the same with and without postponed evaluation."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
 # Checks read the definition as a person would: what is written, where it leads, whether everything can be reached and left.
+
+
+def _edges_of(cls: type[Lifecycle]) -> list[Edge[enum.Enum, enum.Enum, ...]]:
+    """The edges written in the body of *cls*; they must stand under their own names and belong to it alone."""
+    for base in cls.__mro__[1:]:
+        for name, value in vars(base).items():
+            if isinstance(value, Edge):
+                raise DefinitionError(f"{cls.__name__}: edge {name} comes from {base.__name__}; write its rows out")
+    found = []
+    for name, value in vars(cls).items():
+        if isinstance(value, Edge):
+            if name != value.name:
+                raise DefinitionError(f"{cls.__name__}.{name}: the edge is called {value.name}; use one name")
+            if name in vars(Lifecycle) or name in Lifecycle.__annotations__:
+                raise DefinitionError(f"{cls.__name__}.{name}: the name is taken by every lifecycle; choose another verb")
+            if value._event is not None:
+                raise DefinitionError(f"{cls.__name__}.{name}: the edge belongs to {value.event.table.name} already")
+            found.append(value)
+    return found
 
 
 def _compile(
@@ -366,6 +415,8 @@ def _compile(
 ) -> Table:
     """Check the definition of *cls*, compile it, and plant the generated methods."""
     name = cls.__name__
+    if not isinstance(initial, enum.Enum):
+        raise DefinitionError(f"{name}: the initial state must be a member of an enum, not {initial!r}")
     states = tuple(type(initial))
     table = Table(name, inspect.getdoc(cls) or "", states, initial, finals)
     if len(states) != len(type(initial).__members__):
@@ -378,9 +429,9 @@ def _compile(
 
     rows: list[Row] = []
     for each in edges:
-        if hasattr(Lifecycle, each.name):
-            raise DefinitionError(f"{name}.{each.name}: the name is taken by every lifecycle; choose another verb")
         for row in each.pending:
+            if row.guard is not None and not isinstance(row.guard, Guard):
+                raise DefinitionError(f"{name}.{each.name}: {row.guard!r} is not a guard (decorate the predicate with @guard)")
             rows.append(Row(len(rows) + 1, each.name, row.source, row.target, row.guard))
     if len(rows) > MAX_ROWS:
         raise DefinitionError(f"{name}: {len(rows)} rows; a table holds {MAX_ROWS}")
@@ -426,27 +477,32 @@ def _check_shape(table: Table) -> None:
 def _compile_event(table: Table, written: Edge[enum.Enum, enum.Enum, ...]) -> Event:
     """Compile the rows of one event into its look-up."""
     where = f"{table.name}.{written.name}"
-    signature = list(inspect.signature(written.method).parameters.values())[1:]
+    everything = list(inspect.signature(written.method).parameters.values())
+    if not everything or everything[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        raise DefinitionError(f"{where}: the first parameter of an edge is self")
+    signature = everything[1:]
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY) for each in signature):
-        raise DefinitionError(f"{where}: a payload is a list of named parameters, without * or / or **")
+        raise DefinitionError(f"{where}: a payload is a list of named parameters, without *args, **kwargs or /")
+    for each in signature:
+        if each.name.startswith("_") or each.name == "self":
+            raise DefinitionError(f"{where}: {each.name} cannot name a payload; it may collide with generated code")
     parameters = tuple(each.name for each in signature)
     rows = tuple(row for row in table.rows if row.event == written.name)
     guards = tuple(dict.fromkeys(row.guard for row in rows if row.guard is not None))
     if len(guards) > MAX_GUARDS:
         raise DefinitionError(f"{where}: {len(guards)} guards; an event can have {MAX_GUARDS}")
     hints = {each.name: each.annotation for each in signature}
-    for each in guards:
-        if not isinstance(each, Guard):
-            raise DefinitionError(f"{where}: {each!r} is not a guard (decorate the predicate with @guard)")
-        for parameter in inspect.signature(each.test).parameters.values():
+    for tested in guards:
+        for parameter in inspect.signature(tested.test).parameters.values():
             if parameter.name not in hints:
                 raise DefinitionError(
-                    f"{where}: guard {each.name} asks for {parameter.name!r}, which the payload does not have"
+                    f"{where}: guard {tested.name} asks for {parameter.name!r}, which the payload does not have"
                 )
-            if parameter.annotation != hints[parameter.name]:
+            if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+                raise DefinitionError(f"{where}: guard {tested.name} must take {parameter.name} plainly, without * or /")
+            if (taken := _spelt(parameter.annotation)) != (given := _spelt(hints[parameter.name])):
                 raise DefinitionError(
-                    f"{where}: guard {each.name} takes {parameter.name} as {parameter.annotation}, "
-                    f"the payload gives {hints[parameter.name]}"
+                    f"{where}: guard {tested.name} takes {parameter.name} as {taken}, the payload gives {given}"
                 )
 
     lut = bytearray(len(table.states) << len(guards))
@@ -468,7 +524,7 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
     """Write the method of a single machine: guard, commit, then the body as its effect.
 
     Generated, as attrs generates `__init__`, because a general ``*args`` method would cost as much as the whole transition
-    and would swallow wrong calls.
+    and would swallow wrong calls. Every name of its own begins with an underscore, which no payload may.
     """
     scope: dict[str, object] = {"_body": method}
     declared = []
@@ -494,32 +550,34 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
         if rows and rows[0].guard is None:
             plain[number] = table.index[rows[0].target]
         elif rows:
-            guarded.append(f"        {'el' if guarded else ''}if at == {number}:")
+            guarded.append(f"        {'el' if guarded else ''}if _at == {number}:")
             for row in rows:
                 target = table.index[row.target]
                 if row.guard is None:
-                    guarded.append(f"            else: to = {target}")
+                    guarded.append(f"            else: _to = {target}")
                     break
-                scope[f"_guard_{row.guard.name}"] = row.guard.test
+                tested = f"_guard_{event.guards.index(row.guard)}"
+                scope[tested] = row.guard.test
                 chain = "if" if row is rows[0] else "elif"
                 chosen = ", ".join(row.guard.parameters)
-                guarded.append(f"            {chain} _guard_{row.guard.name}({chosen}): to = {target}")
+                guarded.append(f"            {chain} {tested}({chosen}): _to = {target}")
             else:
                 guarded.append("            else: _refuse(self)")
     guarded.append("        else: _refuse(self)" if guarded else "        _refuse(self)")
-    scope["_to"] = tuple(plain)
+    scope["_targets"] = tuple(plain)
 
     lines = [
         f"def {event.name}({', '.join(['self', *declared])}):",
-        "    at = self._at",
-        "    to = _to[at]",
-        "    if to < 0:",
+        "    _at = self._at",
+        "    _to = _targets[_at]",
+        "    if _to < 0:",
         *guarded,
-        "    self._at = to",
+        "    self._at = _to",
     ]
     if method.__code__.co_code != _empty.__code__.co_code:
         passed = [f"{each}={each}" for each in event.parameters]
         lines.append(f"    _body({', '.join(['self', *passed])})")
+    lines += ["    if self._hooks is not None:", f"        self._run_hooks({event.name!r})"]
     exec(compile("\n".join(lines), f"<{table.name}.{event.name}>", "exec"), scope)
     made = scope[event.name]
     if not isinstance(made, types.FunctionType):
@@ -535,7 +593,8 @@ class Column:
     """The states of many places of one lifecycle, one byte each, and how often each row was taken.
 
     `ask` finds the rows and refuses without a trace; `commit` writes them. Between the two a caller can ask other columns, so
-    that several machines move together or not at all. The caller sees to it that the ids of one call are distinct.
+    that several machines move together or not at all. The caller sees to it that the ids of one call are distinct, and none
+    negative.
     """
 
     __slots__ = ("_targets", "_targets_view", "state", "table", "taken", "view")
@@ -558,18 +617,22 @@ class Column:
 
     def ask(self, event: Event, ids: Ids, facts: Facts = 0) -> Rows:
         """The row that *event* takes from each place; raises `RefusedError` for the first place that has none."""
+        width = len(event.guards)
+        if type(facts) is not int or facts >> width:
+            facts = self._checked(event, facts, len(ids) if type(ids) is list else self._size(ids))
         if type(ids) is list:
-            lut, width, state = event.lut, len(event.guards), self.state
-            if type(facts) is int:
+            lut, state = event.lut, self.state
+            if isinstance(facts, int):
                 rows = [lut[state[place] << width | facts] for place in ids]
-            elif isinstance(facts, Sequence):
-                rows = [lut[state[place] << width | fact] for place, fact in zip(ids, facts, strict=True)]
             else:
-                rows = [lut[state[place] << width | fact] for place, fact in zip(ids, np.asarray(facts).tolist(), strict=True)]
+                each = facts.tolist() if isinstance(facts, np.ndarray) else facts
+                rows = [lut[state[place] << width | fact] for place, fact in zip(ids, each, strict=True)]
             if REFUSED in rows:
                 self._refuse(event, ids[rows.index(REFUSED)])
             return rows
-        found = event.lookup(self.view[ids], facts if isinstance(facts, int) else np.asarray(facts, dtype=np.uint8))
+        if isinstance(facts, Sequence):
+            facts = np.fromiter(facts, dtype=np.uint8, count=len(facts))
+        found = event.lookup(self.view[ids], facts)
         if len(found) == 0:
             return found
         lowest = int(found.min())
@@ -587,7 +650,7 @@ class Column:
                 taken[row] += 1
         elif isinstance(rows, int):
             self.view[ids] = self._targets[rows]
-            self.taken[rows] += len(range(*ids.indices(len(self.state)))) if isinstance(ids, slice) else len(ids)
+            self.taken[rows] += self._size(ids)
         else:
             found = np.asarray(rows, dtype=np.uint8)
             self.view[ids] = self._targets_view[found]
@@ -619,6 +682,27 @@ class Column:
         """Go back to a snapshot of this column."""
         self.state[:] = saved
 
+    def _size(self, ids: Ids) -> int:
+        return len(range(*ids.indices(len(self.state)))) if isinstance(ids, slice) else len(ids)
+
+    def _checked(self, event: Event, facts: Facts, size: int) -> int | Sequence[int] | NDArray[np.uint8]:
+        """*facts* in a form that the look-up can use; more bits than the event has guards would reach another state's rows."""
+        lowest = highest = 0
+        if isinstance(facts, (int, np.integer)):
+            facts = lowest = highest = int(facts)
+        elif len(facts) != size:
+            raise MisuseError(f"{self.table.name}.{event.name}: {len(facts)} facts for {size} places")
+        elif isinstance(facts, np.ndarray):
+            if size:
+                lowest, highest = (0 if facts.dtype == np.uint8 else int(facts.min())), int(facts.max())
+            facts = facts.astype(np.uint8, copy=False)
+        elif size:
+            lowest, highest = min(facts), max(facts)
+        if lowest < 0 or highest >> len(event.guards):
+            wrong = lowest if lowest < 0 else highest
+            raise MisuseError(f"{self.table.name}.{event.name}: {wrong} are no facts of {len(event.guards)} guards")
+        return facts
+
     def _refuse(self, event: Event, place: int) -> NoReturn:
         thing = f"{self.table.name.removesuffix('Life').lower()} {place}"
         self.table.refuse(thing, self.at(place), event.name)
@@ -628,8 +712,9 @@ class Column:
 class Handle(Generic[StateT_co]):
     """Some places of a pool, all seen in one state. It is used up by the first step that any of them takes."""
 
-    ids: Ids
+    ids: NDArray[np.int64]
     stamps: NDArray[np.uint32] = field(repr=False)
+    pool: Pool = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.stamps)
@@ -652,9 +737,11 @@ class Pool:
 
     def take(self, state: SourceT, ids: Iterable[int] | None = None) -> Handle[SourceT]:
         """A handle on the places in *state*: all of them, or just *ids*, which must be distinct and in that state."""
+        if state not in self.column.table.index:
+            raise MisuseError(f"{state!r} is no state of {self.column.table.name}")
         if ids is None:
             return self._handle(self.column.where(state))
-        chosen = np.fromiter(ids, dtype=np.int64)
+        chosen = _places(ids)
         if len(np.unique(chosen)) != len(chosen):
             raise MisuseError(f"{self.column.table.name}: a place is named twice in {chosen.tolist()}")
         if len(chosen) and not (int(chosen.min()) >= 0 and int(chosen.max()) < len(self)):
@@ -664,7 +751,7 @@ class Pool:
         return self._handle(chosen)
 
     def fire(
-        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], *args: P.args, **kwargs: P.kwargs
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, *args: P.args, **kwargs: P.kwargs
     ) -> Handle[TargetT]:
         """Move the whole batch with one payload. Refuses, and changes nothing, if a place has moved on or has no row."""
         payload = inspect.signature(fired.method).bind(None, *args, **kwargs)
@@ -672,15 +759,15 @@ class Pool:
         return self._move(fired, handle, payload.arguments)
 
     def fire_each(
-        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], **payload: NDArray[np.generic]
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, **payload: NDArray[np.generic]
     ) -> Handle[TargetT]:
         """Move the batch with a payload of arrays, one value per place."""
         missing = set(fired.event.parameters) ^ set(payload)
         if missing:
             raise MisuseError(f"{fired.name} takes {', '.join(fired.event.parameters) or 'nothing'}; check {sorted(missing)}")
         for name, values in payload.items():
-            if len(values) != len(handle):
-                raise MisuseError(f"{fired.name}: {len(values)} values of {name} for {len(handle)} places")
+            if np.shape(values) != (len(handle),):
+                raise MisuseError(f"{fired.name}: {name} has shape {np.shape(values)}, for {len(handle)} places")
         return self._move(fired, handle, payload)
 
     def _move(
@@ -689,14 +776,26 @@ class Pool:
         table = self.column.table
         if fired.event.table is not table:
             raise MisuseError(f"{fired.event.table.name}.{fired.name} is no event of {table.name}")
+        if handle.pool is not self:
+            raise MisuseError(f"{table.name}: the handle belongs to another pool")
         moved_on = self._stamps[handle.ids] != handle.stamps
         if moved_on.any():
-            place = int(np.asarray(handle.ids)[moved_on][0])
+            place = int(handle.ids[moved_on][0])
             state = self.column.at(place).name
             raise MisuseError(f"place {place}: this handle was used up, it is {state} now (take a new handle)")
         self.column.fire(fired.event, handle.ids, fired.event.facts(payload))
         self._stamps[handle.ids] += np.uint32(1)
-        return Handle(handle.ids, self._stamps[handle.ids])
+        return Handle(handle.ids, self._stamps[handle.ids], self)
 
     def _handle(self, ids: NDArray[np.int64]) -> Handle[SourceT]:
-        return Handle(ids, self._stamps[ids])
+        ids.setflags(write=False)
+        return Handle(ids, self._stamps[ids], self)
+
+
+def _places(ids: Iterable[int]) -> NDArray[np.int64]:
+    """A copy of *ids* as an array; what is no integer is a `TypeError`, and is never rounded or read as a mask."""
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise TypeError(f"places are a row of integers, not {ids.dtype} of shape {ids.shape}")
+        return ids.astype(np.int64)
+    return np.fromiter(map(operator.index, ids), dtype=np.int64)

@@ -229,8 +229,7 @@ class BlockLife(Lifecycle, initial=Block.FREED):
 
     @edge(Block.ALLOCATED, Block.PLEDGED, to=Block.FREED)
     @edge(Block.LOADING, to=Block.QUARANTINED, when=doubt)
-    @edge(Block.LOADING, to=Block.STALE, when=pinned)
-    @edge(Block.LOADING, to=Block.FREED)
+    @edge(Block.LOADING, to=Block.STALE)
     @edge(Block.SEALED, to=Block.SEALED, when=held)
     @edge(Block.SEALED, to=Block.CACHED)
     @edge(Block.PENDING_STORE, to=Block.PENDING_STORE)
@@ -238,7 +237,7 @@ class BlockLife(Lifecycle, initial=Block.FREED):
     @edge(Block.IN_FLIGHT, to=Block.IN_FLIGHT)
     @edge(Block.FLUSHED, to=Block.QUARANTINED, when=doubt)
     @edge(Block.FLUSHED, to=Block.STALE)
-    def release(self, refs: int, pins: int, doubts: int) -> None:
+    def release(self, refs: int, doubts: int) -> None:
         """One request lets go."""
 
     @edge(Block.LOADING, to=Block.SEALED, when=arrived)
@@ -471,8 +470,8 @@ COUPLINGS: tuple[Coupling, ...] = (
         "load-cancelled",
         "job.cancel(load)",
         (Job.CANCELLED,),
-        ("slot.unpin",),
-        "A planned load is given up only with its request, whose release frees the blocks.",
+        ("block.land", "slot.unpin"),
+        "A planned load is given up only with its request; nobody has written a target, so that each is free at once.",
     ),
     Coupling(
         "store-ended",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NewType
 
 import numpy as np
@@ -85,3 +86,47 @@ class Launched:
 
     job: JobId
     worker: Worker
+
+
+@frozen(eq=False)
+class Plan:
+    """What the workers do for one engine step, in the order of the engine contract."""
+
+    number: int
+    """Counts the plans of one ledger, from 1."""
+    loads: tuple[Transfer, ...]
+    stores: tuple[Transfer, ...]
+    flushes: tuple[JobId, ...]
+    """Jobs to wait for before anything else of this step writes; launched first where a worker still holds them back."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.loads or self.stores or self.flushes)
+
+
+@frozen(eq=False)
+class Seal:
+    """Blocks whose content is now final, with their keys."""
+
+    group: int
+    lives: list[int] | Ids
+    keys: Sequence[bytes]
+
+
+@frozen(eq=False)
+class Committed:
+    """One committed batch of transitions, as listeners get it.
+
+    ``rows[i]`` is the row of the machine's table that place ``ids[i]`` took. ``epochs`` is empty for jobs and requests.
+    """
+
+    sequence: int
+    plan: int
+    machine: str
+    event: str
+    ids: list[int]
+    rows: list[int]
+    epochs: list[int]
+    job: int
+    """The number of the job in whose name it happened; 0 for none."""

@@ -1,0 +1,1 @@
+"""Where bytes move: one protocol, and one module for each kind of memory."""

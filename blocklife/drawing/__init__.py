@@ -1,0 +1,1 @@
+"""Drawings and tables of lifecycles, all made from the compiled tables."""

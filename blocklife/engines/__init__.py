@@ -1,0 +1,1 @@
+"""Embeddings: how an engine drives the ledger and the offload scheduler."""

@@ -1,0 +1,75 @@
+"""Bytes that know what they should be: every wrong, stale or half-copied block shows when it is read.
+
+A block's content is its *fingerprint*, one 64-bit number that its key determines, xored into every word with that word's own
+constant. So every word depends on the key and on its position: a block of another key, of another epoch, of another worker, or
+made of two blocks differs somewhere, and checking is one gather, one xor and one compare for all blocks of a step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+Ids = NDArray[np.int64]
+
+WORD_BYTES = 8
+SLAB = 1 << 18
+"""Words that are checked at once, so that the scratch memory stays in the cache."""
+
+
+def mixed(values: NDArray[np.uint64]) -> Words:
+    """Spread numbers over 64 bits (the finisher of SplitMix64, public domain): neighbours share no pattern."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+class Memory:
+    """The device and the host memory of one worker: rows of words, one row a block or slot."""
+
+    def __init__(self, num_blocks: int, num_slots: int, block_bytes: int, worker: int) -> None:
+        words = block_bytes // WORD_BYTES
+        self.words = words
+        self.device: Words = np.zeros((num_blocks, words), dtype=np.uint64)
+        self.host: Words = np.zeros((num_slots, words), dtype=np.uint64)
+        self._constants = mixed(np.arange(words, dtype=np.uint64) + np.uint64((worker + 1) << 32))
+        self._columns = np.arange(words, dtype=np.int64)
+
+    def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:
+        """The forward pass: write words ``start`` to ``stop`` of each block. Blocks are distinct."""
+        whole = (start == 0) & (stop == self.words)
+        self.device[blocks[whole]] = fingerprints[whole, None] ^ self._constants
+        if not whole.all():
+            part = ~whole & (stop > start)
+            ids = blocks[part]
+            rows = self.device[ids]
+            mask = (self._columns >= start[part, None]) & (self._columns < stop[part, None])
+            np.copyto(rows, fingerprints[part, None] ^ self._constants, where=mask)
+            self.device[ids] = rows
+
+    def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
+        """Positions of those whole blocks whose bytes are not what they should be."""
+        return self._differing(self.device, blocks, fingerprints)
+
+    def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
+        """The same for blocks of which only the first ``words`` are written."""
+        wrong = (self.device[blocks] ^ self._constants) != fingerprints[:, None]
+        wrong &= self._columns < words[:, None]
+        return np.flatnonzero(wrong.any(axis=1)).astype(np.int64)
+
+    def corrupt_slots(self, slots: Ids, fingerprints: Words) -> Ids:
+        """Positions of those slots whose bytes are not what they should be."""
+        return self._differing(self.host, slots, fingerprints)
+
+    def _differing(self, memory: Words, places: Ids, fingerprints: Words) -> Ids:
+        found: list[Ids] = []
+        slab = max(1, SLAB // self.words)
+        for begin in range(0, len(places), slab):
+            rows = memory[places[begin : begin + slab]]
+            rows ^= self._constants
+            wrong = rows != fingerprints[begin : begin + slab, None]
+            if wrong.any():
+                found.append(np.flatnonzero(wrong.any(axis=1)).astype(np.int64) + begin)
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)

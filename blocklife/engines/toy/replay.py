@@ -1,0 +1,239 @@
+"""Replay a workload through the engine and say what happened."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from blocklife.copiers.cpu import CpuCopier
+from blocklife.copiers.executor import Executor
+from blocklife.copiers.faults import FaultRates, FaultyCopier
+from blocklife.copiers.protocol import Copier
+from blocklife.engines.toy.engine import Engine, EngineOptions, Station
+from blocklife.engines.toy.memory import WORD_BYTES, Memory
+from blocklife.engines.toy.sequences import Sequence
+from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
+from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
+from blocklife.ledger.ledger import Listener
+from blocklife.offload import HostTier, OffloadScheduler
+
+ReportValue: TypeAlias = "int | float | str | bool | list[str] | dict[str, int] | dict[str, dict[str, int]]"
+
+MAX_WORKERS = 64
+MAX_VIOLATIONS_SHOWN = 20
+
+
+@attrs.frozen(kw_only=True)
+class ReplayOptions:
+    """Everything that decides what a replay does; the workload aside.
+
+    Refuses, with `MisuseError`, what cannot work, naming the option as the command line spells it.
+    """
+
+    gpu_blocks: int = 4096
+    host_slots: int = 16384
+    block_bytes: int = 128
+    block_tokens: int = 128
+    workers: int = 1
+    contract: Contract = Contract.FENCE
+    checking: Checking = Checking.STRICT
+    faults: FaultRates | None = None
+    seed: int = 0
+    step_tokens: int = 8192
+    max_running: int = 256
+    link_blocks: int = 48
+    """Blocks that the link moves in a step, per direction."""
+    max_jobs: int = 64
+    deadline: int = 16
+    """Steps that a job may run before it is given up."""
+    speed: float | None = None
+    """Milliseconds of the workload that pass in a step."""
+    verify: float = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        for name, most in (
+            ("gpu_blocks", 1 << 31), ("host_slots", 1 << 31), ("block_bytes", 1 << 30), ("block_tokens", HASH_TOKENS),
+            ("workers", MAX_WORKERS), ("step_tokens", 1 << 40), ("max_running", (1 << 16) - 1), ("link_blocks", 1 << 31),
+            ("max_jobs", 1 << 16), ("deadline", 1 << 31),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            option = "--" + name.replace("_", "-")
+            if value < 1:
+                raise MisuseError(f"{option} must be at least 1, not {value}")
+            if value > most:
+                raise MisuseError(f"{option} can be at most {most}, not {value}")
+        if self.gpu_blocks < 2:
+            raise MisuseError("--gpu-blocks must be at least 2: block 0 is the null block and is never handed out")
+        if HASH_TOKENS % self.block_tokens:
+            raise MisuseError(f"--block-tokens must divide {HASH_TOKENS}, the tokens of one hash; {self.block_tokens} does not")
+        if self.block_bytes % WORD_BYTES:
+            raise MisuseError(f"--block-bytes must be a multiple of {WORD_BYTES}, not {self.block_bytes}")
+        if not 0.0 <= self.verify <= 1.0:
+            raise MisuseError(f"--verify must be a share from 0 to 1, not {self.verify}")
+        if self.speed is not None and not 0.0 < self.speed < 1e12:
+            raise MisuseError(f"--speed must be above 0 milliseconds a step, not {self.speed}")
+        if not 0 <= self.seed < 1 << 63:
+            raise MisuseError(f"--seed must be from 0 to {(1 << 63) - 1}, not {self.seed}")
+        needed = self.workers * (self.gpu_blocks + self.host_slots) * self.block_bytes
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > 0.8 * there:
+            raise MisuseError(
+                f"{self.workers} workers x ({self.gpu_blocks} blocks + {self.host_slots} slots) x {self.block_bytes} bytes need "
+                f"{needed / 2**30:.1f} GiB; this machine has {there / 2**30:.1f} GiB (lower one of them)"
+            )
+
+
+@attrs.define(eq=False)
+class ReplayReport:
+    """What happened, in the order in which people read it; `values` is the machine-readable form."""
+
+    values: dict[str, ReportValue]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was corrupted, lost or violated."""
+        return not (self.values["corrupt_blocks"] or self.values["leaked_places"] or self.values["violations"])
+
+
+class Replay:
+    """A workload on its way through an engine."""
+
+    def __init__(self, workload: Items[WorkloadRequest], options: ReplayOptions, listeners: Items[Listener] = ()) -> None:
+        self.options = options
+        self.ledger = Ledger(
+            Limits(
+                num_blocks=options.gpu_blocks,
+                num_slots=options.host_slots,
+                max_jobs=options.max_jobs,
+                max_requests=options.max_running + 1024,
+                num_workers=options.workers,
+            ),
+            contract=options.contract,
+            checking=options.checking,
+            deadline=float(options.deadline),
+        )
+        for listener in listeners:
+            self.ledger.listen(listener)
+        self.offload = OffloadScheduler(self.ledger, HostTier(self.ledger))
+        self.stations = [self._station(rank) for rank in range(options.workers)]
+        self.engine = Engine(
+            self.ledger,
+            self.offload,
+            self.stations,
+            EngineOptions(
+                block_tokens=options.block_tokens,
+                step_tokens=options.step_tokens,
+                max_running=options.max_running,
+                verify=options.verify,
+                check_every=256,
+                prove_every=32,
+                ms_per_step=options.speed,
+                seed=options.seed,
+            ),
+        )
+        self._workload = workload
+        self.total = len(workload)
+        self._seconds = 0.0
+        self._interrupted = False
+        self._stopped_by = ""
+
+    def _station(self, rank: int) -> Station:
+        options = self.options
+        memory = Memory(options.gpu_blocks, options.host_slots, options.block_bytes, rank)
+        copier: Copier = CpuCopier(memory.device, memory.host, worker=Worker(rank), blocks_per_poll=options.link_blocks)
+        if options.faults is not None:
+            copier = FaultyCopier(copier, options.faults, np.random.default_rng(options.seed))
+        return Station(memory, Executor(copier))
+
+    @property
+    def finished(self) -> int:
+        """Requests that are over."""
+        return self.total - self.engine.unfinished
+
+    def run(self, *, stop: Callable[[], bool] = lambda: False, progress: Callable[[], None] = lambda: None) -> ReplayReport:
+        """Run to the end, or until *stop* says so between two steps: then all requests are aborted and their copies land.
+
+        A broken rule ends the run too, and is named in the report; nothing is raised for it.
+        """
+        begin = time.perf_counter()
+        engine = self.engine
+        for number, request in enumerate(self._workload):
+            engine.add(Sequence.of(request, number, self.options.block_tokens))
+        try:
+            while not engine.idle:
+                if not self._interrupted and stop():
+                    self._interrupted = True
+                    engine.abort_all()
+                    continue
+                engine.step()
+                if not engine.unfinished:
+                    self._settle_the_rest()
+                progress()
+            engine.check()
+        except BlocklifeError as problem:
+            self._stopped_by = f"{type(problem).__name__}: {problem}"
+            engine.counts.violations.append(self._stopped_by)
+        finally:
+            engine.close()
+        self._seconds = time.perf_counter() - begin
+        return self.report()
+
+    def _settle_the_rest(self) -> None:
+        """No request is left: copies that will never report have passed their deadline sooner or later."""
+        if self.ledger.jobs.live and not any(station.executor.busy() for station in self.stations):
+            self.engine.prove_quiet()
+
+    def report(self) -> ReplayReport:
+        """What has happened so far."""
+        ledger, counts, engine = self.ledger, self.engine.counts, self.engine
+        leaked = engine.audit()
+        tables = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
+        taken = {
+            name: {str(row): count for row, count in column.row_counts()}
+            for name, column in zip(("block", "slot", "job", "request"), tables, strict=True)
+        }
+        offload, statistics = self.offload.statistics(), ledger.statistics()
+        moved = ledger.moved
+        jobs = {state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")}
+        block_bytes = self.options.block_bytes * self.options.workers
+        violations = counts.violations
+        values: dict[str, ReportValue] = {
+            "requests": counts.requests,
+            "skipped_requests": counts.skipped_requests,
+            "aborted_requests": counts.aborted_requests,
+            "steps": counts.steps,
+            "tokens_computed": counts.tokens_computed,
+            "tokens_hit_gpu": counts.tokens_hit_gpu,
+            "tokens_hit_host": counts.tokens_hit_host,
+            "blocks_stored": moved["STORE"],
+            "blocks_loaded": moved["LOAD"],
+            "bytes_stored": moved["STORE"] * block_bytes,
+            "bytes_loaded": moved["LOAD"] * block_bytes,
+            "jobs": jobs,
+            "preemptions": counts.preemptions,
+            "flushes": ledger.tally["flushes"],
+            "stale_detected": statistics.stale + offload.stale,
+            "late_completions": statistics.late,
+            "duplicate_completions": statistics.duplicate,
+            "unknown_completions": statistics.unknown,
+            "refused_stores": offload.refused_stores,
+            "already_stored": offload.already_stored,
+            "failed_loads": counts.failed_loads,
+            "verified_blocks": counts.verified_blocks + counts.verified_slots,
+            "corrupt_blocks": counts.corrupt_blocks,
+            "leaked_places": leaked,
+            "violations": len(violations) + ledger.tally["violations"],
+            "violation_messages": violations[:MAX_VIOLATIONS_SHOWN],
+            "transitions": taken,
+            "scheduler_us_per_step": round(counts.scheduler_s / max(1, counts.steps) * 1e6, 1),
+            "seconds": round(self._seconds, 3),
+            "interrupted": self._interrupted,
+        }
+        return ReplayReport(values)

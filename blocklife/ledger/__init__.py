@@ -1,0 +1,28 @@
+"""The ledger: the only door to every block, slot, job and request."""
+
+from blocklife.ledger.jobs import Batch, Jobs
+from blocklife.ledger.ledger import Ledger
+from blocklife.ledger.limits import Checking, Contract, Limits, Statistics
+from blocklife.ledger.records import Committed, Completion, Direction, JobId, Launched, Plan, Result, Seal, Transfer, Worker
+from blocklife.ledger.snapshot import Snapshot
+
+__all__ = [
+    "Batch",
+    "Checking",
+    "Committed",
+    "Completion",
+    "Contract",
+    "Direction",
+    "JobId",
+    "Jobs",
+    "Launched",
+    "Ledger",
+    "Limits",
+    "Plan",
+    "Result",
+    "Seal",
+    "Snapshot",
+    "Statistics",
+    "Transfer",
+    "Worker",
+]

@@ -1,0 +1,449 @@
+"""The inside of the ledger: how one verb asks, commits, couples and tells.
+
+Rules of this file:
+
+* Ask, then write, then tell. The effects of a job's step are looked up in `states.COUPLINGS` and run in the order in which they
+  are written there; nothing here decides what is legal.
+* Nothing here is called from outside the ledger. `ledger.py` holds the verbs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from attrs import define
+
+from blocklife.errors import InvariantError, MisuseError
+from blocklife.ledger.jobs import (
+    TERMINAL,
+    Allocated,
+    Batch,
+    JobRow,
+    JobTable,
+)
+from blocklife.ledger.limits import Checking, Contract, Limits
+from blocklife.ledger.places import (
+    BULK,
+    EPOCH_SHIFT,
+    ID_MASK,
+    NULL,
+    Blocks,
+    Ids,
+    Lives,
+    Situation,
+    Slots,
+    Step,
+    batch,
+    ids_of,
+    listed,
+    select,
+)
+from blocklife.ledger.records import Committed, Direction, JobId, Transfer
+from blocklife.lifecycle import Column, Event
+from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife, coupled
+
+Storable: TypeAlias = Literal[Block.ALLOCATED, Block.SEALED, Block.CACHED]
+Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED]
+Listener: TypeAlias = Callable[[Committed], None]
+
+_E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
+_BLOCK, _SLOT, _JOB = _E["block"], _E["slot"], _E["job"]
+_REQUEST = RequestLife.table.events
+_KIND = {Direction.STORE: "store", Direction.LOAD: "load"}
+_EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
+    (event, direction, into): coupled(f"job.{event}({kind})", into)
+    for event in ("finish", "cancel", "expire")
+    for direction, kind in _KIND.items()
+    for into in Job
+}
+_MORE, _ALL_OK = (_JOB["finish"].bit(each) for each in _JOB["finish"].guards)
+
+
+@define(eq=False)
+class RequestRow:
+    """What the ledger keeps of one request besides its state.
+
+    Invariant: ``tables[group]`` holds the lives that the request holds, in order, each counted once in the block's refs; `NULL`
+    stands for a place outside the window. ``load`` is the number of its live load, 0 where it has none.
+    """
+
+    row: int
+    name: str
+    tables: list[array[int]]
+    load: int = 0
+
+
+class Core:
+    """The state of a ledger, and the steps that its verbs are made of."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        contract: Contract = Contract.FENCE,
+        checking: Checking = Checking.STRICT,
+        incarnation: int = 1,
+        deadline: float = 64.0,
+        own_pool: bool = True,
+    ) -> None:
+        if not deadline > 0:
+            raise MisuseError(f"deadline must be above 0, not {deadline}")
+        if incarnation < 1:
+            raise MisuseError(f"incarnation must be at least 1, not {incarnation}")
+        self.limits = limits
+        self.contract = contract
+        self.checking = checking
+        self.incarnation = incarnation
+        self.deadline = deadline
+        self.own_pool = own_pool
+        self.blocks = Blocks(limits.num_blocks, limits.num_groups)
+        self.slots = Slots(limits.num_slots, limits.num_groups)
+        self.jobs = JobTable(limits.max_jobs)
+        self.requests: dict[str, RequestRow] = {}
+        self.request_column = Column(RequestLife.table, limits.max_requests)
+        self.tally: Counter[str] = Counter()
+        """What was counted: late, duplicate and unknown reports, stale references, violations, cancelled stores."""
+        self.ended: Counter[str] = Counter()
+        """Jobs by terminal state."""
+        self.moved: Counter[str] = Counter()
+        """Blocks of jobs that are DONE, by direction."""
+        self.journal: deque[Committed] = deque(maxlen=limits.max_journal)
+        self.plan_number = 0
+        self._listeners: list[Listener] = []
+        self._spare_requests: deque[int] = deque(range(limits.max_requests))
+        # Extra state that is no machine's: jobs to wait for in the next plan, and plans whose waits are not yet proven.
+        self._to_flush: dict[int, None] = {}
+        self.holders: dict[str, Counter[int]] = {}
+        """Who counts on which slots beside the jobs: a lookup that will be used (I7)."""
+        self._waiting: dict[int, tuple[int, ...]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._sequence = 0
+        self._fence = int(Situation.FENCE) if contract is Contract.FENCE else 0
+        self._block_effects: Mapping[str, Callable[[JobRow, bool], Step]] = {
+            "block.land": self._land_blocks,
+            "block.cancel": self._cancel_blocks,
+            "block.expire": self._expire_blocks,
+        }
+        self._slot_effects: Mapping[str, Callable[[JobRow, bool], Step]] = {
+            "slot.land": lambda job, ok: self.slots.ask(_SLOT["land"], job.slots, constant=int(Situation.OK) if ok else 0),
+            "slot.cancel": lambda job, ok: self.slots.ask(_SLOT["cancel"], job.slots),
+            "slot.expire": lambda job, ok: self.slots.ask(_SLOT["expire"], job.slots),
+            "slot.unpin": lambda job, ok: self.slots.ask(_SLOT["unpin"], job.slots, pins=-1),
+            "slot.drop": lambda job, ok: self.slots.ask(_SLOT["drop"], job.slots),
+        }
+
+    # --- blocks and requests ------------------------------------------------------------------------------------------------
+
+    def _hand_out(self, request: RequestRow, ids: Ids, group: int) -> Batch[Allocated]:
+        """Give the blocks to a new tenant; couplings *life-ends* and *hand-out-flushes*."""
+        step = self.blocks.ask(_BLOCK["allocate"], ids, constant=self._fence)
+        step.refs = +1  # the guards ask about the old life, so the new holder is counted only now
+        index = BlockLife.table.index
+        stale = [place for place in ids if self.blocks.column.state[place] == index[Block.STALE]]
+        orphans = self._commit(step)
+        for row in orphans:
+            job = self.jobs.rows[row]
+            if self.jobs.state(job) is Job.PLANNED:
+                self.tally["cancelled_by_hand_out"] += 1
+                self._end(job, "cancel", 0)
+            else:
+                self._flush(job)
+        if stale:
+            wanted = set(stale)
+            for job in self.jobs.alive():
+                if self.jobs.state(job) is not Job.PLANNED and not wanted.isdisjoint(ids_of(job.lives)):
+                    self._flush(job)
+        lives = self.blocks.lives(ids)
+        request.tables[group].extend(lives)
+        return Batch(lives, group)
+
+    def _release(self, lives: Lives) -> None:
+        """Let one holder go of each life. A life that ended under its holder is no longer held."""
+        fresh = self.blocks.fresh(lives)
+        if not all(fresh):
+            lives = select(lives, fresh)
+        if len(lives) == 0:
+            return
+        step = self.blocks.ask(_BLOCK["release"], ids_of(lives), refs=-1)
+        self._cancel_orphans(self._commit(step))
+
+    def _cancel_orphans(self, rows: Iterable[int]) -> None:
+        """Coupling *life-ends*: a planned store whose source is gone is cancelled."""
+        for row in rows:
+            job = self.jobs.rows[row]
+            if self.jobs.state(job) is Job.PLANNED:
+                self._end(job, "cancel", 0)
+
+    def _give_up(self, request: RequestRow, event: str) -> None:
+        """Coupling *request-gives-up*: its load first, then every block, then the event."""
+        load = self.jobs.by_number.get(request.load)
+        if load is not None:
+            state = self.jobs.state(load)
+            if state is Job.PLANNED:
+                self._end(load, "cancel", 0)
+            elif state in (Job.IN_FLIGHT, Job.FLUSHED):
+                self._fire_job(load, "abandon")
+        request.load = 0
+        self._let_go(request)
+        self._fire_request(request, event)
+
+    def _let_go(self, request: RequestRow) -> None:
+        """Release every block, the last of a table first to be handed out again."""
+        for group, table in enumerate(request.tables):
+            if table:
+                self._release(batch([life for life in reversed(table) if life != NULL]))
+                request.tables[group] = array("q")
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------------
+
+    def _end(self, job: JobRow, event: str, facts: int) -> None:
+        """Take a step of a job that has couplings: ask the effects, write the job and the effects, then tell its request."""
+        compiled = _JOB[event]
+        row = self._ask_job(job, event, facts)
+        into = self.jobs.column.table.row(row).target
+        if not isinstance(into, Job):
+            raise TypeError(into)
+        cause = "finish" if event == "quiesce" else event
+        effects = _EFFECTS[cause, job.direction, into]
+        ok = into is Job.DONE
+        # One place can take two steps of one coupling (drop, then unpin), so that slots are asked and written in turn.
+        steps = [self._block_effects[effect](job, ok) for effect in effects if effect in self._block_effects]
+        own = self.blocks.fresh(job.lives)
+        self._write_job(job, compiled, row)
+        orphans = self._commit(*steps, job=job.number)
+        for effect in effects:
+            if effect in self._slot_effects:
+                self._commit(self._slot_effects[effect](job, ok), job=job.number)
+        if into is Job.QUARANTINED:
+            job.doubted = True
+        elif into in TERMINAL:
+            self.jobs.end(job)
+            self.ended[into.name] += 1
+            if ok:
+                self.moved[job.direction.name] += len(job.lives)
+            self._unname(job, own, ok)
+        self._cancel_orphans(orphans)
+        self._tell_request(job, effects)
+        if self.checking is not Checking.OFF:
+            self._recheck(job)
+
+    def _unname(self, job: JobRow, own: Sequence[bool] | np.ndarray[tuple[int, ...], np.dtype[np.bool_]], ok: bool) -> None:
+        """The lives of a job that is over no longer name it; those that a load has filled get their keys."""
+        lives = select(job.lives, own)
+        ids = ids_of(lives)
+        if job.direction is Direction.STORE:
+            self.blocks.name_job(ids, 0)
+        elif ok and len(job.keys) == len(job.lives):  # else a key names a chunk of several blocks, and the engine seals
+            keys = [key for key, keep in zip(job.keys, own, strict=True) if keep]
+            self.blocks.name(listed(ids), keys, job.group)
+
+    def _tell_request(self, job: JobRow, effects: tuple[str, ...]) -> None:
+        """The owner of a load hears of its end; matched by job, for the owner may have another load by now."""
+        request = self.requests.get(job.owner)
+        if request is None or request.load != job.number:
+            return
+        if "request.loaded" in effects:
+            request.load = 0
+            self._fire_request(request, "loaded", job.number)
+        elif "request.load_failed" in effects:
+            request.load = 0
+            self.tally["load_failed"] += 1
+            self._give_up(request, "load_failed")
+
+    def _land_blocks(self, job: JobRow, ok: bool) -> Step:
+        load = job.direction is Direction.LOAD
+        return self.blocks.ask(
+            _BLOCK["land"],
+            ids_of(job.lives),
+            pins=-1,
+            writes=-1 if load else 0,
+            doubts=-1 if job.doubted else 0,
+            constant=int(Situation.OK) if ok else 0,
+            own=self.blocks.fresh(job.lives) if load else None,
+        )
+
+    def _cancel_blocks(self, job: JobRow, ok: bool) -> Step:
+        """Only lives that are not over go back to what they were; every place loses its pin."""
+        fresh = self.blocks.fresh(job.lives)
+        if not all(fresh):
+            over = select(job.lives, [not each for each in fresh])
+            self.blocks.unpin(ids_of(over))
+        return self.blocks.ask(_BLOCK["cancel"], ids_of(select(job.lives, fresh)), pins=-1)
+
+    def _expire_blocks(self, job: JobRow, ok: bool) -> Step:
+        load = job.direction is Direction.LOAD
+        own = self.blocks.fresh(job.lives) if load else None
+        return self.blocks.ask(_BLOCK["expire"], ids_of(job.lives), doubts=+1, own=own)
+
+    def _flush(self, job: JobRow) -> None:
+        """Coupling *hand-out-flushes*, and the verb: the wait goes into the next plan."""
+        self._fire_job(job, "flush")
+        self._to_flush[job.number] = None
+        self.tally["flushes"] += 1
+
+    def _arm(self, job: JobRow, now: float) -> None:
+        if job.deadline is None:
+            job.deadline = now + self.deadline
+            heapq.heappush(self._deadlines, (job.deadline, job.number))
+
+    def _current(self, job: JobRow) -> Lives:
+        """Those lives of a job that are not over."""
+        fresh = self.blocks.fresh(job.lives)
+        return job.lives if all(fresh) else select(job.lives, fresh)
+
+    def _transfer(self, job: JobRow) -> Transfer:
+        blocks = np.array(ids_of(job.lives), dtype=np.int64)
+        places = np.array(job.places, dtype=np.int64)
+        source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
+        return Transfer(self._id(job), job.direction, source, target, job.group_sizes)
+
+    def _id(self, job: JobRow) -> JobId:
+        return JobId(self.incarnation, job.number)
+
+    # --- asking and committing ----------------------------------------------------------------------------------------------
+
+    def _ask_job(self, job: JobRow, event: str, facts: int = 0) -> int:
+        compiled = _JOB[event]
+        row = compiled.lut[self.jobs.column.state[job.row] << len(compiled.guards) | facts]
+        if row == 0:
+            self.jobs.column.table.refuse(f"job {self._id(job)}", self.jobs.state(job), event)
+        return row
+
+    def _fire_job(self, job: JobRow, event: str, facts: int = 0) -> None:
+        self._write_job(job, _JOB[event], self._ask_job(job, event, facts))
+
+    def _write_job(self, job: JobRow, event: Event, row: int) -> None:
+        self.jobs.column.commit([job.row], row)
+        self._emit(Committed(self._next(), self.plan_number, "job", event.name, [job.number], [row], [], job.number))
+
+    def _ask_request(self, request: RequestRow, event: str) -> int:
+        row = _REQUEST[event].lut[self.request_column.state[request.row]]
+        if row == 0:
+            state = self.request_column.at(request.row)
+            self.request_column.table.refuse(f"request {request.name}", state, event)
+        return row
+
+    def _fire_request(self, request: RequestRow, event: str, job: int = 0) -> None:
+        row = self._ask_request(request, event)
+        self.request_column.commit([request.row], row)
+        self._emit(Committed(self._next(), self.plan_number, "request", event, [request.row], [row], [], job))
+
+    def _commit(self, *steps: Step, job: int = 0) -> list[int]:
+        """Write steps and tell the listeners. Returns the rows of jobs whose source life ended."""
+        orphans: list[int] = []
+        for step in steps:
+            if len(step.ids) == 0:
+                continue
+            if isinstance(step.places, Blocks):
+                orphans += step.places.apply(step)
+                self._emit_places("block", step, job)
+            elif isinstance(step.places, Slots):
+                step.places.apply(step)
+                self._emit_places("slot", step, job)
+        return list(dict.fromkeys(orphans))
+
+    def _emit_places(self, machine: str, step: Step, job: int) -> None:
+        ids = listed(step.ids)
+        if isinstance(step.rows, int):
+            rows = [step.rows] * len(ids)
+        else:
+            rows = step.rows if type(step.rows) is list else np.asarray(step.rows).tolist()
+        epochs = [self.blocks.epoch[place] for place in ids] if machine == "block" and self._listeners else []
+        self._emit(Committed(self._next(), self.plan_number, machine, step.event.name, ids, rows, epochs, job))
+
+    def _emit(self, record: Committed) -> None:
+        self.journal.append(record)
+        for listener in self._listeners:
+            listener(record)
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    # --- checks -------------------------------------------------------------------------------------------------------------
+
+    def _request(self, request: str) -> RequestRow:
+        found = self.requests.get(request)
+        if found is None:
+            raise MisuseError(f"request {request}: it is not known (add_request first, and nothing after finish)")
+        return found
+
+    def _job(self, name: JobId) -> JobRow:
+        found = self.jobs.by_number.get(name.number) if name.incarnation == self.incarnation else None
+        if found is None:
+            raise MisuseError(f"job {name}: it is not known here (it is long over, or of another incarnation)")
+        return found
+
+    def _check_pool(self, own: bool) -> None:
+        if own is not self.own_pool:
+            verb, other = ("allocate", "observe_allocate") if own else ("observe_*", "allocate")
+            raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self.own_pool})")
+
+    def _check_blocks(self, blocks: Sequence[int]) -> list[int]:
+        found = [int(block) for block in blocks]
+        for block in found:
+            if not 0 < block < len(self.blocks):
+                raise MisuseError(f"block {block}: blocks are 1 to {len(self.blocks) - 1} (0 is the null block)")
+        if len(set(found)) != len(found):
+            twice = next(block for block, count in Counter(found).items() if count > 1)
+            raise MisuseError(f"block {twice}: it is named twice in one call")
+        return found
+
+    def _check_fresh(self, lives: Lives, verb: str) -> None:
+        fresh = self.blocks.fresh(lives)
+        if not all(fresh):
+            life = int(next(life for life, keep in zip(lives, fresh, strict=True) if not keep))
+            place, epoch = life & ID_MASK, life >> EPOCH_SHIFT
+            raise MisuseError(
+                f"block {place}: cannot {verb} its life {epoch}, which is over; it is {self.blocks.at(place).name} in life "
+                f"{self.blocks.epoch[place]} (look it up again)"
+            )
+        if len(lives) > 1 and len(np.unique(lives) if len(lives) >= BULK else set(lives)) != len(lives):
+            raise MisuseError(f"{verb}: a block is named twice in one call")
+
+    def _check_idle(self, ids: Ids, verb: str) -> None:
+        for place in ids:
+            if self.blocks.refs[place]:
+                raise MisuseError(f"block {place}: cannot {verb} it while a request holds it (release it first)")
+
+    def _check_sizes(self, lives: Lives, places: Ids, slots: Ids, keys: Sequence[bytes], sizes: tuple[int, ...]) -> None:
+        if len(lives) == 0:
+            raise MisuseError("a job with nothing to copy cannot be built")
+        if len(places) != len(lives) or sum(sizes) != len(lives) or any(size < 0 for size in sizes):
+            raise MisuseError(
+                f"{len(lives)} blocks, {len(places)} host places and group sizes {list(sizes)} do not agree; each size counts "
+                "the blocks really appended"
+            )
+        if len(keys) != len(slots):
+            raise MisuseError(f"{len(slots)} slots and {len(keys)} keys do not agree")
+        if len(set(slots)) != len(slots):
+            raise MisuseError("a slot is named twice in one job")
+
+    def _recheck(self, job: JobRow) -> None:
+        """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""
+        state = self.jobs.state(job)
+        problem = ""
+        for slot in job.slots:
+            at = self.slots.at(slot)
+            if state in TERMINAL and job.direction is Direction.STORE and at is Slot.READY and state is not Job.DONE:
+                key = self.slots.key[slot]
+                if key in job.keys:
+                    problem = f"slot {slot} is READY although job {self._id(job)} is {state.name} (I6)"
+        for place in ids_of(job.lives):
+            if state in TERMINAL and self.blocks.job[place] == job.row and self.jobs.rows[job.row] is job:
+                problem = f"block {place} still names job {self._id(job)}, which is {state.name}"
+            if state not in TERMINAL and self.blocks.pins[place] == 0:
+                problem = f"block {place} has no pin although job {self._id(job)} is {state.name} (I1)"
+        if problem:
+            self.violate(problem)
+
+    def violate(self, problem: str) -> None:
+        """Deal with a broken rule as the level of checking says: raise, or count and go on."""
+        self.tally["violations"] += 1
+        if self.checking is Checking.STRICT:
+            raise InvariantError(problem)

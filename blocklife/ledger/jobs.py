@@ -1,0 +1,175 @@
+"""Jobs as rows: what was reserved for each, who has reported, and how late messages find out that they are late."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from attrs import define, frozen
+
+from blocklife.errors import CapacityError
+from blocklife.ledger.places import Ids, Lives
+from blocklife.ledger.records import Direction, JobId
+from blocklife.lifecycle import Column
+from blocklife.states import Block, Job, JobLife
+
+JobT_co = TypeVar("JobT_co", bound=Job, covariant=True)
+BlockT_co = TypeVar("BlockT_co", bound=Block, covariant=True)
+
+Planned: TypeAlias = Literal[Job.PLANNED]
+InFlight: TypeAlias = Literal[Job.IN_FLIGHT]
+Flushed: TypeAlias = Literal[Job.FLUSHED]
+Stale: TypeAlias = Literal[Job.STALE]
+
+Allocated: TypeAlias = Literal[Block.ALLOCATED]
+Sealed: TypeAlias = Literal[Block.SEALED]
+Cached: TypeAlias = Literal[Block.CACHED]
+Loading: TypeAlias = Literal[Block.LOADING]
+
+TERMINAL = (Job.DONE, Job.FAILED, Job.CANCELLED)
+
+
+@frozen
+class Jobs(Generic[JobT_co]):
+    """A handle on jobs that were all left in one state: mypy knows the state, and the table is asked again at run time."""
+
+    ids: tuple[JobId, ...]
+
+
+@frozen(eq=False)
+class Batch(Generic[BlockT_co]):
+    """A handle on the lives of some blocks of one group, all left in one state. A life that is over is caught by its epoch."""
+
+    lives: Lives
+    group: int = 0
+
+    def __len__(self) -> int:
+        return len(self.lives)
+
+
+@define(eq=False)
+class JobRow:
+    """What the ledger keeps of one job besides its state.
+
+    Invariant: while the job is not terminal, every id of ``lives`` and every slot of a load carry one pin of it.
+    """
+
+    row: int
+    number: int
+    direction: Direction
+    owner: str
+    lives: Lives
+    slots: Ids
+    places: Ids
+    keys: list[bytes]
+    group: int
+    group_sizes: tuple[int, ...]
+    reported: int = 0
+    """Bit per worker that has reported."""
+    failed: bool = False
+    doubted: bool = False
+    """Past its deadline: its places carry one doubt of it."""
+    deadline: float | None = None
+    flushed_by: int = 0
+    """The plan that carries the latest wait for it; 0 before any."""
+
+    def copy(self) -> JobRow:
+        """A row that can change without this one changing; what is never changed is shared."""
+        return JobRow(
+            self.row, self.number, self.direction, self.owner, self.lives, self.slots, self.places, self.keys,
+            self.group, self.group_sizes, self.reported, self.failed, self.doubted, self.deadline, self.flushed_by,
+        )  # fmt: skip
+
+
+@frozen(eq=False)
+class JobsSnapshot:
+    """All jobs at one moment."""
+
+    state: bytes
+    rows: tuple[JobRow, ...]
+    last_number: int
+    live: int
+    spare: tuple[int, ...]
+
+
+class JobTable:
+    """All jobs that are out, and the latest that are over.
+
+    Rows are reused in the order in which their jobs ended, so that a terminal job stays known as long as possible: a late
+    report for it is a row of its table, and only what is older is unknown.
+
+    Invariant: ``by_number`` holds exactly the jobs that have a row. ``live`` counts those that are not terminal.
+    """
+
+    def __init__(self, max_jobs: int) -> None:
+        self.column = Column(JobLife.table, max_jobs + 1)  # row 0 stands for no job
+        self.rows: dict[int, JobRow] = {}
+        self.by_number: dict[int, JobRow] = {}
+        self.last_number = 0
+        self.live = 0
+        self.max_jobs = max_jobs
+        self._spare: deque[int] = deque(range(1, max_jobs + 1))
+        self._initial = JobLife.table.index[Job.PLANNED]
+
+    def check_room(self) -> None:
+        """Refuse one more job where all rows are out."""
+        if not self._spare:
+            raise CapacityError(f"all {self.max_jobs} jobs are out; let one land first (max_jobs)")
+
+    @property
+    def room(self) -> int:
+        """How many more jobs can be made now."""
+        return len(self._spare)
+
+    def add(
+        self,
+        direction: Direction,
+        owner: str,
+        lives: Lives,
+        slots: Ids,
+        places: Ids,
+        keys: list[bytes],
+        group: int,
+        group_sizes: tuple[int, ...],
+    ) -> JobRow:
+        """Make a PLANNED job."""
+        row = self._spare.popleft()
+        if (over := self.rows.get(row)) is not None:
+            del self.by_number[over.number]
+        self.last_number += 1
+        self.live += 1
+        job = JobRow(row, self.last_number, direction, owner, lives, slots, places, keys, group, group_sizes)
+        self.rows[row] = job
+        self.by_number[job.number] = job
+        self.column.state[row] = self._initial
+        return job
+
+    def state(self, job: JobRow) -> Job:
+        """The state of one job."""
+        found = self.column.at(job.row)
+        if not isinstance(found, Job):
+            raise TypeError(found)
+        return found
+
+    def end(self, job: JobRow) -> None:
+        """Note that a job has become terminal."""
+        self.live -= 1
+        self._spare.append(job.row)
+
+    def alive(self) -> list[JobRow]:
+        """Jobs that are not terminal, oldest first."""
+        finals = {self.column.table.index[state] for state in TERMINAL}
+        return [job for job in self.by_number.values() if self.column.state[job.row] not in finals]
+
+    def snapshot(self) -> JobsSnapshot:
+        """Everything that `restore` needs."""
+        rows = tuple(job.copy() for job in self.by_number.values())
+        return JobsSnapshot(self.column.snapshot(), rows, self.last_number, self.live, tuple(self._spare))
+
+    def restore(self, saved: JobsSnapshot) -> None:
+        """Go back to a snapshot."""
+        self.column.restore(saved.state)
+        self.by_number = {job.number: job.copy() for job in saved.rows}
+        self.rows = {job.row: job for job in self.by_number.values()}
+        self.last_number, self.live = saved.last_number, saved.live
+        self._spare = deque(saved.spare)

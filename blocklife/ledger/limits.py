@@ -1,0 +1,81 @@
+"""What a ledger is made with, and what it counts."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from blocklife.errors import MisuseError
+
+
+class Contract(enum.Enum):
+    """What may happen to a block that is given up while a store reads it."""
+
+    FENCE = "it may be handed out in a step whose plan carries the wait for the copy"
+    HOLD = "it stays until the copy has landed"
+
+
+class Checking(enum.Enum):
+    """What is done about a broken rule, beyond the tables, which are always asked."""
+
+    STRICT = "couplings are checked again after every verb that touches a job; a violation raises"
+    COUNT = "the same checks; a violation is counted and the run goes on"
+    OFF = "couplings are not checked again"
+
+
+def _positive(instance: object, attribute: object, value: int) -> None:
+    name = getattr(attribute, "name", "value")
+    if type(value) is not int or value < 1:
+        raise MisuseError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+@frozen(kw_only=True)
+class Limits:
+    """How much there is of everything; nothing ever grows past it."""
+
+    num_blocks: int = field(validator=_positive)
+    """The null block included."""
+    num_slots: int = field(validator=_positive)
+    max_jobs: int = field(default=256, validator=_positive)
+    max_requests: int = field(default=1024, validator=_positive)
+    num_groups: int = field(default=1, validator=_positive)
+    num_workers: int = field(default=1, validator=_positive)
+    max_journal: int = field(default=1024, validator=_positive)
+
+    def __attrs_post_init__(self) -> None:
+        for name, value, most in (
+            ("num_blocks", self.num_blocks, 1 << 31),
+            ("num_slots", self.num_slots, 1 << 31),
+            ("max_jobs", self.max_jobs, 1 << 20),
+            ("max_requests", self.max_requests, (1 << 16) - 1),
+            ("num_groups", self.num_groups, 256),
+            ("num_workers", self.num_workers, 4096),
+        ):
+            if value > most:
+                raise MisuseError(f"{name} can be at most {most}, not {value}")
+        if self.num_blocks < 2:
+            raise MisuseError("num_blocks must be at least 2: block 0 is the null block and is never handed out")
+
+
+@frozen
+class Statistics:
+    """Counts at one moment; places are counted once each, so that they add up to the capacity."""
+
+    blocks: Mapping[str, int]
+    slots: Mapping[str, int]
+    jobs_alive: int
+    requests: int
+    free: int
+    """Blocks that can be handed out now without any wait."""
+    freeing_soon: int
+    """Blocks that nobody holds and a copy still touches; under fence they can be handed out at the price of a wait."""
+    quarantined: int
+    late: int
+    """Reports for jobs that were over or past their deadline."""
+    duplicate: int
+    unknown: int
+    stale: int
+    """References to lives that were over, found and dropped."""
+    violations: int

@@ -1,0 +1,570 @@
+"""Blocks and slots as columns: their states, their counts, the names of their content, and the order in which they are free.
+
+Rules of this file:
+
+* `ask` reads, `apply` writes. A `Step` carries one answer from the one to the other, so that a verb of the ledger can ask
+  everything before it writes anything.
+* The type of the ids chooses the path: a list is walked, an array is gathered. Both paths write the same bytes.
+* A place knows no job and no request; it only counts them.
+
+A *life* is one integer: the epoch in the upper 32 bits, the block id in the lower ones. A reference is stale exactly if its
+epoch is not the block's own. The null block has id 0; as an entry of a table, 0 stands for "outside the window".
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from attrs import define
+from numpy.typing import NDArray
+
+from blocklife.errors import CapacityError, InvariantError
+from blocklife.lifecycle import Column, Event, Rows, Table
+from blocklife.states import KEYED, LIFELESS, MACHINES, Block, BlockLife, Slot, SlotLife, ends_life
+
+Ids: TypeAlias = list[int] | NDArray[np.int64]
+Lives: TypeAlias = list[int] | NDArray[np.int64]
+
+EPOCH_SHIFT = 32
+ID_MASK = (1 << EPOCH_SHIFT) - 1
+NULL = 0
+"""The null block, and the entry of a table that stands for it."""
+
+BULK = 48
+"""From this many ids on a batch is handled as an array. Arrays win from 40 to 60 ids on (`make bench`)."""
+
+
+def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
+    """The container that suits the number of values: a list for few, an array for many."""
+    if isinstance(values, np.ndarray):
+        return values.tolist() if len(values) < BULK else values
+    found = values if isinstance(values, list) else list(values)
+    return found if len(found) < BULK else np.array(found, dtype=np.int64)
+
+
+def listed(values: Ids) -> list[int]:
+    """The values as a list of plain integers."""
+    return values if type(values) is list else np.asarray(values).tolist()
+
+
+def ids_of(lives: Lives) -> Ids:
+    """The block id of each life."""
+    if type(lives) is list:
+        return [life & ID_MASK for life in lives]
+    return np.asarray(lives) & ID_MASK
+
+
+def select(values: Ids, mask: Sequence[bool] | NDArray[np.bool_]) -> Ids:
+    """The values whose mask is set, in the container that suits their number."""
+    if type(values) is list:
+        return [value for value, keep in zip(values, mask, strict=True) if keep]
+    return batch(np.asarray(values)[np.asarray(mask)])
+
+
+class Situation(enum.IntFlag):
+    """What guards can ask about one place, as bits: each count is seen only as zero or more."""
+
+    REFS = 1
+    PINS = 2
+    WRITES = 4
+    DOUBTS = 8
+    FENCE = 16
+    OWN = 32
+    OK = 64
+
+
+def _facts_by_situation(event: Event) -> bytes:
+    """Evaluate the guards of *event* once for every situation."""
+    found = bytearray()
+    for situation in range(1 << len(Situation)):
+        payload: dict[str, object] = {}
+        for bit in Situation:
+            on = bool(situation & bit)
+            payload[bit.name.lower() if bit.name else ""] = int(on) if bit < Situation.FENCE else on
+        facts = event.facts({name: payload[name] for name in event.parameters})
+        found.append(int(facts) if isinstance(facts, int) else 0)
+    return bytes(found)
+
+
+_FACTS = {
+    event: _facts_by_situation(event) for name in ("block", "slot") for event in MACHINES[name].events.values() if event.guards
+}
+_FACTS_VIEW = {event: np.frombuffer(facts, dtype=np.uint8) for event, facts in _FACTS.items()}
+
+# What a row means beyond its states, as bits by row index; derived from the states alone.
+ENDS, ENTERS_FREE, LEAVES_FREE = 1, 2, 4
+_FREE = frozenset({Block.FREED, Block.CACHED})
+_KEYED_SLOTS = frozenset({Slot.WRITING, Slot.READY})
+
+
+def _meaning(table: Table, ends: Callable[..., bool], free: frozenset[enum.Enum]) -> bytes:
+    found = bytearray([0])
+    for row in table.rows:
+        was, becomes = row.source in free, row.target in free
+        found.append(ENDS * ends(row) | ENTERS_FREE * (becomes and not was) | LEAVES_FREE * (was and not becomes))
+    return bytes(found)
+
+
+_BLOCK_MEANING = _meaning(BlockLife.table, ends_life, _FREE)
+_SLOT_MEANING = _meaning(
+    SlotLife.table,
+    lambda row: row.source in _KEYED_SLOTS and row.target not in _KEYED_SLOTS,
+    frozenset({Slot.EMPTY}),
+)
+
+
+@define(eq=False)
+class Step:
+    """One event that a batch of places is about to take, with the change of each count."""
+
+    places: Places
+    event: Event
+    ids: Ids
+    rows: Rows
+    refs: int = 0
+    pins: int = 0
+    writes: int = 0
+    doubts: int = 0
+
+    def row_of(self, position: int) -> int:
+        """The row that the place at *position* takes."""
+        return self.rows if isinstance(self.rows, int) else int(self.rows[position])
+
+
+class Places:
+    """What blocks and slots have in common.
+
+    Invariant (I4): no count is ever negative; a change that would make it so is an error before anything is written.
+    Invariant: an entry of ``index[group]`` names a place whose key it is, and whose state is one with a name.
+    """
+
+    def __init__(self, table: Table, size: int, num_groups: int, meaning: bytes) -> None:
+        self.column = Column(table, size)
+        self.pins = array("B", bytes(size)) if table is BlockLife.table else array("H", bytes(2 * size))
+        self.pins_view: NDArray[np.unsignedinteger] = np.frombuffer(self.pins, dtype=self.pins.typecode)
+        self.doubts = array("B", bytes(size))
+        self.doubts_view = np.frombuffer(self.doubts, dtype=np.uint8)
+        self.group = bytearray(size)
+        self.key: list[bytes | None] = [None] * size
+        self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self.free = 0
+        self._meaning = meaning
+        self._meaning_view = np.frombuffer(meaning, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def at(self, place: int) -> enum.Enum:
+        """The state of one place."""
+        return self.column.at(place)
+
+    def name(self, places: Iterable[int], keys: Iterable[bytes], group: int) -> None:
+        """Give content its key. The first place with a key keeps the index entry: a twin is content without a name."""
+        index = self.index[group]
+        for place, key in zip(places, keys, strict=True):
+            self.key[place] = key
+            self.group[place] = group
+            index.setdefault(key, place)
+
+    def forget(self, place: int) -> None:
+        """Take the key away from a place."""
+        key = self.key[place]
+        if key is not None:
+            self.key[place] = None
+            index = self.index[self.group[place]]
+            if index.get(key) == place:
+                del index[key]
+
+    def _effects(self, step: Step) -> tuple[Ids, list[int] | NDArray[np.uint8]] | None:
+        """Places whose row means more than a new state, with that meaning; None where no row does."""
+        meaning = self._meaning
+        ids, rows = step.ids, step.rows
+        if isinstance(rows, int):
+            if not (found := meaning[rows]):
+                return None
+            return (ids, [found] * len(ids)) if type(ids) is list else (ids, np.full(len(ids), found, dtype=np.uint8))
+        if type(ids) is list:
+            chosen = [(place, meaning[row]) for place, row in zip(ids, rows, strict=True) if meaning[row]]
+            return ([place for place, _ in chosen], [found for _, found in chosen]) if chosen else None
+        effects = self._meaning_view[np.asarray(rows)]
+        where = np.flatnonzero(effects)
+        return (np.asarray(ids)[where], effects[where]) if len(where) else None
+
+    @staticmethod
+    def _change(column: array[int], view: NDArray[np.unsignedinteger], ids: Ids, delta: int) -> None:
+        if type(ids) is list:
+            for place in ids:
+                column[place] += delta
+        elif delta > 0:
+            view[ids] += view.dtype.type(delta)
+        else:
+            view[ids] -= view.dtype.type(-delta)
+
+    def _check_count(self, what: str, column: array[int], view: NDArray[np.unsignedinteger], ids: Ids, delta: int) -> None:
+        """Refuse a change that leaves the range of its column, before anything is written."""
+        if delta == 0:
+            return
+        limit = -delta if delta < 0 else int(np.iinfo(view.dtype).max) - delta
+        if type(ids) is list:
+            wrong = [place for place in ids if (column[place] < limit if delta < 0 else column[place] > limit)]
+        else:
+            found = view[ids]
+            wrong = np.asarray(ids)[found < limit if delta < 0 else found > limit].tolist()
+        if wrong:
+            name = self.column.table.name.removesuffix("Life").lower()
+            if delta < 0:
+                raise InvariantError(f"{name} {wrong[0]}: {what} would fall below zero (I4)")
+            raise CapacityError(f"{name} {wrong[0]}: more than {limit + delta} {what}; let some of them end first")
+
+
+class Blocks(Places):
+    """The blocks of the device.
+
+    Invariant: ``refs`` counts the tables that hold the current life; it is 0 in every state without a life.
+    Invariant: ``job`` names the row of the store whose source the current life is, in the states PLEDGED, PENDING_STORE and
+    IN_FLIGHT; in all others it is 0, which no job has.
+    Invariant: ``free`` is the number of blocks that are FREED or CACHED, the null block apart.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int) -> None:
+        super().__init__(BlockLife.table, num_blocks, num_groups, _BLOCK_MEANING)
+        self.epoch = array("I", bytes(4 * num_blocks))
+        self.epoch_view = np.frombuffer(self.epoch, dtype=np.uint32)
+        self.refs = array("H", bytes(2 * num_blocks))
+        self.refs_view = np.frombuffer(self.refs, dtype=np.uint16)
+        self.writes = array("B", bytes(num_blocks))
+        self.writes_view = np.frombuffer(self.writes, dtype=np.uint8)
+        self.job = array("i", bytes(4 * num_blocks))
+        self.job_view = np.frombuffer(self.job, dtype=np.int32)
+        self.queue = FreeQueue(self.column)
+        self.queue.push(list(range(1, num_blocks)))
+        self.free = num_blocks - 1
+
+    def lives(self, ids: Ids) -> Lives:
+        """The current life of each block."""
+        if type(ids) is list:
+            epoch = self.epoch
+            return [epoch[place] << EPOCH_SHIFT | place for place in ids]
+        return self.epoch_view[ids].astype(np.int64) << EPOCH_SHIFT | ids
+
+    def fresh(self, lives: Lives) -> list[bool] | NDArray[np.bool_]:
+        """Which references still name the current life of their block: the one comparison that staleness is."""
+        if type(lives) is list:
+            epoch = self.epoch
+            return [epoch[life & ID_MASK] == life >> EPOCH_SHIFT for life in lives]
+        known = np.asarray(lives)
+        fresh: NDArray[np.bool_] = self.epoch_view[known & ID_MASK] == known >> EPOCH_SHIFT
+        return fresh
+
+    def ask(
+        self,
+        event: Event,
+        ids: Ids,
+        *,
+        refs: int = 0,
+        pins: int = 0,
+        writes: int = 0,
+        doubts: int = 0,
+        constant: int = 0,
+        own: Sequence[bool] | NDArray[np.bool_] | None = None,
+    ) -> Step:
+        """Find the rows; the counts are given as changes and are judged as they will be afterwards.
+
+        ``constant`` holds what is the same for all places (`Situation` bits), ``own`` what differs.
+        """
+        self._check_count("refs", self.refs, self.refs_view, ids, refs)
+        self._check_count("pins", self.pins, self.pins_view, ids, pins)
+        self._check_count("writes", self.writes, self.writes_view, ids, writes)
+        self._check_count("doubts", self.doubts, self.doubts_view, ids, doubts)
+        facts_of = _FACTS.get(event)
+        if facts_of is None:
+            return Step(self, event, ids, self.column.ask(event, ids), refs, pins, writes, doubts)
+        if type(ids) is list:
+            facts = []
+            for position, place in enumerate(ids):
+                situation = (
+                    constant
+                    | (self.refs[place] + refs > 0)
+                    | (self.pins[place] + pins > 0) << 1
+                    | (self.writes[place] + writes > 0) << 2
+                    | (self.doubts[place] + doubts > 0) << 3
+                )
+                if own is not None and own[position]:
+                    situation |= 32
+                facts.append(facts_of[situation])
+            return Step(self, event, ids, self.column.ask(event, ids, facts), refs, pins, writes, doubts)
+        bits = np.full(len(ids), constant, dtype=np.uint8)
+        needed = event.parameters
+        for bit, name, view, change in (
+            (0, "refs", self.refs_view, refs),
+            (1, "pins", self.pins_view, pins),
+            (2, "writes", self.writes_view, writes),
+            (3, "doubts", self.doubts_view, doubts),
+        ):
+            if name in needed:
+                bits |= ((view[ids] > -change) if change <= 0 else np.True_) << np.uint8(bit)
+        if own is not None:
+            bits |= np.asarray(own, dtype=np.uint8) << np.uint8(5)
+        return Step(self, event, ids, self.column.ask(event, ids, _FACTS_VIEW[event][bits]), refs, pins, writes, doubts)
+
+    def apply(self, step: Step) -> list[int]:
+        """Write a step. Returns the rows of jobs whose source life ended with it."""
+        ids = step.ids
+        self.column.commit(ids, step.rows)
+        orphaned: list[int] = []
+        effects = self._effects(step)
+        if effects is not None:
+            places, meaning = effects
+            # refs belong to the life: those of an ended one are gone, and the change below must find what it takes away
+            refs = max(0, -step.refs)
+            if type(places) is list:
+                for place, found in zip(places, meaning, strict=True):
+                    if found & ENDS:
+                        self._end_life(place, refs, orphaned)
+                    self.free += (found & ENTERS_FREE != 0) - (found & LEAVES_FREE != 0)
+                self.queue.push([place for place, found in zip(places, meaning, strict=True) if found & ENTERS_FREE])
+            else:
+                moved, bits = np.asarray(places), np.asarray(meaning)
+                self._end_lives(moved[bits & ENDS != 0], refs, orphaned)
+                entering = moved[bits & ENTERS_FREE != 0]
+                self.free += len(entering) - int(np.count_nonzero(bits & LEAVES_FREE))
+                self.queue.push(entering)
+        if step.refs:
+            self._change(self.refs, self.refs_view, ids, step.refs)
+        if step.pins:
+            self._change(self.pins, self.pins_view, ids, step.pins)
+        if step.writes:
+            self._change(self.writes, self.writes_view, ids, step.writes)
+        if step.doubts:
+            self._change(self.doubts, self.doubts_view, ids, step.doubts)
+        return orphaned
+
+    def _end_life(self, place: int, refs: int, orphaned: list[int]) -> None:
+        self.epoch[place] = (self.epoch[place] + 1) & ID_MASK
+        self.refs[place] = refs
+        if self.key[place] is not None:
+            self.forget(place)
+        if self.job[place]:
+            orphaned.append(self.job[place])
+            self.job[place] = 0
+
+    def _end_lives(self, places: NDArray[np.int64], refs: int, orphaned: list[int]) -> None:
+        self.epoch_view[places] += np.uint32(1)
+        self.refs_view[places] = refs
+        key = self.key
+        for place in places.tolist():
+            if key[place] is not None:
+                self.forget(place)
+        jobs = self.job_view[places]
+        if jobs.any():
+            orphaned += np.unique(jobs[jobs != 0]).tolist()
+            self.job_view[places] = 0
+
+    def name_job(self, ids: Ids, row: int) -> None:
+        """Note which store has these lives as its source; 0 for none."""
+        if type(ids) is list:
+            for place in ids:
+                self.job[place] = row
+        else:
+            self.job_view[ids] = row
+
+    def unpin(self, ids: Ids) -> None:
+        """Take one pin away where no event goes with it: the life that a planned store wanted is over."""
+        self._check_count("pins", self.pins, self.pins_view, ids, -1)
+        self._change(self.pins, self.pins_view, ids, -1)
+
+    def lendable(self) -> NDArray[np.int64]:
+        """Blocks that a fence allows to hand out although a copy reads them: planned stores first, then by age of the copy."""
+        table = BlockLife.table
+        state = self.column.view
+        idle = (self.refs_view == 0) & (self.writes_view == 0)
+        found = np.flatnonzero(
+            idle
+            & (
+                (state == table.index[Block.PENDING_STORE])
+                | (state == table.index[Block.IN_FLIGHT])
+                | (state == table.index[Block.STALE])
+            )
+        ).astype(np.int64)
+        return found[np.lexsort((found, state[found] != table.index[Block.PENDING_STORE]))]
+
+    def is_keyed(self, place: int) -> bool:
+        """Whether the content may be read under its key."""
+        return self.at(place) in KEYED
+
+    def has_life(self, place: int) -> bool:
+        """Whether the current epoch names a life."""
+        return self.at(place) not in LIFELESS
+
+
+class Slots(Places):
+    """The slots of the lower tier.
+
+    Invariant: a slot has a key exactly in the states WRITING and READY.
+    Invariant: ``free`` is the number of EMPTY slots.
+    """
+
+    def __init__(self, num_slots: int, num_groups: int) -> None:
+        super().__init__(SlotLife.table, num_slots, num_groups, _SLOT_MEANING)
+        self.free = num_slots
+        # A stack with lazy removal: an entry counts only while its slot is EMPTY, and a slot that empties is pushed again.
+        self._empty = list(range(num_slots - 1, -1, -1))
+        self._stacked = bytearray([1]) * num_slots
+
+    def ask(self, event: Event, ids: Ids, *, pins: int = 0, constant: int = 0) -> Step:
+        """Find the rows; ``pins`` is a change, judged as it will be afterwards."""
+        self._check_count("pins", self.pins, self.pins_view, ids, pins)
+        facts_of = _FACTS.get(event)
+        if facts_of is None:
+            return Step(self, event, ids, self.column.ask(event, ids), pins=pins)
+        if type(ids) is list:
+            facts = [facts_of[constant | (self.pins[place] + pins > 0) << 1] for place in ids]
+            return Step(self, event, ids, self.column.ask(event, ids, facts), pins=pins)
+        bits = np.full(len(ids), constant, dtype=np.uint8)
+        bits |= ((self.pins_view[ids] > -pins) if pins <= 0 else np.True_) << np.uint8(1)
+        return Step(self, event, ids, self.column.ask(event, ids, _FACTS_VIEW[event][bits]), pins=pins)
+
+    def apply(self, step: Step) -> None:
+        """Write a step."""
+        self.column.commit(step.ids, step.rows)
+        effects = self._effects(step)
+        if effects is not None:
+            places, meaning = effects
+            for place, found in zip(listed(places), meaning, strict=True):
+                if found & ENDS:
+                    self.forget(place)
+                if found & ENTERS_FREE:
+                    self.free += 1
+                    if not self._stacked[place]:
+                        self._stacked[place] = 1
+                        self._empty.append(place)
+                elif found & LEAVES_FREE:
+                    self.free -= 1
+        if step.pins:
+            self._change(self.pins, self.pins_view, step.ids, step.pins)
+
+    def peek_empty(self, count: int) -> list[int]:
+        """Up to *count* empty slots, the most recently emptied first; nothing is reserved."""
+        empty = SlotLife.table.index[Slot.EMPTY]
+        found: list[int] = []
+        while self._empty and self.column.state[self._empty[-1]] != empty:
+            self._stacked[self._empty.pop()] = 0
+        for place in reversed(self._empty):
+            if len(found) == count:
+                break
+            if self.column.state[place] == empty:
+                found.append(place)
+        return found
+
+    def rebuild(self) -> None:
+        """Derive the stack of empty slots and their number from the states, after a restore."""
+        empty = self.column.where(Slot.EMPTY).tolist()
+        self._empty = empty[::-1]
+        self._stacked = bytearray(len(self))
+        for place in empty:
+            self._stacked[place] = 1
+        self.free = len(empty)
+
+
+class FreeQueue:
+    """The order in which free blocks are handed out: those without content first, then the least recently released.
+
+    A ring with lazy removal: leaving the queue costs nothing, because an entry counts only while its block is free and the
+    entry is the block's latest. Both ends can be pushed, both in bulk.
+
+    Invariant: every free block has exactly one entry that counts. Initially: none, and the ledger pushes every block.
+    """
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+        self._capacity = len(column) + len(column) // 4 + 8
+        self._ring = array("i", bytes(4 * self._capacity))
+        self._ring_view = np.frombuffer(self._ring, dtype=np.int32)
+        self._entry = array("I", bytes(4 * len(column)))
+        self._entry_view = np.frombuffer(self._entry, dtype=np.uint32)
+        self._head = 0
+        self._tail = 0
+        index = BlockLife.table.index
+        self._freed, self._cached = index[Block.FREED], index[Block.CACHED]
+
+    def push(self, ids: Ids) -> None:
+        """Enter blocks that have just become free, in order."""
+        if len(ids) == 0:
+            return
+        if self._tail - self._head + len(ids) > self._capacity:
+            self._compact(set(listed(ids)))
+        if type(ids) is list:
+            freed: Ids = [place for place in ids if self._column.state[place] == self._freed]
+            cached: Ids = ids if not freed else [place for place in ids if self._column.state[place] != self._freed]
+        else:
+            is_freed = self._column.view[ids] == self._freed
+            freed, cached = np.asarray(ids)[is_freed], np.asarray(ids)[~is_freed]
+        self._write(self._tail, cached)
+        self._tail += len(cached)
+        self._head -= len(freed)
+        self._write(self._head, freed)
+
+    def _write(self, start: int, ids: Ids) -> None:
+        if type(ids) is list:
+            for position, place in enumerate(ids, start):
+                self._ring[position % self._capacity] = place
+                self._entry[place] = position & ID_MASK
+            return
+        positions = np.arange(start, start + len(ids))
+        self._ring_view[positions % self._capacity] = ids
+        self._entry_view[ids] = positions & ID_MASK
+
+    def _compact(self, leaving_out: set[int]) -> None:
+        """Drop all entries that do not count; those about to be pushed do not count either."""
+        kept = [place for place in self.order() if place not in leaving_out]
+        self._head, self._tail = 0, len(kept)
+        self._write(0, kept)
+
+    def order(self) -> list[int]:
+        """All free blocks, next to be handed out first."""
+        return self.peek(len(self._column))
+
+    def peek(self, count: int) -> list[int]:
+        """The next *count* blocks, or as many as there are; they leave the queue when their state changes."""
+        self._skip()
+        if count >= BULK:
+            return self._peek_bulk(count)
+        found: list[int] = []
+        for position in range(self._head, self._tail):
+            if len(found) == count:
+                break
+            place = self._ring[position % self._capacity]
+            if self._counts(position, place):
+                found.append(place)
+        return found
+
+    def _counts(self, position: int, place: int) -> bool:
+        at = self._column.state[place]
+        return (at == self._freed or at == self._cached) and self._entry[place] == position & ID_MASK
+
+    def _skip(self) -> None:
+        """Move the head to the first entry that counts, so that no entry is passed over twice."""
+        while self._head < self._tail and not self._counts(self._head, self._ring[self._head % self._capacity]):
+            self._head += 1
+
+    def _peek_bulk(self, count: int) -> list[int]:
+        found: list[int] = []
+        position = self._head
+        while position < self._tail and len(found) < count:
+            stop = min(self._tail, position + 2 * (count - len(found)))
+            positions = np.arange(position, stop)
+            ids = self._ring_view[positions % self._capacity]
+            at = self._column.view[ids]
+            counts = ((at == self._freed) | (at == self._cached)) & (self._entry_view[ids] == (positions & ID_MASK))
+            found += ids[counts].tolist()
+            position = stop
+        return found[:count]
+
+    def reset(self, order: list[int]) -> None:
+        """Take over an order, after a restore."""
+        self._head, self._tail = 0, len(order)
+        self._write(0, order)

@@ -1,0 +1,85 @@
+"""``python -m tests.bench [--json] [--smoke] [suite ...]``: measure, and print a table or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from attrs import asdict
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench import FULL, SMOKE, Figure, Scale
+
+SUITES = ("lifecycle",)
+"""Modules of this package that have a function ``measure``."""
+
+
+def measured(suites: Sequence[str], scale: Scale) -> dict[str, list[Figure]]:
+    """The figures of each suite."""
+    return {name: importlib.import_module(f"tests.bench.{name}").measure(scale) for name in suites}
+
+
+def as_json(found: Mapping[str, Sequence[Figure]]) -> str:
+    """Every figure with its ratio, and what it ran on."""
+    return json.dumps(
+        {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "suites": {
+                suite: [{**asdict(figure), "ratio": figure.ratio} for figure in figures] for suite, figures in found.items()
+            },
+        },
+        indent=2,
+    )
+
+
+def show(found: Mapping[str, Sequence[Figure]], console: Console) -> None:
+    """One table per suite."""
+    for suite, figures in found.items():
+        table = Table(title=suite, title_justify="left")
+        table.add_column("what")
+        for heading in ("ours", "peer's", "ratio"):
+            table.add_column(heading, justify="right")
+        for heading in ("unit", "peer", "the bar"):
+            table.add_column(heading)
+        for each in figures:
+            table.add_row(
+                each.name,
+                f"{each.ours:,.2f}",
+                "" if each.peer is None else f"{each.peer:,.2f}",
+                "" if each.ratio is None else f"{each.ratio:,.1f} x",
+                each.unit,
+                each.peer_name,
+                each.target,
+            )
+        console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"one or more of {', '.join(SUITES)}; all if none is named")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--smoke", action="store_true", help="tiny repetitions: see that it runs, not what it costs")
+    chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.suites) - set(SUITES):
+        parser.error(f"no suite is called {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+
+    found = measured(chosen.suites or SUITES, SMOKE if chosen.smoke else FULL)
+    if chosen.json:
+        print(as_json(found))
+    else:
+        console = Console()
+        show(found, console if console.is_terminal else Console(width=160))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

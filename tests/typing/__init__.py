@@ -1,0 +1,1 @@
+"""Files that are judged by mypy (`tests/test_typing.py`)."""
