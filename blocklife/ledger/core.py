@@ -9,11 +9,12 @@ Rules of this file:
 
 from __future__ import annotations
 
+import functools
 import heapq
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import define
@@ -43,13 +44,17 @@ from blocklife.ledger.places import (
     listed,
     select,
 )
-from blocklife.ledger.records import Committed, Direction, JobId, Transfer
+from blocklife.ledger.records import Committed, Completion, Direction, JobId, Seal, Transfer
 from blocklife.lifecycle import Column, Event
 from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife, coupled
 
 Storable: TypeAlias = Literal[Block.ALLOCATED, Block.SEALED, Block.CACHED]
 Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED]
 Listener: TypeAlias = Callable[[Committed], None]
+
+P = ParamSpec("P")
+ReturnT = TypeVar("ReturnT")
+CoreT = TypeVar("CoreT", bound="Core")
 
 _E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
 _BLOCK, _SLOT, _JOB = _E["block"], _E["slot"], _E["job"]
@@ -62,6 +67,23 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     for into in Job
 }
 _MORE, _ALL_OK = (_JOB["finish"].bit(each) for each in _JOB["finish"].guards)
+
+
+def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatenate[CoreT, P], ReturnT]:
+    """Mark a method that changes the ledger: after its last write, listeners hear of all its steps."""
+
+    @functools.wraps(method)
+    def run(core: CoreT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
+        if core._inside or not core._listeners:
+            return method(core, *args, **kwargs)
+        core._inside = True
+        try:
+            return method(core, *args, **kwargs)
+        finally:
+            core._inside = False
+            core._tell()
+
+    return run
 
 
 @define(eq=False)
@@ -115,6 +137,8 @@ class Core:
         self.journal: deque[Committed] = deque(maxlen=limits.max_journal)
         self.plan_number = 0
         self._listeners: list[Listener] = []
+        self._untold: deque[Committed] = deque()
+        self._inside = False
         self._spare_requests: deque[int] = deque(range(limits.max_requests))
         # Extra state that is no machine's: jobs to wait for in the next plan, and plans whose waits are not yet proven.
         self._to_flush: dict[int, None] = {}
@@ -286,6 +310,15 @@ class Core:
         self._to_flush[job.number] = None
         self.tally["flushes"] += 1
 
+    def _prove_older(self, load: JobRow) -> None:
+        """Every worker waited for the older copies of a load's targets before it launched the load: they are quiet."""
+        shared = {place for place in ids_of(load.lives) if self.blocks.pins[place] > 1}
+        if not shared:
+            return
+        for job in self.jobs.alive():
+            if job is not load and not shared.isdisjoint(ids_of(job.lives)):
+                self._end(job, "quiesce", 0)
+
     def _arm(self, job: JobRow, now: float) -> None:
         if job.deadline is None:
             job.deadline = now + self.deadline
@@ -358,8 +391,21 @@ class Core:
 
     def _emit(self, record: Committed) -> None:
         self.journal.append(record)
-        for listener in self._listeners:
-            listener(record)
+        if self._listeners:
+            self._untold.append(record)
+
+    def _tell(self) -> None:
+        """Tell every listener everything that was committed; the first error of one is raised when all have heard it."""
+        problem: Exception | None = None
+        while self._untold:
+            record = self._untold.popleft()
+            for listener in self._listeners:
+                try:
+                    listener(record)
+                except Exception as raised:
+                    problem = problem or raised
+        if problem is not None:
+            raise problem
 
     def _next(self) -> int:
         self._sequence += 1
@@ -372,6 +418,31 @@ class Core:
         if found is None:
             raise MisuseError(f"request {request}: it is not known (add_request first, and nothing after finish)")
         return found
+
+    def _check_group(self, group: int) -> None:
+        if not 0 <= group < self.limits.num_groups:
+            raise MisuseError(f"group {group}: groups are 0 to {self.limits.num_groups - 1}")
+
+    def _check_slots(self, slots: Ids) -> None:
+        if len(slots) == 0:
+            return
+        low, high = (min(slots), max(slots)) if type(slots) is list else (np.min(slots), np.max(slots))
+        for slot in (low, high):
+            if not 0 <= slot < len(self.slots):
+                raise MisuseError(f"slot {slot}: slots are 0 to {len(self.slots) - 1}")
+        if len(np.unique(slots) if len(slots) >= BULK else set(slots)) != len(slots):
+            raise MisuseError(f"slot {Counter(listed(slots)).most_common(1)[0][0]}: it is named twice in one call")
+
+    def _check_tenancy(self, table: array[int], lives: Lives, request: str) -> None:
+        """A table holds a life once, so that each of its holds has one release (I4)."""
+        for life in set(table).intersection(lives) if table else ():
+            raise MisuseError(f"block {life & ID_MASK}: request {request} holds it already (a table names a life once)")
+
+    def _rows_of(self, jobs: Sequence[JobId]) -> list[JobRow]:
+        rows = [self._job(job) for job in jobs]
+        if len(set(jobs)) != len(jobs):
+            raise MisuseError(f"job {Counter(jobs).most_common(1)[0][0]}: it is named twice in one call")
+        return rows
 
     def _job(self, name: JobId) -> JobRow:
         found = self.jobs.by_number.get(name.number) if name.incarnation == self.incarnation else None
@@ -403,8 +474,52 @@ class Core:
                 f"block {place}: cannot {verb} its life {epoch}, which is over; it is {self.blocks.at(place).name} in life "
                 f"{self.blocks.epoch[place]} (look it up again)"
             )
+        self._check_distinct(lives, verb)
+
+    def _check_distinct(self, lives: Lives, verb: str) -> None:
         if len(lives) > 1 and len(np.unique(lives) if len(lives) >= BULK else set(lives)) != len(lives):
             raise MisuseError(f"{verb}: a block is named twice in one call")
+
+    def _check_report(self, completion: Completion) -> None:
+        worker = int(completion.worker)
+        if not 0 <= worker < self.limits.num_workers:
+            raise MisuseError(f"worker {worker}: there are {self.limits.num_workers} (ranks count from 0)")
+        job = self.jobs.by_number.get(completion.job.number) if completion.job.incarnation == self.incarnation else None
+        if job is not None and self.jobs.state(job) is Job.PLANNED:
+            self._ask_job(job, "finish")
+
+    def _check_reports(self, waited: Iterable[int], completions: Sequence[Completion], seals: Sequence[Seal]) -> None:
+        """Refuse what `settle` could not apply, before it applies anything."""
+        for completion in completions:
+            self._check_report(completion)
+        if not seals:
+            return
+        for seal in seals:
+            self._check_group(seal.group)
+            if len(seal.keys) != len(seal.lives):
+                raise MisuseError(f"{len(seal.lives)} blocks to seal and {len(seal.keys)} keys do not agree")
+        lives = batch([life for seal in seals for life in listed(seal.lives)])
+        self._check_distinct(lives, "seal")
+        places = ids_of(select(lives, self.blocks.fresh(lives)))
+        index = BlockLife.table.index
+        behind = [place for place in places if self.blocks.column.state[place] == index[Block.FLUSHED]]
+        if behind:
+            proven = self._proven(waited, completions)
+            touched = {place for job in self.jobs.alive() if job.number not in proven for place in listed(ids_of(job.lives))}
+            places = batch([place for place in listed(places) if place not in behind or place in touched])
+        self.blocks.column.ask(_BLOCK["seal"], places)
+
+    def _proven(self, waited: Iterable[int], completions: Iterable[Completion]) -> set[int]:
+        """The jobs that are over once these completions have been applied."""
+        found = set(waited)
+        missing = {job.number: (1 << self.limits.num_workers) - 1 & ~job.reported for job in self.jobs.alive()}
+        for completion in completions:
+            number = completion.job.number
+            if completion.job.incarnation == self.incarnation and number in missing:
+                missing[number] &= ~(1 << completion.worker)
+                if not missing[number]:
+                    found.add(number)
+        return found
 
     def _check_idle(self, ids: Ids, verb: str) -> None:
         for place in ids:
@@ -421,8 +536,7 @@ class Core:
             )
         if len(keys) != len(slots):
             raise MisuseError(f"{len(slots)} slots and {len(keys)} keys do not agree")
-        if len(set(slots)) != len(slots):
-            raise MisuseError("a slot is named twice in one job")
+        self._check_slots(slots)
 
     def _recheck(self, job: JobRow) -> None:
         """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""

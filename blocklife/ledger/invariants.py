@@ -150,6 +150,8 @@ def slots_are_pinned_by_readers(core: Core) -> Iterator[str]:
     readable = (core.slots.column.view == index[Slot.READY]) | (core.slots.column.view == index[Slot.STALE])
     for place in np.flatnonzero(~readable & (pins > 0)).tolist():
         yield f"slot {place} is read while {core.slots.at(place).name}"
+    for place in np.flatnonzero((core.slots.column.view == index[Slot.STALE]) & (pins == 0)).tolist():
+        yield f"slot {place} is STALE although nobody reads it"
 
 
 def only_sealed_content_is_submitted(core: Core) -> Iterator[str]:

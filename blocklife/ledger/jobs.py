@@ -70,14 +70,12 @@ class JobRow:
     doubted: bool = False
     """Past its deadline: its places carry one doubt of it."""
     deadline: float | None = None
-    flushed_by: int = 0
-    """The plan that carries the latest wait for it; 0 before any."""
 
     def copy(self) -> JobRow:
         """A row that can change without this one changing; what is never changed is shared."""
         return JobRow(
             self.row, self.number, self.direction, self.owner, self.lives, self.slots, self.places, self.keys,
-            self.group, self.group_sizes, self.reported, self.failed, self.doubted, self.deadline, self.flushed_by,
+            self.group, self.group_sizes, self.reported, self.failed, self.doubted, self.deadline,
         )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.core import Core, RequestRow
+from blocklife.ledger.core import Core, RequestRow, verb
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
@@ -83,7 +83,10 @@ class Ledger(Core):
     # --- listeners and reading ----------------------------------------------------------------------------------------------
 
     def listen(self, listener: Listener) -> None:
-        """Call *listener* with every committed batch of transitions, after the verb's last write."""
+        """Call *listener* with every committed batch of transitions, after the verb's last write.
+
+        A listener that raises undoes nothing: all others hear everything, then the verb raises the first such error.
+        """
         self._listeners.append(listener)
 
     def life(self, block: int) -> int:
@@ -173,6 +176,7 @@ class Ledger(Core):
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
+    @verb
     def add_request(self, request: str) -> None:
         """Know a request. State: WAITING. Refuses a name that is in use, and more than ``max_requests``."""
         if request in self.requests:
@@ -183,16 +187,19 @@ class Ledger(Core):
         self.request_column.state[row] = RequestLife.table.index[RequestLife.table.initial]
         self.requests[request] = RequestRow(row, request, [array("q") for _ in range(self.limits.num_groups)])
 
+    @verb
     def admit(self, request: str) -> None:
         """Edges: request WAITING, PREEMPTED → RUNNING."""
         self._fire_request(self._request(request), "admit")
 
+    @verb
     def preempt(self, request: str) -> None:
         """Give all blocks back; a planned load is cancelled, a submitted one abandoned. Edges: request → PREEMPTED."""
         found = self._request(request)
         self._ask_request(found, "preempt")
         self._give_up(found, "preempt")
 
+    @verb
     def finish(self, request: str) -> None:
         """Give all blocks back for good, in any state; the name is free again. Edges: request → FINISHED."""
         found = self._request(request)
@@ -202,6 +209,7 @@ class Ledger(Core):
 
     # --- blocks -------------------------------------------------------------------------------------------------------------
 
+    @verb
     def allocate(self, request: str, count: int, group: int = 0) -> Batch[Allocated]:
         """Hand out *count* blocks and append them to the request's table.
 
@@ -211,6 +219,7 @@ class Ledger(Core):
         """
         found = self._request(request)
         self._check_pool(own=True)
+        self._check_group(group)
         if count < 1:
             raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
         ids = self.blocks.queue.peek(count)
@@ -227,26 +236,31 @@ class Ledger(Core):
             ids += lent
         return self._hand_out(found, batch(ids), group)
 
+    @verb
     def acquire(self, request: str, lives: Lives, group: int = 0) -> Batch[Sealed]:
         """Hold lives that others may hold too, and append them to the table: a prefix hit.
 
         Edges: block CACHED → SEALED; the other keyed states stay.
-        Refuses: a life that is over, or one that is named twice.
+        Refuses: a life that is over, one that is named twice, and one that the table holds already.
         """
         found = self._request(request)
+        self._check_group(group)
         chosen = batch(lives)
         self._check_fresh(chosen, "acquire")
+        self._check_tenancy(found.tables[group], chosen, request)
         step = self.blocks.ask(_BLOCK["acquire"], ids_of(chosen), refs=+1)
         self._commit(step)
         found.tables[group].extend(chosen)
         return Batch(chosen, group)
 
+    @verb
     def release(self, request: str, positions: Sequence[int], group: int = 0) -> None:
         """Let go of some places of the table (those that a window has left); `NULL` takes their place. Nulls are passed over.
 
         Edges: as `finish`, for these blocks.
         """
         found = self._request(request)
+        self._check_group(group)
         table = found.tables[group]
         if len(set(positions)) != len(positions) or any(not 0 <= each < len(table) for each in positions):
             raise MisuseError(
@@ -257,6 +271,7 @@ class Ledger(Core):
         for each in positions:
             table[each] = NULL
 
+    @verb
     def seal(self, held: Batch[Allocated], keys: Sequence[bytes]) -> Batch[Sealed]:
         """Declare content final and name it.
 
@@ -265,6 +280,8 @@ class Ledger(Core):
         """
         if len(keys) != len(held.lives):
             raise MisuseError(f"{len(held.lives)} blocks to seal and {len(keys)} keys do not agree")
+        self._check_group(held.group)
+        self._check_distinct(held.lives, "seal")
         lives, fresh = held.lives, self.blocks.fresh(held.lives)
         if not all(fresh):
             self.tally["stale"] += len(lives) - int(sum(fresh))
@@ -275,6 +292,7 @@ class Ledger(Core):
         self.blocks.name(listed(ids), keys, held.group)
         return Batch(lives, held.group)
 
+    @verb
     def drop(self, lives: Lives) -> None:
         """Forget content that nobody holds. Edges: block CACHED → FREED, IN_FLIGHT → STALE. Refuses a life that is held."""
         chosen = batch(lives)
@@ -284,6 +302,7 @@ class Ledger(Core):
 
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
+    @verb
     def observe_allocate(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Allocated]:
         """The engine's allocator has handed these blocks to a request. Edges and couplings: as `allocate`.
 
@@ -291,23 +310,29 @@ class Ledger(Core):
         """
         self._check_pool(own=False)
         found = self._request(request)
+        self._check_group(group)
         return self._hand_out(found, batch(self._check_blocks(blocks)), group)
 
+    @verb
     def observe_take(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Sealed]:
         """A prefix hit of the engine: one more request holds the current lives of these blocks. No new tenancy."""
         self._check_pool(own=False)
         return self.acquire(request, self.blocks.lives(batch(self._check_blocks(blocks))), group)
 
+    @verb
     def observe_free(self, request: str, blocks: Sequence[int], group: int = 0) -> None:
         """A request has given these blocks back. Refuses a block that the request does not hold (I4)."""
         self._check_pool(own=False)
-        table = self._request(request).tables[group]
+        found = self._request(request)
+        self._check_group(group)
+        table = found.tables[group]
         where = {life & ID_MASK: position for position, life in enumerate(table) if life != NULL}
         for block in self._check_blocks(blocks):
             if block not in where:
                 raise MisuseError(f"block {block}: request {request} does not hold it (only its holder may free it)")
         self.release(request, [where[block] for block in blocks], group)
 
+    @verb
     def observe_evict(self, blocks: Sequence[int]) -> None:
         """The engine has forgotten the content of these cached blocks."""
         self._check_pool(own=False)
@@ -315,6 +340,7 @@ class Ledger(Core):
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
+    @verb
     def plan_store(
         self,
         source: Batch[Storable],
@@ -337,6 +363,7 @@ class Ledger(Core):
         lives, targets = batch(source.lives), batch(slots)
         where = targets if places is None else batch(places)
         sizes = group_sizes or (len(lives),)
+        self._check_group(source.group)
         self._check_sizes(lives, where, targets, keys, sizes)
         self._check_fresh(lives, "plan_store")
         for key in keys:
@@ -352,6 +379,7 @@ class Ledger(Core):
         self.slots.name(listed(targets), keys, source.group)
         return Jobs((self._id(job),))
 
+    @verb
     def plan_load(
         self,
         request: str,
@@ -372,6 +400,8 @@ class Ledger(Core):
         lives, sources = batch(target.lives), batch(slots)
         where = sources if places is None else batch(places)
         sizes = group_sizes or (len(lives),)
+        self._check_group(target.group)
+        self._check_slots(sources)
         keys = [key for key in (self.slots.key[slot] for slot in sources) if key is not None]
         self._check_sizes(lives, where, sources, keys, sizes)
         self._check_fresh(lives, "plan_load")
@@ -389,13 +419,14 @@ class Ledger(Core):
         self._fire_request(found, "plan_load", job.number)
         return Jobs((self._id(job),))
 
+    @verb
     def submit(self, jobs: Jobs[Planned]) -> Jobs[InFlight]:
         """Hand jobs over; from here on only reports or a proof of quiet end them.
 
         Edges: job PLANNED → IN_FLIGHT; block PENDING_STORE → IN_FLIGHT, LOADING stays.
         Refuses: a store whose content is not sealed (its block is PLEDGED).
         """
-        rows = [self._job(job) for job in jobs.ids]
+        rows = self._rows_of(jobs.ids)
         for job in rows:
             self._ask_job(job, "submit")
         steps = [(job, self.blocks.ask(_BLOCK["submit"], ids_of(self._current(job)))) for job in rows]
@@ -404,12 +435,13 @@ class Ledger(Core):
             self._commit(step, job=job.number)
         return Jobs(jobs.ids)
 
+    @verb
     def cancel(self, jobs: Jobs[Planned]) -> None:
         """Give planned stores up without a trace. Edges: job PLANNED → CANCELLED; block, slot as before the plan.
 
         Refuses: a load, which is given up only with its request (`preempt`, `finish`).
         """
-        rows = [self._job(job) for job in jobs.ids]
+        rows = self._rows_of(jobs.ids)
         for job in rows:
             if job.direction is Direction.LOAD:
                 raise MisuseError(f"job {self._id(job)}: a load is given up with its request (preempt or finish it)")
@@ -417,12 +449,13 @@ class Ledger(Core):
         for job in rows:
             self._end(job, "cancel", 0)
 
+    @verb
     def abandon(self, jobs: Jobs[Submitted]) -> Jobs[Stale]:
         """Want a result no more; its places stay pinned until it lands. Edges: job IN_FLIGHT, FLUSHED → STALE.
 
         Refuses: a load, as `cancel` does.
         """
-        rows = [self._job(job) for job in jobs.ids]
+        rows = self._rows_of(jobs.ids)
         for job in rows:
             if job.direction is Direction.LOAD:
                 raise MisuseError(f"job {self._id(job)}: a load is given up with its request (preempt or finish it)")
@@ -431,9 +464,10 @@ class Ledger(Core):
             self._fire_job(job, "abandon")
         return Jobs(jobs.ids)
 
+    @verb
     def flush(self, jobs: Jobs[Submitted]) -> Jobs[Flushed]:
         """Order a wait for submitted jobs in the next plan. Edges: job IN_FLIGHT → FLUSHED; STALE, QUARANTINED stay."""
-        rows = [self._job(job) for job in jobs.ids]
+        rows = self._rows_of(jobs.ids)
         for job in rows:
             self._ask_job(job, "flush")
         for job in rows:
@@ -451,6 +485,7 @@ class Ledger(Core):
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
+    @verb
     def dispatch(self, now: float) -> Plan:
         """Submit every planned job that can be submitted, and hand over the plan of this step.
 
@@ -472,13 +507,13 @@ class Ledger(Core):
         for number in self._to_flush:
             wanted = self.jobs.by_number.get(number)
             if wanted is not None and self.jobs.state(wanted) not in TERMINAL:
-                wanted.flushed_by = self.plan_number
                 self._arm(wanted, now)
                 flushed.append(wanted)
         self._to_flush.clear()
         self._waiting[self.plan_number] = tuple(job.number for job in flushed)
         return Plan(self.plan_number, tuple(loads), tuple(stores), tuple(self._id(job) for job in flushed))
 
+    @verb
     def settle(
         self,
         plan: int,
@@ -496,6 +531,8 @@ class Ledger(Core):
         if plan not in self._waiting or plan != min(self._waiting):
             known = f"plan {min(self._waiting)} is next" if self._waiting else "no plan is out"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
+        completions, seals = list(completions), list(seals)
+        self._check_reports(self._waiting[plan], completions, seals)
         for record in launched:
             self.launched(record, now)
         waited = self._waiting.pop(plan)
@@ -507,7 +544,7 @@ class Ledger(Core):
                 later.append(completion)
         for number in waited:
             job = self.jobs.by_number.get(number)
-            if job is not None and job.flushed_by == plan and self.jobs.state(job) not in TERMINAL:
+            if job is not None and self.jobs.state(job) not in TERMINAL:
                 self._end(job, "quiesce", 0)
         for completion in later:
             self.complete(completion)
@@ -521,6 +558,7 @@ class Ledger(Core):
         if job is not None and self.jobs.state(job) not in (*TERMINAL, Job.PLANNED):
             self._arm(job, now)
 
+    @verb
     def complete(self, completion: Completion) -> None:
         """Apply one worker's report.
 
@@ -528,8 +566,7 @@ class Ledger(Core):
         and change nothing. Refuses: a worker that does not exist, and a job that nobody has submitted.
         """
         worker, number = int(completion.worker), completion.job.number
-        if not 0 <= worker < self.limits.num_workers:
-            raise MisuseError(f"worker {worker}: there are {self.limits.num_workers} (ranks count from 0)")
+        self._check_report(completion)
         if completion.job.incarnation != self.incarnation or not 0 < number <= self.jobs.last_number:
             self.tally["unknown"] += 1
             return
@@ -538,8 +575,6 @@ class Ledger(Core):
             self.tally["late"] += 1
             return
         state = self.jobs.state(job)
-        if state is Job.PLANNED:
-            self._ask_job(job, "finish")
         again = job.reported >> worker & 1
         if again:
             self.tally["duplicate"] += 1
@@ -558,8 +593,11 @@ class Ledger(Core):
         if outstanding:
             self._fire_job(job, "finish", facts)
         else:
+            if not failed and job.direction is Direction.LOAD and state in (Job.IN_FLIGHT, Job.FLUSHED):
+                self._prove_older(job)
             self._end(job, "finish", facts)
 
+    @verb
     def expire(self, now: float) -> Jobs[Job]:
         """Give every job up whose deadline has passed; its places stay pinned, with a doubt.
 
@@ -575,39 +613,52 @@ class Ledger(Core):
             self._end(job, "expire", 0)
         return Jobs(tuple(over))
 
+    @verb
     def quiesce(self, jobs: Jobs[Job]) -> None:
         """Accept the engine's proof that the device touches no place of these jobs any more (it was synchronised, or is gone).
 
         Edges: job → FAILED, or CANCELLED where nobody wanted it; a job in flight is given up first. Jobs that are over: no-op.
         """
-        for name in jobs.ids:
-            job = self._job(name)
-            if self.jobs.state(job) in TERMINAL:
-                continue
+        rows = [job for job in self._rows_of(jobs.ids) if self.jobs.state(job) not in TERMINAL]
+        for job in rows:
+            if self.jobs.state(job) is Job.PLANNED:
+                self._ask_job(job, "quiesce")
+        for job in rows:
             if self.jobs.state(job) is Job.IN_FLIGHT:
                 self._end(job, "expire", 0)
             self._end(job, "quiesce", 0)
 
+    @verb
     def evict(self, slots: Sequence[int]) -> None:
         """Forget the content of slots. Edges: slot READY → EMPTY. Refuses pinned slots and those being written."""
-        self._commit(self.slots.ask(_SLOT["evict"], batch(slots)))
+        chosen = batch(slots)
+        self._check_slots(chosen)
+        self._commit(self.slots.ask(_SLOT["evict"], chosen))
 
+    @verb
     def pin(self, holder: str, slots: Sequence[int]) -> None:
         """Count on READY slots until `unpin` by the same holder: they cannot be evicted."""
-        self._commit(self.slots.ask(_SLOT["pin"], batch(slots), pins=+1))
-        self.holders.setdefault(holder, Counter()).update(slots)
+        chosen = batch(slots)
+        self._check_slots(chosen)
+        self._commit(self.slots.ask(_SLOT["pin"], chosen, pins=+1))
+        if len(chosen):
+            self.holders.setdefault(holder, Counter()).update(listed(chosen))
 
+    @verb
     def unpin(self, holder: str, slots: Sequence[int]) -> None:
         """Let go of slots. Refuses a slot that this holder has not pinned: nobody releases another's hold (I4)."""
-        held, wanted = self.holders.get(holder, Counter()), Counter(slots)
+        chosen = batch(slots)
+        self._check_slots(chosen)
+        held, wanted = self.holders.get(holder, Counter()), Counter(listed(chosen))
         for slot in wanted - held:
             raise MisuseError(f"slot {slot}: {holder} does not hold it (only its holder may unpin it)")
-        self._commit(self.slots.ask(_SLOT["unpin"], batch(slots), pins=-1))
+        self._commit(self.slots.ask(_SLOT["unpin"], chosen, pins=-1))
         held.subtract(wanted)
         self.holders[holder] = +held
         if not self.holders[holder]:
             del self.holders[holder]
 
+    @verb
     def reset(self, *, drain: bool = False) -> None:
         """Forget all content.
 

@@ -39,10 +39,10 @@ BULK = 48
 
 
 def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
-    """The container that suits the number of values: a list for few, an array for many."""
+    """A container of its own that suits the number of values: a list for few, an array for many."""
     if isinstance(values, np.ndarray):
-        return values.tolist() if len(values) < BULK else values
-    found = values if isinstance(values, list) else list(values)
+        return values.tolist() if len(values) < BULK else values.astype(np.int64)
+    found = list(values)
     return found if len(found) < BULK else np.array(found, dtype=np.int64)
 
 

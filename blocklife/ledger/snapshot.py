@@ -58,7 +58,9 @@ def take(core: Core) -> Snapshot:
 def put_back(core: Core, saved: Snapshot) -> None:
     """Go back to a snapshot of a ledger with the same limits."""
     blocks, slots = core.blocks, core.slots
-    if len(saved.block_keys) != len(blocks) or len(saved.slot_keys) != len(slots):
+    saved_sizes = (saved.block_keys, saved.slot_keys, saved.jobs.state, saved.request_states, saved.indexes[0])
+    sizes = (blocks, slots, core.jobs.column, core.request_column, blocks.index)
+    if [len(each) for each in saved_sizes] != [len(each) for each in sizes]:
         raise MisuseError("the snapshot is of a ledger with other limits")
     blocks.column.restore(saved.blocks[0])
     blocks.group[:] = saved.blocks[1]

@@ -45,6 +45,8 @@ class EngineOptions:
     """Steps between two proofs that quarantined copies are quiet (a real engine would synchronise its device)."""
     ms_per_step: float | None
     """Milliseconds of the workload that pass in a step; None: every request has arrived."""
+    abort: float
+    """The share of requests whose client goes away before the end."""
     seed: int
 
 
@@ -100,8 +102,12 @@ class Engine:
         self.counts.requests += 1
         if len(sequence.keys) > len(self.ledger.blocks) - 1:
             self.counts.skipped_requests += 1
-        else:
-            self._arriving.append(sequence)
+            return
+        # drawn from the request's own name, so that a shorter workload meets the same fate
+        leaves, when = np.random.default_rng([self.options.seed, self.counts.requests]).random(2)
+        if leaves < self.options.abort:
+            sequence.abort_at = int(when * sequence.goal)
+        self._arriving.append(sequence)
 
     @property
     def unfinished(self) -> int:
@@ -267,8 +273,21 @@ class Engine:
         self._preempted.clear()
         return plan
 
+    def _abort(self, batch: list[Sequence]) -> None:
+        """Clients go away while the step runs: what was planned for them is given up before anything of it counts."""
+        leaving = [sequence for sequence in self._loading.values() if sequence.abort_at is not None]
+        leaving += [each for each in batch if each.abort_at is not None and each.computed + each.scheduled > each.abort_at]
+        for sequence in leaving:
+            self.ledger.finish(sequence.name)
+            self.counts.aborted_requests += 1
+            self._loading.pop(sequence.name, None)
+        if leaving:
+            batch[:] = [sequence for sequence in batch if sequence not in leaving]
+            self._running = [sequence for sequence in self._running if sequence not in leaving]
+
     def _settle(self, plan: Plan, reports: list[Report], batch: list[Sequence]) -> None:
         """Tokens count, full blocks are sealed, reports are applied; then requests hear of their loads, and some are over."""
+        self._abort(batch)
         lives: list[int] = []
         keys: list[bytes] = []
         for sequence in batch:

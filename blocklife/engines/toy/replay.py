@@ -28,6 +28,7 @@ ReportValue: TypeAlias = "int | float | str | bool | list[str] | dict[str, int] 
 
 MAX_WORKERS = 64
 MAX_VIOLATIONS_SHOWN = 20
+ABORT_WITH_FAULTS = 0.02
 
 
 @attrs.frozen(kw_only=True)
@@ -37,8 +38,8 @@ class ReplayOptions:
     Refuses, with `MisuseError`, what cannot work, naming the option as the command line spells it.
     """
 
-    gpu_blocks: int = 4096
-    host_slots: int = 16384
+    gpu_blocks: int = 2048
+    host_slots: int = 8192
     block_bytes: int = 128
     block_tokens: int = 128
     workers: int = 1
@@ -48,14 +49,16 @@ class ReplayOptions:
     seed: int = 0
     step_tokens: int = 8192
     max_running: int = 256
-    link_blocks: int = 48
+    link_blocks: int = 24
     """Blocks that the link moves in a step, per direction."""
-    max_jobs: int = 64
-    deadline: int = 16
+    max_jobs: int = 32
+    deadline: int = 128
     """Steps that a job may run before it is given up."""
     speed: float | None = None
     """Milliseconds of the workload that pass in a step."""
     verify: float = 1.0
+    abort: float | None = None
+    """The share of requests whose client goes away; None: none, or 2 % with faults."""
 
     def __attrs_post_init__(self) -> None:
         for name, most in (
@@ -77,6 +80,8 @@ class ReplayOptions:
             raise MisuseError(f"--block-bytes must be a multiple of {WORD_BYTES}, not {self.block_bytes}")
         if not 0.0 <= self.verify <= 1.0:
             raise MisuseError(f"--verify must be a share from 0 to 1, not {self.verify}")
+        if self.abort is not None and not 0.0 <= self.abort <= 1.0:
+            raise MisuseError(f"--abort must be a share from 0 to 1, not {self.abort}")
         if self.speed is not None and not 0.0 < self.speed < 1e12:
             raise MisuseError(f"--speed must be above 0 milliseconds a step, not {self.speed}")
         if not 0 <= self.seed < 1 << 63:
@@ -85,8 +90,8 @@ class ReplayOptions:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > 0.8 * there:
             raise MisuseError(
-                f"{self.workers} workers x ({self.gpu_blocks} blocks + {self.host_slots} slots) x {self.block_bytes} bytes need "
-                f"{needed / 2**30:.1f} GiB; this machine has {there / 2**30:.1f} GiB (lower one of them)"
+                f"{self.workers} workers x ({self.gpu_blocks} blocks + {self.host_slots} slots) x {self.block_bytes} bytes "
+                f"need {needed / 2**30:.1f} GiB; this machine has {there / 2**30:.1f} GiB (lower one of them)"
             )
 
 
@@ -135,6 +140,7 @@ class Replay:
                 check_every=256,
                 prove_every=32,
                 ms_per_step=options.speed,
+                abort=options.abort if options.abort is not None else ABORT_WITH_FAULTS * (options.faults is not None),
                 seed=options.seed,
             ),
         )
@@ -149,7 +155,9 @@ class Replay:
         memory = Memory(options.gpu_blocks, options.host_slots, options.block_bytes, rank)
         copier: Copier = CpuCopier(memory.device, memory.host, worker=Worker(rank), blocks_per_poll=options.link_blocks)
         if options.faults is not None:
-            copier = FaultyCopier(copier, options.faults, np.random.default_rng(options.seed))
+            copier = FaultyCopier(
+                copier, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline
+            )
         return Station(memory, Executor(copier))
 
     @property

@@ -57,6 +57,8 @@ class Sequence:
     """Tokens of the step that is being made."""
     loads: int = 0
     """Blocks that the running load brings."""
+    abort_at: int | None = None
+    """Computed tokens at which its client goes away; while it loads, at once. None for a client that stays."""
 
     @classmethod
     def of(cls, request: WorkloadRequest, number: int, block_tokens: int) -> Sequence:

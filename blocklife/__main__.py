@@ -1,0 +1,7 @@
+"""``python -m blocklife`` is the command ``blocklife``."""
+
+import sys
+
+from blocklife.cli import main
+
+sys.exit(main())
