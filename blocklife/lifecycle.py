@@ -617,11 +617,14 @@ class Column:
 
     def ask(self, event: Event, ids: Ids, facts: Facts = 0) -> Rows:
         """The row that *event* takes from each place; raises `RefusedError` for the first place that has none."""
-        width = len(event.guards)
-        if type(facts) is not int or facts >> width:
+        if type(facts) is not int or facts >> len(event.guards):
             facts = self._checked(event, facts, len(ids) if type(ids) is list else self._size(ids))
+        return self.look_up(event, ids, facts)
+
+    def look_up(self, event: Event, ids: Ids, facts: Facts) -> Rows:
+        """`ask`, for callers whose facts are known to be facts of the event's guards, one for each place."""
         if type(ids) is list:
-            lut, state = event.lut, self.state
+            lut, state, width = event.lut, self.state, len(event.guards)
             if isinstance(facts, int):
                 rows = [lut[state[place] << width | facts] for place in ids]
             else:

@@ -54,11 +54,12 @@ class Recorder:
         rows = self._rows[record.machine]
         head = f'{{"n":{record.sequence},"plan":{record.plan},"machine":"{record.machine}","id":'
         tail = f',"job":{record.job}}}\n' if record.job else "}\n"
+        steps = record.steps()
         if record.epochs:
             lines = [
                 f'{head}{place},"epoch":{epoch},{rows[row]}{tail}'
-                for place, epoch, row in zip(record.ids, record.epochs, record.rows, strict=True)
+                for (place, row), epoch in zip(steps, record.epochs, strict=True)
             ]
         else:
-            lines = [f"{head}{place},{rows[row]}{tail}" for place, row in zip(record.ids, record.rows, strict=True)]
+            lines = [f"{head}{place},{rows[row]}{tail}" for place, row in steps]
         self._stream.writelines(lines)

@@ -40,6 +40,8 @@ from blocklife.ledger.places import (
     Slots,
     Step,
     batch,
+    every,
+    extend,
     ids_of,
     listed,
     select,
@@ -66,6 +68,7 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     for direction, kind in _KIND.items()
     for into in Job
 }
+_STALE = BlockLife.table.index[Block.STALE]
 _MORE, _ALL_OK = (_JOB["finish"].bit(each) for each in _JOB["finish"].guards)
 
 
@@ -167,8 +170,11 @@ class Core:
         """Give the blocks to a new tenant; couplings *life-ends* and *hand-out-flushes*."""
         step = self.blocks.ask(_BLOCK["allocate"], ids, constant=self._fence)
         step.refs = +1  # the guards ask about the old life, so the new holder is counted only now
-        index = BlockLife.table.index
-        stale = [place for place in ids if self.blocks.column.state[place] == index[Block.STALE]]
+        state = self.blocks.column
+        if type(ids) is list:
+            stale = [place for place in ids if state.state[place] == _STALE]
+        else:
+            stale = listed(select(ids, state.view[ids] == _STALE))
         orphans = self._commit(step)
         for row in orphans:
             job = self.jobs.rows[row]
@@ -183,18 +189,28 @@ class Core:
                 if self.jobs.state(job) is not Job.PLANNED and not wanted.isdisjoint(ids_of(job.lives)):
                     self._flush(job)
         lives = self.blocks.lives(ids)
-        request.tables[group].extend(lives)
+        extend(request.tables[group], lives)
         return Batch(lives, group)
 
     def _release(self, lives: Lives) -> None:
         """Let one holder go of each life. A life that ended under its holder is no longer held."""
         fresh = self.blocks.fresh(lives)
-        if not all(fresh):
+        if not every(fresh):
             lives = select(lives, fresh)
         if len(lives) == 0:
             return
         step = self.blocks.ask(_BLOCK["release"], ids_of(lives), refs=-1)
         self._cancel_orphans(self._commit(step))
+
+    def _release_many(self, request: RequestRow, positions: Ids, group: int) -> None:
+        """`release` of many positions, on the bytes of the table."""
+        chosen = np.asarray(positions)
+        view = np.frombuffer(request.tables[group], dtype=np.int64)
+        if int(chosen.min()) < 0 or int(chosen.max()) >= len(view) or not self._are_distinct(chosen, len(view)):
+            raise MisuseError(f"request {request.name}: positions must be distinct and below {len(view)}")
+        lives = view[chosen]
+        self._release(batch(lives[lives != NULL]))
+        view[chosen] = NULL
 
     def _cancel_orphans(self, rows: Iterable[int]) -> None:
         """Coupling *life-ends*: a planned store whose source is gone is cancelled."""
@@ -220,7 +236,11 @@ class Core:
         """Release every block, the last of a table first to be handed out again."""
         for group, table in enumerate(request.tables):
             if table:
-                self._release(batch([life for life in reversed(table) if life != NULL]))
+                if len(table) < BULK:
+                    self._release([life for life in reversed(table) if life != NULL])
+                else:
+                    lives = np.frombuffer(table, dtype=np.int64)[::-1]
+                    self._release(batch(lives[lives != NULL]))
                 request.tables[group] = array("q")
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
@@ -294,7 +314,7 @@ class Core:
     def _cancel_blocks(self, job: JobRow, ok: bool) -> Step:
         """Only lives that are not over go back to what they were; every place loses its pin."""
         fresh = self.blocks.fresh(job.lives)
-        if not all(fresh):
+        if not every(fresh):
             over = select(job.lives, [not each for each in fresh])
             self.blocks.unpin(ids_of(over))
         return self.blocks.ask(_BLOCK["cancel"], ids_of(select(job.lives, fresh)), pins=-1)
@@ -327,7 +347,7 @@ class Core:
     def _current(self, job: JobRow) -> Lives:
         """Those lives of a job that are not over."""
         fresh = self.blocks.fresh(job.lives)
-        return job.lives if all(fresh) else select(job.lives, fresh)
+        return job.lives if every(fresh) else select(job.lives, fresh)
 
     def _transfer(self, job: JobRow) -> Transfer:
         blocks = np.array(ids_of(job.lives), dtype=np.int64)
@@ -372,22 +392,17 @@ class Core:
         for step in steps:
             if len(step.ids) == 0:
                 continue
-            if isinstance(step.places, Blocks):
-                orphans += step.places.apply(step)
-                self._emit_places("block", step, job)
-            elif isinstance(step.places, Slots):
-                step.places.apply(step)
-                self._emit_places("slot", step, job)
-        return list(dict.fromkeys(orphans))
+            orphans += step.places.apply(step)
+            self._emit_places(step.places.machine, step, job)
+        return list(dict.fromkeys(orphans)) if orphans else orphans
 
     def _emit_places(self, machine: str, step: Step, job: int) -> None:
-        ids = listed(step.ids)
-        if isinstance(step.rows, int):
-            rows = [step.rows] * len(ids)
-        else:
-            rows = step.rows if type(step.rows) is list else np.asarray(step.rows).tolist()
-        epochs = [self.blocks.epoch[place] for place in ids] if machine == "block" and self._listeners else []
-        self._emit(Committed(self._next(), self.plan_number, machine, step.event.name, ids, rows, epochs, job))
+        epochs: list[int] = []
+        if self._listeners and machine == "block":
+            ids = step.ids
+            epochs = [self.blocks.epoch[place] for place in ids] if type(ids) is list else self.blocks.epoch_view[ids].tolist()
+        self._sequence = sequence = self._sequence + 1
+        self._emit(Committed(sequence, self.plan_number, machine, step.event.name, step.ids, step.rows, epochs, job))
 
     def _emit(self, record: Committed) -> None:
         self.journal.append(record)
@@ -430,7 +445,7 @@ class Core:
         for slot in (low, high):
             if not 0 <= slot < len(self.slots):
                 raise MisuseError(f"slot {slot}: slots are 0 to {len(self.slots) - 1}")
-        if len(np.unique(slots) if len(slots) >= BULK else set(slots)) != len(slots):
+        if not self._are_distinct(slots, len(self.slots)):
             raise MisuseError(f"slot {Counter(listed(slots)).most_common(1)[0][0]}: it is named twice in one call")
 
     def _check_tenancy(self, table: array[int], lives: Lives, request: str) -> None:
@@ -467,7 +482,7 @@ class Core:
 
     def _check_fresh(self, lives: Lives, verb: str) -> None:
         fresh = self.blocks.fresh(lives)
-        if not all(fresh):
+        if not every(fresh):
             life = int(next(life for life, keep in zip(lives, fresh, strict=True) if not keep))
             place, epoch = life & ID_MASK, life >> EPOCH_SHIFT
             raise MisuseError(
@@ -477,7 +492,7 @@ class Core:
         self._check_distinct(lives, verb)
 
     def _check_distinct(self, lives: Lives, verb: str) -> None:
-        if len(lives) > 1 and len(np.unique(lives) if len(lives) >= BULK else set(lives)) != len(lives):
+        if not self._are_distinct(ids_of(lives), len(self.blocks)):
             raise MisuseError(f"{verb}: a block is named twice in one call")
 
     def _check_report(self, completion: Completion) -> None:
@@ -521,6 +536,17 @@ class Core:
                     found.add(number)
         return found
 
+    @staticmethod
+    def _are_distinct(ids: Ids, limit: int) -> bool:
+        """Whether no id comes twice; all are below *limit*."""
+        if type(ids) is list:
+            return len(ids) < 2 or len(set(ids)) == len(ids)
+        # Each writes its position at its place; who was overwritten had a twin. Cheaper than a sort, and nothing is cleared.
+        positions = np.arange(len(ids), dtype=np.int32)
+        scratch = np.empty(limit, dtype=np.int32)
+        scratch[ids] = positions
+        return bool((scratch[ids] == positions).all())
+
     def _check_idle(self, ids: Ids, verb: str) -> None:
         for place in ids:
             if self.blocks.refs[place]:
@@ -540,21 +566,17 @@ class Core:
 
     def _recheck(self, job: JobRow) -> None:
         """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""
-        state = self.jobs.state(job)
-        problem = ""
-        for slot in job.slots:
-            at = self.slots.at(slot)
-            if state in TERMINAL and job.direction is Direction.STORE and at is Slot.READY and state is not Job.DONE:
-                key = self.slots.key[slot]
-                if key in job.keys:
-                    problem = f"slot {slot} is READY although job {self._id(job)} is {state.name} (I6)"
-        for place in ids_of(job.lives):
-            if state in TERMINAL and self.blocks.job[place] == job.row and self.jobs.rows[job.row] is job:
-                problem = f"block {place} still names job {self._id(job)}, which is {state.name}"
-            if state not in TERMINAL and self.blocks.pins[place] == 0:
-                problem = f"block {place} has no pin although job {self._id(job)} is {state.name} (I1)"
-        if problem:
-            self.violate(problem)
+        state, ids = self.jobs.state(job), ids_of(job.lives)
+        over = state in TERMINAL
+        column, view = (self.blocks.job, self.blocks.job_view) if over else (self.blocks.pins, self.blocks.pins_view)
+        wrong = job.row if over else 0
+        if any(column[place] == wrong for place in ids) if type(ids) is list else bool((view[ids] == wrong).any()):
+            problem = "a block still names it" if over else "a block has no pin of it (I1)"
+            self.violate(f"job {self._id(job)} is {state.name}, and {problem}")
+        if over and state is not Job.DONE and job.direction is Direction.STORE:
+            for slot in job.slots:
+                if self.slots.at(slot) is Slot.READY and self.slots.key[slot] in job.keys:
+                    self.violate(f"slot {slot} is READY although job {self._id(job)} is {state.name} (I6)")
 
     def violate(self, problem: str) -> None:
         """Deal with a broken rule as the level of checking says: raise, or count and go on."""

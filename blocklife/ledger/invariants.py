@@ -106,10 +106,11 @@ def counts_match_holders(core: Core) -> Iterator[str]:
 
 
 def jobs_end_once(core: Core) -> Iterator[str]:
-    """I5: jobs that are out are counted, and a job whose deadline runs will be found by it."""
+    """I5: exactly the jobs that are not terminal are out, and a job whose deadline runs will be found by it."""
     alive = core.jobs.alive()
-    if len(alive) != core.jobs.live:
-        yield f"{core.jobs.live} jobs are counted as out, {len(alive)} are"
+    open_jobs = [job.number for job in core.jobs.by_number.values() if core.jobs.state(job) not in TERMINAL]
+    if sorted(core.jobs.out) != sorted(open_jobs):
+        yield f"jobs {sorted(core.jobs.out)} are filed as out, {sorted(open_jobs)} are"
     armed = {number for _, number in core._deadlines}
     for job in alive:
         if job.deadline is not None and core.jobs.state(job) is not Job.QUARANTINED and job.number not in armed:

@@ -86,7 +86,7 @@ class JobsSnapshot:
     state: bytes
     rows: tuple[JobRow, ...]
     last_number: int
-    live: int
+    out: tuple[int, ...]
     spare: tuple[int, ...]
 
 
@@ -96,7 +96,7 @@ class JobTable:
     Rows are reused in the order in which their jobs ended, so that a terminal job stays known as long as possible: a late
     report for it is a row of its table, and only what is older is unknown.
 
-    Invariant: ``by_number`` holds exactly the jobs that have a row. ``live`` counts those that are not terminal.
+    Invariant: ``by_number`` holds exactly the jobs that have a row, ``out`` those of them that are not terminal, oldest first.
     """
 
     def __init__(self, max_jobs: int) -> None:
@@ -104,7 +104,7 @@ class JobTable:
         self.rows: dict[int, JobRow] = {}
         self.by_number: dict[int, JobRow] = {}
         self.last_number = 0
-        self.live = 0
+        self.out: dict[int, JobRow] = {}
         self.max_jobs = max_jobs
         self._spare: deque[int] = deque(range(1, max_jobs + 1))
         self._initial = JobLife.table.index[Job.PLANNED]
@@ -135,10 +135,9 @@ class JobTable:
         if (over := self.rows.get(row)) is not None:
             del self.by_number[over.number]
         self.last_number += 1
-        self.live += 1
         job = JobRow(row, self.last_number, direction, owner, lives, slots, places, keys, group, group_sizes)
         self.rows[row] = job
-        self.by_number[job.number] = job
+        self.by_number[job.number] = self.out[job.number] = job
         self.column.state[row] = self._initial
         return job
 
@@ -151,23 +150,28 @@ class JobTable:
 
     def end(self, job: JobRow) -> None:
         """Note that a job has become terminal."""
-        self.live -= 1
+        del self.out[job.number]
         self._spare.append(job.row)
+
+    @property
+    def live(self) -> int:
+        """How many jobs are not terminal."""
+        return len(self.out)
 
     def alive(self) -> list[JobRow]:
         """Jobs that are not terminal, oldest first."""
-        finals = {self.column.table.index[state] for state in TERMINAL}
-        return [job for job in self.by_number.values() if self.column.state[job.row] not in finals]
+        return list(self.out.values())
 
     def snapshot(self) -> JobsSnapshot:
         """Everything that `restore` needs."""
         rows = tuple(job.copy() for job in self.by_number.values())
-        return JobsSnapshot(self.column.snapshot(), rows, self.last_number, self.live, tuple(self._spare))
+        return JobsSnapshot(self.column.snapshot(), rows, self.last_number, tuple(self.out), tuple(self._spare))
 
     def restore(self, saved: JobsSnapshot) -> None:
         """Go back to a snapshot."""
         self.column.restore(saved.state)
         self.by_number = {job.number: job.copy() for job in saved.rows}
         self.rows = {job.row: job for job in self.by_number.values()}
-        self.last_number, self.live = saved.last_number, saved.live
+        self.out = {number: self.by_number[number] for number in saved.out}
+        self.last_number = saved.last_number
         self._spare = deque(saved.spare)

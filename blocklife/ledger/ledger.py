@@ -40,11 +40,14 @@ from blocklife.ledger.jobs import (
 )
 from blocklife.ledger.limits import Statistics
 from blocklife.ledger.places import (
+    BULK,
     EPOCH_SHIFT,
     ID_MASK,
     NULL,
     Lives,
     batch,
+    every,
+    extend,
     ids_of,
     listed,
     select,
@@ -166,7 +169,7 @@ class Ledger(Core):
             f"plan {each.plan}: {table.row(row)}" + (f" (job {each.job})" if each.job else "")
             for each in self.journal
             if each.machine == machine
-            for where, row in zip(each.ids, each.rows, strict=True)
+            for where, row in each.steps()
             if where == place
         ]
 
@@ -233,7 +236,7 @@ class Ledger(Core):
                     f"{now.freeing_soon} are freeing soon{held}, {now.quarantined} are quarantined "
                     "(preempt a request, or wait for a copy to land)"
                 )
-            ids += lent
+            ids = [*listed(ids), *lent]
         return self._hand_out(found, batch(ids), group)
 
     @verb
@@ -250,7 +253,7 @@ class Ledger(Core):
         self._check_tenancy(found.tables[group], chosen, request)
         step = self.blocks.ask(_BLOCK["acquire"], ids_of(chosen), refs=+1)
         self._commit(step)
-        found.tables[group].extend(chosen)
+        extend(found.tables[group], chosen)
         return Batch(chosen, group)
 
     @verb
@@ -262,6 +265,9 @@ class Ledger(Core):
         found = self._request(request)
         self._check_group(group)
         table = found.tables[group]
+        if len(positions) >= BULK:
+            self._release_many(found, np.asarray(positions, dtype=np.int64), group)
+            return
         if len(set(positions)) != len(positions) or any(not 0 <= each < len(table) for each in positions):
             raise MisuseError(
                 f"request {request}: positions must be distinct and below {len(table)}, not {list(positions)[:8]}"
@@ -283,7 +289,7 @@ class Ledger(Core):
         self._check_group(held.group)
         self._check_distinct(held.lives, "seal")
         lives, fresh = held.lives, self.blocks.fresh(held.lives)
-        if not all(fresh):
+        if not every(fresh):
             self.tally["stale"] += len(lives) - int(sum(fresh))
             lives = select(lives, fresh)
             keys = [key for key, keep in zip(keys, fresh, strict=True) if keep]

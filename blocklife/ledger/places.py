@@ -39,9 +39,9 @@ BULK = 48
 
 
 def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
-    """A container of its own that suits the number of values: a list for few, an array for many."""
+    """A copy in the container that suits the number of values: a list for few, an array for many."""
     if isinstance(values, np.ndarray):
-        return values.tolist() if len(values) < BULK else values.astype(np.int64)
+        return values.tolist() if len(values) < BULK else np.array(values, dtype=np.int64)
     found = list(values)
     return found if len(found) < BULK else np.array(found, dtype=np.int64)
 
@@ -63,6 +63,19 @@ def select(values: Ids, mask: Sequence[bool] | NDArray[np.bool_]) -> Ids:
     if type(values) is list:
         return [value for value, keep in zip(values, mask, strict=True) if keep]
     return batch(np.asarray(values)[np.asarray(mask)])
+
+
+def every(mask: list[bool] | NDArray[np.bool_]) -> bool:
+    """Whether all of a mask is set."""
+    return all(mask) if type(mask) is list else bool(np.asarray(mask).all())
+
+
+def extend(table: array[int], lives: Lives) -> None:
+    """Append lives to a table."""
+    if type(lives) is list:
+        table.extend(lives)
+    else:
+        table.frombytes(np.ascontiguousarray(lives, dtype=np.int64).tobytes())
 
 
 class Situation(enum.IntFlag):
@@ -135,18 +148,24 @@ class Step:
         return self.rows if isinstance(self.rows, int) else int(self.rows[position])
 
 
+_LARGEST = {"B": (1 << 8) - 1, "H": (1 << 16) - 1}
+"""The largest count that a column of that type code holds."""
+
+
 class Places:
     """What blocks and slots have in common.
 
     Invariant (I4): no count is ever negative; a change that would make it so is an error before anything is written.
+    ``machine`` is the name of their lifecycle.
     Invariant: an entry of ``index[group]`` names a place whose key it is, and whose state is one with a name.
     """
 
     def __init__(self, table: Table, size: int, num_groups: int, meaning: bytes) -> None:
         self.column = Column(table, size)
-        self.pins = array("B", bytes(size)) if table is BlockLife.table else array("H", bytes(2 * size))
+        self.machine = table.name.removesuffix("Life").lower()
+        self.pins = array("B" if table is BlockLife.table else "H", [0]) * size
         self.pins_view: NDArray[np.unsignedinteger] = np.frombuffer(self.pins, dtype=self.pins.typecode)
-        self.doubts = array("B", bytes(size))
+        self.doubts = array("B", [0]) * size
         self.doubts_view = np.frombuffer(self.doubts, dtype=np.uint8)
         self.group = bytearray(size)
         self.key: list[bytes | None] = [None] * size
@@ -157,6 +176,10 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.column)
+
+    def apply(self, step: Step) -> list[int]:
+        """Write a step. Returns the rows of jobs whose source life ended with it."""
+        raise NotImplementedError
 
     def at(self, place: int) -> enum.Enum:
         """The state of one place."""
@@ -179,20 +202,15 @@ class Places:
             if index.get(key) == place:
                 del index[key]
 
-    def _effects(self, step: Step) -> tuple[Ids, list[int] | NDArray[np.uint8]] | None:
+    def _effects(self, step: Step) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
         """Places whose row means more than a new state, with that meaning; None where no row does."""
-        meaning = self._meaning
-        ids, rows = step.ids, step.rows
-        if isinstance(rows, int):
-            if not (found := meaning[rows]):
-                return None
-            return (ids, [found] * len(ids)) if type(ids) is list else (ids, np.full(len(ids), found, dtype=np.uint8))
-        if type(ids) is list:
-            chosen = [(place, meaning[row]) for place, row in zip(ids, rows, strict=True) if meaning[row]]
-            return ([place for place, _ in chosen], [found for _, found in chosen]) if chosen else None
-        effects = self._meaning_view[np.asarray(rows)]
+        ids = np.asarray(step.ids)
+        if isinstance(step.rows, int):
+            found = self._meaning[step.rows]
+            return (ids, np.full(len(ids), found, dtype=np.uint8)) if found else None
+        effects = self._meaning_view[np.asarray(step.rows)]
         where = np.flatnonzero(effects)
-        return (np.asarray(ids)[where], effects[where]) if len(where) else None
+        return (ids[where], effects[where]) if len(where) else None
 
     @staticmethod
     def _change(column: array[int], view: NDArray[np.unsignedinteger], ids: Ids, delta: int) -> None:
@@ -206,19 +224,16 @@ class Places:
 
     def _check_count(self, what: str, column: array[int], view: NDArray[np.unsignedinteger], ids: Ids, delta: int) -> None:
         """Refuse a change that leaves the range of its column, before anything is written."""
-        if delta == 0:
-            return
-        limit = -delta if delta < 0 else int(np.iinfo(view.dtype).max) - delta
+        limit = -delta if delta < 0 else _LARGEST[column.typecode] - delta
         if type(ids) is list:
             wrong = [place for place in ids if (column[place] < limit if delta < 0 else column[place] > limit)]
         else:
             found = view[ids]
             wrong = np.asarray(ids)[found < limit if delta < 0 else found > limit].tolist()
         if wrong:
-            name = self.column.table.name.removesuffix("Life").lower()
             if delta < 0:
-                raise InvariantError(f"{name} {wrong[0]}: {what} would fall below zero (I4)")
-            raise CapacityError(f"{name} {wrong[0]}: more than {limit + delta} {what}; let some of them end first")
+                raise InvariantError(f"{self.machine} {wrong[0]}: {what} would fall below zero (I4)")
+            raise CapacityError(f"{self.machine} {wrong[0]}: more than {limit + delta} {what}; let some of them end first")
 
 
 class Blocks(Places):
@@ -232,13 +247,13 @@ class Blocks(Places):
 
     def __init__(self, num_blocks: int, num_groups: int) -> None:
         super().__init__(BlockLife.table, num_blocks, num_groups, _BLOCK_MEANING)
-        self.epoch = array("I", bytes(4 * num_blocks))
+        self.epoch = array("I", [0]) * num_blocks
         self.epoch_view = np.frombuffer(self.epoch, dtype=np.uint32)
-        self.refs = array("H", bytes(2 * num_blocks))
+        self.refs = array("H", [0]) * num_blocks
         self.refs_view = np.frombuffer(self.refs, dtype=np.uint16)
-        self.writes = array("B", bytes(num_blocks))
+        self.writes = array("B", [0]) * num_blocks
         self.writes_view = np.frombuffer(self.writes, dtype=np.uint8)
-        self.job = array("i", bytes(4 * num_blocks))
+        self.job = array("i", [0]) * num_blocks
         self.job_view = np.frombuffer(self.job, dtype=np.int32)
         self.queue = FreeQueue(self.column)
         self.queue.push(list(range(1, num_blocks)))
@@ -276,13 +291,17 @@ class Blocks(Places):
 
         ``constant`` holds what is the same for all places (`Situation` bits), ``own`` what differs.
         """
-        self._check_count("refs", self.refs, self.refs_view, ids, refs)
-        self._check_count("pins", self.pins, self.pins_view, ids, pins)
-        self._check_count("writes", self.writes, self.writes_view, ids, writes)
-        self._check_count("doubts", self.doubts, self.doubts_view, ids, doubts)
+        if refs:
+            self._check_count("refs", self.refs, self.refs_view, ids, refs)
+        if pins:
+            self._check_count("pins", self.pins, self.pins_view, ids, pins)
+        if writes:
+            self._check_count("writes", self.writes, self.writes_view, ids, writes)
+        if doubts:
+            self._check_count("doubts", self.doubts, self.doubts_view, ids, doubts)
         facts_of = _FACTS.get(event)
         if facts_of is None:
-            return Step(self, event, ids, self.column.ask(event, ids), refs, pins, writes, doubts)
+            return Step(self, event, ids, self.column.look_up(event, ids, 0), refs, pins, writes, doubts)
         if type(ids) is list:
             facts = []
             for position, place in enumerate(ids):
@@ -296,7 +315,7 @@ class Blocks(Places):
                 if own is not None and own[position]:
                     situation |= 32
                 facts.append(facts_of[situation])
-            return Step(self, event, ids, self.column.ask(event, ids, facts), refs, pins, writes, doubts)
+            return Step(self, event, ids, self.column.look_up(event, ids, facts), refs, pins, writes, doubts)
         bits = np.full(len(ids), constant, dtype=np.uint8)
         needed = event.parameters
         for bit, name, view, change in (
@@ -309,30 +328,34 @@ class Blocks(Places):
                 bits |= ((view[ids] > -change) if change <= 0 else np.True_) << np.uint8(bit)
         if own is not None:
             bits |= np.asarray(own, dtype=np.uint8) << np.uint8(5)
-        return Step(self, event, ids, self.column.ask(event, ids, _FACTS_VIEW[event][bits]), refs, pins, writes, doubts)
+        return Step(self, event, ids, self.column.look_up(event, ids, _FACTS_VIEW[event][bits]), refs, pins, writes, doubts)
 
     def apply(self, step: Step) -> list[int]:
         """Write a step. Returns the rows of jobs whose source life ended with it."""
         ids = step.ids
         self.column.commit(ids, step.rows)
         orphaned: list[int] = []
-        effects = self._effects(step)
-        if effects is not None:
-            places, meaning = effects
-            # refs belong to the life: those of an ended one are gone, and the change below must find what it takes away
-            refs = max(0, -step.refs)
-            if type(places) is list:
-                for place, found in zip(places, meaning, strict=True):
-                    if found & ENDS:
-                        self._end_life(place, refs, orphaned)
-                    self.free += (found & ENTERS_FREE != 0) - (found & LEAVES_FREE != 0)
-                self.queue.push([place for place, found in zip(places, meaning, strict=True) if found & ENTERS_FREE])
-            else:
-                moved, bits = np.asarray(places), np.asarray(meaning)
-                self._end_lives(moved[bits & ENDS != 0], refs, orphaned)
-                entering = moved[bits & ENTERS_FREE != 0]
-                self.free += len(entering) - int(np.count_nonzero(bits & LEAVES_FREE))
+        # refs belong to the life: those of an ended one are gone, and the change below must find what it takes away
+        left = -step.refs if step.refs < 0 else 0
+        if type(ids) is list and type(step.rows) is list:
+            entering: list[int] = []
+            for place, row in zip(ids, step.rows, strict=True):
+                if meaning := self._meaning[row]:
+                    if meaning & ENDS:
+                        self._end_life(place, left, orphaned)
+                    if meaning & ENTERS_FREE:
+                        entering.append(place)
+                    elif meaning & LEAVES_FREE:
+                        self.free -= 1
+            if entering:
+                self.free += len(entering)
                 self.queue.push(entering)
+        elif (effects := self._effects(step)) is not None:
+            moved, bits = effects
+            self._end_lives(moved[bits & ENDS != 0], left, orphaned)
+            coming = moved[bits & ENTERS_FREE != 0]
+            self.free += len(coming) - int(np.count_nonzero(bits & LEAVES_FREE))
+            self.queue.push(coming)
         if step.refs:
             self._change(self.refs, self.refs_view, ids, step.refs)
         if step.pins:
@@ -417,35 +440,39 @@ class Slots(Places):
 
     def ask(self, event: Event, ids: Ids, *, pins: int = 0, constant: int = 0) -> Step:
         """Find the rows; ``pins`` is a change, judged as it will be afterwards."""
-        self._check_count("pins", self.pins, self.pins_view, ids, pins)
+        if pins:
+            self._check_count("pins", self.pins, self.pins_view, ids, pins)
         facts_of = _FACTS.get(event)
         if facts_of is None:
-            return Step(self, event, ids, self.column.ask(event, ids), pins=pins)
+            return Step(self, event, ids, self.column.look_up(event, ids, 0), pins=pins)
         if type(ids) is list:
             facts = [facts_of[constant | (self.pins[place] + pins > 0) << 1] for place in ids]
-            return Step(self, event, ids, self.column.ask(event, ids, facts), pins=pins)
+            return Step(self, event, ids, self.column.look_up(event, ids, facts), pins=pins)
         bits = np.full(len(ids), constant, dtype=np.uint8)
         bits |= ((self.pins_view[ids] > -pins) if pins <= 0 else np.True_) << np.uint8(1)
-        return Step(self, event, ids, self.column.ask(event, ids, _FACTS_VIEW[event][bits]), pins=pins)
+        return Step(self, event, ids, self.column.look_up(event, ids, _FACTS_VIEW[event][bits]), pins=pins)
 
-    def apply(self, step: Step) -> None:
-        """Write a step."""
+    def apply(self, step: Step) -> list[int]:
+        """Write a step. No job loses its source with a slot."""
         self.column.commit(step.ids, step.rows)
-        effects = self._effects(step)
-        if effects is not None:
-            places, meaning = effects
-            for place, found in zip(listed(places), meaning, strict=True):
-                if found & ENDS:
-                    self.forget(place)
-                if found & ENTERS_FREE:
-                    self.free += 1
-                    if not self._stacked[place]:
-                        self._stacked[place] = 1
-                        self._empty.append(place)
-                elif found & LEAVES_FREE:
-                    self.free -= 1
+        steps: Iterable[tuple[int, int]] = ()
+        if type(step.ids) is list and type(step.rows) is list:
+            steps = zip(step.ids, [self._meaning[row] for row in step.rows], strict=True)
+        elif (effects := self._effects(step)) is not None:
+            steps = zip(effects[0].tolist(), effects[1].tolist(), strict=True)
+        for place, meaning in steps:
+            if meaning & ENDS:
+                self.forget(place)
+            if meaning & ENTERS_FREE:
+                self.free += 1
+                if not self._stacked[place]:
+                    self._stacked[place] = 1
+                    self._empty.append(place)
+            elif meaning & LEAVES_FREE:
+                self.free -= 1
         if step.pins:
             self._change(self.pins, self.pins_view, step.ids, step.pins)
+        return []
 
     def peek_empty(self, count: int) -> list[int]:
         """Up to *count* empty slots, the most recently emptied first; nothing is reserved."""
@@ -482,9 +509,9 @@ class FreeQueue:
     def __init__(self, column: Column) -> None:
         self._column = column
         self._capacity = len(column) + len(column) // 4 + 8
-        self._ring = array("i", bytes(4 * self._capacity))
+        self._ring = array("i", [0]) * self._capacity
         self._ring_view = np.frombuffer(self._ring, dtype=np.int32)
-        self._entry = array("I", bytes(4 * len(column)))
+        self._entry = array("I", [0]) * len(column)
         self._entry_view = np.frombuffer(self._entry, dtype=np.uint32)
         self._head = 0
         self._tail = 0
@@ -496,7 +523,7 @@ class FreeQueue:
         if len(ids) == 0:
             return
         if self._tail - self._head + len(ids) > self._capacity:
-            self._compact(set(listed(ids)))
+            self._compact(ids)
         if type(ids) is list:
             freed: Ids = [place for place in ids if self._column.state[place] == self._freed]
             cached: Ids = ids if not freed else [place for place in ids if self._column.state[place] != self._freed]
@@ -518,21 +545,22 @@ class FreeQueue:
         self._ring_view[positions % self._capacity] = ids
         self._entry_view[ids] = positions & ID_MASK
 
-    def _compact(self, leaving_out: set[int]) -> None:
-        """Drop all entries that do not count; those about to be pushed do not count either."""
-        kept = [place for place in self.order() if place not in leaving_out]
+    def _compact(self, coming: Ids) -> None:
+        """Drop all entries that do not count; older ones of those about to be pushed must not count again."""
+        self._entry_view[coming] = (self._head - 1) & ID_MASK  # a position that is not in the ring
+        kept = self._scan(self._head, self._tail)
         self._head, self._tail = 0, len(kept)
         self._write(0, kept)
 
     def order(self) -> list[int]:
         """All free blocks, next to be handed out first."""
-        return self.peek(len(self._column))
+        return listed(self.peek(len(self._column)))
 
-    def peek(self, count: int) -> list[int]:
+    def peek(self, count: int) -> Ids:
         """The next *count* blocks, or as many as there are; they leave the queue when their state changes."""
         self._skip()
         if count >= BULK:
-            return self._peek_bulk(count)
+            return batch(self._peek_bulk(count))
         found: list[int] = []
         for position in range(self._head, self._tail):
             if len(found) == count:
@@ -551,18 +579,24 @@ class FreeQueue:
         while self._head < self._tail and not self._counts(self._head, self._ring[self._head % self._capacity]):
             self._head += 1
 
-    def _peek_bulk(self, count: int) -> list[int]:
-        found: list[int] = []
-        position = self._head
-        while position < self._tail and len(found) < count:
-            stop = min(self._tail, position + 2 * (count - len(found)))
-            positions = np.arange(position, stop)
-            ids = self._ring_view[positions % self._capacity]
-            at = self._column.view[ids]
-            counts = ((at == self._freed) | (at == self._cached)) & (self._entry_view[ids] == (positions & ID_MASK))
-            found += ids[counts].tolist()
+    def _peek_bulk(self, count: int) -> NDArray[np.int64]:
+        found: list[NDArray[np.int64]] = []
+        position, missing = self._head, count
+        while position < self._tail and missing > 0:
+            stop = min(self._tail, position + 2 * missing)
+            found.append(self._scan(position, stop)[:missing])
+            missing -= len(found[-1])
             position = stop
-        return found[:count]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def _scan(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The blocks whose entries between two positions count."""
+        positions = np.arange(start, stop)
+        ids = self._ring_view[positions % self._capacity]
+        at = self._column.view[ids]
+        counts = ((at == self._freed) | (at == self._cached)) & (self._entry_view[ids] == (positions & ID_MASK))
+        chosen: NDArray[np.int64] = ids[counts].astype(np.int64)
+        return chosen
 
     def reset(self, order: list[int]) -> None:
         """Take over an order, after a restore."""

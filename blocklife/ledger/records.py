@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
+from blocklife.lifecycle import Rows
 
 Ids = NDArray[np.int64]
 """Places or lives, one per element."""
@@ -114,19 +115,24 @@ class Seal:
     keys: Sequence[bytes]
 
 
-@frozen(eq=False)
-class Committed:
-    """One committed batch of transitions, as listeners get it.
-
-    ``rows[i]`` is the row of the machine's table that place ``ids[i]`` took. ``epochs`` is empty for jobs and requests.
-    """
+class Committed(NamedTuple):
+    """One committed batch of transitions, as listeners and the journal get it; `steps` spells it out."""
 
     sequence: int
     plan: int
     machine: str
     event: str
-    ids: list[int]
-    rows: list[int]
+    ids: list[int] | Ids
+    rows: Rows
+    """The row of the machine's table that each place took; one number where all took the same."""
     epochs: list[int]
+    """The epoch of each block afterwards; empty for other machines, and where nobody listens."""
     job: int
     """The number of the job in whose name it happened; 0 for none."""
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Each place with the row that it took."""
+        ids = self.ids if isinstance(self.ids, list) else self.ids.tolist()
+        if isinstance(self.rows, int):
+            return [(place, self.rows) for place in ids]
+        return list(zip(ids, self.rows if isinstance(self.rows, list) else self.rows.tolist(), strict=True))

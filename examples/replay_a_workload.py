@@ -1,0 +1,26 @@
+"""Replay thirty conversations with misbehaving copies, and look at what the lifecycles say.
+
+Prints::
+
+    clean: True
+    jobs ended: True
+"""
+
+from __future__ import annotations
+
+from blocklife.copiers.faults import FaultRates
+from blocklife.engines.toy.replay import Replay, ReplayOptions
+from blocklife.engines.toy.workload import generate_workload
+
+
+def main() -> None:
+    workload = generate_workload(requests=30, seed=1)
+    options = ReplayOptions(gpu_blocks=512, host_slots=1024, faults=FaultRates(fail=0.1, never=0.05), seed=1)
+    report = Replay(workload, options).run()
+    jobs = isinstance(report.values["jobs"], dict)
+    print("clean:", report.clean)
+    print("jobs ended:", jobs)
+
+
+if __name__ == "__main__":
+    main()
