@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+import attrs
+
 from blocklife import __version__
 from blocklife.errors import MisuseError
 
@@ -208,10 +210,10 @@ def _replay(args: argparse.Namespace) -> int:
         except OSError as problem:
             raise MisuseError(f"{args.record or 'replay'}: {problem.strerror or problem}") from problem
     if args.json:
-        print(json.dumps(report.values))
+        print(json.dumps(attrs.asdict(report)))
     else:
         _print_report(report, options)
-    if report.values["interrupted"]:
+    if report.interrupted:
         return INTERRUPTED
     return OK if report.clean else WRONG
 
@@ -310,29 +312,23 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    values = report.values
+    values = attrs.asdict(report)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column()
     table.add_column(justify="right")
     for title, names in _SECTIONS:
         for number, name in enumerate(names):
-            value = values[name]
-            shown = f"{value:,}" if isinstance(value, int | float) else str(value)
-            table.add_row(title if number == 0 else "", name.replace("_", " "), shown)
-        if title == "copies" and isinstance(jobs := values["jobs"], dict):
-            for state, count in jobs.items():
+            table.add_row(title if number == 0 else "", name.replace("_", " "), f"{values[name]:,}")
+        if title == "copies":
+            for state, count in report.jobs.items():
                 table.add_row("", f"jobs {state}", f"{count:,}")
     console.print(table)
-    taken = values["transitions"]
-    if isinstance(taken, dict):
-        total = sum(sum(rows.values()) for rows in taken.values() if isinstance(rows, dict))
-        edges = sum(1 for rows in taken.values() if isinstance(rows, dict) for count in rows.values() if count)
-        console.print(f"\n{total:,} transitions over {edges} edges ({options.contract.name.lower()} contract)")
-    messages = values["violation_messages"]
-    for message in messages if isinstance(messages, list) else ():
+    counts = [count for rows in report.transitions.values() for count in rows.values() if count]
+    console.print(f"\n{sum(counts):,} transitions over {len(counts)} edges ({options.contract.name.lower()} contract)")
+    for message in report.violation_messages:
         console.print(f"violation: {message}", markup=False)
-    if values["interrupted"]:
+    if report.interrupted:
         console.print("interrupted: every request was aborted and every copy has landed; the figures are those so far")
     elif report.clean:
         console.print("clean: nothing corrupt, nothing leaked, no violation")

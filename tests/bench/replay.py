@@ -13,17 +13,14 @@ def measure(scale: Scale) -> list[Figure]:
     workload = generate_workload(requests=600 if scale.models >= 1_000 else 5, seed=0)
     figures = []
     for checking in (Checking.STRICT, Checking.OFF):
-        values = Replay(workload, ReplayOptions(checking=checking)).run().values
-        cost, steps, seconds = values["scheduler_us_per_step"], values["steps"], values["seconds"]
-        if not (isinstance(cost, float) and isinstance(steps, int) and isinstance(seconds, float)):
-            raise TypeError("the report has changed its form")
+        report = Replay(workload, ReplayOptions(checking=checking)).run()
         figures.append(
             Figure(
                 name=f"scheduling, checking {checking.name.lower()}",
-                ours=cost,
+                ours=report.scheduler_us_per_step,
                 unit="us a step",
                 peer_name="the whole step",
-                peer=seconds / max(1, steps) * 1e6,
+                peer=report.seconds / max(1, report.steps) * 1e6,
             )
         )
     return figures

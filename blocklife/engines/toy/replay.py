@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import TypeAlias
 
 import attrs
 import numpy as np
@@ -23,8 +22,6 @@ from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
 from blocklife.ledger.ledger import Listener
 from blocklife.offload import HostTier, OffloadScheduler
-
-ReportValue: TypeAlias = "int | float | str | bool | list[str] | dict[str, int] | dict[str, dict[str, int]]"
 
 MAX_WORKERS = 64
 MAX_VIOLATIONS_SHOWN = 20
@@ -95,16 +92,52 @@ class ReplayOptions:
             )
 
 
-@attrs.define(eq=False)
+@attrs.frozen(kw_only=True)
 class ReplayReport:
-    """What happened, in the order in which people read it; `values` is the machine-readable form."""
+    """What happened, in the order in which people read it. Counts are of the whole run unless a unit says otherwise."""
 
-    values: dict[str, ReportValue]
+    requests: int
+    skipped_requests: int
+    """Requests that no memory of this size can hold."""
+    aborted_requests: int
+    steps: int
+    tokens_computed: int
+    tokens_hit_gpu: int
+    tokens_hit_host: int
+    blocks_stored: int
+    """Blocks of stores that are DONE; each worker has moved its share."""
+    blocks_loaded: int
+    bytes_stored: int
+    """Over all workers."""
+    bytes_loaded: int
+    jobs: dict[str, int]
+    """Jobs by terminal state."""
+    preemptions: int
+    flushes: int
+    stale_detected: int
+    late_completions: int
+    duplicate_completions: int
+    unknown_completions: int
+    refused_stores: int
+    already_stored: int
+    failed_loads: int
+    verified_blocks: int
+    """Blocks read by a step, and slots READY at the end, whose every byte was checked; over all workers."""
+    corrupt_blocks: int
+    leaked_places: int
+    violations: int
+    violation_messages: list[str]
+    """The first of them."""
+    transitions: dict[str, dict[str, int]]
+    """By machine and row: ``SEALED --plan_store--> PENDING_STORE``, with the guard in brackets."""
+    scheduler_us_per_step: float
+    seconds: float
+    interrupted: bool
 
     @property
     def clean(self) -> bool:
         """Whether nothing was corrupted, lost or violated."""
-        return not (self.values["corrupt_blocks"] or self.values["leaked_places"] or self.values["violations"])
+        return not (self.corrupt_blocks or self.leaked_places or self.violations)
 
 
 class Replay:
@@ -209,39 +242,37 @@ class Replay:
         }
         offload, statistics = self.offload.statistics(), ledger.statistics()
         moved = ledger.moved
-        jobs = {state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")}
         block_bytes = self.options.block_bytes * self.options.workers
         violations = counts.violations
-        values: dict[str, ReportValue] = {
-            "requests": counts.requests,
-            "skipped_requests": counts.skipped_requests,
-            "aborted_requests": counts.aborted_requests,
-            "steps": counts.steps,
-            "tokens_computed": counts.tokens_computed,
-            "tokens_hit_gpu": counts.tokens_hit_gpu,
-            "tokens_hit_host": counts.tokens_hit_host,
-            "blocks_stored": moved["STORE"],
-            "blocks_loaded": moved["LOAD"],
-            "bytes_stored": moved["STORE"] * block_bytes,
-            "bytes_loaded": moved["LOAD"] * block_bytes,
-            "jobs": jobs,
-            "preemptions": counts.preemptions,
-            "flushes": ledger.tally["flushes"],
-            "stale_detected": statistics.stale + offload.stale,
-            "late_completions": statistics.late,
-            "duplicate_completions": statistics.duplicate,
-            "unknown_completions": statistics.unknown,
-            "refused_stores": offload.refused_stores,
-            "already_stored": offload.already_stored,
-            "failed_loads": counts.failed_loads,
-            "verified_blocks": counts.verified_blocks + counts.verified_slots,
-            "corrupt_blocks": counts.corrupt_blocks,
-            "leaked_places": leaked,
-            "violations": len(violations) + ledger.tally["violations"],
-            "violation_messages": violations[:MAX_VIOLATIONS_SHOWN],
-            "transitions": taken,
-            "scheduler_us_per_step": round(counts.scheduler_s / max(1, counts.steps) * 1e6, 1),
-            "seconds": round(self._seconds, 3),
-            "interrupted": self._interrupted,
-        }
-        return ReplayReport(values)
+        return ReplayReport(
+            requests=counts.requests,
+            skipped_requests=counts.skipped_requests,
+            aborted_requests=counts.aborted_requests,
+            steps=counts.steps,
+            tokens_computed=counts.tokens_computed,
+            tokens_hit_gpu=counts.tokens_hit_gpu,
+            tokens_hit_host=counts.tokens_hit_host,
+            blocks_stored=moved["STORE"],
+            blocks_loaded=moved["LOAD"],
+            bytes_stored=moved["STORE"] * block_bytes,
+            bytes_loaded=moved["LOAD"] * block_bytes,
+            jobs={state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")},
+            preemptions=counts.preemptions,
+            flushes=ledger.tally["flushes"],
+            stale_detected=statistics.stale + offload.stale,
+            late_completions=statistics.late,
+            duplicate_completions=statistics.duplicate,
+            unknown_completions=statistics.unknown,
+            refused_stores=offload.refused_stores,
+            already_stored=offload.already_stored,
+            failed_loads=counts.failed_loads,
+            verified_blocks=counts.verified_blocks + counts.verified_slots,
+            corrupt_blocks=counts.corrupt_blocks,
+            leaked_places=leaked,
+            violations=len(violations) + statistics.violations,
+            violation_messages=violations[:MAX_VIOLATIONS_SHOWN],
+            transitions=taken,
+            scheduler_us_per_step=round(counts.scheduler_s / max(1, counts.steps) * 1e6, 1),
+            seconds=round(self._seconds, 3),
+            interrupted=self._interrupted,
+        )
