@@ -198,17 +198,13 @@ def _replay(args: argparse.Namespace) -> int:
     options = _options(args)
     workload = _workload(args)
     replay = Replay(workload, options)
-    with contextlib.ExitStack() as stack:
-        if args.record:
-            try:
-                stream = stack.enter_context(open(args.record, "w", encoding="utf-8"))
-            except OSError as problem:
-                raise MisuseError(f"{args.record}: {problem.strerror or problem}") from problem
-            Recorder(stream).begin(replay.ledger)
-        try:
+    try:
+        with open(args.record, "w", encoding="utf-8") if args.record else contextlib.nullcontext() as stream:
+            if stream is not None:
+                Recorder(stream).begin(replay.ledger)
             report = _run(replay)
-        except OSError as problem:
-            raise MisuseError(f"{args.record or 'replay'}: {problem.strerror or problem}") from problem
+    except OSError as problem:
+        raise MisuseError(f"{args.record or 'replay'}: {problem.strerror or problem}") from problem
     if args.json:
         print(json.dumps(attrs.asdict(report)))
     else:

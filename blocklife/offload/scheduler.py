@@ -53,9 +53,11 @@ class _Wish:
 class OffloadScheduler:
     """Loads on a hit, stores as blocks fill (eager), flushes where a step must not go on without a copy's end."""
 
-    def __init__(self, ledger: Ledger, tier: HostTier) -> None:
+    def __init__(self, ledger: Ledger, tier: HostTier, *, max_job_blocks: int = 256) -> None:
         self.ledger = ledger
         self.tier = tier
+        # A job larger than the tier would be refused for ever, and one that the link cannot move in time would expire.
+        self.max_job_blocks = min(max_job_blocks, len(ledger.slots))
         self._wishes: dict[str, _Wish] = {}
         self._refused = 0
         self._already_stored = 0
@@ -105,7 +107,8 @@ class OffloadScheduler:
     def _plan_stores(self) -> None:
         """One job a request, in the order in which the wishes came up, until one is refused."""
         for wish in list(self._wishes.values()):
-            lives, keys = self._ripe(wish)
+            ripe, names = self._ripe(wish)
+            lives, keys = ripe[: self.max_job_blocks], names[: self.max_job_blocks]
             if lives:
                 slots = self.tier.reserve(len(lives)) if self.ledger.jobs.room else []
                 if not slots:

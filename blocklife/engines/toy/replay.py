@@ -159,7 +159,12 @@ class Replay:
         )
         for listener in listeners:
             self.ledger.listen(listener)
-        self.offload = OffloadScheduler(self.ledger, HostTier(self.ledger))
+        self.offload = OffloadScheduler(
+            self.ledger,
+            HostTier(self.ledger),
+            # even a full queue of stores drains before its last one is given up
+            max_job_blocks=max(1, options.link_blocks * options.deadline // options.max_jobs),
+        )
         self.stations = [self._station(rank) for rank in range(options.workers)]
         self.engine = Engine(
             self.ledger,
