@@ -480,7 +480,8 @@ class Core:
             raise MisuseError(f"block {twice}: it is named twice in one call")
         return found
 
-    def _check_fresh(self, lives: Lives, verb: str) -> None:
+    def _check_fresh(self, lives: Lives, verb: str) -> Ids:
+        """The ids of lives that are not over and distinct; an error names the first that is not."""
         fresh = self.blocks.fresh(lives)
         if not every(fresh):
             life = int(next(life for life, keep in zip(lives, fresh, strict=True) if not keep))
@@ -489,11 +490,13 @@ class Core:
                 f"block {place}: cannot {verb} its life {epoch}, which is over; it is {self.blocks.at(place).name} in life "
                 f"{self.blocks.epoch[place]} (look it up again)"
             )
-        self._check_distinct(lives, verb)
+        return self._check_distinct(lives, verb)
 
-    def _check_distinct(self, lives: Lives, verb: str) -> None:
-        if not self._are_distinct(ids_of(lives), len(self.blocks)):
+    def _check_distinct(self, lives: Lives, verb: str) -> Ids:
+        ids = ids_of(lives)
+        if len(ids) > 1 and not self._are_distinct(ids, len(self.blocks)):
             raise MisuseError(f"{verb}: a block is named twice in one call")
+        return ids
 
     def _check_report(self, completion: Completion) -> None:
         worker = int(completion.worker)

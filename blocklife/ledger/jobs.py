@@ -36,7 +36,7 @@ class Jobs(Generic[JobT_co]):
     ids: tuple[JobId, ...]
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Batch(Generic[BlockT_co]):
     """A handle on the lives of some blocks of one group, all left in one state. A life that is over is caught by its epoch."""
 

@@ -249,10 +249,9 @@ class Ledger(Core):
         found = self._request(request)
         self._check_group(group)
         chosen = batch(lives)
-        self._check_fresh(chosen, "acquire")
+        ids = self._check_fresh(chosen, "acquire")
         self._check_tenancy(found.tables[group], chosen, request)
-        step = self.blocks.ask(_BLOCK["acquire"], ids_of(chosen), refs=+1)
-        self._commit(step)
+        self._commit(self.blocks.ask(_BLOCK["acquire"], ids, refs=+1))
         extend(found.tables[group], chosen)
         return Batch(chosen, group)
 
@@ -302,9 +301,9 @@ class Ledger(Core):
     def drop(self, lives: Lives) -> None:
         """Forget content that nobody holds. Edges: block CACHED → FREED, IN_FLIGHT → STALE. Refuses a life that is held."""
         chosen = batch(lives)
-        self._check_fresh(chosen, "drop")
-        self._check_idle(ids_of(chosen), "drop")
-        self._commit(self.blocks.ask(_BLOCK["drop"], ids_of(chosen)))
+        ids = self._check_fresh(chosen, "drop")
+        self._check_idle(ids, "drop")
+        self._commit(self.blocks.ask(_BLOCK["drop"], ids))
 
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
@@ -372,6 +371,8 @@ class Ledger(Core):
         self._check_group(source.group)
         self._check_sizes(lives, where, targets, keys, sizes)
         self._check_fresh(lives, "plan_store")
+        if len(set(keys)) != len(keys):
+            raise MisuseError(f"key {Counter(keys).most_common(1)[0][0].hex()}: it is named twice in one job (I14)")
         for key in keys:
             if key in self.slots.index[source.group]:
                 raise MisuseError(f"key {key.hex()}: it is stored or being stored already (look it up first)")

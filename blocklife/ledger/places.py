@@ -303,18 +303,17 @@ class Blocks(Places):
         if facts_of is None:
             return Step(self, event, ids, self.column.look_up(event, ids, 0), refs, pins, writes, doubts)
         if type(ids) is list:
-            facts = []
-            for position, place in enumerate(ids):
-                situation = (
-                    constant
+            owned = [constant] * len(ids) if own is None else [constant | bool(each) << 5 for each in own]
+            facts = [
+                facts_of[
+                    given
                     | (self.refs[place] + refs > 0)
                     | (self.pins[place] + pins > 0) << 1
                     | (self.writes[place] + writes > 0) << 2
                     | (self.doubts[place] + doubts > 0) << 3
-                )
-                if own is not None and own[position]:
-                    situation |= 32
-                facts.append(facts_of[situation])
+                ]
+                for place, given in zip(ids, owned, strict=True)
+            ]
             return Step(self, event, ids, self.column.look_up(event, ids, facts), refs, pins, writes, doubts)
         bits = np.full(len(ids), constant, dtype=np.uint8)
         needed = event.parameters
