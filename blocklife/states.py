@@ -27,6 +27,8 @@ Unusual arrows, and why they exist:
   submitted from there: `submit` has no row before `seal`.
 * Block `IN_FLIGHT --release--> IN_FLIGHT`: the last holder lets go of a block that a copy reads; what it becomes is decided
   when the copy lands.
+* Block `FLUSHED --land--> ALLOCATED`: no guard asks for further pins. A place is read by one store at most and is never handed
+  out while a load writes it, so that the landing copy is the only one behind the fence.
 * Job `DONE --finish--> DONE` and its two siblings: a late or repeated report is lawful, is counted, and changes nothing.
 * Job `QUARANTINED --finish--> FAILED`: the copy came back after its deadline. Its memory is safe again; its verdict stays.
 
@@ -246,7 +248,6 @@ class BlockLife(Lifecycle, initial=Block.FREED):
     @edge(Block.LOADING, to=Block.LOADING)
     @edge(Block.IN_FLIGHT, to=Block.SEALED, when=held)
     @edge(Block.IN_FLIGHT, to=Block.CACHED)
-    @edge(Block.FLUSHED, to=Block.FLUSHED, when=pinned)
     @edge(Block.FLUSHED, to=Block.ALLOCATED)
     @edge(Block.STALE, to=Block.STALE, when=pinned)
     @edge(Block.STALE, to=Block.FREED)
@@ -484,8 +485,8 @@ COUPLINGS: tuple[Coupling, ...] = (
         "load-done",
         "job.finish(load)",
         (Job.DONE,),
-        ("block.land", "slot.unpin", "request.loaded"),
-        "The loaded blocks are sealed and the request joins the batch.",
+        ("job.quiesce", "block.land", "slot.unpin", "request.loaded"),
+        "Every worker waited for older copies of the targets, so these are quiet; the blocks are sealed, the request joins.",
     ),
     Coupling(
         "load-failed",

@@ -76,7 +76,6 @@ PINNED = {
         LOADING land -> LOADING
         IN_FLIGHT land -> SEALED [held]
         IN_FLIGHT land -> CACHED
-        FLUSHED land -> FLUSHED [pinned]
         FLUSHED land -> ALLOCATED
         STALE land -> STALE [pinned]
         STALE land -> FREED

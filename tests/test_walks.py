@@ -15,42 +15,89 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NoReturn, cast
 
 import attrs
 import pytest
 
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
-from blocklife.ledger import Batch, Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Plan, Result, Seal, Worker, core
+from blocklife.ledger import (
+    Batch,
+    Completion,
+    Contract,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    Limits,
+    Plan,
+    Result,
+    Seal,
+    Worker,
+    core,
+    ledger,
+)
 from blocklife.ledger import places as places_module
 from blocklife.ledger.core import Core
 from blocklife.ledger.invariants import check
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Blocks
 from blocklife.lifecycle import Event
 from blocklife.states import MACHINES, Block, Job, JobLife, Request, Slot
-from tests.worlds import Claims, Content, Device, DeviceFault, compare, unchanged, world_key
+from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
 
 SEED = 20_000
 NUM_WALKS = 80
 NUM_STEPS = 220
 EVENTUALLY = 1e9
+KEYS = [bytes([letter]) for letter in b"klmnopqrstuvwxyz"]
 
-VERBS = (
-    "add admit allocate seal hit plan_store plan_load release preempt finish cancel abandon flush drop evict pin unpin quiesce "
-    "expire stale report reset reset_drained snapshot"
-).split()
+VERBS = [
+    "add",
+    "admit",
+    "allocate",
+    "bring_in",
+    "squeeze",
+    "launch",
+    "seal",
+    "hit",
+    "plan_store",
+    "plan_load",
+    "release",
+    "preempt",
+    "finish",
+    "cancel",
+    "abandon",
+    "flush",
+    "drop",
+    "evict",
+    "pin",
+    "unpin",
+    "quiesce",
+    "expire",
+    "jump",
+    "stale",
+    "report",
+    "reset",
+    "reset_drained",
+    "snapshot",
+]
 """What the walker may like more or less; plans and their settling come in every step."""
 
-NEVER_TAKEN = {
-    "block: FLUSHED --land [pinned]--> FLUSHED": "a block has at most one store and one load at a time, and one that a load "
-    "touches is never handed out: behind a fence there is exactly one copy",
+DEEP = {
+    "block: LOADING --land [own_pinned]--> STALE": "a load behind a fence is given up before the older copy is proven quiet",
+    "block: LOADING --expire--> LOADING": "the older copy expires between the plan that waits for it and its settling",
+    "block: LOADING --release [doubt]--> QUARANTINED": "the same, and then the request lets go",
+    "block: FLUSHED --release [doubt]--> QUARANTINED": "the same, without a load",
+    "block: STALE --land [pinned]--> STALE": "an older copy and an abandoned load, one of which lands",
+    "block: QUARANTINED --expire--> QUARANTINED": "an older copy and an abandoned load, and both expire",
+    "block: QUARANTINED --land [doubt]--> QUARANTINED": "the same, and one of them lands",
+    "block: QUARANTINED --land [pinned]--> STALE": "an older copy and an abandoned load, of which one expires and lands first",
 }
-"""Rows that no walk takes, each with the reason; all others must be taken, or the walks have become blind."""
+"""Rows that need two copies on one place; `test_journeys.py` takes each of them, a walk only by luck."""
 
 
-class Finding(AssertionError):
+class Finding(AssertionError):  # noqa: N818 - what it reports is no error of the test
     """Something that must hold does not; the message is the program that shows it."""
 
 
@@ -63,7 +110,7 @@ class Walker:
         self.judges = (invariants, device)
         self.own = rnd.random() < 0.75
         sizes = {
-            "num_blocks": rnd.choice((3, 4, 6, 8)),
+            "num_blocks": rnd.choice((3, 3, 4, 6)),
             "num_slots": rnd.choice((2, 3, 5)),
             "max_jobs": rnd.choice((2, 4, 8)),
             "max_requests": rnd.choice((2, 4)),
@@ -71,17 +118,19 @@ class Walker:
             "num_workers": workers,
             "max_journal": 16,
         }
-        deadline = rnd.choice((2.0, 6.0, 20.0))
+        self.deadline = deadline = rnd.choice((3.0, 9.0, 30.0))
         self.program = [f"ledger = Ledger(Limits(**{sizes}), contract={contract}, deadline={deadline}, own_pool={self.own})"]
         self.ledger = Ledger(Limits(**sizes), contract=contract, deadline=deadline, own_pool=self.own)
         self.device = Device(sizes["num_blocks"], sizes["num_slots"], workers, contract)
         self.sizes, self.workers = sizes, workers
         self.weights = [rnd.choice((0.0, 0.3, 1.0, 1.0, 3.0)) for _ in VERBS]
-        for verb in ("add", "allocate", "seal"):
-            self.weights[VERBS.index(verb)] = max(1.0, self.weights[VERBS.index(verb)])
-        for verb in ("reset", "reset_drained"):
+        for verb in ("add", "allocate", "bring_in", "squeeze", "seal", "plan_store"):
+            self.weights[VERBS.index(verb)] += 2.0
+        for verb in ("reset", "reset_drained", "cancel", "drop", "jump"):
             self.weights[VERBS.index(verb)] *= 0.1
-        self.reliable = rnd.choice((0.2, 0.6, 0.95))
+        self.speed = rnd.choice((0.02, 0.1, 0.3))
+        """How likely a worker is to be done with its share in one step."""
+        self.reliable = rnd.choice((0.5, 0.9, 1.0))
         """How often a report arrives at all."""
         self.now = 0.0
         self.tenants: dict[int, tuple[Content, int]] = {}
@@ -147,7 +196,7 @@ class Walker:
             if self.judges[1]:
                 self.found(f"DeviceFault: {fault}")
 
-    def found(self, problem: str) -> None:
+    def found(self, problem: str) -> NoReturn:
         """Raise a finding with the program so far."""
         raise Finding("\n".join([f"{self.seed}: {problem}", *self.program]))
 
@@ -157,7 +206,7 @@ class Walker:
         """Walk, then drain."""
         for _ in range(steps):
             self.now += 1.0
-            for verb in self.rnd.choices(VERBS, self.weights, k=self.rnd.randrange(5)):
+            for verb in self.rnd.choices(VERBS, self.weights, k=self.rnd.randrange(6)):
                 getattr(self, verb)()
             if len(self.plans) < 3 and self.rnd.random() < 0.6:
                 self.dispatch()
@@ -203,11 +252,31 @@ class Walker:
             batch = self.call("observe_allocate", request, chosen, group)
         if batch is None:
             return
+        self._welcome(batch)
+
+    def squeeze(self) -> None:
+        """A request that waits takes every block there is and one that is still busy, and loads into that one."""
+        waiting = (Request.WAITING, Request.PREEMPTED)
+        names = [name for name in self.ledger.requests if self.ledger.request_state(name) in waiting]
+        lendable = self.ledger.blocks.lendable().tolist()
+        if not names or not lendable or self.ledger.contract is not Contract.FENCE:
+            return
+        name = self.rnd.choice(names)
+        if not self.own:
+            batch = self.call("observe_allocate", name, lendable[:1])
+        else:
+            batch = self.call("allocate", name, self.ledger.free + 1)
+        if batch:
+            self._welcome(batch)
+            self.plan_load(name, life=int(batch.lives[-1]))
+
+    def _welcome(self, batch: Batch[Any]) -> None:
+        """Note new tenants, and tell the device."""
         for life in map(int, batch.lives):
             if life in self.seen:
                 self.found(f"life {life >> EPOCH_SHIFT} of block {life & ID_MASK} was given twice")
             self.seen.add(life)
-            self.tenants[life] = (self.rnd.choice((b"u", b"v", b"w", b"x", b"y")), life), group
+            self.tenants[life] = (self.rnd.choice(KEYS), life), batch.group
             self.open[life] = False
             self.over.append(life)
         self.over = self.over[-12:]
@@ -215,6 +284,18 @@ class Walker:
         self.tenants = {life: tenant for life, tenant in self.tenants.items() if life in keep}
         self.open = {life: written for life, written in self.open.items() if life in keep}
         self.on_device(lambda: self.device.handed_out([int(life) & ID_MASK for life in batch.lives]))
+
+    def bring_in(self) -> None:
+        """A request that waits gets blocks, and content for them if there is any: mostly it loads."""
+        waiting = (Request.WAITING, Request.PREEMPTED)
+        names = [name for name in self.ledger.requests if self.ledger.request_state(name) in waiting]
+        if not names or not self.own:
+            return
+        name, group = self.rnd.choice(names), self.rnd.randrange(self.sizes["num_groups"])
+        has_room = any(life in self.open for life in self.ledger.table(name, group))
+        if not has_room and (batch := self.call("allocate", name, 1, group)):
+            self._welcome(batch)
+        self.plan_load(name, group)
 
     def seal(self) -> None:
         if not (request := self.request()):
@@ -231,7 +312,7 @@ class Walker:
 
     def hit(self) -> None:
         group = self.rnd.randrange(self.sizes["num_groups"])
-        lives = self.ledger.find_blocks([self.rnd.choice((b"u", b"v", b"w", b"x", b"y"))], group)
+        lives = self.ledger.find_blocks([self.rnd.choice(KEYS)], group)
         if lives and (request := self.request()):
             if self.own or self.rnd.random() < 0.5:
                 self.call("acquire", request, lives, group)
@@ -244,23 +325,24 @@ class Walker:
         lives = self.some([life for life in wanted if self.tenants[life][1] == group])
         slots = self.ledger.slots.peek_empty(len(lives))
         names = [self.tenants[life][0][0] for life in lives]
+        if not slots:
+            self.evict()
         if lives and len(slots) == len(lives) and len(set(names)) == len(names):
             owner = self.request() or ""
             if self.call("plan_store", Batch(lives, group), slots, names, owner=owner):
                 for life, slot in zip(lives, slots, strict=True):
                     self.promised[slot] = self.tenants[life][0]
 
-    def plan_load(self) -> None:
-        if not (request := self.request()):
+    def plan_load(self, request: str | None = None, group: int = 0, life: int = NULL) -> None:
+        if not (request := request or self.request()):
             return
-        group = self.rnd.randrange(self.sizes["num_groups"])
         ready = [
             slot
             for slot in range(self.sizes["num_slots"])
             if self.ledger.slots.at(slot) is Slot.READY and self.ledger.slots.group[slot] == group
         ]
         wanted = [life for life in self.ledger.table(request, group) if life in self.open]
-        lives = self.some(wanted)
+        lives = [life] if life else self.some(wanted)
         slots = self.rnd.sample(ready, min(len(ready), len(lives)))
         lives = lives[: len(slots)]
         if lives and self.call("plan_load", request, Batch(lives, group), slots):
@@ -318,13 +400,24 @@ class Walker:
         self.call("unpin", self.rnd.choice("pq"), self.some(list(range(self.sizes["num_slots"]))))
 
     def quiesce(self) -> None:
-        if found := self.jobs(Job.QUARANTINED, Job.STALE, Job.FLUSHED, Job.IN_FLIGHT):
+        every = self.rnd.random() < 0.1
+        if found := self.jobs(Job.QUARANTINED, *((Job.STALE, Job.FLUSHED, Job.IN_FLIGHT) if every else ())):
             chosen = self.rnd.sample(found, 1)
             self.on_device(lambda: self.device.quiet(chosen[0]))
             self.call("quiesce", Jobs(tuple(chosen)))
 
     def expire(self) -> None:
         self.call("expire", self.now)
+
+    def jump(self) -> None:
+        """Much time passes between two steps: whatever was launched is late."""
+        self.now += self.deadline
+        self.call("expire", self.now)
+
+    def launch(self) -> None:
+        """Hear of a launch as soon as it happens, before the plan settles."""
+        if self.started:
+            self.call("launched", self.started.pop(), self.now)
 
     def stale(self) -> None:
         """Use a name that may be old: whatever is over must be refused, or be passed over."""
@@ -408,7 +501,7 @@ class Walker:
         """Some copies land."""
         for job, copy in list(self.device.copies.items()):
             for worker in sorted(copy.pending):
-                if self.rnd.random() < 0.15:
+                if self.rnd.random() < self.speed:
                     ok = self.rnd.random() < 0.8
                     self.on_device(functools.partial(self.device.land, job, worker, ok))
                     self._post(job, worker, ok)
@@ -461,7 +554,12 @@ class Walker:
             while self.plans:
                 self.settle()
         else:
-            self.call("settle", self.plans.pop().number, self.now, launched=[Launched(job, Worker(0)) for job in ledger.submitted().ids])
+            self.call(
+                "settle",
+                self.plans.pop().number,
+                self.now,
+                launched=[Launched(job, Worker(0)) for job in ledger.submitted().ids],
+            )
             self.call("expire", EVENTUALLY)
             jobs = ledger.submitted()
             for job in jobs.ids:
@@ -519,7 +617,7 @@ def test_walks_take_every_row_but_those_listed(all_walks: tuple[Counter[str], Co
     taken, _ = all_walks
     every = {f"{name}: {row}" for name, table in MACHINES.items() for row in table.rows}
 
-    assert {row for row in every if not taken[row]} == set(NEVER_TAKEN)
+    assert {row for row in every if not taken[row]} - set(DEEP) == set()
 
 
 def test_walk_is_repeated_by_its_program() -> None:
@@ -544,14 +642,15 @@ def test_walk_is_a_function_of_its_seed() -> None:
 # --- planted bugs -------------------------------------------------------------------------------------------------------
 
 
-def first_finding(contract: Contract = Contract.FENCE, *, invariants: bool = True, device: bool = True, walks: int = 40) -> str:
-    """What the walks say first about a ledger with a planted bug; empty if they see nothing."""
+def findings(*, invariants: bool = True, device: bool = True, walks: int = 20) -> str:
+    """What some walks say first about a ledger with a planted bug, one line each; empty if they see nothing."""
+    found = []
     for number in range(walks):
         try:
-            Walker(SEED + number, contract, 1, invariants=invariants, device=device).run(120)
+            Walker(SEED + number, Contract.FENCE, 1, invariants=invariants, device=device).run(120)
         except Finding as finding:
-            return str(finding).splitlines()[0].partition(": ")[2]
-    return ""
+            found.append(str(finding).splitlines()[0].partition(": ")[2])
+    return "\n".join(found)
 
 
 def plant_row(monkeypatch: pytest.MonkeyPatch, machine: str, event: Event, change: Callable[[bytearray], None]) -> None:
@@ -559,7 +658,9 @@ def plant_row(monkeypatch: pytest.MonkeyPatch, machine: str, event: Event, chang
     lut = bytearray(event.lut)
     change(lut)
     mutant = attrs.evolve(event, lut=bytes(lut))
-    monkeypatch.setitem(cast("dict[str, Event]", MACHINES[machine].events), event.name, mutant)
+    for module in (core, ledger):
+        name = f"_{machine.upper()}"
+        monkeypatch.setattr(module, name, {**getattr(module, name), event.name: mutant})
     if event in places_module._FACTS:
         monkeypatch.setitem(places_module._FACTS, mutant, places_module._FACTS[event])
         monkeypatch.setitem(places_module._FACTS_VIEW, mutant, places_module._FACTS_VIEW[event])
@@ -620,49 +721,49 @@ def test_early_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that is freed while the device reads it is seen by the invariants, and by the device alone."""
     plant_early_release(monkeypatch)
 
-    assert first_finding(device=False).startswith("I1: ")
-    assert re.match(r"DeviceFault: copy \S+ touches block \d+, which is said to be FREED", first_finding(invariants=False))
+    assert "I1: block" in findings(device=False)
+    assert re.search(r"DeviceFault: copy \S+ touches block \d+, which is said to be FREED", findings(invariants=False))
 
 
 def test_forgotten_epoch_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference to a life that is over is not taken for one to the new tenant."""
     plant_forgotten_epoch(monkeypatch)
 
-    assert first_finding(invariants=False)
-    assert first_finding(device=False)
+    assert findings(invariants=False)
+    assert findings(device=False)
 
 
 def test_failed_copy_published_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that did not arrive are not readable: the verdict is counted again, and the bytes are looked at."""
     plant_published_failure(monkeypatch)
 
-    assert first_finding(device=False).startswith("I9: ")
-    assert re.match(r"(slot|block) \d+ promises .* and holds None", first_finding(invariants=False))
+    assert re.search(r"I9: job \d+ is DONE with reports", findings(device=False))
+    assert re.search(r"(slot|block) \d+ promises .* and holds None", findings(invariants=False))
 
 
 def test_flush_not_ordered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the wait nobody may write: the invariants miss the order, the device misses the wait."""
+    """Without the wait nobody may write: the invariants miss it in the books, the device in the plan."""
     plant_unordered_flush(monkeypatch)
 
-    assert first_finding(device=False).startswith("I12: ")
-    assert re.match(r"DeviceFault: plan \d+ does not wait for copy", first_finding(invariants=False))
+    assert re.search(r"I12: block \d+ is FLUSHED and no plan waits", findings(device=False))
+    assert re.search(r"DeviceFault: plan \d+ does not wait for copy", findings(invariants=False))
 
 
 def test_forgotten_pin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planned store that does not pin its source is seen at once."""
     plant_pins(monkeypatch, "plan_store", 0)
 
-    assert first_finding(device=False).startswith("I1: ")
+    assert re.search(r"I1: pins of place \d+ say 0, counted 1", findings(device=False))
 
 
 def test_unpin_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A landing that takes two pins is an error, never a clamp."""
     plant_pins(monkeypatch, "land", -2)
 
-    assert "pins would fall below zero (I4)" in first_finding(device=False)
-    assert "pins would fall below zero (I4)" in first_finding(invariants=False)
+    assert "pins would fall below zero (I4)" in findings(device=False)
+    assert "pins would fall below zero (I4)" in findings(invariants=False)
 
 
 def test_nothing_is_found_where_nothing_is_planted() -> None:
     """The same walks are silent about the ledger as it is."""
-    assert first_finding() == ""
+    assert findings() == ""

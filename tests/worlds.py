@@ -30,7 +30,7 @@ from blocklife.ledger import (
     Transfer,
     Worker,
 )
-from blocklife.ledger.jobs import Allocated, Planned, Sealed
+from blocklife.ledger.jobs import Allocated, Cached, Planned, Sealed
 from blocklife.ledger.places import ID_MASK
 from blocklife.states import Block, Slot
 
@@ -67,9 +67,7 @@ def make_ledger(
         num_workers=workers,
         max_journal=max_journal,
     )
-    ledger = Ledger(
-        limits, contract=contract, checking=checking, incarnation=incarnation, deadline=deadline, own_pool=own_pool
-    )
+    ledger = Ledger(limits, contract=contract, checking=checking, incarnation=incarnation, deadline=deadline, own_pool=own_pool)
     for request in requests:
         ledger.add_request(request)
         ledger.admit(request)
@@ -121,6 +119,17 @@ def ready(ledger: Ledger, name: str = "k", slot: int = 0, request: str = "a") ->
     ledger.release(request, [len(ledger.table(request)) - 1])
 
 
+def behind_fence(ledger: Ledger) -> tuple[Batch[Allocated], JobId]:
+    """In a world of one block: request *b* waits and holds it behind a wait for a store; slot 0 has content *k* to load."""
+    ready(ledger, "k", 0)
+    (life,) = ledger.find_blocks(keys("k"))
+    job = ledger.plan_store(Batch[Cached]([life]), [1], keys("old")).ids[0]
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0)
+    ledger.add_request("b")
+    return ledger.allocate("b", 1), job
+
+
 def block_of(batch: Batch[Allocated] | Batch[Sealed]) -> int:
     """The block id of a batch of one."""
     (life,) = batch.lives
@@ -154,11 +163,13 @@ def snapshot_key(ledger: Ledger) -> tuple[object, ...]:
         )
         for job in jobs.rows
     )
-    requests = tuple((row, name, tuple(table.tobytes() for table in tables), load) for row, name, tables, load in saved.requests)
+    requests = tuple(
+        (row, name, tuple(table.tobytes() for table in tables), load) for row, name, tables, load in saved.requests
+    )
     return (
         *(saved.blocks, saved.block_keys, saved.slots, saved.slot_keys, saved.queue),
         tuple(tuple(tuple(index.items()) for index in side) for side in saved.indexes),
-        (jobs.state, rows, jobs.last_number, jobs.live, jobs.spare),
+        (jobs.state, rows, jobs.last_number, jobs.out, jobs.spare),
         *(requests, saved.request_states, saved.spare_requests),
         tuple((name, tuple(sorted(held.items()))) for name, held in saved.holders),
         saved.plan,
@@ -199,7 +210,7 @@ Content: TypeAlias = tuple[bytes, int]
 """A key, and the generation that was computed under it: equal keys of two lives are two contents."""
 
 
-class DeviceFault(AssertionError):
+class DeviceFault(AssertionError):  # noqa: N818 - what it reports is no error of the test
     """Two tenants met on one place, or bytes are not what somebody was promised."""
 
 
@@ -261,7 +272,9 @@ class Device:
                     raise DeviceFault(f"block {block} was handed out while copy {job} touches it")
                 self.awaited.add(job)
 
-    def run(self, plan: Plan, writes: Mapping[int, Content], lands_ok: Callable[[JobId], bool]) -> list[tuple[JobId, int, bool]]:
+    def run(
+        self, plan: Plan, writes: Mapping[int, Content], lands_ok: Callable[[JobId], bool]
+    ) -> list[tuple[JobId, int, bool]]:
         """Every worker carries the plan out: waits, loads, the forward pass with its *writes*, stores. Gives what landed."""
         landed: list[tuple[JobId, int, bool]] = []
         for job in plan.flushes:
@@ -275,7 +288,9 @@ class Device:
             self._launch(transfer)
         for block, content in writes.items():
             if others := self.touching(block):
-                raise DeviceFault(f"the forward pass of plan {plan.number} writes block {block}, which copy {others[0]} touches")
+                raise DeviceFault(
+                    f"the forward pass of plan {plan.number} writes block {block}, which copy {others[0]} touches"
+                )
             self.blocks[block] = content
         for transfer in plan.stores:
             self._launch(transfer)
@@ -288,7 +303,9 @@ class Device:
         for other, running in self.copies.items():
             blocks, slots = set(copy.blocks) & set(running.blocks), set(copy.slots) & set(running.slots)
             if blocks or (slots and (copy.stores or running.stores)):
-                raise DeviceFault(f"copy {transfer.job} meets copy {other} on blocks {sorted(blocks)} and slots {sorted(slots)}")
+                raise DeviceFault(
+                    f"copy {transfer.job} meets copy {other} on blocks {sorted(blocks)} and slots {sorted(slots)}"
+                )
         source, target = (self.blocks, self.slots) if copy.stores else (self.slots, self.blocks)
         copy.reads = [source[place] for place in transfer.source]
         for place in transfer.target:
@@ -341,7 +358,7 @@ class Claims:
 
 
 STORE_READS = {Block.IN_FLIGHT.name, Block.FLUSHED.name, Block.LOADING.name, Block.STALE.name, Block.QUARANTINED.name}
-"""Where a block may stand while the device reads it. Behind a fence a load may be planned already; it is launched after the wait."""
+"""Where a block may stand while the device reads it. Behind a fence a load may be planned already; it runs after the wait."""
 LOAD_WRITES = {Block.LOADING.name, Block.STALE.name, Block.QUARANTINED.name}
 STORE_WRITES = {Slot.WRITING.name, Slot.QUARANTINED.name}
 LOAD_READS = {Slot.READY.name, Slot.STALE.name}

@@ -19,7 +19,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 from attrs import define
 
-from blocklife.errors import InvariantError, MisuseError
+from blocklife.errors import InvariantError, LateError, MisuseError
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
@@ -68,6 +68,7 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     for direction, kind in _KIND.items()
     for into in Job
 }
+_PLEDGED = BlockLife.table.index[Block.PLEDGED]
 _STALE = BlockLife.table.index[Block.STALE]
 _MORE, _ALL_OK = (_JOB["finish"].bit(each) for each in _JOB["finish"].guards)
 
@@ -255,6 +256,8 @@ class Core:
         cause = "finish" if event == "quiesce" else event
         effects = _EFFECTS[cause, job.direction, into]
         ok = into is Job.DONE
+        if "job.quiesce" in effects:
+            self._prove_older(job)
         # One place can take two steps of one coupling (drop, then unpin), so that slots are asked and written in turn.
         steps = [self._block_effects[effect](job, ok) for effect in effects if effect in self._block_effects]
         own = self.blocks.fresh(job.lives)
@@ -330,14 +333,25 @@ class Core:
         self._to_flush[job.number] = None
         self.tally["flushes"] += 1
 
-    def _prove_older(self, load: JobRow) -> None:
-        """Every worker waited for the older copies of a load's targets before it launched the load: they are quiet."""
+    def _older(self, load: JobRow) -> list[JobRow]:
+        """The jobs besides *load* that may touch its targets."""
         shared = {place for place in ids_of(load.lives) if self.blocks.pins[place] > 1}
         if not shared:
-            return
-        for job in self.jobs.alive():
-            if job is not load and not shared.isdisjoint(ids_of(job.lives)):
-                self._end(job, "quiesce", 0)
+            return []
+        return [job for job in self.jobs.alive() if job is not load and not shared.isdisjoint(ids_of(job.lives))]
+
+    def _prove_older(self, load: JobRow) -> None:
+        """Every worker waited for the older copies of a load's targets before it launched the load: they are quiet."""
+        for job in self._older(load):
+            self._end(job, "quiesce", 0)
+
+    def _submit(self, rows: Sequence[JobRow]) -> None:
+        for job in rows:
+            self._ask_job(job, "submit")
+        steps = [(job, self.blocks.ask(_BLOCK["submit"], ids_of(self._current(job)))) for job in rows]
+        for job, step in steps:
+            self._fire_job(job, "submit")
+            self._commit(step, job=job.number)
 
     def _arm(self, job: JobRow, now: float) -> None:
         if job.deadline is None:
@@ -461,8 +475,10 @@ class Core:
 
     def _job(self, name: JobId) -> JobRow:
         found = self.jobs.by_number.get(name.number) if name.incarnation == self.incarnation else None
+        if found is None and name.incarnation == self.incarnation and 0 < name.number <= self.jobs.last_number:
+            raise LateError(f"job {name}: it has been over for so long that its row is another job's (ask earlier)")
         if found is None:
-            raise MisuseError(f"job {name}: it is not known here (it is long over, or of another incarnation)")
+            raise MisuseError(f"job {name}: it was never made here (it may be of another incarnation)")
         return found
 
     def _check_pool(self, own: bool) -> None:
@@ -482,7 +498,10 @@ class Core:
 
     def _check_fresh(self, lives: Lives, verb: str) -> Ids:
         """The ids of lives that are not over and distinct; an error names the first that is not."""
-        fresh = self.blocks.fresh(lives)
+        try:
+            fresh = self.blocks.fresh(lives)
+        except IndexError:
+            raise MisuseError(f"{verb}: {listed(lives)[:8]} names a block that does not exist") from None
         if not every(fresh):
             life = int(next(life for life, keep in zip(lives, fresh, strict=True) if not keep))
             place, epoch = life & ID_MASK, life >> EPOCH_SHIFT
@@ -506,6 +525,25 @@ class Core:
         if job is not None and self.jobs.state(job) is Job.PLANNED:
             self._ask_job(job, "finish")
 
+    def _check_pledges(self, ids: Ids, lives: Lives, keys: Sequence[bytes]) -> None:
+        """What is already the source of a planned store is sealed under the key that its slot will be published with."""
+        if type(ids) is list:
+            pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == _PLEDGED]
+        else:
+            pledged = np.flatnonzero(self.blocks.column.view[ids] == _PLEDGED).tolist()
+        promised: dict[int, dict[int, bytes]] = {}
+        for position in pledged:
+            row, life = self.blocks.job[ids[position]], int(lives[position])
+            job = self.jobs.rows[row]
+            if row not in promised:
+                # a key of a chunk of several blocks is not the key of any of them
+                promised[row] = dict(zip(listed(job.lives), job.keys, strict=True)) if len(job.keys) == len(job.lives) else {}
+            if (key := promised[row].get(life, keys[position])) != keys[position]:
+                raise MisuseError(
+                    f"block {life & ID_MASK}: cannot SEAL it as {keys[position].hex()}, its store {self._id(job)} will publish "
+                    f"{key.hex()} (one content has one key)"
+                )
+
     def _check_reports(self, waited: Iterable[int], completions: Sequence[Completion], seals: Sequence[Seal]) -> None:
         """Refuse what `settle` could not apply, before it applies anything."""
         for completion in completions:
@@ -518,7 +556,11 @@ class Core:
                 raise MisuseError(f"{len(seal.lives)} blocks to seal and {len(seal.keys)} keys do not agree")
         lives = batch([life for seal in seals for life in listed(seal.lives)])
         self._check_distinct(lives, "seal")
-        places = ids_of(select(lives, self.blocks.fresh(lives)))
+        fresh = self.blocks.fresh(lives)
+        keys = [key for seal in seals for key in seal.keys]
+        alive, named = select(lives, fresh), [key for key, keep in zip(keys, fresh, strict=True) if keep]
+        places = ids_of(alive)
+        self._check_pledges(places, alive, named)
         index = BlockLife.table.index
         behind = [place for place in places if self.blocks.column.state[place] == index[Block.FLUSHED]]
         if behind:

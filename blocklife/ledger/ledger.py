@@ -18,6 +18,7 @@ them in the order in which they are written.
 from __future__ import annotations
 
 import heapq
+import operator
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.core import Core, RequestRow, verb
+from blocklife.ledger.core import _PLEDGED, Core, RequestRow, verb
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
@@ -223,7 +224,7 @@ class Ledger(Core):
         found = self._request(request)
         self._check_pool(own=True)
         self._check_group(group)
-        if count < 1:
+        if operator.index(count) < 1:
             raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
         ids = self.blocks.queue.peek(count)
         if (short := count - len(ids)) > 0:
@@ -293,6 +294,7 @@ class Ledger(Core):
             lives = select(lives, fresh)
             keys = [key for key, keep in zip(keys, fresh, strict=True) if keep]
         ids = ids_of(lives)
+        self._check_pledges(ids, lives, keys)
         self._commit(self.blocks.ask(_BLOCK["seal"], ids))
         self.blocks.name(listed(ids), keys, held.group)
         return Batch(lives, held.group)
@@ -428,18 +430,18 @@ class Ledger(Core):
 
     @verb
     def submit(self, jobs: Jobs[Planned]) -> Jobs[InFlight]:
-        """Hand jobs over; from here on only reports or a proof of quiet end them.
+        """Hand jobs over without `dispatch`; from here on only reports or a proof of quiet end them.
 
         Edges: job PLANNED → IN_FLIGHT; block PENDING_STORE → IN_FLIGHT, LOADING stays.
-        Refuses: a store whose content is not sealed (its block is PLEDGED).
+        Refuses: a store whose content is not sealed (its block is PLEDGED); a load whose target waits for an older copy, unless
+        a plan carries that wait.
         """
         rows = self._rows_of(jobs.ids)
         for job in rows:
-            self._ask_job(job, "submit")
-        steps = [(job, self.blocks.ask(_BLOCK["submit"], ids_of(self._current(job)))) for job in rows]
-        for job, step in steps:
-            self._fire_job(job, "submit")
-            self._commit(step, job=job.number)
+            for older in self._older(job) if job.direction is Direction.LOAD else ():
+                if older.number in self._to_flush:
+                    raise MisuseError(f"job {self._id(job)}: no plan waits for job {self._id(older)} yet (use dispatch)")
+        self._submit(rows)
         return Jobs(jobs.ids)
 
     @verb
@@ -502,13 +504,12 @@ class Ledger(Core):
         self.plan_number += 1
         loads: list[Transfer] = []
         stores: list[Transfer] = []
-        pledged = BlockLife.table.index[Block.PLEDGED]
         for job in self.jobs.alive():
             if self.jobs.state(job) is not Job.PLANNED:
                 continue
-            if any(self.blocks.column.state[place] == pledged for place in ids_of(job.lives)):
+            if (self.blocks.column.view[ids_of(job.lives)] == _PLEDGED).any():
                 continue
-            self.submit(Jobs((self._id(job),)))
+            self._submit([job])
             (stores if job.direction is Direction.STORE else loads).append(self._transfer(job))
         flushed = []
         for number in self._to_flush:
@@ -600,8 +601,6 @@ class Ledger(Core):
         if outstanding:
             self._fire_job(job, "finish", facts)
         else:
-            if not failed and job.direction is Direction.LOAD and state in (Job.IN_FLIGHT, Job.FLUSHED):
-                self._prove_older(job)
             self._end(job, "finish", facts)
 
     @verb

@@ -400,7 +400,7 @@ class Blocks(Places):
         self._change(self.pins, self.pins_view, ids, -1)
 
     def lendable(self) -> NDArray[np.int64]:
-        """Blocks that a fence allows to hand out although a copy reads them: planned stores first, then by age of the copy."""
+        """Blocks that a fence allows to hand out although a copy reads them: planned stores first."""
         table = BlockLife.table
         state = self.column.view
         idle = (self.refs_view == 0) & (self.writes_view == 0)
@@ -486,14 +486,13 @@ class Slots(Places):
                 found.append(place)
         return found
 
-    def rebuild(self) -> None:
-        """Derive the stack of empty slots and their number from the states, after a restore."""
-        empty = self.column.where(Slot.EMPTY).tolist()
-        self._empty = empty[::-1]
+    def rebuild(self, empty: Iterable[int]) -> None:
+        """Take over the order of the empty slots, after a restore."""
+        self._empty = list(empty)[::-1]
         self._stacked = bytearray(len(self))
-        for place in empty:
+        for place in self._empty:
             self._stacked[place] = 1
-        self.free = len(empty)
+        self.free = len(self._empty)
 
 
 class FreeQueue:

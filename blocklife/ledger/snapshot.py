@@ -22,6 +22,7 @@ class Snapshot:
     slot_keys: tuple[bytes | None, ...]
     indexes: tuple[tuple[dict[bytes, int], ...], tuple[dict[bytes, int], ...]]
     queue: tuple[int, ...]
+    empty: tuple[int, ...]
     jobs: JobsSnapshot
     requests: tuple[tuple[int, str, tuple[array[int], ...], int], ...]
     request_states: bytes
@@ -44,6 +45,7 @@ def take(core: Core) -> Snapshot:
         slot_keys=tuple(slots.key),
         indexes=(tuple(each.copy() for each in blocks.index), tuple(each.copy() for each in slots.index)),
         queue=tuple(blocks.queue.order()),
+        empty=tuple(slots.peek_empty(len(slots))),
         jobs=core.jobs.snapshot(),
         requests=tuple(
             (each.row, each.name, tuple(table[:] for table in each.tables), each.load) for each in core.requests.values()
@@ -51,7 +53,12 @@ def take(core: Core) -> Snapshot:
         request_states=core.request_column.snapshot(),
         spare_requests=tuple(core._spare_requests),
         holders=tuple((name, held.copy()) for name, held in core.holders.items()),
-        plan=(core.plan_number, tuple(core._to_flush), tuple(core._waiting.items()), tuple(core._deadlines)),
+        plan=(
+            core.plan_number,
+            tuple(core._to_flush),
+            tuple(core._waiting.items()),
+            tuple(sorted(each for each in core._deadlines if each[1] in core.jobs.out)),
+        ),
     )
 
 
@@ -76,7 +83,7 @@ def put_back(core: Core, saved: Snapshot) -> None:
     slots.index = [each.copy() for each in saved.indexes[1]]
     blocks.queue.reset(list(saved.queue))
     blocks.free = len(saved.queue)
-    slots.rebuild()
+    slots.rebuild(saved.empty)
     core.jobs.restore(saved.jobs)
     core.requests = {
         name: RequestRow(row, name, [table[:] for table in tables], load) for row, name, tables, load in saved.requests

@@ -1,0 +1,402 @@
+"""Smoke for the smoke alarms: a ledger is broken by hand, and exactly the rule that it breaks is named first.
+
+A busy ledger that nobody touched breaks none. Where one hand's turn breaks two rules, the one that is meant is named first by
+asking it alone as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from blocklife.ledger import Batch, Contract, Launched, Ledger, Worker
+from blocklife.ledger.invariants import INVARIANTS, check
+from blocklife.ledger.places import EPOCH_SHIFT, NULL
+from blocklife.states import Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
+from tests.worlds import BOTH, behind_fence, block_of, held, in_flight, keys, make_ledger, ready, report, sealed, store
+
+
+def busy(contract: Contract = Contract.FENCE) -> Ledger:
+    """Every state that a ledger can show at once, or nearly so."""
+    ledger = make_ledger(num_blocks=16, num_slots=8, max_jobs=12, max_requests=8, contract=contract, requests=("a", "b"))
+    ready(ledger, "cached", 0)  # block 1 CACHED, slot 0 READY
+    in_flight(ledger, "a", "busy", 1)  # block 2 IN_FLIGHT, slot 1 WRITING
+    _, job = in_flight(ledger, "b", "late", 4)  # block 3 QUARANTINED, slot 4 QUARANTINED
+    ledger.launched(Launched(job, Worker(0)), 0.0)
+    ledger.finish("b")
+    ledger.expire(100.0)
+    held(ledger, "a")  # block 4 ALLOCATED
+    store(ledger, sealed(ledger, "a", keys("pending")), keys("pending"), 2)  # block 5 PENDING_STORE
+    ledger.plan_store(held(ledger, "a"), [3], keys("pledged"))  # block 6 PLEDGED
+    sealed(ledger, "a", keys("sealed"))  # block 7 SEALED
+    ledger.add_request("w")
+    ledger.plan_load("w", ledger.allocate("w", 1), [0])  # block 8 LOADING
+    ledger.pin("somebody", [0])
+    return ledger
+
+
+CACHED, IN_FLIGHT, QUARANTINED, ALLOCATED, PENDING, PLEDGED, SEALED, LOADING = range(1, 9)
+
+
+def put_block(ledger: Ledger, place: int, state: Block) -> None:
+    """Write the state of a block behind the ledger's back."""
+    ledger.blocks.column.state[place] = BlockLife.table.index[state]
+
+
+def put_slot(ledger: Ledger, place: int, state: Slot) -> None:
+    """Write the state of a slot behind the ledger's back."""
+    ledger.slots.column.state[place] = SlotLife.table.index[state]
+
+
+def put_job(ledger: Ledger, number: int, state: Job) -> None:
+    """Write the state of a job behind the ledger's back."""
+    ledger.jobs.column.state[ledger.jobs.by_number[number].row] = JobLife.table.index[state]
+
+
+def put_request(ledger: Ledger, name: str, state: Request) -> None:
+    """Write the state of a request behind the ledger's back."""
+    ledger.request_column.state[ledger.requests[name].row] = RequestLife.table.index[state]
+
+
+def breaks(ledger: Ledger, rule: str, message: str) -> None:
+    """The first violation is of this rule, and its sentence says this."""
+    found = check(ledger)
+
+    assert found, "nothing was noticed"
+    assert found[0].rule == rule, [str(each) for each in found]
+    assert message in found[0].message
+    assert str(found[0]).startswith(f"{rule}: ")
+    assert check(ledger, rule)[0].message == found[0].message
+
+
+@BOTH
+def test_busy_ledger_breaks_nothing(contract: Contract) -> None:
+    """Almost every state at once, and no rule is broken, one by one or all together."""
+    ledger = busy(contract)
+    seen = {ledger.blocks.at(place) for place in range(1, 10)}
+
+    assert seen == set(Block) - {Block.FLUSHED, Block.STALE}
+    assert check(ledger) == []
+    assert [check(ledger, rule) for rule in INVARIANTS] == [[]] * len(INVARIANTS)
+
+
+def test_every_invariant_has_smoke() -> None:
+    """Each rule that is checked has a test here that breaks it."""
+    for rule in INVARIANTS:
+        assert any(name.startswith(f"test_{rule.lower()}_") for name in globals()), rule
+
+
+# --- I1 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.blocks.pins.__setitem__(IN_FLIGHT, 0), "pins of place 2 say 0, counted 1"),
+        (lambda x: x.blocks.pins.__setitem__(SEALED, 1), "pins of place 7 say 1, counted 0"),
+        (lambda x: x.blocks.writes.__setitem__(LOADING, 0), "writes of place 8 say 0, counted 1"),
+        (lambda x: x.blocks.doubts.__setitem__(QUARANTINED, 0), "doubts of place 3 say 0, counted 1"),
+    ],
+    ids=["pin lost", "pin too many", "write lost", "doubt lost"],
+)
+def test_i1_pins_count_the_jobs_that_touch_a_block(change: Callable[[Ledger], None], message: str) -> None:
+    """Pins, writes and doubts are those of the jobs that are out."""
+    ledger = busy()
+    change(ledger)
+
+    breaks(ledger, "I1", message)
+
+
+@pytest.mark.parametrize("state", [Block.FREED, Block.CACHED, Block.ALLOCATED, Block.SEALED])
+def test_i1_busy_block_is_neither_free_nor_newly_owned(state: Block) -> None:
+    """The early release: the store still reads it."""
+    ledger = busy()
+    put_block(ledger, IN_FLIGHT, state)
+
+    breaks(ledger, "I1", f"block 2 is {state.name} while 1 copies may touch it")
+
+
+@pytest.mark.parametrize("state", [Block.IN_FLIGHT, Block.STALE, Block.LOADING])
+def test_i1_block_without_a_copy_waits_for_none(state: Block) -> None:
+    """A place that waits for nothing would wait for ever."""
+    ledger = busy()
+    put_block(ledger, SEALED, state)
+
+    breaks(ledger, "I1", f"block 7 is {state.name} although no copy touches it")
+
+
+# --- I3, I4, I5 ---------------------------------------------------------------------------------------------------------
+
+
+def test_i3_job_is_filed_under_its_own_number() -> None:
+    """A number that was never given out is noticed."""
+    ledger = busy()
+    ledger.jobs.last_number -= 1
+
+    breaks(ledger, "I3", "the last number given out is")
+
+
+def test_i3_job_owns_its_row() -> None:
+    """Two jobs on one row would take each other's reports."""
+    ledger = busy()
+    del ledger.jobs.rows[ledger.jobs.by_number[1].row]
+
+    breaks(ledger, "I3", "job 1 does not own row")
+
+
+def test_i4_refs_count_the_tables() -> None:
+    """One reference too many is a block that is never free again, one too few a block with two owners."""
+    for change in (+1, -1):
+        ledger = busy()
+        ledger.blocks.refs[SEALED] += change
+
+        breaks(ledger, "I4", f"refs of place 7 say {1 + change}, counted 1")
+
+
+def test_i4_table_holds_only_current_lives() -> None:
+    """A reference that is over is no hold."""
+    ledger = busy()
+    ledger.requests["a"].tables[0].append(5 << EPOCH_SHIFT | SEALED)
+
+    breaks(ledger, "I4", "request a holds life 5 of block 7, which is over")
+
+
+def test_i4_free_block_stands_in_the_queue_once() -> None:
+    """A block that was pushed out of turn, or a count that went wrong."""
+    ledger = busy()
+    ledger.blocks.free += 1
+
+    breaks(ledger, "I4", "blocks, 9 are counted free, 8 are free")
+
+
+def test_i5_jobs_that_are_out_are_filed() -> None:
+    """Ticking goes on for as long as one is out: asked alone, for the places of a job that is lost are broken with it."""
+    ledger = busy()
+    del ledger.jobs.out[2]
+
+    assert "are filed as out" in check(ledger, "I5")[0].message
+
+
+def test_i5_deadline_is_watched() -> None:
+    """A job with a deadline that nobody looks at never ends."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    ledger.launched(Launched(job, Worker(0)), 0.0)
+    ledger._deadlines.clear()
+
+    breaks(ledger, "I5", "job 1 has a deadline that nobody watches")
+
+
+# --- I6, I7, I8 ---------------------------------------------------------------------------------------------------------
+
+
+def test_i6_block_is_found_only_under_its_own_key() -> None:
+    """An index that points to other content serves another request's text."""
+    ledger = busy()
+    ledger.blocks.key[SEALED] = b"other"
+
+    breaks(ledger, "I6", "is filed under block 7, which has another")
+
+
+def test_i6_open_content_is_not_found() -> None:
+    """A key that names a block whose content is being made."""
+    ledger = busy()
+    ledger.blocks.name([ALLOCATED], keys("early"), 0)
+
+    breaks(ledger, "I6", "block 4 can be found under its key while ALLOCATED")
+
+
+def test_i6_slot_is_found_only_with_content() -> None:
+    """A key that names an empty slot."""
+    ledger = busy()
+    ledger.slots.name([6], keys("nothing"), 0)
+
+    breaks(ledger, "I6", "slot 6 can be found under its key while EMPTY")
+
+
+def test_i6_failed_store_leaves_nothing_to_read() -> None:
+    """The bytes of a store that failed are not under its key."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    ledger.complete(report(job))
+    put_job(ledger, job.number, Job.FAILED)
+
+    breaks(ledger, "I6", "slot 0 is READY with what job 1 failed to bring")
+
+
+def test_i7_slot_is_pinned_by_its_readers() -> None:
+    """One pin a load and a holder, no more and no less."""
+    for change in (+1, -1):
+        ledger = busy()
+        ledger.slots.pins[0] += change
+
+        breaks(ledger, "I7", f"pins of place 0 say {2 + change}, counted 2")
+
+
+def test_i7_slot_that_is_read_has_content() -> None:
+    """Nobody counts on what is not there."""
+    ledger = make_ledger()
+    ready(ledger)
+    ledger.pin("p", [0])
+    ledger.slots.forget(0)
+    put_slot(ledger, 0, Slot.EMPTY)
+
+    breaks(ledger, "I7", "slot 0 is read while EMPTY")
+
+
+def test_i7_dead_slot_has_a_reader() -> None:
+    """Without one nobody would ever empty it."""
+    ledger = make_ledger()
+    ready(ledger)
+    ledger.slots.forget(0)
+    put_slot(ledger, 0, Slot.STALE)
+
+    breaks(ledger, "I7", "slot 0 is STALE although nobody reads it")
+
+
+@pytest.mark.parametrize(
+    ("place", "state", "job"), [(IN_FLIGHT, Block.PENDING_STORE, "IN_FLIGHT"), (PLEDGED, Block.IN_FLIGHT, "PLANNED")]
+)
+def test_i8_only_sealed_content_is_submitted(place: int, state: Block, job: str) -> None:
+    """A submitted store whose block was never submitted, or a block that is read before its store was submitted."""
+    ledger = busy()
+    put_block(ledger, place, state)
+
+    breaks(ledger, "I8", f"block {place} is {state.name} while its store")
+    assert job in check(ledger)[0].message
+
+
+# --- I9, I10, I12 -------------------------------------------------------------------------------------------------------
+
+
+def test_i9_job_that_is_out_misses_a_worker() -> None:
+    """All have reported, and nobody drew the conclusion."""
+    ledger = busy()
+    ledger.jobs.by_number[2].reported = 1
+
+    breaks(ledger, "I9", "job 2 is IN_FLIGHT although every worker has reported")
+
+
+@pytest.mark.parametrize(("reported", "failed"), [(0, False), (1, True)], ids=["too early", "in spite of a failure"])
+def test_i9_done_needs_every_worker_and_no_failure(reported: int, failed: bool) -> None:
+    """The first job of the busy ledger is DONE."""
+    ledger = busy()
+    job = ledger.jobs.by_number[1]
+    job.reported, job.failed = reported, failed
+
+    breaks(ledger, "I9", f"job 1 is DONE with reports {reported:b} and failed={failed}")
+
+
+def test_i10_request_waits_exactly_for_its_load() -> None:
+    """Loading without a load, or a load without loading."""
+    ledger = busy()
+    put_request(ledger, "w", Request.RUNNING)
+
+    breaks(ledger, "I10", "request w is RUNNING with load")
+
+
+@pytest.mark.parametrize("number", [1, 99], ids=["over", "unknown"])
+def test_i10_load_that_a_request_waits_for_can_come(number: int) -> None:
+    """It waits for a job that will never tell it anything."""
+    ledger = busy()
+    ledger.requests["w"].load = number
+
+    breaks(ledger, "I10", f"request w waits for job {number}, which will not come")
+
+
+def test_i12_block_behind_a_fence_has_a_wait() -> None:
+    """The flush was forgotten: the new tenant stands there for ever, or writes too early."""
+    ledger = make_ledger(num_blocks=2)
+    behind_fence(ledger)
+    ledger._to_flush.clear()
+
+    breaks(ledger, "I12", "block 1 is FLUSHED and no plan waits for its copy")
+
+
+# --- I13, I14, I15 ------------------------------------------------------------------------------------------------------
+
+
+def test_i13_block_without_a_life_is_held_by_nobody() -> None:
+    """The rule is asked alone, for the counts of I4 are broken with it."""
+    ledger = busy()
+    ledger.blocks.refs[QUARANTINED] = 1
+
+    assert check(ledger, "I13")[0].message == "block 3 is QUARANTINED and still held"
+
+
+def test_i13_owned_block_has_an_owner() -> None:
+    """The table of its holder was emptied with the count."""
+    ledger = busy()
+    table = ledger.requests["a"].tables[0]
+    table[table.index(ledger.life(SEALED))] = NULL
+    ledger.blocks.refs[SEALED] = 0
+
+    breaks(ledger, "I13", "block 7 is SEALED and held by nobody")
+
+
+def test_i13_null_block_is_never_handed_out() -> None:
+    """Block 0 stands outside of everything."""
+    ledger = busy()
+    ledger.blocks.epoch[NULL] = 1
+
+    breaks(ledger, "I13", "the null block was handed out")
+
+
+def test_i13_empty_slots_are_counted() -> None:
+    """A count that drifts refuses stores that fit, or plans ones that do not."""
+    ledger = busy()
+    ledger.slots.free += 1
+
+    breaks(ledger, "I13", "slots are counted empty")
+
+
+def test_i14_block_names_its_store() -> None:
+    """A store that its block does not know would be planned again."""
+    ledger = busy()
+    ledger.blocks.job[IN_FLIGHT] = 0
+
+    breaks(ledger, "I14", "block 2 does not name its store 2")
+
+
+def test_i14_block_that_is_not_copied_names_no_store() -> None:
+    """The mark of a store that is over would exempt the next life from being stored."""
+    ledger = busy()
+    ledger.blocks.job[SEALED] = 1
+
+    breaks(ledger, "I14", "block 7 is SEALED and names job row 1")
+
+
+def test_i14_life_is_the_source_of_one_store() -> None:
+    """Two stores of one life: asked alone, for the pins of I1 are broken with it."""
+    ledger = busy()
+    ledger.jobs.by_number[3].lives = ledger.jobs.by_number[2].lives
+
+    assert any(each.message == "block 2 is the source of 2 stores at once" for each in check(ledger, "I14"))
+
+
+def test_i14_content_has_one_slot() -> None:
+    """The same key in two slots is one slot wasted, and two truths."""
+    ledger = busy()
+    ledger.slots.key[1] = ledger.slots.key[0]
+
+    assert "two slots hold the same content" in [each.message for each in check(ledger, "I14")]
+
+
+def test_i15_sizes_add_up() -> None:
+    """A job whose group sizes do not add up would read another group's blocks."""
+    ledger = busy()
+    ledger.jobs.by_number[2].group_sizes = (2,)
+
+    breaks(ledger, "I15", "job 2 has 1 blocks, 1 places, sizes (2,)")
+
+
+def test_i15_job_has_something_to_copy() -> None:
+    """A job with no rows would be completed without a copy."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    row = ledger.jobs.by_number[job.number]
+    row.lives, row.places, row.group_sizes = [], [], (0,)
+
+    assert [each.rule for each in check(ledger, "I15")] == ["I15"]
+    assert block_of(Batch([ledger.life(1)])) == 1

@@ -1,0 +1,1398 @@
+"""Every verb of the ledger: what it does, what it refuses, and that a refusal changes nothing.
+
+`refuses` checks the last part for every refusal in this file: the snapshot, everything counted and the journal are the same
+before and after, and no listener has heard of anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blocklife.errors import CapacityError, InvariantError, LateError, MisuseError, RefusedError
+from blocklife.ledger import (
+    Batch,
+    Checking,
+    Committed,
+    Contract,
+    Direction,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    Limits,
+    Result,
+    Seal,
+    Worker,
+)
+from blocklife.ledger.invariants import check
+from blocklife.ledger.jobs import Allocated
+from blocklife.ledger.places import BULK, EPOCH_SHIFT, ID_MASK, NULL
+from blocklife.states import MACHINES, Block, Job, Request, Slot
+from tests.worlds import (
+    BOTH,
+    behind_fence,
+    block_of,
+    hand_out_all,
+    held,
+    in_flight,
+    keys,
+    make_ledger,
+    ready,
+    refuses,
+    report,
+    sealed,
+    snapshot_key,
+    store,
+    unchanged,
+    world_key,
+)
+
+POOLS = pytest.mark.parametrize("own_pool", [True, False], ids=["own", "foreign"])
+
+
+def states(ledger: Ledger) -> list[str]:
+    """The state of every block but the null block."""
+    return [ledger.blocks.at(place).name for place in range(1, len(ledger.blocks))]
+
+
+def anything(value: object) -> Any:
+    """Pass what mypy would refuse, to see that the ledger does."""
+    return value
+
+
+# --- construction -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"num_blocks": 1}, "num_blocks must be at least 2"),
+        ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1"),
+        ({"num_slots": 0}, "num_slots must be"),
+        ({"num_slots": 2.0}, "num_slots must be a whole number"),
+        ({"num_workers": 0}, "num_workers must be"),
+        ({"num_workers": 4097}, "num_workers can be at most 4096"),
+        ({"num_groups": 257}, "num_groups can be at most 256"),
+        ({"max_jobs": True}, "max_jobs must be a whole number"),
+        ({"max_requests": 1 << 16}, "max_requests can be at most 65535"),
+        ({"max_journal": 0}, "max_journal must be"),
+    ],
+)
+def test_limits_refuse_what_cannot_be(wrong: dict[str, Any], match: str) -> None:
+    """A limit is a whole number within its range, and the message names it."""
+    with pytest.raises(MisuseError, match=match):
+        Limits(**({"num_blocks": 4, "num_slots": 4} | wrong))
+
+
+@pytest.mark.parametrize("deadline", [0.0, -1.0, float("nan")])
+def test_ledger_refuses_a_deadline_that_is_no_time(deadline: float) -> None:
+    """A deadline lies in the future."""
+    with pytest.raises(MisuseError, match="deadline must be above 0"):
+        make_ledger(deadline=deadline)
+
+
+def test_ledger_refuses_an_incarnation_below_one() -> None:
+    """Incarnations count from 1."""
+    with pytest.raises(MisuseError, match="incarnation must be at least 1"):
+        make_ledger(incarnation=0)
+
+
+def test_ledger_is_born_empty() -> None:
+    """All blocks are free in order, all slots are empty, nothing is pending, no rule is broken."""
+    ledger = make_ledger(requests=())
+
+    assert states(ledger) == ["FREED"] * 5
+    assert ledger.blocks.queue.order() == [1, 2, 3, 4, 5]
+    assert ledger.slots.peek_empty(9) == [0, 1, 2, 3]
+    assert not ledger.has_pending_work()
+    assert repr(ledger) == "<Ledger plan 0: 5 free, 0 jobs out, 0 requests>"
+    assert check(ledger) == []
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------
+
+
+def test_request_goes_through_its_life() -> None:
+    """Added, admitted, preempted, admitted again, finished; then its name is free."""
+    ledger = make_ledger(requests=())
+    ledger.add_request("a")
+    seen = [ledger.request_state("a")]
+    for verb in (ledger.admit, ledger.preempt, ledger.admit):
+        verb("a")
+        seen.append(ledger.request_state("a"))
+    ledger.finish("a")
+
+    assert seen == [Request.WAITING, Request.RUNNING, Request.PREEMPTED, Request.RUNNING]
+    assert ledger.statistics().requests == 0
+    ledger.add_request("a")
+
+
+def test_requests_are_limited() -> None:
+    """The request too many is refused, and one that finishes makes room."""
+    ledger = make_ledger(max_requests=2, requests=("a", "b"))
+    with refuses(ledger, CapacityError, r"all 2 requests are in use.*max_requests"):
+        ledger.add_request("c")
+    ledger.finish("a")
+
+    ledger.add_request("c")
+
+
+def test_request_that_lets_go_gives_every_block_back() -> None:
+    """Sealed content stays to be found, open content is gone, and the last of a table is the first to be handed out again."""
+    ledger = make_ledger()
+    sealed(ledger, "a", keys("k"))
+    ledger.allocate("a", 2)
+    ledger.preempt("a")
+
+    assert states(ledger) == ["CACHED", "FREED", "FREED", "FREED", "FREED"]
+    assert ledger.table("a") == []
+    assert ledger.blocks.queue.order() == [3, 2, 4, 5, 1]
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------------
+
+
+@POOLS
+def test_block_goes_through_its_life_without_copies(own_pool: bool) -> None:
+    """Handed out, sealed, shared, given back twice, found again, handed out anew under another epoch."""
+    ledger = make_ledger(num_blocks=2, own_pool=own_pool, requests=("a", "b"))
+    first = held(ledger, "a")
+    final = ledger.seal(first, keys("k"))
+    if own_pool:
+        ledger.acquire("b", ledger.find_blocks(keys("k")))
+    else:
+        ledger.observe_take("b", [1])
+    both = ledger.blocks.refs[1]
+    ledger.finish("a")
+    ledger.finish("b")
+    cached = ledger.blocks.at(1)
+    ledger.add_request("c")
+    again = ledger.allocate("c", 1) if own_pool else ledger.observe_allocate("c", [1])
+
+    assert (both, cached) == (2, Block.CACHED)
+    assert list(final.lives) == list(first.lives) == [1]
+    assert list(again.lives) == [1 << EPOCH_SHIFT | 1]
+    assert ledger.find_blocks(keys("k")) == []
+
+
+def test_allocate_refuses_more_than_there_is_and_says_how_much_that_is() -> None:
+    """The message counts what is free, what is freeing soon, and what is quarantined; none is handed out."""
+    ledger = make_ledger(contract=Contract.HOLD, num_blocks=4)
+    in_flight(ledger)
+    ledger.preempt("a")
+    with refuses(ledger, CapacityError, "3 blocks wanted, 2 are free, 1 are freeing soon, which the contract hold does not"):
+        ledger.allocate("a", 3)
+
+    assert ledger.free == 2
+
+
+def test_find_blocks_stops_at_the_first_gap() -> None:
+    """A hit is a prefix."""
+    ledger = make_ledger()
+    batch = sealed(ledger, "a", keys("k0", "k1", "k2"))
+    ledger.finish("a")
+    ledger.drop([batch.lives[1]])
+
+    assert ledger.find_blocks(keys("k0", "k1", "k2")) == [batch.lives[0]]
+    assert ledger.find_blocks(keys("k1")) == []
+
+
+def test_release_leaves_a_hole_in_the_table() -> None:
+    """A window moves on: the null block stands for what was left behind, and a hole is passed over."""
+    ledger = make_ledger()
+    batch = sealed(ledger, "a", keys("k0", "k1", "k2"))
+    ledger.release("a", [0, 1])
+    ledger.release("a", [1, 2])
+
+    assert ledger.table("a") == [NULL, NULL, NULL]
+    assert [ledger.blocks.at(int(life)) for life in batch.lives] == [Block.CACHED] * 3
+
+
+def test_seal_passes_over_a_life_that_is_over() -> None:
+    """The step that computed it came back after the request was gone; the others are sealed under their own keys."""
+    ledger = make_ledger(requests=("a", "b"))
+    lost = ledger.allocate("a", 1)
+    kept = ledger.allocate("b", 1)
+    ledger.finish("a")
+    both = Batch[Allocated]([*lost.lives, *kept.lives])
+    final = ledger.seal(both, keys("lost", "kept"))
+
+    assert list(final.lives) == list(kept.lives)
+    assert ledger.find_blocks(keys("kept")) == list(kept.lives)
+    assert ledger.find_blocks(keys("lost")) == []
+    assert ledger.statistics().stale == 1
+
+
+def test_twin_is_content_without_a_name() -> None:
+    """Two lives with one key are both kept; the first is found, and with it the name goes."""
+    ledger = make_ledger()
+    first, twin = sealed(ledger, "a", keys("k")), sealed(ledger, "a", keys("k"))
+    found = ledger.find_blocks(keys("k"))
+    ledger.finish("a")
+    ledger.drop(first.lives)
+
+    assert found == list(first.lives)
+    assert ledger.blocks.at(block_of(twin)) is Block.CACHED
+    assert ledger.find_blocks(keys("k")) == []
+    assert check(ledger) == []
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------
+
+
+def busy_ledger(own_pool: bool = True) -> Ledger:
+    """One of everything: request *a* holds a sealed, an open and a pledged block and one that a store reads; *w* waits."""
+    ledger = make_ledger(num_blocks=12, num_slots=6, requests=("a", "b"), own_pool=own_pool)
+    ledger.add_request("w")
+    ready(ledger, "ready", 0)
+    ready(ledger, "pinned", 1)
+    ledger.pin("somebody", [1])
+    in_flight(ledger, "a", "busy", 2)
+    sealed(ledger, "a", keys("final"))
+    pledged = held(ledger, "a")
+    ledger.plan_store(anything(pledged), [3], keys("pledged"))
+    held(ledger, "a")
+    return ledger
+
+
+READY_SLOT, PINNED_SLOT, WRITING_SLOT, PLEDGED_SLOT = range(4)
+
+
+def in_state(ledger: Ledger, state: Block) -> list[int]:
+    """The lives of the blocks in one state, the null block apart."""
+    places = ledger.blocks.column.where(state).tolist()
+    return [ledger.life(place) for place in places if place]
+
+
+REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
+    "add_request known": (lambda x: x.add_request("a"), MisuseError, "request a: it is known already"),
+    "admit unknown": (lambda x: x.admit("z"), MisuseError, "request z: it is not known"),
+    "admit running": (lambda x: x.admit("a"), RefusedError, "request a: cannot ADMIT while RUNNING"),
+    "preempt unknown": (lambda x: x.preempt("z"), MisuseError, "request z: it is not known"),
+    "preempt waiting": (lambda x: x.preempt("w"), RefusedError, "request w: cannot PREEMPT while WAITING"),
+    "finish unknown": (lambda x: x.finish("z"), MisuseError, "request z"),
+    "table unknown": (lambda x: x.table("z"), MisuseError, "request z"),
+    "allocate unknown": (lambda x: x.allocate("z", 1), MisuseError, "request z"),
+    "allocate none": (lambda x: x.allocate("a", 0), MisuseError, "cannot allocate 0 blocks"),
+    "allocate group": (lambda x: x.allocate("a", 1, 1), MisuseError, "group 1: groups are 0 to 0"),
+    "allocate group below": (lambda x: x.allocate("a", 1, -1), MisuseError, "group -1"),
+    "allocate too many": (lambda x: x.allocate("a", 99), CapacityError, "99 blocks wanted"),
+    "observe in own pool": (lambda x: x.observe_allocate("a", [1]), MisuseError, r"own_pool=True"),
+    "observe_take in own pool": (lambda x: x.observe_take("a", [1]), MisuseError, r"own_pool=True"),
+    "observe_free in own pool": (lambda x: x.observe_free("a", [1]), MisuseError, r"own_pool=True"),
+    "observe_evict in own pool": (lambda x: x.observe_evict([1]), MisuseError, r"own_pool=True"),
+    "acquire open": (lambda x: x.acquire("b", in_state(x, Block.ALLOCATED)), RefusedError, "cannot ACQUIRE while ALLOCATED"),
+    "acquire null": (lambda x: x.acquire("b", [NULL]), RefusedError, "block 0: cannot ACQUIRE while FREED"),
+    "acquire twice in one": (lambda x: x.acquire("b", in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
+    "acquire what it holds": (lambda x: x.acquire("a", in_state(x, Block.SEALED)), MisuseError, "request a holds it already"),
+    "acquire group": (lambda x: x.acquire("b", in_state(x, Block.SEALED), 7), MisuseError, "group 7"),
+    "acquire stale": (
+        lambda x: x.acquire("b", [in_state(x, Block.SEALED)[0] + (1 << EPOCH_SHIFT)]),
+        MisuseError,
+        r"cannot acquire its life 1, which is over; it is SEALED in life 0",
+    ),
+    "release beyond": (lambda x: x.release("a", [99]), MisuseError, "positions must be distinct and below"),
+    "release twice": (lambda x: x.release("a", [0, 0]), MisuseError, "positions must be distinct"),
+    "release group": (lambda x: x.release("a", [], 3), MisuseError, "group 3"),
+    "seal sealed": (
+        lambda x: x.seal(Batch(in_state(x, Block.SEALED)), keys("q")),
+        RefusedError,
+        "cannot SEAL while SEALED",
+    ),
+    "seal keys": (lambda x: x.seal(Batch(in_state(x, Block.ALLOCATED)), []), MisuseError, "1 blocks to seal and 0 keys"),
+    "seal twice in one": (
+        lambda x: x.seal(Batch(in_state(x, Block.ALLOCATED) * 2), keys("p", "q")),
+        MisuseError,
+        "named twice",
+    ),
+    "seal group": (lambda x: x.seal(Batch(in_state(x, Block.ALLOCATED), 4), keys("q")), MisuseError, "group 4"),
+    "drop held": (lambda x: x.drop(in_state(x, Block.SEALED)), MisuseError, "cannot drop it while a request holds it"),
+    "drop free": (lambda x: x.drop(in_state(x, Block.FREED)[:1]), RefusedError, "cannot DROP while FREED"),
+    "plan_store taken slot": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [READY_SLOT], keys("q")),
+        RefusedError,
+        "slot 0: cannot PLAN_STORE while READY",
+    ),
+    "plan_store no slot": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [6], keys("q")),
+        MisuseError,
+        "slot 6: slots are 0 to 5",
+    ),
+    "plan_store negative slot": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [-1], keys("q")),
+        MisuseError,
+        "slot -1",
+    ),
+    "plan_store known key": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("ready")),
+        MisuseError,
+        "it is stored or being stored already",
+    ),
+    "plan_store key in flight": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("busy")),
+        MisuseError,
+        "it is stored or being stored already",
+    ),
+    "plan_store busy": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.IN_FLIGHT)), [4], keys("q")),
+        RefusedError,
+        "cannot PLAN_STORE while IN_FLIGHT",
+    ),
+    "plan_store nothing": (lambda x: x.plan_store(Batch([]), [], []), MisuseError, "nothing to copy cannot be built"),
+    "plan_store keys": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("p", "q")),
+        MisuseError,
+        "1 slots and 2 keys do not agree",
+    ),
+    "plan_store sizes": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("q"), group_sizes=(2,)),
+        MisuseError,
+        r"group sizes \[2\] do not agree",
+    ),
+    "plan_store negative size": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("q"), group_sizes=(2, -1)),
+        MisuseError,
+        "do not agree",
+    ),
+    "plan_store places": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("q"), places=[1, 2]),
+        MisuseError,
+        "1 blocks, 2 host places",
+    ),
+    "plan_store slot twice": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED) + in_state(x, Block.ALLOCATED)), [4, 4], keys("p", "q")),
+        MisuseError,
+        "slot 4: it is named twice",
+    ),
+    "plan_store block twice": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED) * 2), [4, 5], keys("p", "q")),
+        MisuseError,
+        "named twice",
+    ),
+    "plan_store key twice": (
+        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED) + in_state(x, Block.ALLOCATED)), [4, 5], keys("q", "q")),
+        MisuseError,
+        "key 71: it is named twice in one job",
+    ),
+    "plan_load not its own": (
+        lambda x: x.plan_load("w", Batch(in_state(x, Block.ALLOCATED)), [READY_SLOT]),
+        MisuseError,
+        "request w does not hold it",
+    ),
+    "plan_load running": (
+        lambda x: x.plan_load("a", x_allocate(x, "a"), [READY_SLOT]),
+        RefusedError,
+        "request a: cannot PLAN_LOAD while RUNNING",
+    ),
+    "plan_load empty slot": (
+        lambda x: x.plan_load("w", x_allocate(x, "w"), [5]),
+        MisuseError,
+        "1 slots and 0 keys do not agree",
+    ),
+    "plan_load writing slot": (
+        lambda x: x.plan_load("w", x_allocate(x, "w"), [WRITING_SLOT]),
+        RefusedError,
+        "slot 2: cannot PIN while WRITING",
+    ),
+    "plan_load no slot": (lambda x: x.plan_load("w", x_allocate(x, "w"), [99]), MisuseError, "slot 99"),
+    "evict pinned": (
+        lambda x: x.evict([PINNED_SLOT]),
+        RefusedError,
+        r"slot 1: cannot EVICT while READY \(no guard held: unpinned",
+    ),
+    "evict writing": (lambda x: x.evict([WRITING_SLOT]), RefusedError, "slot 2: cannot EVICT while WRITING"),
+    "evict one of two": (lambda x: x.evict([READY_SLOT, PINNED_SLOT]), RefusedError, "slot 1"),
+    "evict twice": (lambda x: x.evict([READY_SLOT, READY_SLOT]), MisuseError, "slot 0: it is named twice"),
+    "evict nowhere": (lambda x: x.evict([-1]), MisuseError, "slot -1"),
+    "pin empty": (lambda x: x.pin("me", [5]), RefusedError, "slot 5: cannot PIN while EMPTY"),
+    "pin twice in one": (lambda x: x.pin("me", [READY_SLOT] * 2), MisuseError, "named twice"),
+    "unpin another's": (lambda x: x.unpin("me", [PINNED_SLOT]), MisuseError, "slot 1: me does not hold it"),
+    "unpin too often": (lambda x: x.unpin("somebody", [READY_SLOT]), MisuseError, "slot 0: somebody does not hold it"),
+    "job_state unknown": (lambda x: x.job_state(JobId(1, 99)), MisuseError, "job 1.99: it was never made here"),
+    "job_state incarnation": (lambda x: x.job_state(JobId(2, 1)), MisuseError, "job 2.1: it was never made here"),
+    "submit pledged": (lambda x: x.submit(Jobs((pledged_job(x),))), RefusedError, "cannot SUBMIT while PLEDGED"),
+    "submit twice in one": (lambda x: x.submit(Jobs((pledged_job(x),) * 2)), MisuseError, "named twice"),
+    "submit submitted": (lambda x: x.submit(Jobs((busy_job(x),))), RefusedError, "cannot SUBMIT while IN_FLIGHT"),
+    "cancel submitted": (lambda x: x.cancel(Jobs((busy_job(x),))), RefusedError, "cannot CANCEL while IN_FLIGHT"),
+    "cancel one of two": (lambda x: x.cancel(Jobs((pledged_job(x), busy_job(x)))), RefusedError, "cannot CANCEL"),
+    "abandon planned": (lambda x: x.abandon(Jobs((pledged_job(x),))), RefusedError, "cannot ABANDON while PLANNED"),
+    "abandon one of two": (lambda x: x.abandon(Jobs((busy_job(x), pledged_job(x)))), RefusedError, "cannot ABANDON"),
+    "abandon twice in one": (lambda x: x.abandon(Jobs((busy_job(x),) * 2)), MisuseError, "named twice"),
+    "flush planned": (lambda x: x.flush(Jobs((busy_job(x), pledged_job(x)))), RefusedError, "cannot FLUSH while PLANNED"),
+    "flush over": (lambda x: x.flush(Jobs((JobId(1, 1),))), RefusedError, "cannot FLUSH while DONE"),
+    "quiesce planned": (lambda x: x.quiesce(Jobs((busy_job(x), pledged_job(x)))), RefusedError, "cannot QUIESCE while PLANNED"),
+    "quiesce unknown": (lambda x: x.quiesce(Jobs((busy_job(x), JobId(1, 99)))), MisuseError, "job 1.99"),
+    "complete planned": (lambda x: x.complete(report(pledged_job(x))), RefusedError, "cannot FINISH while PLANNED"),
+    "complete forged": (lambda x: x.complete(report(busy_job(x), worker=1)), MisuseError, "worker 1: there are 1"),
+    "complete below": (lambda x: x.complete(report(busy_job(x), worker=-1)), MisuseError, "worker -1"),
+    "settle none": (lambda x: x.settle(3, 0.0), MisuseError, r"plan 3: it cannot settle now \(no plan is out\)"),
+    "reset drain": (lambda x: x.reset(drain=True), CapacityError, "2 jobs are still out"),
+}
+
+
+def x_allocate(ledger: Ledger, request: str) -> Batch[Allocated]:
+    """The open block that *request* got when the scene was set."""
+    return Batch([life for life in ledger.table(request) if ledger.blocks.at(life & ID_MASK) is Block.ALLOCATED])
+
+
+def pledged_job(ledger: Ledger) -> JobId:
+    """The planned store of the scene."""
+    return next(JobId(1, job.number) for job in ledger.jobs.alive() if ledger.jobs.state(job) is Job.PLANNED)
+
+
+def busy_job(ledger: Ledger) -> JobId:
+    """The submitted store of the scene."""
+    return ledger.submitted().ids[0]
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused_verb_changes_nothing(case: str) -> None:
+    """Every refusal names the thing, says why, and leaves the world as it was."""
+    act, error, match = REFUSALS[case]
+    ledger = busy_ledger()
+    if case.startswith("plan_load"):
+        ledger.allocate("w", 1)
+        if "not its own" in case:
+            ledger.release("w", [0])
+    with refuses(ledger, error, match):
+        act(ledger)
+
+    assert check(ledger) == []
+
+
+FOREIGN_REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
+    "allocate": (lambda x: x.allocate("a", 1), MisuseError, r"own_pool=False"),
+    "null": (lambda x: x.observe_allocate("a", [0]), MisuseError, "block 0: blocks are 1 to 11"),
+    "beyond": (lambda x: x.observe_allocate("a", [12]), MisuseError, "block 12"),
+    "twice": (lambda x: x.observe_allocate("a", [11, 11]), MisuseError, "block 11: it is named twice"),
+    "held": (lambda x: x.observe_allocate("b", [11, 4]), RefusedError, "block 4: cannot ALLOCATE while SEALED"),
+    "group": (lambda x: x.observe_allocate("b", [11], 1), MisuseError, "group 1"),
+    "take open": (lambda x: x.observe_take("b", [6]), RefusedError, "block 6: cannot ACQUIRE while ALLOCATED"),
+    "free another's": (lambda x: x.observe_free("b", [4]), MisuseError, "block 4: request b does not hold it"),
+    "free twice": (lambda x: x.observe_free("a", [4, 4]), MisuseError, "block 4: it is named twice"),
+    "evict held": (lambda x: x.observe_evict([4]), MisuseError, "block 4: cannot drop it while a request holds it"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN_REFUSALS)
+def test_foreign_pool_refuses_what_its_allocator_may_not_do(case: str) -> None:
+    """A block is named with its state, and all of a call is refused with one of its blocks."""
+    act, error, match = FOREIGN_REFUSALS[case]
+    ledger = busy_ledger(own_pool=False)
+    assert states(ledger)[:6] == ["CACHED", "CACHED", "IN_FLIGHT", "SEALED", "PLEDGED", "ALLOCATED"]
+    with refuses(ledger, error, match):
+        act(ledger)
+
+
+def test_foreign_pool_frees_and_evicts() -> None:
+    """What the engine's allocator does is mirrored: free, take again, evict."""
+    ledger = make_ledger(own_pool=False, requests=("a", "b"))
+    ledger.seal(ledger.observe_allocate("a", [3, 5]), keys("k0", "k1"))
+    ledger.observe_free("a", [5, 3])
+    ledger.observe_take("b", [3])
+    ledger.observe_evict([5])
+
+    assert ledger.table("a") == [NULL, NULL]
+    assert states(ledger) == ["FREED", "FREED", "SEALED", "FREED", "FREED"]
+    assert ledger.life(5) == 1 << EPOCH_SHIFT | 5
+
+
+# --- handles ------------------------------------------------------------------------------------------------------------
+
+
+def test_handle_used_twice_is_refused() -> None:
+    """The type of a handle is right only once; the second time the table knows better."""
+    ledger = make_ledger()
+    batch = ledger.allocate("a", 1)
+    final = ledger.seal(batch, keys("k"))
+    jobs = store(ledger, final, keys("k"))
+    for again, match in (
+        (lambda: ledger.seal(batch, keys("k")), "cannot SEAL while PENDING_STORE"),
+        (lambda: store(ledger, final, keys("other"), 1), "cannot PLAN_STORE while PENDING_STORE"),
+    ):
+        with refuses(ledger, RefusedError, match):
+            again()
+    ledger.cancel(jobs)
+    with refuses(ledger, RefusedError, "cannot CANCEL while CANCELLED"):
+        ledger.cancel(jobs)
+    with refuses(ledger, RefusedError, "cannot SUBMIT while CANCELLED"):
+        ledger.submit(jobs)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ledger, life: ledger.acquire("b", [life]),
+        lambda ledger, life: ledger.drop([life]),
+        lambda ledger, life: ledger.plan_store(Batch([life]), [0], keys("q")),
+        lambda ledger, life: ledger.plan_load("b", Batch([life]), [1]),
+    ],
+    ids=["acquire", "drop", "plan_store", "plan_load"],
+)
+def test_stale_life_is_refused(use: Callable[[Ledger, int], object]) -> None:
+    """A reference to the old tenant is never taken for one to the new, whatever state the place is in."""
+    ledger = make_ledger(num_blocks=2)
+    ready(ledger, "ready", 1)
+    (old,) = ledger.find_blocks(keys("ready"))
+    ledger.add_request("b")
+    with refuses(ledger, CapacityError, "2 blocks wanted"):
+        ledger.allocate("a", 2)
+    ledger.allocate("a", 1)
+    with refuses(ledger, MisuseError, r"block 1: cannot \w+ its life 0, which is over; it is ALLOCATED in life 1"):
+        use(ledger, old)
+    ledger.finish("a")
+    with refuses(ledger, MisuseError, r"which is over; it is FREED in life 2"):
+        use(ledger, old)
+
+
+# --- jobs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_job_limit_is_kept_and_late_reports_are_known_for_as_long_as_possible() -> None:
+    """With all jobs out one more is refused; rows are reused in the order in which their jobs ended."""
+    ledger = make_ledger(max_jobs=2)
+    batch = sealed(ledger, "a", keys("k0", "k1", "k2"))
+    jobs = [ledger.plan_store(Batch([life]), [slot], keys(f"k{slot}")) for slot, life in enumerate(batch.lives[:2])]
+    with refuses(ledger, CapacityError, r"all 2 jobs are out.*max_jobs"):
+        ledger.plan_store(Batch([batch.lives[2]]), [2], keys("k2"))
+    ledger.cancel(jobs[1])
+    ledger.cancel(jobs[0])
+    ledger.plan_store(Batch([batch.lives[2]]), [2], keys("k2"))
+
+    assert ledger.job_state(jobs[0].ids[0]) is Job.CANCELLED
+    with pytest.raises(LateError, match=r"job 1.2: it has been over for so long"):
+        ledger.job_state(jobs[1].ids[0])
+
+
+def test_slots_and_blocks_are_limited() -> None:
+    """What is full says so, and nothing has grown."""
+    ledger = make_ledger(num_blocks=3, num_slots=1, contract=Contract.HOLD)
+    hand_out_all(ledger, "a")
+
+    assert len(ledger.table("a")) == 2
+    assert ledger.slots.peek_empty(5) == [0]
+    assert len(ledger.blocks) == 3
+
+
+def test_journal_is_bounded() -> None:
+    """The journal forgets the oldest records."""
+    ledger = make_ledger(max_journal=4)
+    for _ in range(9):
+        ledger.allocate("a", 1)
+        ledger.release("a", [len(ledger.table("a")) - 1])
+
+    assert len(ledger.journal) == 4
+    assert [each.event for each in ledger.journal] == ["allocate", "release"] * 2
+
+
+def test_job_does_not_share_lists_with_its_caller() -> None:
+    """Who changes a list after the call changes nothing in the ledger."""
+    ledger = make_ledger()
+    lives = list(sealed(ledger, "a", keys("k0", "k1")).lives)
+    slots, names, places = [0, 1], keys("k0", "k1"), [8, 9]
+    job = ledger.plan_store(Batch(lives), slots, names, places=places).ids[0]
+    before = snapshot_key(ledger)
+    for each in (lives, slots, places):
+        each.clear()
+    names.clear()
+    same = snapshot_key(ledger) == before
+    plan = ledger.dispatch(0.0)
+
+    assert same
+    assert plan.stores[0].source.tolist() == [1, 2]
+    assert plan.stores[0].target.tolist() == [8, 9]
+    assert ledger.job_state(job) is Job.IN_FLIGHT
+
+
+def test_job_does_not_share_arrays_with_its_caller() -> None:
+    """The same for many places, which come as arrays."""
+    ledger = make_ledger(num_blocks=MANY + 1, num_slots=MANY)
+    lives = np.array(sealed(ledger, "a", keys(*range(MANY))).lives)
+    slots, places = np.arange(MANY), np.arange(MANY) + 100
+    ledger.plan_store(Batch(lives), anything(slots), keys(*range(MANY)), places=anything(places))
+    before = snapshot_key(ledger)
+    for each in (lives, slots, places):
+        each[:] = 0
+
+    assert snapshot_key(ledger) == before
+    (transfer,) = ledger.dispatch(0.0).stores
+    assert transfer.target.tolist() == [place + 100 for place in range(MANY)]
+
+
+def test_plan_carries_what_was_planned() -> None:
+    """Stores go from blocks to host places, loads the other way; a plan with nothing in it says so."""
+    ledger = make_ledger()
+    ready(ledger, "k", 2)
+    ledger.add_request("w")
+    target = ledger.allocate("w", 1)
+    load = ledger.plan_load("w", target, [2], places=[7])
+    plan = ledger.dispatch(0.0)
+    (transfer,) = plan.loads
+    ledger.settle(plan.number, 0.0)
+    empty = ledger.dispatch(0.0)
+
+    assert (transfer.job, transfer.direction) == (load.ids[0], Direction.LOAD)
+    assert (transfer.source.tolist(), transfer.target.tolist()) == ([7], [block_of(target)])
+    assert not plan.empty
+    assert empty.empty
+    assert empty.number == plan.number + 1
+
+
+def test_dispatch_leaves_what_is_not_sealed() -> None:
+    """A store may be planned before its content exists; it goes with the plan after the seal."""
+    ledger = make_ledger()
+    batch = ledger.allocate("a", 1)
+    job = ledger.plan_store(anything(batch), [0], keys("k")).ids[0]
+    first = ledger.dispatch(0.0)
+    ledger.settle(first.number, 0.0, seals=[Seal(0, batch.lives, keys("k"))])
+    second = ledger.dispatch(0.0)
+
+    assert first.stores == ()
+    assert [each.job for each in second.stores] == [job]
+
+
+def test_load_seals_and_names_what_it_brought() -> None:
+    """The loaded block can be found under the key of its slot, and the request runs."""
+    ledger = make_ledger(num_blocks=3)
+    ready(ledger)
+    ledger.drop(ledger.find_blocks(keys("k")))
+    ledger.add_request("w")
+    target = ledger.allocate("w", 1)
+    job = ledger.plan_load("w", target, [0]).ids[0]
+    during = ledger.request_state("w"), ledger.blocks.at(block_of(target)), ledger.slots.pins[0]
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, completions=[report(job)])
+
+    assert during == (Request.LOADING, Block.LOADING, 1)
+    assert ledger.request_state("w") is Request.RUNNING
+    assert ledger.find_blocks(keys("k")) == list(target.lives)
+    assert ledger.slots.pins[0] == 0
+
+
+def test_jobs_of_a_request_are_those_it_owns_and_the_workers_have() -> None:
+    """What a preemption flushes: submitted, not over, and its own."""
+    ledger = make_ledger(requests=("a", "b"))
+    _, mine = in_flight(ledger, "a", "k0", 0)
+    _, other = in_flight(ledger, "b", "k1", 1)
+    sealed_again = sealed(ledger, "a", keys("k2"))
+    store(ledger, sealed_again, keys("k2"), 2)
+
+    assert ledger.jobs_of("a").ids == (mine,)
+    assert ledger.submitted().ids == (mine, other)
+
+
+# --- reports ------------------------------------------------------------------------------------------------------------
+
+
+def test_report_that_is_late_is_counted_and_changes_no_verdict() -> None:
+    """After the end any report is a row of its own."""
+    ledger = make_ledger(workers=2)
+    _, job = in_flight(ledger)
+    ledger.abandon(Jobs((job,)))
+    ledger.quiesce(Jobs((job,)))
+    before = snapshot_key(ledger)
+    ledger.complete(report(job))
+
+    assert ledger.job_state(job) is Job.CANCELLED
+    assert ledger.statistics().late == 1
+    assert [a == b for a, b in zip(before, snapshot_key(ledger), strict=True)].count(False) == 1
+
+
+def test_report_that_comes_twice_counts_once() -> None:
+    """The second one is counted; the other worker is still awaited."""
+    ledger = make_ledger(workers=2)
+    _, job = in_flight(ledger)
+    for _ in range(3):
+        ledger.complete(report(job, worker=1))
+    between = ledger.job_state(job)
+    ledger.complete(report(job, worker=0))
+
+    assert between is Job.IN_FLIGHT
+    assert ledger.job_state(job) is Job.DONE
+    assert ledger.statistics().duplicate == 2
+
+
+@pytest.mark.parametrize(
+    "job", [JobId(1, 99), JobId(2, 1), JobId(1, 0)], ids=["never made", "of another incarnation", "number 0"]
+)
+def test_report_for_an_unknown_job_is_counted(job: JobId) -> None:
+    """Nobody knows it; nothing changes but the count."""
+    ledger = make_ledger()
+    in_flight(ledger)
+    before = snapshot_key(ledger)
+    ledger.complete(report(job))
+    ledger.launched(Launched(job, Worker(0)), 0.0)
+
+    assert snapshot_key(ledger) == before
+    assert ledger.statistics().unknown == 1
+
+
+def test_report_for_a_job_whose_row_is_another_s_is_late() -> None:
+    """It was made here and is long over."""
+    ledger = make_ledger(max_jobs=1)
+    batch = sealed(ledger, "a", keys("k0", "k1"))
+    first = ledger.plan_store(Batch(batch.lives[:1]), [0], keys("k0"))
+    ledger.cancel(first)
+    second = ledger.plan_store(Batch(batch.lives[1:]), [0], keys("k1"))
+    ledger.complete(report(first.ids[0]))
+
+    assert ledger.job_state(second.ids[0]) is Job.PLANNED
+    assert ledger.statistics().late == 1
+
+
+def test_one_failed_worker_fails_the_job() -> None:
+    """Whoever reports last, and whatever it says."""
+    for order in ([Result.FAILED, Result.OK], [Result.OK, Result.FAILED]):
+        ledger = make_ledger(workers=2)
+        _, job = in_flight(ledger)
+        for worker, result in enumerate(order):
+            ledger.complete(report(job, result, worker))
+
+        assert ledger.job_state(job) is Job.FAILED
+        assert ledger.find_slots(keys("k")) == []
+        assert ledger.slots.at(0) is Slot.EMPTY
+
+
+# --- deadlines ----------------------------------------------------------------------------------------------------------
+
+
+def test_deadline_starts_with_the_first_launch() -> None:
+    """Before that nothing expires, and a second launch does not move it."""
+    ledger = make_ledger(deadline=8.0, workers=2)
+    _, job = in_flight(ledger)
+    never = ledger.expire(1000.0)
+    ledger.launched(Launched(job, Worker(0)), 10.0)
+    ledger.launched(Launched(job, Worker(1)), 15.0)
+    early, due = ledger.expire(17.9), ledger.expire(18.0)
+
+    assert never.ids == early.ids == ()
+    assert due.ids == (job,)
+    assert ledger.job_state(job) is Job.QUARANTINED
+
+
+def test_deadline_starts_when_a_plan_waits() -> None:
+    """A hung copy that its worker still holds back was never launched; the wait for it must end all the same."""
+    ledger = make_ledger(deadline=8.0)
+    _, job = in_flight(ledger)
+    ledger.flush(Jobs((job,)))
+    plan = ledger.dispatch(20.0)
+    early, due = ledger.expire(27.0), ledger.expire(28.0)
+
+    assert plan.flushes == (job,)
+    assert early.ids == ()
+    assert due.ids == (job,)
+
+
+def test_launch_of_a_job_that_is_over_starts_nothing() -> None:
+    """Late records are no-ops."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    ledger.complete(report(job))
+    before = snapshot_key(ledger)
+    ledger.launched(Launched(job, Worker(0)), 0.0)
+
+    assert snapshot_key(ledger) == before
+    assert ledger.expire(1e9).ids == ()
+
+
+# --- settle -------------------------------------------------------------------------------------------------------------
+
+
+def test_settle_takes_the_report_of_a_waited_job_before_its_proof() -> None:
+    """Order 1 before 2: a flushed job that succeeded is DONE, not FAILED for want of a report."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    ledger.flush(Jobs((job,)))
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, completions=[report(job)])
+
+    assert ledger.job_state(job) is Job.DONE
+    assert ledger.slots.at(0) is Slot.READY
+
+
+def test_settle_proves_waited_jobs_quiet_before_other_reports() -> None:
+    """Order 2 before 3: the load behind a fence lands on a block that the old copy has left, lost report or not."""
+    ledger = make_ledger(num_blocks=2)
+    target, old = behind_fence(ledger)
+    load = ledger.plan_load("b", target, [0]).ids[0]
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, completions=[report(load)])
+
+    assert plan.flushes == (old,)
+    assert ledger.job_state(old) is Job.FAILED
+    assert ledger.blocks.at(block_of(target)) is Block.SEALED
+
+
+def test_settle_applies_reports_before_seals() -> None:
+    """Order 3 before 4: the seal of a request whose load has just failed is passed over."""
+    ledger = make_ledger()
+    ready(ledger)
+    ledger.add_request("w")
+    both = ledger.allocate("w", 2)
+    load = ledger.plan_load("w", Batch(both.lives[:1]), [0]).ids[0]
+    plan = ledger.dispatch(0.0)
+    seal = Seal(0, list(both.lives[1:]), keys("q"))
+    ledger.settle(plan.number, 0.0, completions=[report(load, Result.FAILED)], seals=[seal])
+
+    assert ledger.request_state("w") is Request.WAITING
+    assert ledger.find_blocks(keys("q")) == []
+    assert ledger.statistics().stale == 1
+
+
+def test_settle_seals_behind_a_wait_that_it_has_just_proven() -> None:
+    """Order 2 before 4: what a new tenant computed behind the fence is final after the wait."""
+    ledger = make_ledger(num_blocks=2)
+    target, _ = behind_fence(ledger)
+    with refuses(ledger, RefusedError, "cannot SEAL while FLUSHED"):
+        ledger.seal(target, keys("q"))
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, seals=[Seal(0, target.lives, keys("q"))])
+
+    assert ledger.find_blocks(keys("q")) == list(target.lives)
+
+
+def test_settle_expires_last() -> None:
+    """Order 5: a report that comes with the deadline is in time."""
+    ledger = make_ledger(deadline=8.0)
+    _, job = in_flight(ledger)
+    plan = ledger.dispatch(0.0)
+    ledger.launched(Launched(job, Worker(0)), 0.0)
+    ledger.settle(plan.number, 8.0, completions=[report(job)])
+
+    assert ledger.job_state(job) is Job.DONE
+
+
+def test_settle_starts_deadlines_with_its_own_time() -> None:
+    """What was launched in a plan is watched from its settling on."""
+    ledger = make_ledger(deadline=8.0)
+    source = sealed(ledger, "a", keys("k"))
+    job = store(ledger, source, keys("k")).ids[0]
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 5.0, launched=[Launched(job, Worker(0))])
+
+    assert ledger.expire(12.9).ids == ()
+    assert ledger.expire(13.0).ids == (job,)
+
+
+def test_plans_settle_in_their_order() -> None:
+    """A later plan waits for the earlier one, and none settles twice."""
+    ledger = make_ledger()
+    first, second = ledger.dispatch(0.0), ledger.dispatch(0.0)
+    with refuses(ledger, MisuseError, r"plan 2: it cannot settle now \(plan 1 is next\)"):
+        ledger.settle(second.number, 0.0)
+    ledger.settle(first.number, 0.0)
+    with refuses(ledger, MisuseError, r"plan 1: it cannot settle now \(plan 2 is next\)"):
+        ledger.settle(first.number, 0.0)
+
+    assert ledger.has_pending_work()
+    ledger.settle(second.number, 0.0)
+    assert not ledger.has_pending_work()
+
+
+def test_wait_is_a_proof_even_if_a_later_plan_waits_again() -> None:
+    """A job that two plans wait for is quiet with the first; the load behind that wait lands on a block of its own."""
+    ledger = make_ledger(num_blocks=2)
+    target, old = behind_fence(ledger)
+    load = ledger.plan_load("b", target, [0]).ids[0]
+    first = ledger.dispatch(0.0)
+    ledger.flush(Jobs((old,)))
+    second = ledger.dispatch(0.0)
+    ledger.settle(first.number, 0.0, completions=[report(load)])
+
+    assert second.flushes == (old,)
+    assert ledger.job_state(old) is Job.FAILED
+    assert check(ledger) == []
+
+
+def test_load_that_lands_early_proves_the_older_copy_quiet() -> None:
+    """Its report can overtake the settling of its plan: every worker waited for the old copy before it launched the load."""
+    ledger = make_ledger(num_blocks=2)
+    target, old = behind_fence(ledger)
+    load = ledger.plan_load("b", target, [0]).ids[0]
+    plan = ledger.dispatch(0.0)
+    ledger.complete(report(load))
+    between = check(ledger), ledger.job_state(old)
+    ledger.settle(plan.number, 0.0, completions=[report(old)])
+
+    assert between == ([], Job.FAILED)
+    assert ledger.request_state("b") is Request.RUNNING
+    assert ledger.statistics().late == 1
+
+
+SETTLE_REFUSALS: dict[str, tuple[Callable[[JobId, JobId, Batch[Allocated]], dict[str, Any]], type[Exception], str]] = {
+    "forged worker": (lambda busy, _, __: {"completions": [report(busy), report(busy, worker=5)]}, MisuseError, "worker 5"),
+    "planned job": (
+        lambda busy, planned, _: {"completions": [report(busy), report(planned)]},
+        RefusedError,
+        "cannot FINISH while PLANNED",
+    ),
+    "keys": (
+        lambda busy, _, batch: {"completions": [report(busy)], "seals": [Seal(0, batch.lives, [])]},
+        MisuseError,
+        "1 blocks to seal and 0 keys",
+    ),
+    "group": (
+        lambda busy, _, batch: {"completions": [report(busy)], "seals": [Seal(1, batch.lives, keys("q"))]},
+        MisuseError,
+        "group 1",
+    ),
+    "twice": (
+        lambda busy, _, batch: {"completions": [report(busy)], "seals": [Seal(0, batch.lives, keys("q"))] * 2},
+        MisuseError,
+        "named twice",
+    ),
+    "not open": (
+        lambda busy, _, __: {"completions": [report(busy)], "seals": [Seal(0, [1], keys("q"))]},
+        RefusedError,
+        "block 1: cannot SEAL while IN_FLIGHT",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SETTLE_REFUSALS)
+def test_settle_refuses_all_or_nothing(case: str) -> None:
+    """One report or seal that cannot be applied, and none is."""
+    act, error, match = SETTLE_REFUSALS[case]
+    ledger = make_ledger()
+    _, busy = in_flight(ledger)
+    pledged = ledger.allocate("a", 1)
+    planned = ledger.plan_store(anything(pledged), [1], keys("p")).ids[0]
+    batch = ledger.allocate("a", 1)
+    plan = ledger.dispatch(0.0)
+    with refuses(ledger, error, match):
+        ledger.settle(plan.number, 0.0, **act(busy, planned, batch))
+
+    ledger.settle(plan.number, 0.0)
+
+
+def test_settle_refuses_a_seal_behind_a_wait_of_a_later_plan() -> None:
+    """The block was handed out after this plan; only the next one waits."""
+    ledger = make_ledger(num_blocks=2)
+    early = ledger.dispatch(0.0)
+    ledger.settle(early.number, 0.0)
+    plan = ledger.dispatch(0.0)
+    source = sealed(ledger, "a", keys("k"))
+    store(ledger, source, keys("k"))
+    later = ledger.dispatch(0.0)
+    ledger.preempt("a")
+    ledger.add_request("b")
+    target = ledger.allocate("b", 1)
+    with refuses(ledger, RefusedError, "cannot SEAL while FLUSHED"):
+        ledger.settle(plan.number, 0.0, seals=[Seal(0, target.lives, keys("q"))])
+    ledger.settle(plan.number, 0.0)
+    ledger.settle(later.number, 0.0)
+
+
+# --- listeners and history ----------------------------------------------------------------------------------------------
+
+
+def told(record: Committed) -> list[str]:
+    """The steps of a record in words."""
+    table = MACHINES[record.machine]
+    return [f"{record.machine} {place}: {table.row(row)}" for place, row in record.steps()]
+
+
+def test_listener_hears_the_committed_steps_in_order() -> None:
+    """One store from its plan to its end, each step once, numbered without a gap, with the life it happened to."""
+    ledger = make_ledger()
+    heard: list[Committed] = []
+    ledger.listen(heard.append)
+    _, job = in_flight(ledger)
+    ledger.complete(report(job))
+
+    assert [step for record in heard for step in told(record)] == [
+        "block 1: FREED --allocate--> ALLOCATED",
+        "block 1: ALLOCATED --seal--> SEALED",
+        "block 1: SEALED --plan_store--> PENDING_STORE",
+        "slot 0: EMPTY --plan_store--> WRITING",
+        "job 1: PLANNED --submit--> IN_FLIGHT",
+        "block 1: PENDING_STORE --submit--> IN_FLIGHT",
+        "job 1: IN_FLIGHT --finish [all_ok]--> DONE",
+        "block 1: IN_FLIGHT --land [held]--> SEALED",
+        "slot 0: WRITING --land [published]--> READY",
+    ]
+    numbers = [record.sequence for record in heard]
+    assert numbers == list(range(numbers[0], numbers[0] + len(heard)))
+    assert [record.epochs for record in heard if record.machine == "block"] == [[0]] * 5
+    assert [record.job for record in heard] == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_listener_hears_after_the_last_write() -> None:
+    """Whatever it reads is the world after the verb, however many verbs that one is made of."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    plan = ledger.dispatch(0.0)
+    seen = []
+    ledger.listen(lambda record: seen.append((record.machine, ledger.job_state(job), ledger.slots.at(0), check(ledger))))
+    ledger.settle(plan.number, 0.0, completions=[report(job)])
+
+    assert seen == [(machine, Job.DONE, Slot.READY, []) for machine in ("job", "block", "slot")]
+
+
+def test_listener_that_raises_undoes_nothing() -> None:
+    """The verb has happened, every other listener hears all of it, and the first error comes out at the end."""
+    ledger, twin = make_ledger(), make_ledger()
+    _, job = in_flight(ledger)
+    in_flight(twin)
+    heard: list[str] = []
+
+    def raising(record: Committed) -> None:
+        raise ValueError(f"cannot take {record.machine}")
+
+    ledger.listen(raising)
+    ledger.listen(lambda record: heard.append(record.machine))
+    with pytest.raises(ValueError, match="cannot take job"):
+        ledger.complete(report(job))
+    twin.complete(report(job))
+
+    assert heard == ["job", "block", "slot"]
+    assert snapshot_key(ledger) == snapshot_key(twin)
+    assert check(ledger) == []
+
+
+def test_history_tells_the_story_of_one_place() -> None:
+    """The latest steps, oldest first, with plan and job."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    ledger.complete(report(job))
+
+    assert ledger.history("block", 1) == [
+        "plan 0: FREED --allocate--> ALLOCATED",
+        "plan 0: ALLOCATED --seal--> SEALED",
+        "plan 0: SEALED --plan_store--> PENDING_STORE (job 1)",
+        "plan 1: PENDING_STORE --submit--> IN_FLIGHT (job 1)",
+        "plan 1: IN_FLIGHT --land [held]--> SEALED (job 1)",
+    ]
+    assert ledger.history("slot", 0)[-1] == "plan 1: WRITING --land [published]--> READY (job 1)"
+    assert ledger.history("block", 2) == []
+
+
+@BOTH
+def test_statistics_add_up_to_the_capacity(contract: Contract) -> None:
+    """Every place is counted once, and what is freeing soon is not free."""
+    ledger = busy_ledger()
+    ledger.finish("a")
+    now = ledger.statistics()
+
+    assert sum(now.blocks.values()) == 11
+    assert sum(now.slots.values()) == 6
+    assert now.free == now.blocks["FREED"] + now.blocks["CACHED"] == 10
+    assert (now.freeing_soon, now.quarantined) == (1, 0)
+    assert (now.jobs_alive, now.requests) == (1, 2)
+
+
+# --- reset --------------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_reset_now_forgets_all_content_and_keeps_busy_places(contract: Contract) -> None:
+    """Nothing is found any more, requests can be admitted, and what a copy touches waits for it."""
+    ledger = make_ledger(num_blocks=8, contract=contract)
+    ready(ledger, "ready", 1)
+    _, job = in_flight(ledger)
+    ledger.reset()
+    between = states(ledger)[:2], ledger.slots.at(0), ledger.slots.at(1)
+    ledger.complete(report(job))
+
+    assert between == (["FREED", "STALE"], Slot.WRITING, Slot.EMPTY)
+    assert ledger.job_state(job) is Job.CANCELLED
+    assert ledger.request_state("a") is Request.PREEMPTED
+    assert ledger.find_slots(keys("k")) == ledger.find_slots(keys("ready")) == []
+    assert ledger.find_blocks(keys("k")) == []
+    assert set(states(ledger)) == {"FREED"}
+
+
+def test_reset_with_drain_waits_for_the_last_job() -> None:
+    """It says how many are out; afterwards it is the same reset."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    with refuses(ledger, CapacityError, "1 jobs are still out"):
+        ledger.reset(drain=True)
+    ledger.complete(report(job))
+    ledger.reset(drain=True)
+
+    assert states(ledger) == ["FREED"] * 5
+    assert ledger.slots.at(0) is Slot.EMPTY
+
+
+# --- snapshots ----------------------------------------------------------------------------------------------------------
+
+
+def go_on(ledger: Ledger) -> list[object]:
+    """The same calls on any copy of `behind_fence`, and what they gave."""
+    seen: list[object] = []
+    load = ledger.plan_load("b", Batch(ledger.table("b")), [0])
+    plan = ledger.dispatch(1.0)
+    seen += [load.ids, plan.number, plan.flushes, [each.job for each in plan.loads]]
+    ledger.pin("me", [0])
+    ledger.settle(plan.number, 9.0, launched=[Launched(load.ids[0], Worker(0))])
+    seen += [ledger.expire(17.0).ids, ledger.request_state("b"), snapshot_key(ledger)]
+    ledger.unpin("me", [0])
+    ledger.complete(report(load.ids[0]))
+    ledger.add_request("c")
+    seen += [list(ledger.allocate("c", 1).lives), ledger.blocks.queue.order(), ledger.history("block", 1)[-1]]
+    return [*seen, snapshot_key(ledger)]
+
+
+def test_snapshot_restores_the_middle_of_everything() -> None:
+    """The original, and another ledger with the same limits, go on alike; then the original goes back and goes on again."""
+    ledger = make_ledger(num_blocks=2)
+    behind_fence(ledger)
+    saved, key = ledger.snapshot(), snapshot_key(ledger)
+    other = make_ledger(num_blocks=2, requests=("x", "y"))
+    other.restore(saved)
+    same = snapshot_key(other) == key
+    first = go_on(ledger)
+    second = go_on(other)
+    ledger.restore(saved)
+
+    assert same
+    assert first == second
+    assert snapshot_key(ledger) == key
+    assert go_on(ledger) == first
+
+
+@pytest.mark.parametrize(
+    "other", [{"num_blocks": 7}, {"num_slots": 5}, {"max_jobs": 9}, {"max_requests": 5}, {"groups": 2}], ids=str
+)
+def test_snapshot_of_other_limits_is_refused(other: dict[str, int]) -> None:
+    """It would not fit; nothing of it is taken over."""
+    ledger = make_ledger()
+    in_flight(ledger)
+    saved = make_ledger(**anything(other)).snapshot()
+    with refuses(ledger, MisuseError, "a ledger with other limits"):
+        ledger.restore(saved)
+
+
+# --- holders ------------------------------------------------------------------------------------------------------------
+
+
+def test_pin_holds_a_slot_until_its_holder_lets_go() -> None:
+    """Each pin needs its own unpin, by the same holder."""
+    ledger = make_ledger()
+    ready(ledger)
+    ledger.pin("p", [0])
+    ledger.pin("q", [0])
+    ledger.pin("p", [0])
+    for holder in ("p", "q"):
+        ledger.unpin(holder, [0])
+        with refuses(ledger, RefusedError, "cannot EVICT while READY"):
+            ledger.evict([0])
+    with refuses(ledger, MisuseError, "q does not hold it"):
+        ledger.unpin("q", [0])
+    ledger.unpin("p", [0])
+    ledger.evict([0])
+
+    assert ledger.slots.at(0) is Slot.EMPTY
+    assert ledger.holders == {}
+
+
+def test_pin_outlives_the_content() -> None:
+    """After a reset the key is dead, and the place is free when the last holder lets go."""
+    ledger = make_ledger()
+    ready(ledger)
+    ledger.pin("p", [0])
+    ledger.reset()
+    between = ledger.slots.at(0)
+    ledger.unpin("p", [0])
+
+    assert between is Slot.STALE
+    assert ledger.slots.at(0) is Slot.EMPTY
+
+
+def test_pin_of_nothing_changes_nothing() -> None:
+    """A lookup without a hit leaves no trace."""
+    ledger = make_ledger()
+    with unchanged(ledger):
+        ledger.pin("p", [])
+        ledger.unpin("p", [])
+        ledger.evict([])
+
+
+# --- one and many -------------------------------------------------------------------------------------------------------
+
+MANY = 64
+
+
+def tour(ledger: Ledger, at_once: bool) -> Ledger:
+    """The same places through every verb, all in one call or one call a place."""
+    assert MANY >= BULK
+    each = [slice(0, MANY)] if at_once else [slice(place, place + 1) for place in range(MANY)]
+    names = keys(*range(MANY))
+    batches = [ledger.allocate("a", len(names[part])) for part in each]
+    final = [ledger.seal(batch, names[part]) for batch, part in zip(batches, each, strict=True)]
+    for batch in final:
+        ledger.acquire("b", batch.lives)
+    jobs = [ledger.plan_store(batch, list(range(MANY))[part], names[part]) for batch, part in zip(final, each, strict=True)]
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, launched=[Launched(job.ids[0], Worker(0)) for job in jobs])
+    for part in each:
+        ledger.release("b", list(range(MANY))[part])
+    for job in jobs:
+        ledger.complete(report(job.ids[0]))
+    ledger.finish("a")
+    for part in each:
+        ledger.pin("p", list(range(MANY))[part])
+    ledger.finish("b")
+    ledger.add_request("c")
+    for part in each:
+        ledger.allocate("c", len(names[part]))
+    ledger.drop(ledger.find_blocks(names[: MANY // 2]))
+    ledger.reset()
+    for part in each:
+        ledger.unpin("p", list(range(MANY))[part])
+    return ledger
+
+
+def test_one_call_with_many_places_does_what_many_calls_do() -> None:
+    """The bulk path and the scalar path write the same bytes: states, counts, epochs, keys, and the order of the free."""
+
+    def make() -> Ledger:
+        return make_ledger(num_blocks=2 * MANY + 1, num_slots=MANY, max_jobs=MANY, requests=("a", "b"))
+
+    bulk, scalar = tour(make(), True), tour(make(), False)
+
+    assert check(bulk) == check(scalar) == []
+    assert snapshot_key(bulk)[:6] == snapshot_key(scalar)[:6]
+    assert [bulk.blocks.queue.order(), bulk.slots.free] == [scalar.blocks.queue.order(), scalar.slots.free]
+
+
+def end_store(ledger: Ledger, job: JobId, end: str, lend: bool) -> None:
+    """End a submitted store in one of many ways; one that is cancelled has ended already."""
+    jobs = Jobs[Any]((job,))
+    match end:
+        case "done":
+            ledger.complete(report(job))
+        case "failed":
+            ledger.complete(report(job, Result.FAILED))
+        case "expired":
+            ledger.expire(99.0)
+        case "quiet":
+            ledger.quiesce(jobs)
+        case "abandoned":
+            ledger.abandon(jobs)
+            ledger.complete(report(job))
+        case "reset":
+            ledger.reset()
+        case "handed out" if lend:
+            ledger.add_request("n")
+            ledger.allocate("n", len(ledger.blocks) - 1)
+
+
+@BOTH
+@pytest.mark.parametrize("end", ["done", "failed", "expired", "quiet", "abandoned", "cancelled", "reset", "handed out"])
+@pytest.mark.parametrize("held_on", [True, False], ids=["held", "let go"])
+def test_places_of_a_job_of_many_move_as_those_of_a_job_of_few(contract: Contract, end: str, held_on: bool) -> None:
+    """However a store ends, each of 64 places is where each of 3 is, and no rule is broken on either path."""
+    seen = []
+    for count in (3, MANY):
+        ledger = make_ledger(num_blocks=count + 1, num_slots=count, contract=contract)
+        names = keys(*range(count))
+        source = sealed(ledger, "a", names)
+        jobs = store(ledger, source, names)
+        if end == "cancelled":
+            ledger.cancel(jobs)
+        else:
+            plan = ledger.dispatch(0.0)
+            ledger.settle(plan.number, 0.0, launched=[Launched(jobs.ids[0], Worker(0))])
+        if not held_on:
+            ledger.finish("a")
+        end_store(ledger, jobs.ids[0], end, lend=not held_on and contract is Contract.FENCE)
+        places = {(state, ledger.slots.at(0).name) for state in states(ledger)}
+        counts = set(zip(ledger.blocks.refs[1:], ledger.blocks.pins[1:], ledger.blocks.doubts[1:], strict=True))
+        seen.append((places, counts, set(ledger.blocks.epoch[1:]), ledger.free // count))
+
+        assert check(ledger) == []
+        assert len(places) == len(counts) == 1
+    assert seen[0] == seen[1]
+
+
+def test_many_places_are_refused_like_few() -> None:
+    """One wrong place among 64 is found, named, and nothing has changed."""
+    ledger = make_ledger(num_blocks=2 * MANY, num_slots=MANY, requests=("a", "b"))
+    batch = sealed(ledger, "a", keys(*range(MANY)))
+    lives = [int(life) for life in batch.lives]
+    with refuses(ledger, MisuseError, "named twice"):
+        ledger.acquire("b", [*lives, lives[5]])
+    with refuses(ledger, MisuseError, "which is over"):
+        ledger.acquire("b", [*lives[:-1], lives[-1] + (1 << EPOCH_SHIFT)])
+    with refuses(ledger, RefusedError, f"block {MANY + 1}: cannot ACQUIRE while FREED"):
+        ledger.acquire("b", [*lives, MANY + 1])
+    with refuses(ledger, MisuseError, f"slot {MANY}"):
+        ledger.evict(range(1, MANY + 1))
+    with refuses(ledger, MisuseError, "slot 9: it is named twice"):
+        ledger.evict([*range(MANY), 9])
+
+
+def test_arrays_are_taken_like_lists() -> None:
+    """Ids may come as numpy arrays of any integer type, few or many."""
+    for count in (3, MANY):
+        ledger = make_ledger(num_blocks=count + 1, num_slots=count, requests=("a", "b"))
+        names = keys(*range(count))
+        lives = sealed(ledger, "a", names).lives
+        ledger.acquire("b", np.array(lives, dtype=np.int64))
+        jobs = ledger.plan_store(Batch(np.array(lives)), anything(np.arange(count, dtype=np.int32)), names)
+        ledger.cancel(jobs)
+        ledger.finish("a")
+
+        assert set(states(ledger)) == {"SEALED"}
+        assert check(ledger) == []
+
+
+# --- levels of checking -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", list(Checking), ids=lambda each: each.name.lower())
+def test_broken_coupling_is_raised_counted_or_passed_over(level: Checking) -> None:
+    """Somebody took the pins away behind the ledger's back; the tables are asked at every level, the couplings at two."""
+    ledger = make_ledger(checking=level)
+    _, job = in_flight(ledger)
+    ledger.launched(Launched(job, Worker(0)), 0.0)
+    ledger.blocks.pins[1] = 0
+    if level is Checking.STRICT:
+        with pytest.raises(InvariantError, match=r"job 1\.1 is QUARANTINED.* pin .*\(I1\)"):
+            ledger.expire(99.0)
+    else:
+        ledger.expire(99.0)
+
+    assert ledger.job_state(job) is Job.QUARANTINED
+    assert ledger.statistics().violations == (0 if level is Checking.OFF else 1)
+
+
+def test_count_below_zero_is_an_error_and_never_clamped() -> None:
+    """At every level, and before anything is written."""
+    ledger = make_ledger(checking=Checking.OFF)
+    _, job = in_flight(ledger)
+    ledger.blocks.pins[1] = 0
+    before = world_key(ledger)[1]
+    with pytest.raises(InvariantError, match=r"block 1: pins would fall below zero \(I4\)"):
+        ledger.complete(report(job))
+
+    assert world_key(ledger)[1] == before
+
+
+def test_seal_refuses_another_key_than_its_planned_store_will_publish() -> None:
+    """One content has one key: the slot of a planned store and the block that it copies agree."""
+    ledger = make_ledger()
+    source = ledger.allocate("a", 2)
+    ledger.plan_store(source, [0, 1], keys("k0", "k1"))
+    with refuses(ledger, MisuseError, r"cannot SEAL it as .*, its store 1\.1 will publish"):
+        ledger.seal(source, keys("k0", "k2"))
+    ledger.seal(source, keys("k0", "k1"))
+
+    assert ledger.blocks.column.count()[Block.PENDING_STORE] == 2
+
+
+def test_submit_refuses_a_load_before_the_wait_for_its_target_is_in_a_plan() -> None:
+    """Behind a fence a load may go to the workers only with, or after, the plan that waits for the older copy."""
+    ledger = make_ledger(num_blocks=2, contract=Contract.FENCE)
+    target, older = behind_fence(ledger)
+    load = ledger.plan_load("b", target, [0])
+    with refuses(ledger, MisuseError, rf"no plan waits for job {older} yet"):
+        ledger.submit(load)
+
+    assert ledger.dispatch(2.0).flushes == (older,)
