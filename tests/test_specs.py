@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blocklife.drawing import spec
+from blocklife.ledger.invariants import INVARIANTS
 from blocklife.states import COUPLINGS, MACHINES
 
 SPECS = Path(__file__).parent.parent / "specs"
@@ -206,3 +207,22 @@ def test_spec_lists_every_invariant_once() -> None:
     found = re.findall(r"(?m)^\| (I\d+) \|", (SPECS / "invariants.md").read_text(encoding="utf-8"))
 
     assert found == [f"I{number}" for number in range(1, 16)]
+
+
+def test_invariants_are_numbered_and_pinned_by_tests_that_exist() -> None:
+    """Each of the fifteen rules has its row, and every test that a row names is defined in that file."""
+    rows = re.findall(
+        r"^\| (I\d+) \|.*\| ([^|]*) \|$", (SPECS / "invariants.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    pinned = {rule: re.findall(r"`([\w.]+)::(\w+)`", names) for rule, names in rows}
+    missing = [
+        f"{file}::{name}"
+        for names in pinned.values()
+        for file, name in names
+        if f"def {name}(" not in (SPECS.parent / "tests" / file).read_text(encoding="utf-8")
+    ]
+
+    assert [rule for rule, _ in rows] == [f"I{number}" for number in range(1, 16)]
+    assert missing == []
+    assert {rule for rule, names in pinned.items() if not names} == {"I2", "I11"}
+    assert {rule for rule, names in pinned.items() if names} == set(INVARIANTS)
