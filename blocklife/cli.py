@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import attrs
 
@@ -269,7 +269,7 @@ def _run(replay: Replay) -> ReplayReport:
 
 @contextlib.contextmanager
 def _progress(replay: Replay) -> Iterator[Callable[[], None]]:
-    if not sys.stderr.isatty():
+    if not getattr(sys.stderr, "isatty", bool)():  # stderr may be None
         yield lambda: None
         return
     from rich.console import Console
@@ -308,6 +308,7 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
+    console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
     values = attrs.asdict(report)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
@@ -330,6 +331,7 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
         console.print("clean: nothing corrupt, nothing leaked, no violation")
     else:
         console.print("NOT clean")
+    print(console.end_capture(), end="")
 
 
 # --- workload and spec -------------------------------------------------------------------------------------------------
@@ -340,8 +342,10 @@ def _generate(args: argparse.Namespace) -> int:
 
     requests = generate_workload(requests=args.requests, seed=args.seed)
     if args.output == "-":
-        write_workload(requests, sys.stdout)
-        sys.stdout.flush()
+        stdout: TextIO | None = sys.stdout  # None where the process was started without one
+        if stdout is None:
+            raise MisuseError("standard output is closed (name a file with --output)")
+        write_workload(requests, stdout)
         return OK
     try:
         with open(args.output, "w", encoding="utf-8") as stream:
@@ -366,18 +370,27 @@ def _spec(args: argparse.Namespace) -> int:
     return WRONG if problems else OK
 
 
+def _leave_stdout() -> None:
+    """Keep the interpreter from failing at its exit with what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
         args = _parser().parse_args(argv)
         status: int = args.run(args)
+        print(end="", flush=True)
     except MisuseError as problem:
         print(f"blocklife: {problem}", file=sys.stderr)
         return BAD_INPUT
-    except BrokenPipeError:
-        # the reader has gone (head, say); say nothing, and keep the interpreter from saying something at its exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has gone (head, say): nobody is left to be told
+        _leave_stdout()
         return OK
+    except OSError as problem:
+        _leave_stdout()
+        print(f"blocklife: standard output: {problem.strerror or problem}", file=sys.stderr)
+        return BAD_INPUT
     except KeyboardInterrupt:
         print("blocklife: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from blocklife.copiers.executor import Executor, Report
 from blocklife.engines.toy.memory import Memory
 from blocklife.engines.toy.sequences import GROUP, Sequence, fingerprints, unpacked
+from blocklife.engines.toy.traffic import Traffic
 from blocklife.errors import CapacityError, InvariantError
 from blocklife.ledger import Checking, Ledger, Plan, Seal
 from blocklife.ledger.invariants import check
@@ -72,10 +73,11 @@ class Counts:
 
 @define(eq=False)
 class Station:
-    """One worker: its memory and the executor of its share."""
+    """One worker: its memory, the executor of its share, and the record of what its copies may touch."""
 
     memory: Memory
     executor: Executor
+    traffic: Traffic
 
 
 class Engine:
@@ -93,6 +95,7 @@ class Engine:
         self._loading: dict[str, Sequence] = {}
         self._preempted: list[str] = []
         self._now = 0
+        self._elapsed_ms = 0.0
         self._rng = np.random.default_rng(options.seed)
 
     # --- requests in and out -------------------------------------------------------------------------------------------
@@ -151,6 +154,7 @@ class Engine:
         pass_ = _ForwardPass(batch, self.options.block_tokens)
         reports = [station.executor.execute(plan, self._forward(station, pass_)) for station in self.stations]
 
+        self._note_clashes()
         settling = time.perf_counter()
         self._settle(plan, reports, batch)
         if self._now % self.options.prove_every == 0:
@@ -160,11 +164,13 @@ class Engine:
         self.counts.scheduler_s += planned - begin + time.perf_counter() - settling
 
     def _arrive(self) -> None:
+        """Let in who has arrived. The workload has a clock of its own: deadlines count steps, however far it jumps."""
         speed = self.options.ms_per_step
-        if speed is not None and self._arriving and not (self._waiting or self._running or self._loading):
-            # nobody is here: let the clock of the workload jump to the next arrival
-            self._now = max(self._now, int(self._arriving[0].arrival_ms / speed))
-        while self._arriving and (speed is None or self._arriving[0].arrival_ms <= self._now * speed):
+        self._elapsed_ms += speed or 0.0
+        if self._arriving and not (self._waiting or self._running or self._loading):
+            # nobody is here: the clock jumps to the next arrival
+            self._elapsed_ms = max(self._elapsed_ms, self._arriving[0].arrival_ms)
+        while self._arriving and (speed is None or self._arriving[0].arrival_ms <= self._elapsed_ms):
             self._waiting.append(self._arriving.popleft())
 
     def _grow(self) -> None:
@@ -335,7 +341,18 @@ class Engine:
     # --- the device ----------------------------------------------------------------------------------------------------
 
     def _forward(self, station: Station, pass_: _ForwardPass) -> _Forward:
-        return _Forward(station.memory, pass_, self.counts, self.options.verify, self._rng)
+        return _Forward(station, pass_, self.counts, self.options.verify, self._rng)
+
+    def _note_clashes(self) -> None:
+        """What the workers themselves saw go wrong counts at every level of checking: it is a fact like a wrong byte."""
+        for station in self.stations:
+            for clash in station.traffic.take_clashes():
+                self._note(clash)
+
+    def _note(self, violation: str) -> None:
+        if self.ledger.checking is Checking.STRICT:
+            raise InvariantError(violation)
+        self.counts.violations.append(violation)
 
     def prove_quiet(self) -> None:
         """Make the workers prove that copies past their deadline touch nothing any more, and give their places back."""
@@ -352,9 +369,7 @@ class Engine:
         if self.ledger.checking is Checking.OFF:
             return
         for violation in check(self.ledger):
-            self.counts.violations.append(str(violation))
-            if self.ledger.checking is Checking.STRICT:
-                raise InvariantError(str(violation))
+            self._note(str(violation))
 
     def audit(self) -> int:
         """At the end: check every READY slot's bytes, and count the places that never came back."""
@@ -424,14 +439,15 @@ class _ForwardPass:
 class _Forward:
     """The forward pass on one worker: check what is read, then write."""
 
-    memory: Memory
+    station: Station
     step: _ForwardPass
     counts: Counts
     verify: float
     rng: np.random.Generator
 
     def __call__(self) -> None:
-        step, memory = self.step, self.memory
+        step, memory = self.step, self.station.memory
+        self.station.traffic.compute(np.concatenate((step.read, step.tail)), step.written)
         words, tokens = memory.words, step.block_tokens
         ids, prints = step.read, step.read_prints
         if self.verify < 1.0:

@@ -17,6 +17,7 @@ from blocklife.copiers.protocol import Copier
 from blocklife.engines.toy.engine import Engine, EngineOptions, Station
 from blocklife.engines.toy.memory import WORD_BYTES, Memory
 from blocklife.engines.toy.sequences import Sequence
+from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
@@ -24,6 +25,13 @@ from blocklife.ledger.ledger import Listener
 from blocklife.offload import HostTier, OffloadScheduler
 
 MAX_WORKERS = 64
+SPARE_REQUESTS = 1024
+"""Requests that the ledger can know beyond those that run: the preempted wait with their names."""
+MAX_RUNNING = (1 << 16) - 1 - SPARE_REQUESTS
+MAX_DEADLINE = 1 << 16
+"""A copy that hangs holds its request for so many steps."""
+LEDGER_BYTES = 96
+"""Bytes that one place costs besides its content, while the ledger is made: columns, queues, keys."""
 MAX_VIOLATIONS_SHOWN = 20
 ABORT_WITH_FAULTS = 0.02
 
@@ -60,8 +68,8 @@ class ReplayOptions:
     def __attrs_post_init__(self) -> None:
         for name, most in (
             ("gpu_blocks", 1 << 31), ("host_slots", 1 << 31), ("block_bytes", 1 << 30), ("block_tokens", HASH_TOKENS),
-            ("workers", MAX_WORKERS), ("step_tokens", 1 << 40), ("max_running", (1 << 16) - 1), ("link_blocks", 1 << 31),
-            ("max_jobs", 1 << 16), ("deadline", 1 << 31),
+            ("workers", MAX_WORKERS), ("step_tokens", 1 << 40), ("max_running", MAX_RUNNING), ("link_blocks", 1 << 31),
+            ("max_jobs", 1 << 16), ("deadline", MAX_DEADLINE),
         ):  # fmt: skip
             value = getattr(self, name)
             option = "--" + name.replace("_", "-")
@@ -83,12 +91,12 @@ class ReplayOptions:
             raise MisuseError(f"--speed must be above 0 milliseconds a step, not {self.speed}")
         if not 0 <= self.seed < 1 << 63:
             raise MisuseError(f"--seed must be from 0 to {(1 << 63) - 1}, not {self.seed}")
-        needed = self.workers * (self.gpu_blocks + self.host_slots) * self.block_bytes
+        needed = (self.gpu_blocks + self.host_slots) * (self.workers * self.block_bytes + LEDGER_BYTES)
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > 0.8 * there:
             raise MisuseError(
-                f"{self.workers} workers x ({self.gpu_blocks} blocks + {self.host_slots} slots) x {self.block_bytes} bytes "
-                f"need {needed / 2**30:.1f} GiB; this machine has {there / 2**30:.1f} GiB (lower one of them)"
+                f"--workers {self.workers} x (--gpu-blocks {self.gpu_blocks} + --host-slots {self.host_slots}) x --block-bytes "
+                f"{self.block_bytes} need {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB (lower one)"
             )
 
 
@@ -150,7 +158,7 @@ class Replay:
                 num_blocks=options.gpu_blocks,
                 num_slots=options.host_slots,
                 max_jobs=options.max_jobs,
-                max_requests=options.max_running + 1024,
+                max_requests=options.max_running + SPARE_REQUESTS,
                 num_workers=options.workers,
             ),
             contract=options.contract,
@@ -196,7 +204,8 @@ class Replay:
             copier = FaultyCopier(
                 copier, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline
             )
-        return Station(memory, Executor(copier))
+        traffic = Traffic(copier, options.gpu_blocks, options.host_slots)
+        return Station(memory, Executor(traffic), traffic)
 
     @property
     def finished(self) -> int:
