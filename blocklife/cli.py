@@ -197,9 +197,9 @@ def _replay(args: argparse.Namespace) -> int:
 
     options = _options(args)
     workload = _workload(args)
-    replay = Replay(workload, options)
     try:
         with open(args.record, "w", encoding="utf-8") if args.record else contextlib.nullcontext() as stream:
+            replay = Replay(workload, options)  # has threads, so that from here on it must run to its end
             if stream is not None:
                 Recorder(stream).begin(replay.ledger)
             report = _run(replay)

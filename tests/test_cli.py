@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,14 @@ Capture = pytest.CaptureFixture[str]
 
 
 def call(capsys: Capture, *argv: str) -> tuple[int, str, str]:
-    """Run a command here; its status, its output and its errors."""
+    """Run a command here; its status, its output and its errors. No thread may outlive it."""
     try:
         status = main(argv)
     except SystemExit as left:
         status = left.code if isinstance(left.code, int) else 1
     found = capsys.readouterr()
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("blocklife")]
     return status, found.out, found.err
 
 

@@ -23,7 +23,7 @@ FILE_LINES_MAX = 900
 TRUNK = ("errors", "lifecycle", "states", "ledger", "offload", "copiers", "engines", "cli")
 """From the root up: each may know those before it. `cli` stands on top and may know everything."""
 
-BRANCHES = ("machines", "drawing", "testing")
+BRANCHES = ("recording", "machines", "drawing", "testing")
 """They may know the trunk, though not `cli`, and those before them; nothing in the trunk but `cli` may know them."""
 
 ROOT_ROOM = "blocklife"

@@ -256,7 +256,7 @@ class Blocks(Places):
         self.job = array("i", [0]) * num_blocks
         self.job_view = np.frombuffer(self.job, dtype=np.int32)
         self.queue = FreeQueue(self.column)
-        self.queue.push(list(range(1, num_blocks)))
+        self.queue.push(batch(np.arange(1, num_blocks)))
         self.free = num_blocks - 1
 
     def lives(self, ids: Ids) -> Lives:

@@ -219,9 +219,9 @@ class Replay:
         """
         begin = time.perf_counter()
         engine = self.engine
-        for number, request in enumerate(self._workload):
-            engine.add(Sequence.of(request, number, self.options.block_tokens))
         try:
+            for number, request in enumerate(self._workload):
+                engine.add(Sequence.of(request, number, self.options.block_tokens))
             while not engine.idle:
                 if not self._interrupted and stop():
                     self._interrupted = True

@@ -319,50 +319,83 @@ def generate_workload(
         raise WorkloadError(
             f"system_prompt_tokens must be less than max_input_length, not {system_prompt_tokens} with {max_input_length}"
         )
-    rng = np.random.default_rng(seed)
-    num_system_blocks = system_prompt_tokens // HASH_TOKENS
+    generator = _Generator(
+        np.random.default_rng(seed),
+        conversations_per_ms=requests_per_second / mean_turns / 1_000,
+        mean_turns=mean_turns,
+        mean_think_ms=1_000 * mean_think_s,
+        mean_first_prompt_tokens=mean_first_prompt_tokens,
+        mean_new_prompt_tokens=mean_new_prompt_tokens,
+        mean_output_tokens=mean_output_tokens,
+        num_system_prompts=num_system_prompts,
+        system_prompt_tokens=system_prompt_tokens,
+        max_input_length=max_input_length,
+    )
+    return [generator.next_request() for _ in range(requests)]
 
-    def begin() -> _Conversation:
-        input_length = _draw_tokens(rng, mean_first_prompt_tokens, sigma=1.2)
-        system_ids: tuple[int, ...] = ()
-        if num_system_prompts:
-            first_id = int(rng.integers(num_system_prompts)) * num_system_blocks
-            system_ids = tuple(range(first_id, first_id + num_system_blocks))
-            input_length += system_prompt_tokens
-        num_turns = int(rng.geometric(1 / mean_turns))
-        return _Conversation(system_ids, min(input_length, max_input_length), num_turns)
 
-    # Who comes next: (arrival in ms, conversation). A conversation is begun when its first turn arrives, and only then is the
-    # beginning of the one after it drawn: so nothing depends on how many requests are asked for.
-    arrivals: list[tuple[int, int]] = [(0, 0)]
-    conversations: list[_Conversation] = []
-    begin_ms = 0.0
-    num_ids = num_system_prompts * num_system_blocks
-    workload: list[WorkloadRequest] = []
+@attrs.define(eq=False)
+class _Generator:
+    """Conversations that take turns; what comes next depends on nothing but the random numbers drawn so far.
 
-    while len(workload) < requests:
-        now_ms, number = heapq.heappop(arrivals)
-        if number == len(conversations):
-            conversations.append(begin())
-            begin_ms += rng.exponential(1_000 * mean_turns / requests_per_second)
-            heapq.heappush(arrivals, (int(begin_ms), number + 1))
+    ``arrivals`` is a heap of (arrival in ms, conversation). A conversation is begun when its first turn arrives, and only then
+    is the beginning of the one after it drawn: so nothing depends on how many requests are asked for.
+    """
 
-        conversation = conversations[number]
+    rng: np.random.Generator
+    conversations_per_ms: float = attrs.field(kw_only=True)
+    mean_turns: float = attrs.field(kw_only=True)
+    mean_think_ms: float = attrs.field(kw_only=True)
+    mean_first_prompt_tokens: float = attrs.field(kw_only=True)
+    mean_new_prompt_tokens: float = attrs.field(kw_only=True)
+    mean_output_tokens: float = attrs.field(kw_only=True)
+    num_system_prompts: int = attrs.field(kw_only=True)
+    system_prompt_tokens: int = attrs.field(kw_only=True)
+    max_input_length: int = attrs.field(kw_only=True)
+    arrivals: list[tuple[int, int]] = attrs.field(init=False, factory=lambda: [(0, 0)])
+    conversations: list[_Conversation] = attrs.field(init=False, factory=list)
+    begin_ms: float = attrs.field(init=False, default=0.0)
+    num_ids: int = attrs.field(init=False)
+
+    @num_ids.default
+    def _after_system_prompts(self) -> int:
+        return self.num_system_prompts * (self.system_prompt_tokens // HASH_TOKENS)
+
+    def next_request(self) -> WorkloadRequest:
+        """The next turn of whichever conversation comes next."""
+        now_ms, number = heapq.heappop(self.arrivals)
+        if number == len(self.conversations):
+            self.conversations.append(self._begin())
+            self.begin_ms += self.rng.exponential(1 / self.conversations_per_ms)
+            heapq.heappush(self.arrivals, (int(self.begin_ms), number + 1))
+
+        conversation = self.conversations[number]
         num_new = _num_blocks(conversation.input_length) - len(conversation.hash_ids)
-        hash_ids = conversation.hash_ids + tuple(range(num_ids, num_ids + num_new))
-        num_ids += num_new
-        output_length = _draw_tokens(rng, mean_output_tokens, sigma=0.8)
-        workload.append(WorkloadRequest(float(now_ms), conversation.input_length, output_length, hash_ids))
+        hash_ids = conversation.hash_ids + tuple(range(self.num_ids, self.num_ids + num_new))
+        self.num_ids += num_new
+        output_length = _draw_tokens(self.rng, self.mean_output_tokens, sigma=0.8)
+        request = WorkloadRequest(float(now_ms), conversation.input_length, output_length, hash_ids)
 
         conversation.hash_ids = hash_ids[: conversation.input_length // HASH_TOKENS]
-        conversation.input_length += output_length + _draw_tokens(rng, mean_new_prompt_tokens, sigma=1.0)
+        conversation.input_length += output_length + _draw_tokens(self.rng, self.mean_new_prompt_tokens, sigma=1.0)
         conversation.num_turns_left -= 1
-        think_ms = rng.exponential(1_000 * mean_think_s)
-        if conversation.num_turns_left and conversation.input_length <= max_input_length:
-            heapq.heappush(arrivals, (now_ms + output_length * ANSWER_TOKEN_MS + int(think_ms), number))
+        think_ms = self.rng.exponential(self.mean_think_ms)
+        if conversation.num_turns_left and conversation.input_length <= self.max_input_length:
+            heapq.heappush(self.arrivals, (now_ms + output_length * ANSWER_TOKEN_MS + int(think_ms), number))
         else:
             conversation.hash_ids = ()  # Over; its number stays, its memory need not.
-    return workload
+        return request
+
+    def _begin(self) -> _Conversation:
+        input_length = _draw_tokens(self.rng, self.mean_first_prompt_tokens, sigma=1.2)
+        system_ids: tuple[int, ...] = ()
+        if self.num_system_prompts:
+            num_system_blocks = self.system_prompt_tokens // HASH_TOKENS
+            first_id = int(self.rng.integers(self.num_system_prompts)) * num_system_blocks
+            system_ids = tuple(range(first_id, first_id + num_system_blocks))
+            input_length += self.system_prompt_tokens
+        num_turns = int(self.rng.geometric(1 / self.mean_turns))
+        return _Conversation(system_ids, min(input_length, self.max_input_length), num_turns)
 
 
 def _draw_tokens(rng: np.random.Generator, mean: float, *, sigma: float) -> int:
