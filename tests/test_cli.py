@@ -127,6 +127,16 @@ def test_cli_runs_as_a_module() -> None:
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
+def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: Capture) -> None:
+    """A slip of the hand must not cost anybody a trace."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp":0,"input_length":5,"output_length":2,"hash_ids":[1]}\n', encoding="utf-8")
+    problem = refused(capsys, "replay", str(trace), "--record", str(trace))
+
+    assert "record to another file" in problem
+    assert trace.read_text(encoding="utf-8").startswith("{")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
