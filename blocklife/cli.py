@@ -197,12 +197,7 @@ def _replay(args: argparse.Namespace) -> int:
 
     options = _options(args)
     workload = _workload(args)
-    if (
-        args.record
-        and args.workload
-        and os.path.exists(args.record)
-        and os.path.realpath(args.record) == os.path.realpath(args.workload)
-    ):
+    if args.record and args.workload and os.path.realpath(args.record) == os.path.realpath(args.workload):
         raise MisuseError(f"{args.record}: it is the workload itself (record to another file)")
     try:
         with open(args.record, "w", encoding="utf-8") if args.record else contextlib.nullcontext() as stream:
