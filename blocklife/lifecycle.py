@@ -647,8 +647,7 @@ class Column:
         """Write what `ask` found."""
         if type(ids) is list:
             state, targets, taken = self.state, self._targets, self.taken
-            each = [rows] * len(ids) if isinstance(rows, int) else rows
-            for place, row in zip(ids, each, strict=True):
+            for place, row in zip(ids, [rows] * len(ids) if isinstance(rows, int) else rows, strict=True):
                 state[place] = targets[row]
                 taken[row] += 1
         elif isinstance(rows, int):

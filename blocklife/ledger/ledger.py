@@ -268,7 +268,7 @@ class Ledger(Core):
         if len(positions) >= BULK:
             self._release_many(found, np.asarray(positions, dtype=np.int64), group)
             return
-        if len(set(positions)) != len(positions) or any(not 0 <= each < len(table) for each in positions):
+        if len(set(positions)) != len(positions) or min(positions, default=0) < 0 or max(positions, default=-1) >= len(table):
             raise MisuseError(
                 f"request {request}: positions must be distinct and below {len(table)}, not {list(positions)[:8]}"
             )

@@ -106,6 +106,8 @@ def _facts_by_situation(event: Event) -> bytes:
 _FACTS = {
     event: _facts_by_situation(event) for name in ("block", "slot") for event in MACHINES[name].events.values() if event.guards
 }
+_LOOKS_AT = {event: tuple(name in event.parameters for name in ("refs", "pins", "writes", "doubts")) for event in _FACTS}
+"""Which counts the guards of an event ask about."""
 _FACTS_VIEW = {event: np.frombuffer(facts, dtype=np.uint8) for event, facts in _FACTS.items()}
 
 # What a row means beyond its states, as bits by row index; derived from the states alone.
@@ -303,17 +305,21 @@ class Blocks(Places):
         if facts_of is None:
             return Step(self, event, ids, self.column.look_up(event, ids, 0), refs, pins, writes, doubts)
         if type(ids) is list:
-            owned = [constant] * len(ids) if own is None else [constant | bool(each) << 5 for each in own]
-            facts = [
-                facts_of[
-                    given
-                    | (self.refs[place] + refs > 0)
-                    | (self.pins[place] + pins > 0) << 1
-                    | (self.writes[place] + writes > 0) << 2
-                    | (self.doubts[place] + doubts > 0) << 3
-                ]
-                for place, given in zip(ids, owned, strict=True)
-            ]
+            by_refs, by_pins, by_writes, by_doubts = _LOOKS_AT[event]
+            facts = []
+            for position, place in enumerate(ids):
+                situation = constant
+                if by_refs and self.refs[place] + refs:
+                    situation |= 1
+                if by_pins and self.pins[place] + pins:
+                    situation |= 2
+                if by_writes and self.writes[place] + writes:
+                    situation |= 4
+                if by_doubts and self.doubts[place] + doubts:
+                    situation |= 8
+                if own is not None and own[position]:
+                    situation |= 32
+                facts.append(facts_of[situation])
             return Step(self, event, ids, self.column.look_up(event, ids, facts), refs, pins, writes, doubts)
         bits = np.full(len(ids), constant, dtype=np.uint8)
         needed = event.parameters
@@ -506,7 +512,7 @@ class FreeQueue:
 
     def __init__(self, column: Column) -> None:
         self._column = column
-        self._capacity = len(column) + len(column) // 4 + 8
+        self._capacity = len(column) + len(column) // 5 + 8
         self._ring = array("i", [0]) * self._capacity
         self._ring_view = np.frombuffer(self._ring, dtype=np.int32)
         self._entry = array("I", [0]) * len(column)
