@@ -56,7 +56,7 @@ def cached_ledger(num_blocks: int) -> tuple[Ledger, list[int]]:
 
 
 def take_and_release(size: int) -> Callable[[int], None]:
-    ledger, lives = cached_ledger(max(64, size))
+    ledger, lives = cached_ledger(4 * max(16, size))
     chosen = np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1]
     everything = range(size)
     table = ledger.requests["reader"].tables[0]
@@ -71,7 +71,7 @@ def take_and_release(size: int) -> Callable[[int], None]:
 
 
 def allocate_and_preempt(size: int) -> Callable[[int], None]:
-    ledger = Ledger(Limits(num_blocks=size + 65, num_slots=64))
+    ledger = Ledger(Limits(num_blocks=4 * max(16, size), num_slots=64))
     ledger.add_request("reader")
 
     def loop(number: int) -> None:
@@ -85,7 +85,7 @@ def allocate_and_preempt(size: int) -> Callable[[int], None]:
 
 def store_and_evict(size: int) -> Callable[[int], None]:
     """The whole life of a store: plan, submit, land, publish, evict."""
-    ledger, lives = cached_ledger(max(64, size))
+    ledger, lives = cached_ledger(4 * max(16, size))
     chosen: Batch[Allocated] = Batch(np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1])
     slots = list(range(size))
     keys = [number.to_bytes(8, "little") for number in range(size)]
