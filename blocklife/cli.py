@@ -32,7 +32,7 @@ DEFAULT_REQUESTS = 600
 _REPLAY_EXAMPLES = """\
 examples:
   blocklife replay                                  generate a workload and replay it
-  blocklife replay trace.jsonl --requests 300       the first 300 requests of a workload
+  blocklife replay workload.jsonl --requests 300    the first 300 requests of a workload
   blocklife replay --faults --seed 7                copies that fail, come late, twice, out of order or never
   blocklife replay --faults fail=0.1,never=0.05     the same, with rates of your own
   blocklife replay --workers 2 --contract hold      two ranks; a busy block waits for its copy
@@ -102,7 +102,7 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     defaults = ReplayOptions()
-    parser.add_argument("workload", nargs="?", metavar="TRACE", help="JSON lines; - is standard input; none: generate one")
+    parser.add_argument("workload", nargs="?", metavar="WORKLOAD", help="JSON lines; - is standard input; none: generate one")
     add = parser.add_argument
     add("--requests", type=_whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
     sizes: tuple[tuple[str, str], ...] = (

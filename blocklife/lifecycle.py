@@ -293,26 +293,24 @@ class Table:
         return None if found == REFUSED else self.row(found).target
 
     def remedy(self, state: enum.Enum, event: str) -> str:
-        """What to do about a refusal, in the words of the table."""
+        """What to do about a refusal, in the words of the table.
+
+        An event is named only where it alone leads on: of several ways the table cannot know which one the caller means.
+        """
         rows = self.events[event].rows_of(state)
         if rows:
-            return "no guard held: " + ", ".join(row.guard.name for row in rows if row.guard)
-        path = self._path(state, {row.source for row in self.events[event].rows})
-        if path is None:
+            guards = dict.fromkeys(row.guard for row in rows if row.guard)
+            return "no guard held: " + "; ".join(f"{each.name}, {each.doc}".rstrip(", .") for each in guards)
+        allowed = [goal for goal in self.states if self.events[event].rows_of(goal)]
+        ways = {row.event for row in self.rows if row.source is state and row.target in allowed}
+        if len(ways) == 1:
+            return f"first {ways.pop()}"
+        reached = {state}
+        while more := {row.target for row in self.rows if row.source in reached} - reached:
+            reached |= more
+        if not reached.intersection(allowed):
             return f"no way leads from {state.name} to a state that allows it"
-        return "first " + ", then ".join(path)
-
-    def _path(self, start: enum.Enum, goals: set[enum.Enum]) -> list[str] | None:
-        """The shortest list of events from *start* to one of *goals*."""
-        ways: dict[enum.Enum, list[str]] = {start: []}
-        for state in (queue := [start]):
-            if state in goals:
-                return ways[state]
-            for row in self.rows:
-                if row.source is state and row.target not in ways:
-                    ways[row.target] = [*ways[state], row.event]
-                    queue.append(row.target)
-        return None
+        return "it is allowed while " + ", ".join(goal.name for goal in allowed)
 
     def refuse(self, thing: str, state: enum.Enum, event: str) -> NoReturn:
         """Raise the refusal of *event* in *state*."""

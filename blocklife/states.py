@@ -120,6 +120,12 @@ def fenced(fence: bool, writes: int) -> bool:
 
 
 @guard
+def idle(refs: int) -> bool:
+    """Nobody holds the life."""
+    return refs == 0
+
+
+@guard
 def held(refs: int) -> bool:
     """A request still holds the life."""
     return refs > 0
@@ -267,8 +273,9 @@ class BlockLife(Lifecycle, initial=Block.FREED):
         """A job that touches the place is past its deadline."""
 
     @edge(Block.CACHED, to=Block.FREED)
-    @edge(Block.IN_FLIGHT, to=Block.STALE)
-    def drop(self) -> None:
+    @edge(Block.PENDING_STORE, to=Block.FREED, when=idle)
+    @edge(Block.IN_FLIGHT, to=Block.STALE, when=idle)
+    def drop(self, refs: int) -> None:
         """Forget the content."""
 
 

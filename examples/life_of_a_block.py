@@ -11,7 +11,7 @@ Prints::
 """
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Completion, Ledger, Limits, Result, Worker
+from blocklife.ledger import Completion, Ledger, Limits, Result, Worker
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     ledger.add_request("first")
     block = ledger.allocate("first", 1)
     sealed = ledger.seal(block, [b"the quick"])
-    store = ledger.plan_store(Batch(sealed.lives), slots=[0], keys=[b"the quick"])
+    store = ledger.plan_store(sealed, slots=[0], keys=[b"the quick"])
     plan = ledger.dispatch(now=1)
     print("the store is in flight: block 1 is", ledger.blocks.at(1).name)
     ledger.settle(plan.number, now=1)

@@ -5,7 +5,7 @@ Twenty lines declare it. Then one slot runs alone, ten thousand run in bulk, and
 
     one slot is SERVING
     AdapterLife: cannot EVICT while SERVING (no guard held: idle)
-    AdapterLife: cannot SERVE while EMPTY (first load, then land)
+    AdapterLife: cannot SERVE while EMPTY (it is allowed while READY, SERVING)
     10000 slots: 8000 READY, 2000 EMPTY
     place 1: this handle was used up, it is SERVING now (take a new handle)
     | state | `load` | `land` | `serve` | `done` | `evict` |

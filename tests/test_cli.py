@@ -76,8 +76,8 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.jsonl"
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "workload.jsonl"
     path.write_text(LINE * 3)
     return path
 
@@ -111,6 +111,15 @@ def test_cli_help_has_examples_that_parse(command: tuple[str, ...], capsys: Capt
         assert all(word in out.partition("examples:")[0] for word in words), line
 
 
+def test_cli_help_speaks_of_workloads(capsys: Capture) -> None:
+    """The glossary has one word for what is replayed."""
+    _, out, _ = call(capsys, "replay", "--help")
+
+    assert "[WORKLOAD]" in out
+    assert "replay workload.jsonl" in out
+    assert "trace" not in out.lower()
+
+
 def test_cli_help_of_a_group_names_its_commands(capsys: Capture) -> None:
     status, out, err = call(capsys, "workload")
 
@@ -128,13 +137,13 @@ def test_cli_runs_as_a_module() -> None:
 
 
 def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: Capture) -> None:
-    """A slip of the hand must not cost anybody a trace."""
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"timestamp":0,"input_length":5,"output_length":2,"hash_ids":[1]}\n', encoding="utf-8")
-    problem = refused(capsys, "replay", str(trace), "--record", str(trace))
+    """A slip of the hand must not cost anybody a workload."""
+    workload = tmp_path / "workload.jsonl"
+    workload.write_text('{"timestamp":0,"input_length":5,"output_length":2,"hash_ids":[1]}\n', encoding="utf-8")
+    problem = refused(capsys, "replay", str(workload), "--record", str(workload))
 
     assert "record to another file" in problem
-    assert trace.read_text(encoding="utf-8").startswith("{")
+    assert workload.read_text(encoding="utf-8").startswith("{")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +171,7 @@ def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: 
         (["replay", "--faults", "fail=much"], "fault rate fail: 'much' is no number"),
         (["replay", "--faults", "slow=0.1"], "fault rate 'slow': unknown"),
         (["replay", "--faults", "fail=0.1,fail=0.1"], "fault rate 'fail': named twice"),
-        (["replay", "--faults", "no-such-trace.jsonl"], "unknown"),
+        (["replay", "--faults", "no-such-workload.jsonl"], "unknown"),
         (["replay", "--requests", "0"], "--requests must be at least 1"),
         (["replay", "--requests", "-3"], "--requests must be at least 1"),
         (["replay", "--requests", "1.5"], "'1.5' is not a whole number"),
@@ -230,10 +239,10 @@ def test_cli_refuses_a_workload_that_is_no_file(tmp_path: Path, capsys: Capture)
     assert "no such file" in refused(capsys, "replay", str(tmp_path / "missing"))
 
 
-def test_cli_refuses_a_file_that_cannot_be_written(tmp_path: Path, trace: Path, capsys: Capture) -> None:
+def test_cli_refuses_a_file_that_cannot_be_written(tmp_path: Path, workload: Path, capsys: Capture) -> None:
     """A folder, and a file in a folder that does not exist."""
     for where in (tmp_path, tmp_path / "missing" / "file"):
-        assert str(where) in refused(capsys, "replay", str(trace), "--record", str(where))
+        assert str(where) in refused(capsys, "replay", str(workload), "--record", str(where))
         assert str(where) in refused(capsys, "workload", "generate", "--output", str(where))
 
 
@@ -256,9 +265,9 @@ def test_cli_says_that_standard_output_is_full(command: str) -> None:
 # --- what comes out -----------------------------------------------------------------------------------------------------
 
 
-def test_cli_replays_a_file(trace: Path, capsys: Capture) -> None:
+def test_cli_replays_a_file(workload: Path, capsys: Capture) -> None:
     """The tables name every section, in plain text."""
-    status, out, err = call(capsys, "replay", str(trace))
+    status, out, err = call(capsys, "replay", str(workload))
 
     assert (status, err) == (0, "")
     assert "clean: nothing corrupt, nothing leaked, no violation" in out
@@ -267,9 +276,9 @@ def test_cli_replays_a_file(trace: Path, capsys: Capture) -> None:
         assert name in out
 
 
-def test_cli_json_has_every_field(trace: Path, capsys: Capture) -> None:
+def test_cli_json_has_every_field(workload: Path, capsys: Capture) -> None:
     """One object on one line, with all fields of the report."""
-    status, out, err = call(capsys, "replay", str(trace), "--json", "--requests", "2", "--faults", "fail=0.5", "--seed", "1")
+    status, out, err = call(capsys, "replay", str(workload), "--json", "--requests", "2", "--faults", "fail=0.5", "--seed", "1")
     report = json.loads(out)
 
     assert (status, err) == (0, "")
@@ -280,9 +289,9 @@ def test_cli_json_has_every_field(trace: Path, capsys: Capture) -> None:
     assert set(report["jobs"]) == {"DONE", "FAILED", "CANCELLED"}
 
 
-def test_cli_skips_a_request_that_does_not_fit(trace: Path, capsys: Capture) -> None:
+def test_cli_skips_a_request_that_does_not_fit(workload: Path, capsys: Capture) -> None:
     """Requests longer than the memory are counted; that is no error."""
-    status, out, _ = call(capsys, "replay", str(trace), "--gpu-blocks", "2", "--json")
+    status, out, _ = call(capsys, "replay", str(workload), "--gpu-blocks", "2", "--json")
 
     assert status == 0
     assert json.loads(out)["skipped_requests"] == 3

@@ -16,6 +16,7 @@ from blocklife.copiers.executor import Executor, Report
 from blocklife.engines.toy.traffic import Traffic
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 from blocklife.ledger.records import Launched, Seal
+from blocklife.states import JobLife
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 
@@ -126,6 +127,18 @@ def test_executor_flushes_a_load_of_the_former_step(diary: Diary) -> None:
     assert diary.calls == ["wait 1", "forward", "poll"]
 
 
+def test_executor_asks_the_table_what_can_be_flushed(diary: Diary) -> None:
+    """A share takes the edge wherever the table has a row, not where this file has heard of a state."""
+    executor = Executor(diary)
+    step(executor, diary, plan(loads=[1]))
+    life = executor._running[job(1)].life
+    life.abandon()
+    life.on(JobLife.flush, lambda: diary.calls.append("flush"))
+    executor.wait([job(1)])
+
+    assert diary.calls[-2:] == ["flush", "wait 1"]
+
+
 # --- what is reported ---------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +177,42 @@ def test_executor_waits_for_a_store_whose_launch_raises(diary: Diary) -> None:
 
     assert report.completions == (completion(1, Result.FAILED),)
     assert not executor.busy()
+
+
+def test_executor_loses_no_job_when_the_forward_pass_raises(diary: Diary) -> None:
+    """The caller hears of it; the plan's loads run and are reported, its stores are left for the next step as ever."""
+    executor = Executor(diary)
+    step(executor, diary, plan(stores=[1]))
+
+    def broken() -> None:
+        raise ValueError("no such kernel")
+
+    with pytest.raises(ValueError, match="no such kernel"):
+        executor.execute(plan(loads=[2], stores=[3]), broken)
+    told = executor.report()
+    later = step(executor, diary, plan())
+
+    assert [each.job for each in told.launched] == [job(1), job(2)]
+    assert [each.job for each in later.launched] == [job(3)]
+    assert diary.calls == ["forward", "poll", "store 1", "load 2", "poll", "store 3", "forward", "poll"]
+
+
+def test_executor_launches_no_load_when_a_wait_raises(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has proven that the load's target is quiet: it fails unlaunched, and is reported."""
+    executor = Executor(diary)
+
+    def interrupted(_: Collection[JobId]) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Diary, "wait", lambda _, jobs: interrupted(jobs))
+        with pytest.raises(KeyboardInterrupt):
+            step(executor, diary, plan(loads=[1], stores=[2], flushes=[9]))
+    told = executor.report()
+    step(executor, diary, plan())
+
+    assert (told.launched, told.completions) == ((), (completion(1, Result.FAILED),))
+    assert diary.calls == ["poll", "store 2", "forward", "poll"]
 
 
 def test_executor_passes_late_and_unknown_reports_on(diary: Diary) -> None:

@@ -286,7 +286,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "observe_free in own pool": (lambda x: x.observe_free("a", [1]), MisuseError, r"own_pool=True"),
     "observe_evict in own pool": (lambda x: x.observe_evict([1]), MisuseError, r"own_pool=True"),
     "acquire open": (lambda x: x.acquire("b", in_state(x, Block.ALLOCATED)), RefusedError, "cannot ACQUIRE while ALLOCATED"),
-    "acquire null": (lambda x: x.acquire("b", [NULL]), RefusedError, "block 0: cannot ACQUIRE while FREED"),
+    "acquire null": (lambda x: x.acquire("b", [NULL]), MisuseError, r"blocks are 1 to \d+, which \[0\] do not name"),
     "acquire twice in one": (lambda x: x.acquire("b", in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
     "acquire what it holds": (lambda x: x.acquire("a", in_state(x, Block.SEALED)), MisuseError, "request a holds it already"),
     "acquire group": (lambda x: x.acquire("b", in_state(x, Block.SEALED), 7), MisuseError, "group 7"),
@@ -310,7 +310,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
         "named twice",
     ),
     "seal group": (lambda x: x.seal(Batch(in_state(x, Block.ALLOCATED), 4), keys("q")), MisuseError, "group 4"),
-    "drop held": (lambda x: x.drop(in_state(x, Block.SEALED)), MisuseError, "cannot drop it while a request holds it"),
+    "drop held": (lambda x: x.drop(in_state(x, Block.SEALED)), RefusedError, "cannot DROP while SEALED"),
     "drop free": (lambda x: x.drop(in_state(x, Block.FREED)[:1]), RefusedError, "cannot DROP while FREED"),
     "plan_store taken slot": (
         lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [READY_SLOT], keys("q")),
@@ -390,8 +390,8 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     ),
     "plan_load empty slot": (
         lambda x: x.plan_load("w", x_allocate(x, "w"), [5]),
-        MisuseError,
-        "1 slots and 0 keys do not agree",
+        RefusedError,
+        "slot 5: cannot PIN while EMPTY",
     ),
     "plan_load writing slot": (
         lambda x: x.plan_load("w", x_allocate(x, "w"), [WRITING_SLOT]),
@@ -474,7 +474,7 @@ FOREIGN_REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], s
     "take open": (lambda x: x.observe_take("b", [6]), RefusedError, "block 6: cannot ACQUIRE while ALLOCATED"),
     "free another's": (lambda x: x.observe_free("b", [4]), MisuseError, "block 4: request b does not hold it"),
     "free twice": (lambda x: x.observe_free("a", [4, 4]), MisuseError, "block 4: it is named twice"),
-    "evict held": (lambda x: x.observe_evict([4]), MisuseError, "block 4: cannot drop it while a request holds it"),
+    "evict held": (lambda x: x.observe_evict([4]), RefusedError, "block 4: cannot DROP while SEALED"),
 }
 
 
@@ -1164,7 +1164,7 @@ def test_snapshot_of_other_limits_is_refused(other: dict[str, int]) -> None:
     ledger = make_ledger()
     in_flight(ledger)
     saved = make_ledger(**anything(other)).snapshot()
-    with refuses(ledger, MisuseError, "a ledger with other limits"):
+    with refuses(ledger, MisuseError, "made with other limits"):
         ledger.restore(saved)
 
 
@@ -1396,3 +1396,110 @@ def test_submit_refuses_a_load_before_the_wait_for_its_target_is_in_a_plan() -> 
         ledger.submit(load)
 
     assert ledger.dispatch(2.0).flushes == (older,)
+
+
+def test_store_refuses_another_key_than_its_block_has() -> None:
+    """What a slot is found under is what its block holds."""
+    ledger = make_ledger()
+    source = sealed(ledger, "a", keys("alpha"))
+    with refuses(ledger, MisuseError, r"block \d: it holds 616c706861, which cannot be stored as 62657461"):
+        ledger.plan_store(source, [0], keys("beta"))
+
+
+def test_refused_bulk_release_leaves_the_table_able_to_grow() -> None:
+    """A refusal that somebody keeps must not keep a view of the table with it."""
+    ledger = make_ledger(num_blocks=80)
+    ledger.allocate("a", 60)
+    with pytest.raises(MisuseError, match="distinct") as kept:
+        ledger.release("a", [0] * 60)
+    ledger.allocate("a", 1)
+
+    assert kept.value is not None
+    assert len(ledger.table("a")) == 61
+    assert check(ledger) == []
+
+
+@pytest.mark.parametrize("count", [1, 60], ids=["scalar", "bulk"])
+def test_epoch_starts_again_before_a_life_could_turn_negative(count: int) -> None:
+    """After 2^31 lives the epoch of a block is 0 again, on both paths."""
+    ledger = make_ledger(num_blocks=80, requests=("a", "b"))
+    ledger.blocks.epoch_view[1:] = (1 << 31) - 1
+    lives = ledger.allocate("a", count).lives
+    ledger.release("a", range(count))
+
+    assert min(lives) > 0
+    assert {int(ledger.blocks.epoch[int(life) & ID_MASK]) for life in lives} == {0}
+    assert check(ledger) == []
+
+
+@pytest.mark.parametrize("life", [999, 1 << 20, -5], ids=["unknown", "far", "negative"])
+def test_life_of_no_block_is_refused(life: int) -> None:
+    """A number that names no block is the caller's mistake at every door."""
+    ledger = make_ledger()
+    for act in (
+        lambda: ledger.seal(Batch([life]), keys("k")),
+        lambda: ledger.acquire("a", [life]),
+        lambda: ledger.plan_store(Batch([life]), [0], keys("k")),
+    ):
+        with refuses(ledger, MisuseError, "do not name"):
+            act()
+
+
+@pytest.mark.parametrize(
+    "other", [{"contract": Contract.HOLD}, {"incarnation": 2}, {"workers": 2}, {"own_pool": False}], ids=str
+)
+def test_snapshot_of_another_kind_of_ledger_is_refused(other: dict[str, Any]) -> None:
+    """Equal sizes do not make two ledgers alike."""
+    saved = make_ledger().snapshot()
+    with pytest.raises(MisuseError, match="made with other"):
+        make_ledger(requests=(), **other).restore(saved)
+
+
+def test_evicted_content_takes_its_planned_store_with_it() -> None:
+    """An allocator that evicts tells afterwards: the plan made of the content is cancelled."""
+    ledger = make_ledger(own_pool=False)
+    source = sealed(ledger, "a", keys("k"))
+    job = store(ledger, source, keys("k")).ids[0]
+    block = block_of(source)
+    ledger.observe_free("a", [block])
+    ledger.observe_evict([block])
+
+    assert ledger.job_state(job) is Job.CANCELLED
+    assert ledger.blocks.at(block) is Block.FREED
+    assert check(ledger) == []
+
+
+def test_listener_cannot_call_the_ledger() -> None:
+    """Who is being told of a change cannot make one; the change that it was told of stays."""
+    ledger = make_ledger()
+
+    def meddle(_record: Committed) -> None:
+        ledger.allocate("a", 1)
+
+    ledger.listen(meddle)
+    with pytest.raises(MisuseError, match="a listener cannot call the ledger"):
+        ledger.allocate("a", 1)
+
+    assert len(ledger.table("a")) == 1
+
+
+def test_plans_out_are_limited() -> None:
+    """Whoever never settles is told so."""
+    ledger = make_ledger()
+    for now in range(ledger.limits.max_plans):
+        ledger.dispatch(now)
+    with refuses(ledger, CapacityError, "max_plans"):
+        ledger.dispatch(0)
+
+
+def test_deadlines_of_jobs_that_ended_are_forgotten() -> None:
+    """What is kept is bounded by the jobs that are out, however far away the deadlines are."""
+    ledger = make_ledger(deadline=1e12, max_jobs=4)
+    for _ in range(50):
+        _, job = in_flight(ledger)
+        ledger.launched(Launched(job, Worker(0)), 0.0)
+        ledger.complete(report(job))
+        ledger.evict([0])
+        ledger.release("a", [len(ledger.table("a")) - 1])
+
+    assert len(ledger._deadlines) <= 2 * ledger.limits.max_jobs

@@ -11,7 +11,7 @@ import pytest
 
 from blocklife.errors import CapacityError
 from blocklife.ledger import Contract, Ledger, Plan, Seal
-from blocklife.ledger.places import ID_MASK
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 from blocklife.offload import HostTier, OffloadScheduler
 from blocklife.states import Block, Job, Request, Slot
 from tests.worlds import hand_out_all, held, keys, make_ledger, ready, report, sealed, store, unchanged
@@ -125,6 +125,27 @@ def test_tier_finds_a_slot_again_that_has_emptied() -> None:
     assert tier.reserve(1) == [slot]
 
 
+def test_tier_knows_the_slots_that_were_filled_before_it() -> None:
+    """A tier over a ledger with content forgets that content like its own, those it was not told of first."""
+    ledger = make_ledger(num_slots=3, num_blocks=8)
+    for number in range(3):
+        ready(ledger, f"k{number}", number)
+    tier = HostTier(ledger)
+    tier.touch([0])
+
+    assert tier.reserve(3) == [1, 2, 0]
+
+
+def test_tier_touch_takes_a_slot_that_it_has_never_seen() -> None:
+    """Somebody else filled it; from its first use on it counts."""
+    ledger = make_ledger(num_slots=1)
+    tier = HostTier(ledger)
+    ready(ledger, "k")
+    tier.touch([0])
+
+    assert tier.reserve(1) == [0]
+
+
 # --- wishes -------------------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +253,39 @@ def test_offload_never_stores_a_new_tenant_under_an_old_name() -> None:
     assert blocks(again) == blocks(lives)
     assert plan.empty
     assert offload.statistics().stale == 1
+
+
+def test_offload_wishes_stay_few_while_stores_are_refused() -> None:
+    """Tenant after tenant wishes in vain behind a wish that lives: of each block only the last waits, the former are stale."""
+    ledger, offload = offload_of(num_slots=1, num_blocks=5)
+    ready(ledger, "full", offload.tier.reserve(1)[0], "b")
+    ledger.pin("lookup", [0])
+    offload.store("a", lives_of(ledger, "a", keys("head")), keys("head"))
+    for number in range(40):
+        ledger.add_request(f"r{number}")
+        ledger.admit(f"r{number}")
+        names = keys(f"x{number}", f"y{number}")
+        offload.store(f"r{number}", lives_of(ledger, f"r{number}", names), names)
+        settle(ledger, offload.build_plan(float(number)), float(number))
+        ledger.finish(f"r{number}")
+        assert offload.statistics().waiting <= len(ledger.blocks)
+    found = offload.statistics()
+
+    assert len(offload._wishes) <= len(ledger.blocks)
+    assert found.stale + found.waiting == 81
+
+
+def test_offload_hears_a_wish_twice() -> None:
+    """The same life from two requests, and a life that is over already: one waits, both others are counted."""
+    ledger, offload = offload_of()
+    lives = lives_of(ledger, "a", keys("x"))
+    for request in ("a", "b"):
+        offload.store(request, lives, keys("x"))
+    offload.store("b", [lives[0] + (1 << EPOCH_SHIFT)], keys("z"))
+    found = offload.statistics()
+
+    assert (found.waiting, found.already_stored, found.stale) == (1, 1, 1)
+    assert stored(offload.build_plan(1.0)) == [blocks(lives)]
 
 
 @pytest.mark.parametrize("why", ["slots", "jobs"])

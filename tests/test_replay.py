@@ -11,6 +11,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ from blocklife.cli import main
 from blocklife.copiers.cpu import CpuCopier
 from blocklife.copiers.executor import Executor
 from blocklife.copiers.faults import FaultRates
+from blocklife.engines.toy import engine, sequences
 from blocklife.engines.toy.replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy.workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
@@ -249,6 +251,14 @@ def test_replay_skips_what_no_memory_holds() -> None:
     assert report.tokens_computed == 256
 
 
+def test_replay_builds_nothing_for_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line of a file may ask for 2^31 tokens: its lengths alone tell that it does not fit."""
+    monkeypatch.setattr(sequences.Sequence, "of", lambda *_: pytest.fail("built"))
+    report = run([WorkloadRequest(0.0, 257, 1, (1,))], ReplayOptions(gpu_blocks=5, block_tokens=64))
+
+    assert (report.requests, report.skipped_requests) == (1, 1)
+
+
 def test_replay_of_nothing_but_skipped_requests_is_clean() -> None:
     """No request fits: there is nothing to do, and that is no error."""
     workload = chats(5)
@@ -321,6 +331,66 @@ def test_replay_verifies_the_share_that_it_is_told(workers: int) -> None:
 
     assert 0 < none < some < every
     assert 0.3 < (some - none) / (every - none) < 0.8
+
+
+@pytest.mark.parametrize(("block_bytes", "verified"), [(8, 9 + 1), (16, 2 * 9 + 1)])
+def test_replay_counts_as_verified_what_it_has_looked_at(block_bytes: int, verified: int) -> None:
+    """Nine steps read a whole block and a tail, which has no whole word where a block is one; one slot is READY at the end."""
+    report = run([WorkloadRequest(0.0, 100, 10, (1,))], ReplayOptions(block_tokens=64, block_bytes=block_bytes))
+
+    assert_clean(report)
+    assert report.steps == 10
+    assert report.verified_blocks == verified
+
+
+def test_replay_report_changes_nothing() -> None:
+    """It can be read at any time and any number of times; a block that a request holds is not leaked."""
+    workload = chats(10)
+    seen: list[int] = []
+    replay = Replay(workload, options(workload))
+    last = replay.run(progress=lambda: seen.append(replay.report().leaked_places))
+    unseen = run(workload, options(workload))
+
+    assert set(seen) == {0}
+    assert replay.report() == replay.report() == last
+    assert last.verified_blocks == unseen.verified_blocks
+
+
+def test_replay_times_the_scheduler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks of all invariants, and proofs that copies are quiet, are not the scheduler's: its clock stands meanwhile."""
+    now = [0.0]
+    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for name in ("check", "prove_quiet"):
+        monkeypatch.setattr(engine.Engine, name, lambda _: now.append(now.pop() + 1.0))
+    report = run([WorkloadRequest(0.0, 300, 1, (1,))], ReplayOptions(step_tokens=1))
+
+    assert report.steps > 256
+    assert now[0] > 0.0
+    assert report.scheduler_us_per_step == 0.0
+
+
+@pytest.mark.parametrize("checking", [Checking.STRICT, Checking.COUNT], ids=lambda each: each.name.lower())
+def test_replay_counts_a_violation_of_the_ledger_once(checking: Checking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it ends the run and is named, or is only counted."""
+    real, looks = Core._recheck, iter(range(1 << 30))
+
+    def recheck(core: Core, job: JobRow) -> None:
+        real(core, job)
+        if next(looks) == 5:
+            core.violate("planted")
+
+    monkeypatch.setattr(Core, "_recheck", recheck)
+    workload = chats(10)
+
+    assert run(workload, options(workload, checking=checking)).violations == 1
+
+
+def test_replay_counts_once_what_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that was found broken at one check is not found again at the next."""
+    monkeypatch.setattr(engine, "check", lambda _: ["planted"])
+    report = run([WorkloadRequest(0.0, 300, 1, (1,))], ReplayOptions(step_tokens=1, checking=Checking.COUNT))
+
+    assert report.violations == 1
 
 
 def test_replay_that_is_stopped_aborts_and_reports() -> None:
@@ -572,7 +642,11 @@ def wishes_follow_the_block(patch: Patch) -> None:
     real = OffloadScheduler._ripe
 
     def ripe(offload: OffloadScheduler, wish: Any) -> Any:
-        wish.lives = [offload.ledger.life(life & ID_MASK) for life in wish.lives]
+        for life, key in list(wish.keys.items()):
+            offload._strike(wish, life)
+            again = offload.ledger.life(life & ID_MASK)
+            wish.keys[again] = key
+            offload._wished[life & ID_MASK] = again, offload._wishes.setdefault(wish.owner, wish)
         return real(offload, wish)
 
     patch.setattr(OffloadScheduler, "_ripe", ripe)
@@ -618,10 +692,10 @@ def test_replay_finds_a_planted_bug(
 
 @pytest.mark.usefixtures("tables")
 def test_replay_finds_a_planted_bug_where_many_stores_are_refused(monkeypatch: Patch) -> None:
-    """Wishes that outlive their life need a line of refused stores to go wrong; then the bytes tell."""
+    """Wishes that outlive their life need a line of refused stores to go wrong; then a block would have two names."""
     wishes_follow_the_block(monkeypatch)
     workload = generate_workload(requests=300, seed=0)
     report = run(workload, ReplayOptions(faults=FaultRates.default(), max_jobs=4, abort=0.2, checking=Checking.OFF))
 
-    assert report.corrupt_blocks > 0
+    assert "one content" in report.violation_messages[0]
     assert not report.clean

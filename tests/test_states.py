@@ -90,7 +90,8 @@ PINNED = {
         STALE expire -> QUARANTINED
         QUARANTINED expire -> QUARANTINED
         CACHED drop -> FREED
-        IN_FLIGHT drop -> STALE
+        PENDING_STORE drop -> FREED [idle]
+        IN_FLIGHT drop -> STALE [idle]
     """,
     "slot": """
         EMPTY plan_store -> WRITING
@@ -160,6 +161,7 @@ GUARDS: Mapping[str, Callable[[Mapping[str, int]], bool]] = {
     "held": lambda given: given["refs"] > 0,
     "pinned": lambda given: given["pins"] > 0,
     "doubt": lambda given: given["doubts"] > 0,
+    "idle": lambda given: given["refs"] == 0,
     "orphaned": lambda given: given["refs"] == 0 and given["doubts"] > 0,
     "arrived": lambda given: bool(given["own"] and given["ok"]),
     "own_pinned": lambda given: bool(given["own"]) and given["pins"] > 0,
@@ -187,7 +189,8 @@ ENDS_LIFE = """
     LOADING expire -> QUARANTINED [is_own]
     IN_FLIGHT expire -> QUARANTINED
     CACHED drop -> FREED
-    IN_FLIGHT drop -> STALE
+    PENDING_STORE drop -> FREED [idle]
+    IN_FLIGHT drop -> STALE [idle]
 """
 """The rows after which every older reference to the block is stale."""
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import attrs
+import numpy as np
 import pytest
 
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
@@ -43,7 +44,7 @@ from blocklife.ledger.core import Core
 from blocklife.ledger.invariants import check
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Blocks
 from blocklife.lifecycle import Event
-from blocklife.states import MACHINES, Block, Job, JobLife, Request, Slot
+from blocklife.states import KEYED, MACHINES, Block, Job, JobLife, Request, Slot
 from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
 
 SEED = 20_000
@@ -181,7 +182,7 @@ class Walker:
             self.on_device(lambda: compare(self.device, Claims(self.ledger)))
             for life, (content, _) in self.tenants.items():
                 place = life & ID_MASK
-                readable = self.ledger.life(place) == life and self.ledger.blocks.is_keyed(place)
+                readable = self.ledger.life(place) == life and self.ledger.blocks.at(place) in KEYED
                 if readable and self.device.blocks[place] != content:
                     self.found(f"block {place} promises {content} and holds {self.device.blocks[place]}")
             for slot, content in self.promised.items():
@@ -258,7 +259,7 @@ class Walker:
         """A request that waits takes every block there is and one that is still busy, and loads into that one."""
         waiting = (Request.WAITING, Request.PREEMPTED)
         names = [name for name in self.ledger.requests if self.ledger.request_state(name) in waiting]
-        lendable = self.ledger.blocks.lendable().tolist()
+        lendable = self.ledger.blocks.lendable(np.arange(1, len(self.ledger.blocks))).tolist()
         if not names or not lendable or self.ledger.contract is not Contract.FENCE:
             return
         name = self.rnd.choice(names)
@@ -659,10 +660,12 @@ def plant_row(monkeypatch: pytest.MonkeyPatch, machine: str, event: Event, chang
     change(lut)
     mutant = attrs.evolve(event, lut=bytes(lut))
     for module in (core, ledger):
-        name = f"_{machine.upper()}"
-        monkeypatch.setattr(module, name, {**getattr(module, name), event.name: mutant})
+        name = machine.upper()
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, {**getattr(module, name), event.name: mutant})
     if event in places_module._FACTS:
         monkeypatch.setitem(places_module._FACTS, mutant, places_module._FACTS[event])
+        monkeypatch.setitem(places_module._LOOKS_AT, mutant, places_module._LOOKS_AT[event])
         monkeypatch.setitem(places_module._FACTS_VIEW, mutant, places_module._FACTS_VIEW[event])
 
 

@@ -30,7 +30,7 @@ from blocklife.ledger import (
     Transfer,
     Worker,
 )
-from blocklife.ledger.jobs import Allocated, Cached, Planned, Sealed
+from blocklife.ledger.jobs import Allocated, Planned, Sealed
 from blocklife.ledger.places import ID_MASK
 from blocklife.states import Block, Slot
 
@@ -122,10 +122,8 @@ def ready(ledger: Ledger, name: str = "k", slot: int = 0, request: str = "a") ->
 def behind_fence(ledger: Ledger) -> tuple[Batch[Allocated], JobId]:
     """In a world of one block: request *b* waits and holds it behind a wait for a store; slot 0 has content *k* to load."""
     ready(ledger, "k", 0)
-    (life,) = ledger.find_blocks(keys("k"))
-    job = ledger.plan_store(Batch[Cached]([life]), [1], keys("old")).ids[0]
-    plan = ledger.dispatch(0.0)
-    ledger.settle(plan.number, 0.0)
+    _, job = in_flight(ledger, "a", "old", 1)
+    ledger.release("a", [len(ledger.table("a")) - 1])
     ledger.add_request("b")
     return ledger.allocate("b", 1), job
 

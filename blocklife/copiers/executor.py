@@ -16,7 +16,7 @@ from attrs import define, frozen
 
 from blocklife.copiers.protocol import Copier
 from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, Transfer
-from blocklife.states import Job, JobLife
+from blocklife.states import JobLife
 
 
 @define(eq=False)
@@ -49,15 +49,25 @@ class Executor:
         self._failed: list[Completion] = []
 
     def execute(self, plan: Plan, forward: Callable[[], None]) -> Report:
-        """Run one step: waits before anything writes, then the forward pass, then loads. Returns what there is to report."""
-        for share in self._deferred:
-            self._submit(share)
-        self._deferred = []
-        self.wait(plan.flushes)
-        forward()
-        for transfer in plan.loads:
-            self._submit(_Share(transfer, JobLife()))
-        self._deferred = [_Share(transfer, JobLife()) for transfer in plan.stores]
+        """Run one step: waits before anything writes, then the forward pass, then loads. Returns what there is to report.
+
+        Raises what the forward pass raises. The plan counts as executed then too, and no job of it is lost: its loads run, its
+        stores are left for the next step, and the next `report` says so. Never execute a plan twice.
+        """
+        quiet = False
+        try:
+            while self._deferred:
+                self._submit(self._deferred.pop(0))
+            self.wait(plan.flushes)
+            quiet = True
+            forward()
+        finally:
+            self._deferred += [_Share(transfer, JobLife()) for transfer in plan.stores]
+            for transfer in plan.loads:
+                if quiet:
+                    self._submit(_Share(transfer, JobLife()))
+                else:  # its target may still be read: it is never launched, and so fails quietly
+                    self._failed.append(Completion(transfer.job, self.copier.worker, Result.FAILED))
         return self.report()
 
     def wait(self, jobs: Iterable[JobId]) -> None:
@@ -67,11 +77,11 @@ class Executor:
             return
         held_back = [share for share in self._deferred if share.transfer.job in wanted]
         for share in held_back:
+            self._deferred.remove(share)
             self._submit(share)
-        self._deferred = [share for share in self._deferred if share.transfer.job not in wanted]
         for job in wanted:
             running = self._running.get(job)
-            if running is not None and running.life.state in (Job.IN_FLIGHT, Job.FLUSHED):
+            if running is not None and running.life.can(JobLife.flush.name):
                 running.life.flush()
         self.copier.wait(wanted)
 

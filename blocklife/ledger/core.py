@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import define
 
-from blocklife.errors import InvariantError, LateError, MisuseError
+from blocklife.errors import CapacityError, InvariantError, LateError, MisuseError
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
@@ -40,6 +41,8 @@ from blocklife.ledger.places import (
     Slots,
     Step,
     batch,
+    blank,
+    entries,
     every,
     extend,
     ids_of,
@@ -50,8 +53,6 @@ from blocklife.ledger.records import Committed, Completion, Direction, JobId, Se
 from blocklife.lifecycle import Column, Event
 from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife, coupled
 
-Storable: TypeAlias = Literal[Block.ALLOCATED, Block.SEALED, Block.CACHED]
-Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED]
 Listener: TypeAlias = Callable[[Committed], None]
 
 P = ParamSpec("P")
@@ -59,8 +60,8 @@ ReturnT = TypeVar("ReturnT")
 CoreT = TypeVar("CoreT", bound="Core")
 
 _E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
-_BLOCK, _SLOT, _JOB = _E["block"], _E["slot"], _E["job"]
-_REQUEST = RequestLife.table.events
+BLOCK, SLOT, JOB = _E["block"], _E["slot"], _E["job"]
+REQUEST = RequestLife.table.events
 _KIND = {Direction.STORE: "store", Direction.LOAD: "load"}
 _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     (event, direction, into): coupled(f"job.{event}({kind})", into)
@@ -68,9 +69,9 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     for direction, kind in _KIND.items()
     for into in Job
 }
-_PLEDGED = BlockLife.table.index[Block.PLEDGED]
+PLEDGED = BlockLife.table.index[Block.PLEDGED]
 _STALE = BlockLife.table.index[Block.STALE]
-_MORE, _ALL_OK = (_JOB["finish"].bit(each) for each in _JOB["finish"].guards)
+MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
 
 
 def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatenate[CoreT, P], ReturnT]:
@@ -78,6 +79,8 @@ def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatena
 
     @functools.wraps(method)
     def run(core: CoreT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
+        if core._telling:
+            raise MisuseError(f"{method.__name__}: a listener cannot call the ledger (note it, and call after the verb)")
         if core._inside or not core._listeners:
             return method(core, *args, **kwargs)
         core._inside = True
@@ -117,8 +120,8 @@ class Core:
         deadline: float = 64.0,
         own_pool: bool = True,
     ) -> None:
-        if not deadline > 0:
-            raise MisuseError(f"deadline must be above 0, not {deadline}")
+        if not 0 < deadline < math.inf:
+            raise MisuseError(f"deadline must be above 0 and finite, not {deadline}")
         if incarnation < 1:
             raise MisuseError(f"incarnation must be at least 1, not {incarnation}")
         self.limits = limits
@@ -138,11 +141,13 @@ class Core:
         """Jobs by terminal state."""
         self.moved: Counter[str] = Counter()
         """Blocks of jobs that are DONE, by direction."""
-        self.journal: deque[Committed] = deque(maxlen=limits.max_journal)
+        self.journal: deque[Committed] = deque()
+        self._journal_size = 0
         self.plan_number = 0
         self._listeners: list[Listener] = []
         self._untold: deque[Committed] = deque()
         self._inside = False
+        self._telling = False
         self._spare_requests: deque[int] = deque(range(limits.max_requests))
         # Extra state that is no machine's: jobs to wait for in the next plan, and plans whose waits are not yet proven.
         self._to_flush: dict[int, None] = {}
@@ -158,18 +163,18 @@ class Core:
             "block.expire": self._expire_blocks,
         }
         self._slot_effects: Mapping[str, Callable[[JobRow, bool], Step]] = {
-            "slot.land": lambda job, ok: self.slots.ask(_SLOT["land"], job.slots, constant=int(Situation.OK) if ok else 0),
-            "slot.cancel": lambda job, ok: self.slots.ask(_SLOT["cancel"], job.slots),
-            "slot.expire": lambda job, ok: self.slots.ask(_SLOT["expire"], job.slots),
-            "slot.unpin": lambda job, ok: self.slots.ask(_SLOT["unpin"], job.slots, pins=-1),
-            "slot.drop": lambda job, ok: self.slots.ask(_SLOT["drop"], job.slots),
+            "slot.land": lambda job, ok: self.slots.ask(SLOT["land"], job.slots, constant=int(Situation.OK) if ok else 0),
+            "slot.cancel": lambda job, ok: self.slots.ask(SLOT["cancel"], job.slots),
+            "slot.expire": lambda job, ok: self.slots.ask(SLOT["expire"], job.slots),
+            "slot.unpin": lambda job, ok: self.slots.ask(SLOT["unpin"], job.slots, pins=-1),
+            "slot.drop": lambda job, ok: self.slots.ask(SLOT["drop"], job.slots),
         }
 
     # --- blocks and requests ------------------------------------------------------------------------------------------------
 
     def _hand_out(self, request: RequestRow, ids: Ids, group: int) -> Batch[Allocated]:
         """Give the blocks to a new tenant; couplings *life-ends* and *hand-out-flushes*."""
-        step = self.blocks.ask(_BLOCK["allocate"], ids, constant=self._fence)
+        step = self.blocks.ask(BLOCK["allocate"], ids, constant=self._fence)
         step.refs = +1  # the guards ask about the old life, so the new holder is counted only now
         state = self.blocks.column
         if type(ids) is list:
@@ -190,8 +195,27 @@ class Core:
                 if self.jobs.state(job) is not Job.PLANNED and not wanted.isdisjoint(ids_of(job.lives)):
                     self._flush(job)
         lives = self.blocks.lives(ids)
+        for place in listed(ids):
+            self.blocks.group[place] = group
         extend(request.tables[group], lives)
         return Batch(lives, group)
+
+    def _copied(self) -> Ids:
+        """Every block that a job which is out may touch, once."""
+        touched = [np.asarray(ids_of(job.lives), dtype=np.int64) for job in self.jobs.alive()]
+        return np.unique(np.concatenate(touched)) if touched else np.zeros(0, dtype=np.int64)
+
+    def _refuse_allocation(self, request: RequestRow, count: int, copied: Ids) -> NoReturn:
+        """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
+        state, index = self.blocks.column.view[copied], BlockLife.table.index
+        idle = (self.blocks.refs_view[copied] == 0) & (state != index[Block.QUARANTINED])
+        held = "" if self._fence else ", which the contract hold does not hand out"
+        raise CapacityError(
+            f"request {request.name}: {count} blocks wanted, {self.blocks.free} are free, "
+            f"{int(np.count_nonzero(idle))} are freeing soon{held}, "
+            f"{int(np.count_nonzero(state == index[Block.QUARANTINED]))} are quarantined "
+            "(preempt a request, or wait for a copy to land)"
+        )
 
     def _release(self, lives: Lives) -> None:
         """Let one holder go of each life. A life that ended under its holder is no longer held."""
@@ -200,18 +224,17 @@ class Core:
             lives = select(lives, fresh)
         if len(lives) == 0:
             return
-        step = self.blocks.ask(_BLOCK["release"], ids_of(lives), refs=-1)
+        step = self.blocks.ask(BLOCK["release"], ids_of(lives), refs=-1)
         self._cancel_orphans(self._commit(step))
 
     def _release_many(self, request: RequestRow, positions: Ids, group: int) -> None:
         """`release` of many positions, on the bytes of the table."""
-        chosen = np.asarray(positions)
-        view = np.frombuffer(request.tables[group], dtype=np.int64)
-        if int(chosen.min()) < 0 or int(chosen.max()) >= len(view) or not self._are_distinct(chosen, len(view)):
-            raise MisuseError(f"request {request.name}: positions must be distinct and below {len(view)}")
-        lives = view[chosen]
+        table, chosen = request.tables[group], np.asarray(positions)
+        if int(chosen.min()) < 0 or int(chosen.max()) >= len(table) or not self._are_distinct(chosen, len(table)):
+            raise MisuseError(f"request {request.name}: positions must be distinct and below {len(table)}")
+        lives = entries(table, chosen)
         self._release(batch(lives[lives != NULL]))
-        view[chosen] = NULL
+        blank(table, chosen)
 
     def _cancel_orphans(self, rows: Iterable[int]) -> None:
         """Coupling *life-ends*: a planned store whose source is gone is cancelled."""
@@ -224,14 +247,18 @@ class Core:
         """Coupling *request-gives-up*: its load first, then every block, then the event."""
         load = self.jobs.by_number.get(request.load)
         if load is not None:
-            state = self.jobs.state(load)
-            if state is Job.PLANNED:
-                self._end(load, "cancel", 0)
-            elif state in (Job.IN_FLIGHT, Job.FLUSHED):
-                self._fire_job(load, "abandon")
+            self._give_up_job(load)
         request.load = 0
         self._let_go(request)
         self._fire_request(request, event)
+
+    def _give_up_job(self, job: JobRow) -> None:
+        """Cancel what nobody has seen, abandon what the workers have; what is given up already stays as it is."""
+        state = self.jobs.state(job)
+        if JOB["cancel"].rows_of(state):
+            self._end(job, "cancel", 0)
+        elif JOB["abandon"].rows_of(state):
+            self._fire_job(job, "abandon")
 
     def _let_go(self, request: RequestRow) -> None:
         """Release every block, the last of a table first to be handed out again."""
@@ -240,7 +267,7 @@ class Core:
                 if len(table) < BULK:
                     self._release([life for life in reversed(table) if life != NULL])
                 else:
-                    lives = np.frombuffer(table, dtype=np.int64)[::-1]
+                    lives = entries(table, slice(None, None, -1))
                     self._release(batch(lives[lives != NULL]))
                 request.tables[group] = array("q")
 
@@ -248,7 +275,7 @@ class Core:
 
     def _end(self, job: JobRow, event: str, facts: int) -> None:
         """Take a step of a job that has couplings: ask the effects, write the job and the effects, then tell its request."""
-        compiled = _JOB[event]
+        compiled = JOB[event]
         row = self._ask_job(job, event, facts)
         into = self.jobs.column.table.row(row).target
         if not isinstance(into, Job):
@@ -305,7 +332,7 @@ class Core:
     def _land_blocks(self, job: JobRow, ok: bool) -> Step:
         load = job.direction is Direction.LOAD
         return self.blocks.ask(
-            _BLOCK["land"],
+            BLOCK["land"],
             ids_of(job.lives),
             pins=-1,
             writes=-1 if load else 0,
@@ -320,12 +347,12 @@ class Core:
         if not every(fresh):
             over = select(job.lives, [not each for each in fresh])
             self.blocks.unpin(ids_of(over))
-        return self.blocks.ask(_BLOCK["cancel"], ids_of(select(job.lives, fresh)), pins=-1)
+        return self.blocks.ask(BLOCK["cancel"], ids_of(select(job.lives, fresh)), pins=-1)
 
     def _expire_blocks(self, job: JobRow, ok: bool) -> Step:
         load = job.direction is Direction.LOAD
         own = self.blocks.fresh(job.lives) if load else None
-        return self.blocks.ask(_BLOCK["expire"], ids_of(job.lives), doubts=+1, own=own)
+        return self.blocks.ask(BLOCK["expire"], ids_of(job.lives), doubts=+1, own=own)
 
     def _flush(self, job: JobRow) -> None:
         """Coupling *hand-out-flushes*, and the verb: the wait goes into the next plan."""
@@ -348,7 +375,7 @@ class Core:
     def _submit(self, rows: Sequence[JobRow]) -> None:
         for job in rows:
             self._ask_job(job, "submit")
-        steps = [(job, self.blocks.ask(_BLOCK["submit"], ids_of(self._current(job)))) for job in rows]
+        steps = [(job, self.blocks.ask(BLOCK["submit"], ids_of(self._current(job)))) for job in rows]
         for job, step in steps:
             self._fire_job(job, "submit")
             self._commit(step, job=job.number)
@@ -357,6 +384,9 @@ class Core:
         if job.deadline is None:
             job.deadline = now + self.deadline
             heapq.heappush(self._deadlines, (job.deadline, job.number))
+            if len(self._deadlines) > 2 * self.limits.max_jobs:
+                self._deadlines = [each for each in self._deadlines if each[1] in self.jobs.out]
+                heapq.heapify(self._deadlines)
 
     def _current(self, job: JobRow) -> Lives:
         """Those lives of a job that are not over."""
@@ -375,21 +405,21 @@ class Core:
     # --- asking and committing ----------------------------------------------------------------------------------------------
 
     def _ask_job(self, job: JobRow, event: str, facts: int = 0) -> int:
-        compiled = _JOB[event]
+        compiled = JOB[event]
         row = compiled.lut[self.jobs.column.state[job.row] << len(compiled.guards) | facts]
         if row == 0:
             self.jobs.column.table.refuse(f"job {self._id(job)}", self.jobs.state(job), event)
         return row
 
     def _fire_job(self, job: JobRow, event: str, facts: int = 0) -> None:
-        self._write_job(job, _JOB[event], self._ask_job(job, event, facts))
+        self._write_job(job, JOB[event], self._ask_job(job, event, facts))
 
     def _write_job(self, job: JobRow, event: Event, row: int) -> None:
         self.jobs.column.commit([job.row], row)
         self._emit(Committed(self._next(), self.plan_number, "job", event.name, [job.number], [row], [], job.number))
 
     def _ask_request(self, request: RequestRow, event: str) -> int:
-        row = _REQUEST[event].lut[self.request_column.state[request.row]]
+        row = REQUEST[event].lut[self.request_column.state[request.row]]
         if row == 0:
             state = self.request_column.at(request.row)
             self.request_column.table.refuse(f"request {request.name}", state, event)
@@ -420,12 +450,16 @@ class Core:
 
     def _emit(self, record: Committed) -> None:
         self.journal.append(record)
+        self._journal_size += len(record.ids)
+        while self._journal_size > self.limits.max_journal:
+            self._journal_size -= len(self.journal.popleft().ids)
         if self._listeners:
             self._untold.append(record)
 
     def _tell(self) -> None:
         """Tell every listener everything that was committed; the first error of one is raised when all have heard it."""
         problem: Exception | None = None
+        self._telling = True
         while self._untold:
             record = self._untold.popleft()
             for listener in self._listeners:
@@ -433,6 +467,7 @@ class Core:
                     listener(record)
                 except Exception as raised:
                     problem = problem or raised
+        self._telling = False
         if problem is not None:
             raise problem
 
@@ -498,10 +533,8 @@ class Core:
 
     def _check_fresh(self, lives: Lives, verb: str) -> Ids:
         """The ids of lives that are not over and distinct; an error names the first that is not."""
-        try:
-            fresh = self.blocks.fresh(lives)
-        except IndexError:
-            raise MisuseError(f"{verb}: {listed(lives)[:8]} names a block that does not exist") from None
+        ids = self._check_distinct(lives, verb)
+        fresh = self.blocks.fresh(lives)
         if not every(fresh):
             life = int(next(life for life, keep in zip(lives, fresh, strict=True) if not keep))
             place, epoch = life & ID_MASK, life >> EPOCH_SHIFT
@@ -509,9 +542,22 @@ class Core:
                 f"block {place}: cannot {verb} its life {epoch}, which is over; it is {self.blocks.at(place).name} in life "
                 f"{self.blocks.epoch[place]} (look it up again)"
             )
-        return self._check_distinct(lives, verb)
+        return ids
+
+    def _check_lives(self, lives: Lives, verb: str) -> None:
+        """Refuse what cannot be a life: below zero, or of a block that does not exist or is the null block."""
+        ids = ids_of(lives)
+        if len(ids) == 0:
+            return
+        if type(lives) is list and type(ids) is list:
+            low, high, lowest = min(ids), max(ids), min(lives)
+        else:
+            low, high, lowest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives))
+        if lowest < 0 or low == NULL or high >= len(self.blocks):
+            raise MisuseError(f"{verb}: blocks are 1 to {len(self.blocks) - 1}, which {listed(lives)[:4]} do not name")
 
     def _check_distinct(self, lives: Lives, verb: str) -> Ids:
+        self._check_lives(lives, verb)
         ids = ids_of(lives)
         if len(ids) > 1 and not self._are_distinct(ids, len(self.blocks)):
             raise MisuseError(f"{verb}: a block is named twice in one call")
@@ -525,12 +571,15 @@ class Core:
         if job is not None and self.jobs.state(job) is Job.PLANNED:
             self._ask_job(job, "finish")
 
-    def _check_pledges(self, ids: Ids, lives: Lives, keys: Sequence[bytes]) -> None:
-        """What is already the source of a planned store is sealed under the key that its slot will be published with."""
+    def _check_content(self, ids: Ids, lives: Lives, keys: Sequence[bytes], group: int) -> None:
+        """Content is sealed in the group it was handed out for, and under the key that a planned store will publish."""
+        for place in listed(ids):
+            if self.blocks.group[place] != group:
+                raise MisuseError(f"block {place}: it was handed out for group {self.blocks.group[place]}, not {group}")
         if type(ids) is list:
-            pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == _PLEDGED]
+            pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == PLEDGED]
         else:
-            pledged = np.flatnonzero(self.blocks.column.view[ids] == _PLEDGED).tolist()
+            pledged = np.flatnonzero(self.blocks.column.view[ids] == PLEDGED).tolist()
         promised: dict[int, dict[int, bytes]] = {}
         for position in pledged:
             row, life = self.blocks.job[ids[position]], int(lives[position])
@@ -557,17 +606,19 @@ class Core:
         lives = batch([life for seal in seals for life in listed(seal.lives)])
         self._check_distinct(lives, "seal")
         fresh = self.blocks.fresh(lives)
-        keys = [key for seal in seals for key in seal.keys]
-        alive, named = select(lives, fresh), [key for key, keep in zip(keys, fresh, strict=True) if keep]
-        places = ids_of(alive)
-        self._check_pledges(places, alive, named)
+        for seal in seals:
+            sealed = batch(seal.lives)
+            current = self.blocks.fresh(sealed)
+            named = [key for key, keep in zip(seal.keys, current, strict=True) if keep]
+            self._check_content(ids_of(select(sealed, current)), select(sealed, current), named, seal.group)
+        places = ids_of(select(lives, fresh))
         index = BlockLife.table.index
-        behind = [place for place in places if self.blocks.column.state[place] == index[Block.FLUSHED]]
+        behind = {place for place in listed(places) if self.blocks.column.state[place] == index[Block.FLUSHED]}
         if behind:
             proven = self._proven(waited, completions)
             touched = {place for job in self.jobs.alive() if job.number not in proven for place in listed(ids_of(job.lives))}
             places = batch([place for place in listed(places) if place not in behind or place in touched])
-        self.blocks.column.ask(_BLOCK["seal"], places)
+        self.blocks.column.ask(BLOCK["seal"], places)
 
     def _proven(self, waited: Iterable[int], completions: Iterable[Completion]) -> set[int]:
         """The jobs that are over once these completions have been applied."""
@@ -592,12 +643,7 @@ class Core:
         scratch[ids] = positions
         return bool((scratch[ids] == positions).all())
 
-    def _check_idle(self, ids: Ids, verb: str) -> None:
-        for place in ids:
-            if self.blocks.refs[place]:
-                raise MisuseError(f"block {place}: cannot {verb} it while a request holds it (release it first)")
-
-    def _check_sizes(self, lives: Lives, places: Ids, slots: Ids, keys: Sequence[bytes], sizes: tuple[int, ...]) -> None:
+    def _check_sizes(self, lives: Lives, places: Ids, slots: Ids, num_keys: int, sizes: tuple[int, ...]) -> None:
         if len(lives) == 0:
             raise MisuseError("a job with nothing to copy cannot be built")
         if len(places) != len(lives) or sum(sizes) != len(lives) or any(size < 0 for size in sizes):
@@ -605,9 +651,13 @@ class Core:
                 f"{len(lives)} blocks, {len(places)} host places and group sizes {list(sizes)} do not agree; each size counts "
                 "the blocks really appended"
             )
-        if len(keys) != len(slots):
-            raise MisuseError(f"{len(slots)} slots and {len(keys)} keys do not agree")
+        if len(slots) == 0:
+            raise MisuseError("a job without a slot cannot be built: reserve or name the slots of its content")
+        if num_keys != len(slots):
+            raise MisuseError(f"{len(slots)} slots and {num_keys} keys do not agree")
         self._check_slots(slots)
+        if len(np.unique(places)) != len(places) or int(np.min(places)) < 0:
+            raise MisuseError("the host places of a job are distinct and not negative")
 
     def _recheck(self, job: JobRow) -> None:
         """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""

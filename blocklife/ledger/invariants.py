@@ -156,16 +156,21 @@ def slots_are_pinned_by_readers(core: Core) -> Iterator[str]:
 
 
 def only_sealed_content_is_submitted(core: Core) -> Iterator[str]:
-    """I8: a store whose block is not sealed is not submitted; a submitted store's living sources are IN_FLIGHT."""
+    """I8: a store whose block is not sealed is not submitted, a submitted one's living sources are IN_FLIGHT; keys agree."""
     wanted = {True: (Block.PLEDGED, Block.PENDING_STORE), False: (Block.IN_FLIGHT,)}
     for job, state in _alive(core):
         if job.direction is not Direction.STORE:
             continue
-        for life in job.lives:
+        promised = job.keys if len(job.keys) == len(job.lives) else [None] * len(job.lives)
+        for life, key in zip(job.lives, promised, strict=True):
             place = int(life) & ID_MASK
-            current = core.blocks.epoch[place] == int(life) >> EPOCH_SHIFT and core.blocks.job[place] == job.row
-            if current and core.blocks.at(place) not in wanted[state is Job.PLANNED]:
+            if core.blocks.epoch[place] != int(life) >> EPOCH_SHIFT or core.blocks.job[place] != job.row:
+                continue
+            if core.blocks.at(place) not in wanted[state is Job.PLANNED]:
                 yield f"block {place} is {core.blocks.at(place).name} while its store {job.number} is {state.name}"
+            own = core.blocks.key[place]
+            if key is not None and own is not None and own != key:
+                yield f"block {place} holds {own.hex()} and its store {job.number} will publish {key.hex()}"
 
 
 def every_worker_counts_once(core: Core) -> Iterator[str]:
@@ -211,9 +216,7 @@ def places_are_conserved(core: Core) -> Iterator[str]:
     lifeless = _state_in(blocks.column.view, LIFELESS)
     for place in np.flatnonzero(held & lifeless).tolist():
         yield f"block {place} is {blocks.at(place).name} and still held"
-    owned = _state_in(
-        blocks.column.view, frozenset({Block.ALLOCATED, Block.PLEDGED, Block.LOADING, Block.SEALED, Block.FLUSHED})
-    )
+    owned = _state_in(blocks.column.view, _HELD)
     for place in np.flatnonzero(owned & ~held).tolist():
         yield f"block {place} is {blocks.at(place).name} and held by nobody"
     if blocks.at(NULL) is not Block.FREED or blocks.epoch[NULL]:

@@ -26,6 +26,13 @@ Sealed: TypeAlias = Literal[Block.SEALED]
 Cached: TypeAlias = Literal[Block.CACHED]
 Loading: TypeAlias = Literal[Block.LOADING]
 
+Storable: TypeAlias = Literal[Block.ALLOCATED, Block.SEALED, Block.CACHED]
+"""States from which a life can be chosen as the source of a store."""
+Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED]
+"""States of a job that the workers have and somebody wants."""
+Out: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, Job.QUARANTINED]
+"""States of a job that the workers have."""
+
 TERMINAL = (Job.DONE, Job.FAILED, Job.CANCELLED)
 
 

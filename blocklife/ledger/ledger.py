@@ -21,23 +21,24 @@ import heapq
 import operator
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.core import _PLEDGED, Core, RequestRow, verb
+from blocklife.ledger.core import ALL_OK, BLOCK, MORE, PLEDGED, SLOT, Core, Listener, RequestRow, verb
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
     Batch,
-    Flushed,
     InFlight,
     Jobs,
+    Out,
     Planned,
     Sealed,
     Stale,
+    Storable,
+    Submitted,
 )
 from blocklife.ledger.limits import Statistics
 from blocklife.ledger.places import (
@@ -53,25 +54,9 @@ from blocklife.ledger.places import (
     listed,
     select,
 )
-from blocklife.ledger.records import Committed, Completion, Direction, JobId, Launched, Plan, Result, Seal, Transfer
+from blocklife.ledger.records import Completion, Direction, JobId, Launched, Plan, Result, Seal, Transfer
 from blocklife.ledger.snapshot import Snapshot, put_back, take
-from blocklife.states import MACHINES, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife, coupled
-
-Storable: TypeAlias = Literal[Block.ALLOCATED, Block.SEALED, Block.CACHED]
-Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED]
-Listener: TypeAlias = Callable[[Committed], None]
-
-_E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
-_BLOCK, _SLOT, _JOB = _E["block"], _E["slot"], _E["job"]
-_REQUEST = RequestLife.table.events
-_KIND = {Direction.STORE: "store", Direction.LOAD: "load"}
-_EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
-    (event, direction, into): coupled(f"job.{event}({kind})", into)
-    for event in ("finish", "cancel", "expire")
-    for direction, kind in _KIND.items()
-    for into in Job
-}
-_MORE, _ALL_OK = (_JOB["finish"].bit(each) for each in _JOB["finish"].guards)
+from blocklife.states import MACHINES, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife
 
 
 class Ledger(Core):
@@ -95,10 +80,12 @@ class Ledger(Core):
 
     def life(self, block: int) -> int:
         """The current life of a block."""
+        self._check_blocks([block])
         return self.blocks.epoch[block] << EPOCH_SHIFT | block
 
     def table(self, request: str, group: int = 0) -> list[int]:
         """The lives that a request holds in one group."""
+        self._check_group(group)
         return self._request(request).tables[group].tolist()
 
     def request_state(self, request: str) -> Request:
@@ -114,6 +101,7 @@ class Ledger(Core):
 
     def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """Lives that hold the content of the longest known prefix of *keys*; a hit is taken with `acquire`."""
+        self._check_group(group)
         index, blocks = self.blocks.index[group], self.blocks
         found: list[int] = []
         for key in keys:
@@ -125,6 +113,7 @@ class Ledger(Core):
 
     def find_slots(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """Slots that are READY with the content of the longest prefix of *keys*."""
+        self._check_group(group)
         index, state = self.slots.index[group], self.slots.column.state
         ready = SlotLife.table.index[Slot.READY]
         found: list[int] = []
@@ -228,15 +217,10 @@ class Ledger(Core):
             raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
         ids = self.blocks.queue.peek(count)
         if (short := count - len(ids)) > 0:
-            lent = self.blocks.lendable()[:short].tolist() if self._fence else []
+            copied = np.asarray(self._copied(), dtype=np.int64)
+            lent = self.blocks.lendable(copied)[:short].tolist() if self._fence else []
             if len(lent) < short:
-                now = self.statistics()
-                held = "" if self._fence else ", which the contract hold does not hand out"
-                raise CapacityError(
-                    f"request {request}: {count} blocks wanted, {now.free} are free, "
-                    f"{now.freeing_soon} are freeing soon{held}, {now.quarantined} are quarantined "
-                    "(preempt a request, or wait for a copy to land)"
-                )
+                self._refuse_allocation(found, count, copied)
             ids = [*listed(ids), *lent]
         return self._hand_out(found, batch(ids), group)
 
@@ -252,7 +236,7 @@ class Ledger(Core):
         chosen = batch(lives)
         ids = self._check_fresh(chosen, "acquire")
         self._check_tenancy(found.tables[group], chosen, request)
-        self._commit(self.blocks.ask(_BLOCK["acquire"], ids, refs=+1))
+        self._commit(self.blocks.ask(BLOCK["acquire"], ids, refs=+1))
         extend(found.tables[group], chosen)
         return Batch(chosen, group)
 
@@ -290,22 +274,23 @@ class Ledger(Core):
         self._check_distinct(held.lives, "seal")
         lives, fresh = held.lives, self.blocks.fresh(held.lives)
         if not every(fresh):
-            self.tally["stale"] += len(lives) - int(sum(fresh))
             lives = select(lives, fresh)
             keys = [key for key, keep in zip(keys, fresh, strict=True) if keep]
         ids = ids_of(lives)
-        self._check_pledges(ids, lives, keys)
-        self._commit(self.blocks.ask(_BLOCK["seal"], ids))
+        self._check_content(ids, lives, keys, held.group)
+        self._commit(self.blocks.ask(BLOCK["seal"], ids))
         self.blocks.name(listed(ids), keys, held.group)
+        self.tally["stale"] += len(held.lives) - len(lives)
         return Batch(lives, held.group)
 
     @verb
     def drop(self, lives: Lives) -> None:
-        """Forget content that nobody holds. Edges: block CACHED → FREED, IN_FLIGHT → STALE. Refuses a life that is held."""
+        """Forget content that nobody holds. Edges: block CACHED → FREED, PENDING_STORE → FREED (its store is
+        cancelled), IN_FLIGHT → STALE. Refuses a life that is held.
+        """
         chosen = batch(lives)
         ids = self._check_fresh(chosen, "drop")
-        self._check_idle(ids, "drop")
-        self._commit(self.blocks.ask(_BLOCK["drop"], ids))
+        self._cancel_orphans(self._commit(self.blocks.ask(BLOCK["drop"], ids)))
 
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
@@ -371,17 +356,23 @@ class Ledger(Core):
         where = targets if places is None else batch(places)
         sizes = group_sizes or (len(lives),)
         self._check_group(source.group)
-        self._check_sizes(lives, where, targets, keys, sizes)
+        self._check_sizes(lives, where, targets, len(keys), sizes)
         self._check_fresh(lives, "plan_store")
         if len(set(keys)) != len(keys):
             raise MisuseError(f"key {Counter(keys).most_common(1)[0][0].hex()}: it is named twice in one job (I14)")
         for key in keys:
             if key in self.slots.index[source.group]:
                 raise MisuseError(f"key {key.hex()}: it is stored or being stored already (look it up first)")
-        self.jobs.check_room()
         ids = ids_of(lives)
-        block_step = self.blocks.ask(_BLOCK["plan_store"], ids, pins=+1)
-        slot_step = self.slots.ask(_SLOT["plan_store"], targets)
+        self.jobs.check_room()
+        block_step = self.blocks.ask(BLOCK["plan_store"], ids, pins=+1)
+        slot_step = self.slots.ask(SLOT["plan_store"], targets)
+        for place, key in zip(listed(ids), keys, strict=True) if len(keys) == len(lives) else ():
+            own = self.blocks.key[place]
+            if own is not None and own != key:
+                raise MisuseError(
+                    f"block {place}: it holds {own.hex()}, which cannot be stored as {key.hex()} (one content, one key)"
+                )
         job = self.jobs.add(Direction.STORE, owner, lives, targets, where, list(keys), source.group, sizes)
         self._commit(block_step, slot_step, job=job.number)
         self.blocks.name_job(ids, job.row)
@@ -395,6 +386,7 @@ class Ledger(Core):
         target: Batch[Allocated],
         slots: Sequence[int],
         *,
+        keys: Sequence[bytes] | None = None,
         group_sizes: tuple[int, ...] = (),
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
@@ -402,6 +394,7 @@ class Ledger(Core):
 
         Edges: job (new) → PLANNED; block ALLOCATED, FLUSHED → LOADING; slot READY, pinned; request → LOADING.
         Holds: one pin on each block and slot until the job is terminal; the blocks are never handed out before that.
+        Needs: ``keys``, one per block, where a slot holds a chunk of several; else the key of each slot is that of its block.
         Refuses: a life that is over or that the request does not hold; a second live load; `CapacityError` as `plan_store`.
         Next: `dispatch`; the request hears ``loaded`` or ``load_failed`` through `settle`.
         """
@@ -411,8 +404,11 @@ class Ledger(Core):
         sizes = group_sizes or (len(lives),)
         self._check_group(target.group)
         self._check_slots(sources)
-        keys = [key for key in (self.slots.key[slot] for slot in sources) if key is not None]
-        self._check_sizes(lives, where, sources, keys, sizes)
+        if keys is None:
+            keys = [key for key in (self.slots.key[slot] for slot in sources) if key is not None]
+        elif len(keys) != len(lives):
+            raise MisuseError(f"{len(lives)} blocks to load and {len(keys)} keys do not agree")
+        self._check_sizes(lives, where, sources, len(sources), sizes)
         self._check_fresh(lives, "plan_load")
         holds = set(found.tables[target.group])
         for life in listed(lives):
@@ -420,9 +416,9 @@ class Ledger(Core):
                 raise MisuseError(f"block {life & ID_MASK}: request {request} does not hold it (load only into its own blocks)")
         self._ask_request(found, "plan_load")
         self.jobs.check_room()
-        block_step = self.blocks.ask(_BLOCK["plan_load"], ids_of(lives), pins=+1, writes=+1)
-        slot_step = self.slots.ask(_SLOT["pin"], sources, pins=+1)
-        job = self.jobs.add(Direction.LOAD, request, lives, sources, where, keys, target.group, sizes)
+        block_step = self.blocks.ask(BLOCK["plan_load"], ids_of(lives), pins=+1, writes=+1)
+        slot_step = self.slots.ask(SLOT["pin"], sources, pins=+1)
+        job = self.jobs.add(Direction.LOAD, request, lives, sources, where, list(keys), target.group, sizes)
         self._commit(block_step, slot_step, job=job.number)
         found.load = job.number
         self._fire_request(found, "plan_load", job.number)
@@ -474,7 +470,7 @@ class Ledger(Core):
         return Jobs(jobs.ids)
 
     @verb
-    def flush(self, jobs: Jobs[Submitted]) -> Jobs[Flushed]:
+    def flush(self, jobs: Jobs[Out]) -> Jobs[Out]:
         """Order a wait for submitted jobs in the next plan. Edges: job IN_FLIGHT → FLUSHED; STALE, QUARANTINED stay."""
         rows = self._rows_of(jobs.ids)
         for job in rows:
@@ -483,12 +479,12 @@ class Ledger(Core):
             self._flush(job)
         return Jobs(jobs.ids)
 
-    def jobs_of(self, request: str) -> Jobs[Submitted]:
+    def jobs_of(self, request: str) -> Jobs[Out]:
         """The submitted jobs that a request owns, or owned: what a preemption flushes."""
         alive = (job for job in self.jobs.alive() if job.owner == request)
         return Jobs(tuple(self._id(job) for job in alive if self.jobs.state(job) is not Job.PLANNED))
 
-    def submitted(self) -> Jobs[Submitted]:
+    def submitted(self) -> Jobs[Out]:
         """All jobs that the workers have."""
         return Jobs(tuple(self._id(job) for job in self.jobs.alive() if self.jobs.state(job) is not Job.PLANNED))
 
@@ -501,13 +497,15 @@ class Ledger(Core):
         A store whose content is not sealed yet stays planned. The deadline of every job that is waited for starts now, if it
         has not started: else a wait for a hung copy that its worker still holds back could never end.
         """
+        if len(self._waiting) >= self.limits.max_plans:
+            raise CapacityError(f"all {self.limits.max_plans} plans are out; settle one first (max_plans)")
         self.plan_number += 1
         loads: list[Transfer] = []
         stores: list[Transfer] = []
         for job in self.jobs.alive():
             if self.jobs.state(job) is not Job.PLANNED:
                 continue
-            if (self.blocks.column.view[ids_of(job.lives)] == _PLEDGED).any():
+            if (self.blocks.column.view[ids_of(job.lives)] == PLEDGED).any():
                 continue
             self._submit([job])
             (stores if job.direction is Direction.STORE else loads).append(self._transfer(job))
@@ -536,10 +534,11 @@ class Ledger(Core):
         The order is the rule: reports of jobs that the plan waited for; then the rest of them are proven quiet (a lost report
         must not hold the new tenant); then all other reports; then seals; then deadlines. Plans settle in order.
         """
-        if plan not in self._waiting or plan != min(self._waiting):
-            known = f"plan {min(self._waiting)} is next" if self._waiting else "no plan is out"
+        due = next(iter(self._waiting), None)  # plans are dispatched in order
+        if plan != due:
+            known = "no plan is out" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
-        completions, seals = list(completions), list(seals)
+        launched, completions, seals = list(launched), list(completions), list(seals)
         self._check_reports(self._waiting[plan], completions, seals)
         for record in launched:
             self.launched(record, now)
@@ -560,6 +559,7 @@ class Ledger(Core):
             self.seal(Batch(seal.lives, seal.group), seal.keys)
         self.expire(now)
 
+    @verb
     def launched(self, record: Launched, now: float) -> None:
         """A worker began to run its share: the deadline starts. Late and unknown records change nothing."""
         job = self.jobs.by_number.get(record.job.number) if record.job.incarnation == self.incarnation else None
@@ -592,7 +592,7 @@ class Ledger(Core):
             return
         failed = job.failed or completion.result is not Result.OK
         outstanding = self.limits.num_workers - (job.reported | 1 << worker).bit_count()
-        facts = _MORE * (outstanding > 0) | _ALL_OK * (not failed)
+        facts = MORE * (outstanding > 0) | ALL_OK * (not failed)
         job.reported |= 1 << worker
         if state in TERMINAL:
             self._fire_job(job, "finish", facts)
@@ -639,14 +639,14 @@ class Ledger(Core):
         """Forget the content of slots. Edges: slot READY → EMPTY. Refuses pinned slots and those being written."""
         chosen = batch(slots)
         self._check_slots(chosen)
-        self._commit(self.slots.ask(_SLOT["evict"], chosen))
+        self._commit(self.slots.ask(SLOT["evict"], chosen))
 
     @verb
     def pin(self, holder: str, slots: Sequence[int]) -> None:
         """Count on READY slots until `unpin` by the same holder: they cannot be evicted."""
         chosen = batch(slots)
         self._check_slots(chosen)
-        self._commit(self.slots.ask(_SLOT["pin"], chosen, pins=+1))
+        self._commit(self.slots.ask(SLOT["pin"], chosen, pins=+1))
         if len(chosen):
             self.holders.setdefault(holder, Counter()).update(listed(chosen))
 
@@ -658,7 +658,7 @@ class Ledger(Core):
         held, wanted = self.holders.get(holder, Counter()), Counter(listed(chosen))
         for slot in wanted - held:
             raise MisuseError(f"slot {slot}: {holder} does not hold it (only its holder may unpin it)")
-        self._commit(self.slots.ask(_SLOT["unpin"], chosen, pins=-1))
+        self._commit(self.slots.ask(SLOT["unpin"], chosen, pins=-1))
         held.subtract(wanted)
         self.holders[holder] = +held
         if not self.holders[holder]:
@@ -680,15 +680,11 @@ class Ledger(Core):
             else:
                 self._let_go(request)
         for job in self.jobs.alive():
-            state = self.jobs.state(job)
-            if state is Job.PLANNED:
-                self._end(job, "cancel", 0)
-            elif state in (Job.IN_FLIGHT, Job.FLUSHED):
-                self._fire_job(job, "abandon")
+            self._give_up_job(job)
         for found in (Block.CACHED, Block.IN_FLIGHT):
             where = self.blocks.column.where(found)
-            self._commit(self.blocks.ask(_BLOCK["drop"], batch(where)))
-        self._commit(self.slots.ask(_SLOT["drop"], batch(self.slots.column.where(Slot.READY))))
+            self._commit(self.blocks.ask(BLOCK["drop"], batch(where)))
+        self._commit(self.slots.ask(SLOT["drop"], batch(self.slots.column.where(Slot.READY))))
 
     def snapshot(self) -> Snapshot:
         """Everything that decides what the ledger does next. What was counted, and the journal, are not part of it."""

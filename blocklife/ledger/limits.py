@@ -42,7 +42,10 @@ class Limits:
     max_requests: int = field(default=1024, validator=_positive)
     num_groups: int = field(default=1, validator=_positive)
     num_workers: int = field(default=1, validator=_positive)
-    max_journal: int = field(default=1024, validator=_positive)
+    max_plans: int = field(default=64, validator=_positive)
+    """Plans that may be out at once: dispatched, and not settled yet."""
+    max_journal: int = field(default=65536, validator=_positive)
+    """Transitions that the journal keeps."""
 
     def __attrs_post_init__(self) -> None:
         for name, value, most in (

@@ -14,6 +14,7 @@ epoch is not the block's own. The null block has id 0; as an entry of a table, 0
 from __future__ import annotations
 
 import enum
+import operator
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -22,15 +23,17 @@ import numpy as np
 from attrs import define
 from numpy.typing import NDArray
 
-from blocklife.errors import CapacityError, InvariantError
+from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.lifecycle import Column, Event, Rows, Table
-from blocklife.states import KEYED, LIFELESS, MACHINES, Block, BlockLife, Slot, SlotLife, ends_life
+from blocklife.states import MACHINES, Block, BlockLife, Slot, SlotLife, ends_life
 
 Ids: TypeAlias = list[int] | NDArray[np.int64]
 Lives: TypeAlias = list[int] | NDArray[np.int64]
 
 EPOCH_SHIFT = 32
 ID_MASK = (1 << EPOCH_SHIFT) - 1
+EPOCH_MASK = (1 << 31) - 1
+"""An epoch has 31 bits, so that a life is a positive 64-bit integer; after 2^31 lives of one block it starts again."""
 NULL = 0
 """The null block, and the entry of a table that stands for it."""
 
@@ -39,11 +42,14 @@ BULK = 48
 
 
 def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
-    """A copy in the container that suits the number of values: a list for few, an array for many."""
-    if isinstance(values, np.ndarray):
-        return values.tolist() if len(values) < BULK else np.array(values, dtype=np.int64)
-    found = list(values)
-    return found if len(found) < BULK else np.array(found, dtype=np.int64)
+    """A copy in the container that suits the number of values: a list for few, an array for many. Refuses fractions."""
+    found = values if isinstance(values, np.ndarray) else list(values)
+    if isinstance(found, list) and len(found) < BULK:
+        return [operator.index(value) for value in found]
+    numbers = np.array(found)
+    if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.ndim != 1):
+        raise MisuseError(f"places and lives are whole numbers in one row, not {numbers.dtype} with {numbers.ndim} dimensions")
+    return numbers.tolist() if len(numbers) < BULK else numbers.astype(np.int64)
 
 
 def listed(values: Ids) -> list[int]:
@@ -76,6 +82,16 @@ def extend(table: array[int], lives: Lives) -> None:
         table.extend(lives)
     else:
         table.frombytes(np.ascontiguousarray(lives, dtype=np.int64).tobytes())
+
+
+def entries(table: array[int], positions: NDArray[np.int64] | slice) -> NDArray[np.int64]:
+    """Some entries of a table, as a copy. No view leaves this function: a table that is looked at cannot grow."""
+    return np.array(np.frombuffer(table, dtype=np.int64)[positions])
+
+
+def blank(table: array[int], positions: NDArray[np.int64]) -> None:
+    """Put the null block at some positions of a table."""
+    np.frombuffer(table, dtype=np.int64)[positions] = NULL
 
 
 class Situation(enum.IntFlag):
@@ -167,8 +183,6 @@ class Places:
         self.machine = table.name.removesuffix("Life").lower()
         self.pins = array("B" if table is BlockLife.table else "H", [0]) * size
         self.pins_view: NDArray[np.unsignedinteger] = np.frombuffer(self.pins, dtype=self.pins.typecode)
-        self.doubts = array("B", [0]) * size
-        self.doubts_view = np.frombuffer(self.doubts, dtype=np.uint8)
         self.group = bytearray(size)
         self.key: list[bytes | None] = [None] * size
         self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
@@ -253,6 +267,8 @@ class Blocks(Places):
         self.epoch_view = np.frombuffer(self.epoch, dtype=np.uint32)
         self.refs = array("H", [0]) * num_blocks
         self.refs_view = np.frombuffer(self.refs, dtype=np.uint16)
+        self.doubts = array("B", [0]) * num_blocks
+        self.doubts_view = np.frombuffer(self.doubts, dtype=np.uint8)
         self.writes = array("B", [0]) * num_blocks
         self.writes_view = np.frombuffer(self.writes, dtype=np.uint8)
         self.job = array("i", [0]) * num_blocks
@@ -372,7 +388,7 @@ class Blocks(Places):
         return orphaned
 
     def _end_life(self, place: int, refs: int, orphaned: list[int]) -> None:
-        self.epoch[place] = (self.epoch[place] + 1) & ID_MASK
+        self.epoch[place] = (self.epoch[place] + 1) & EPOCH_MASK
         self.refs[place] = refs
         if self.key[place] is not None:
             self.forget(place)
@@ -381,7 +397,7 @@ class Blocks(Places):
             self.job[place] = 0
 
     def _end_lives(self, places: NDArray[np.int64], refs: int, orphaned: list[int]) -> None:
-        self.epoch_view[places] += np.uint32(1)
+        self.epoch_view[places] = (self.epoch_view[places] + np.uint32(1)) & np.uint32(EPOCH_MASK)
         self.refs_view[places] = refs
         key = self.key
         for place in places.tolist():
@@ -389,7 +405,7 @@ class Blocks(Places):
                 self.forget(place)
         jobs = self.job_view[places]
         if jobs.any():
-            orphaned += np.unique(jobs[jobs != 0]).tolist()
+            orphaned += dict.fromkeys(jobs[jobs != 0].tolist())
             self.job_view[places] = 0
 
     def name_job(self, ids: Ids, row: int) -> None:
@@ -405,28 +421,13 @@ class Blocks(Places):
         self._check_count("pins", self.pins, self.pins_view, ids, -1)
         self._change(self.pins, self.pins_view, ids, -1)
 
-    def lendable(self) -> NDArray[np.int64]:
-        """Blocks that a fence allows to hand out although a copy reads them: planned stores first."""
-        table = BlockLife.table
-        state = self.column.view
-        idle = (self.refs_view == 0) & (self.writes_view == 0)
-        found = np.flatnonzero(
-            idle
-            & (
-                (state == table.index[Block.PENDING_STORE])
-                | (state == table.index[Block.IN_FLIGHT])
-                | (state == table.index[Block.STALE])
-            )
-        ).astype(np.int64)
-        return found[np.lexsort((found, state[found] != table.index[Block.PENDING_STORE]))]
-
-    def is_keyed(self, place: int) -> bool:
-        """Whether the content may be read under its key."""
-        return self.at(place) in KEYED
-
-    def has_life(self, place: int) -> bool:
-        """Whether the current epoch names a life."""
-        return self.at(place) not in LIFELESS
+    def lendable(self, among: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of *among* that a fence allows to hand out although a copy reads them: planned stores first."""
+        table, state = BlockLife.table, self.column.view[among]
+        planned = state == table.index[Block.PENDING_STORE]
+        reads = planned | (state == table.index[Block.IN_FLIGHT]) | (state == table.index[Block.STALE])
+        lent = reads & (self.refs_view[among] == 0) & (self.writes_view[among] == 0)
+        return np.concatenate((among[lent & planned], among[lent & ~planned]))
 
 
 class Slots(Places):

@@ -16,6 +16,8 @@ from blocklife.ledger.jobs import JobsSnapshot
 class Snapshot:
     """A ledger at one moment, for `Ledger.restore` on a ledger with the same limits."""
 
+    made_with: tuple[object, ...]
+    """Limits, contract, incarnation and owner of the pool of the ledger that it was taken of."""
     blocks: tuple[bytes, ...]
     block_keys: tuple[bytes | None, ...]
     slots: tuple[bytes, ...]
@@ -35,6 +37,7 @@ def take(core: Core) -> Snapshot:
     """Everything that decides what the ledger does next. What was counted, and the journal, are not part of it."""
     blocks, slots = core.blocks, core.slots
     return Snapshot(
+        made_with=_made_with(core),
         blocks=(
             blocks.column.snapshot(),
             bytes(blocks.group),
@@ -62,13 +65,15 @@ def take(core: Core) -> Snapshot:
     )
 
 
+def _made_with(core: Core) -> tuple[object, ...]:
+    return core.limits, core.contract, core.incarnation, core.own_pool
+
+
 def put_back(core: Core, saved: Snapshot) -> None:
     """Go back to a snapshot of a ledger with the same limits."""
     blocks, slots = core.blocks, core.slots
-    saved_sizes = (saved.block_keys, saved.slot_keys, saved.jobs.state, saved.request_states, saved.indexes[0])
-    sizes = (blocks, slots, core.jobs.column, core.request_column, blocks.index)
-    if [len(each) for each in saved_sizes] != [len(each) for each in sizes]:
-        raise MisuseError("the snapshot is of a ledger with other limits")
+    if saved.made_with != _made_with(core):
+        raise MisuseError("the snapshot is of a ledger that was made with other limits, contract, incarnation or pool")
     blocks.column.restore(saved.blocks[0])
     blocks.group[:] = saved.blocks[1]
     columns = (blocks.epoch, blocks.refs, blocks.pins, blocks.writes, blocks.doubts, blocks.job)

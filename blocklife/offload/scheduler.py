@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from attrs import define, frozen
 
 from blocklife.ledger import Batch, Ledger, Plan
-from blocklife.ledger.jobs import Allocated
-from blocklife.ledger.ledger import Storable
+from blocklife.ledger.jobs import Allocated, Storable
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 from blocklife.offload.host import HostTier
 from blocklife.states import Block, BlockLife
@@ -43,15 +42,18 @@ class OffloadStatistics:
 
 @define(eq=False)
 class _Wish:
-    """Blocks that one request would like stored, in order."""
+    """Blocks that one request would like stored, in order: each life with its key."""
 
     owner: str
-    lives: list[int]
-    keys: list[bytes]
+    keys: dict[int, bytes]
 
 
 class OffloadScheduler:
-    """Loads on a hit, stores as blocks fill (eager), flushes where a step must not go on without a copy's end."""
+    """Loads on a hit, stores as blocks fill (eager), flushes where a step must not go on without a copy's end.
+
+    Invariant: ``_wished`` names, by block, the life of it that waits in a wish, and that wish. A block has one at most, so that
+    no more than the device has ever wait, however long stores are refused.
+    """
 
     def __init__(self, ledger: Ledger, tier: HostTier, *, max_job_blocks: int = 256) -> None:
         self.ledger = ledger
@@ -59,6 +61,7 @@ class OffloadScheduler:
         # A job larger than the tier would be refused for ever, and one that the link cannot move in time would expire.
         self.max_job_blocks = min(max_job_blocks, len(ledger.slots))
         self._wishes: dict[str, _Wish] = {}
+        self._wished: dict[int, tuple[int, _Wish]] = {}
         self._refused = 0
         self._already_stored = 0
         self._stale = 0
@@ -74,9 +77,22 @@ class OffloadScheduler:
 
     def store(self, request: str, lives: Iterable[int], keys: Iterable[bytes]) -> None:
         """Wish for content to be stored: final, or final at the end of the coming step."""
-        wish = self._wishes.setdefault(request, _Wish(request, [], []))
-        wish.lives.extend(lives)
-        wish.keys.extend(keys)
+        epoch, wished = self.ledger.blocks.epoch, self._wished
+        for life, key in zip(lives, keys, strict=True):
+            place = life & ID_MASK
+            if epoch[place] != life >> EPOCH_SHIFT:
+                self._stale += 1
+                continue
+            if (found := wished.get(place)) is not None:
+                former, its = found
+                if former == life:
+                    self._already_stored += 1
+                    continue
+                self._stale += 1
+                self._strike(its, former)
+            wish = self._wishes.setdefault(request, _Wish(request, {}))
+            wish.keys[life] = key
+            wished[place] = life, wish
 
     def build_plan(self, now: float, *, preempted: Iterable[str] = (), last: bool = False) -> Plan:
         """The plan of this step: flushes for requests that were preempted, stores for what is wished, everything submitted.
@@ -98,11 +114,11 @@ class OffloadScheduler:
     def forget_wishes(self) -> None:
         """Drop what is still wished for: the run is over, or its content is."""
         self._wishes.clear()
+        self._wished.clear()
 
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""
-        waiting = sum(len(wish.lives) for wish in self._wishes.values())
-        return OffloadStatistics(self._refused, self._already_stored, self._stale, waiting)
+        return OffloadStatistics(self._refused, self._already_stored, self._stale, len(self._wished))
 
     def _plan_stores(self) -> None:
         """One job a request, in the order in which the wishes came up, until one is refused."""
@@ -116,32 +132,34 @@ class OffloadScheduler:
                     return
                 source: Batch[Storable] = Batch(lives)
                 self.ledger.plan_store(source, slots, keys, owner=wish.owner)
-                planned = set(lives)
-                wish.keys = [key for life, key in zip(wish.lives, wish.keys, strict=True) if life not in planned]
-                wish.lives = [life for life in wish.lives if life not in planned]
-            if not wish.lives:
-                del self._wishes[wish.owner]
+                for life in lives:
+                    self._strike(wish, life)
+
+    def _strike(self, wish: _Wish, life: int) -> None:
+        """Take a life out of a wish; a wish for nothing is none."""
+        del wish.keys[life]
+        del self._wished[life & ID_MASK]
+        if not wish.keys:
+            del self._wishes[wish.owner]
 
     def _ripe(self, wish: _Wish) -> tuple[list[int], list[bytes]]:
         """What of a wish can be stored now; what never can be is struck from it, what has to wait stays in it."""
         blocks, stored = self.ledger.blocks, self.ledger.slots.index[0]
         ripe: tuple[list[int], list[bytes]] = ([], [])
-        later: tuple[list[int], list[bytes]] = ([], [])
         chosen: set[bytes] = set()
-        for life, key in zip(wish.lives, wish.keys, strict=True):
+        for life, key in list(wish.keys.items()):
             place = life & ID_MASK
             state = blocks.column.state[place]
             if blocks.epoch[place] != life >> EPOCH_SHIFT:
                 self._stale += 1
+                self._strike(wish, life)
             elif key in stored or key in chosen:
                 self._already_stored += 1
+                self._strike(wish, life)
             elif state in _STORABLE:
                 chosen.add(key)
                 ripe[0].append(life)
                 ripe[1].append(key)
-            elif state in _LATER:
-                later[0].append(life)
-                later[1].append(key)
-        wish.lives = [*ripe[0], *later[0]]
-        wish.keys = [*ripe[1], *later[1]]
+            elif state not in _LATER:
+                self._strike(wish, life)
         return ripe

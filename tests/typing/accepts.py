@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias, assert_type
 
 import numpy as np
 
+from blocklife.ledger import Batch, Jobs, Ledger, Limits
+from blocklife.ledger.jobs import Allocated, InFlight, Planned, Sealed, Stale
 from blocklife.lifecycle import Column, Edge, Guard, Handle, Lifecycle, Pool, edge, guard
 
 
@@ -111,6 +113,18 @@ def columns_take_lists_arrays_and_slices() -> None:
     column.fire(event, slice(2, 4), np.zeros(2, dtype=np.uint8))
 
 
+def ledger_verbs_hand_on_what_they_left() -> None:
+    ledger = Ledger(Limits(num_blocks=4, num_slots=2))
+    ledger.add_request("r")
+    held = assert_type(ledger.allocate("r", 1), Batch[Allocated])
+    sealed = assert_type(ledger.seal(held, [b"k"]), Batch[Sealed])
+    planned = assert_type(ledger.plan_store(sealed, [0], [b"k"]), Jobs[Planned])
+    flying = assert_type(ledger.submit(planned), Jobs[InFlight])
+    ledger.flush(ledger.flush(flying))
+    assert_type(ledger.abandon(flying), Jobs[Stale])
+    ledger.quiesce(ledger.submitted())
+
+
 if __name__ == "__main__":
     guards_keep_their_signature()
     events_are_methods_with_the_written_signature()
@@ -119,3 +133,4 @@ if __name__ == "__main__":
     one_event_may_start_from_several_states()
     edges_without_types_give_handles_on_any_state()
     columns_take_lists_arrays_and_slices()
+    ledger_verbs_hand_on_what_they_left()

@@ -22,6 +22,7 @@ from blocklife.copiers.executor import Executor, Report
 from blocklife.engines.toy.memory import Memory
 from blocklife.engines.toy.sequences import GROUP, Sequence, fingerprints, unpacked
 from blocklife.engines.toy.traffic import Traffic
+from blocklife.engines.toy.workload import WorkloadRequest
 from blocklife.errors import CapacityError, InvariantError
 from blocklife.ledger import Checking, Ledger, Plan, Seal
 from blocklife.ledger.invariants import check
@@ -94,18 +95,21 @@ class Engine:
         self._running: list[Sequence] = []
         self._loading: dict[str, Sequence] = {}
         self._preempted: list[str] = []
+        self._broken: set[str] = set()
         self._now = 0
         self._elapsed_ms = 0.0
         self._rng = np.random.default_rng(options.seed)
 
     # --- requests in and out -------------------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a request; one that can never fit is skipped and counted."""
+    def add(self, request: WorkloadRequest) -> None:
+        """Queue a request; one that can never fit is skipped and counted, and nothing is built for it."""
+        number, block_tokens = self.counts.requests, self.options.block_tokens
         self.counts.requests += 1
-        if len(sequence.keys) > len(self.ledger.blocks) - 1:
+        if -(-(request.input_length + request.output_length - 1) // block_tokens) > len(self.ledger.blocks) - 1:
             self.counts.skipped_requests += 1
             return
+        sequence = Sequence.of(request, number, block_tokens)
         # drawn from the request's own name, so that a shorter workload meets the same fate
         leaves, when = np.random.default_rng([self.options.seed, self.counts.requests]).random(2)
         if leaves < self.options.abort:
@@ -157,11 +161,12 @@ class Engine:
         self._note_clashes()
         settling = time.perf_counter()
         self._settle(plan, reports, batch)
+        self.counts.scheduler_s += planned - begin + time.perf_counter() - settling
+
         if self._now % self.options.prove_every == 0:
             self.prove_quiet()
         if self._now % self.options.check_every == 0:
             self.check()
-        self.counts.scheduler_s += planned - begin + time.perf_counter() - settling
 
     def _arrive(self) -> None:
         """Let in who has arrived. The workload has a clock of its own: deadlines count steps, however far it jumps."""
@@ -365,11 +370,13 @@ class Engine:
             self.ledger.quiesce(type(jobs)(tuple(doubtful)))
 
     def check(self) -> None:
-        """Check every invariant of the ledger, as its level of checking says."""
+        """Check every invariant of the ledger, as its level of checking says. What stays broken is noted once."""
         if self.ledger.checking is Checking.OFF:
             return
-        for violation in check(self.ledger):
-            self._note(str(violation))
+        for message in map(str, check(self.ledger)):
+            if message not in self._broken:
+                self._broken.add(message)
+                self._note(message)
 
     def audit(self) -> int:
         """At the end: check every READY slot's bytes, and count the places that never came back."""
@@ -458,7 +465,7 @@ class _Forward:
         if len(step.tail) and self.verify > 0:
             written = step.tail_tokens * words // tokens
             self.counts.corrupt_blocks += len(memory.corrupt_parts(step.tail, step.tail_prints, written))
-            self.counts.verified_blocks += len(step.tail)
+            self.counts.verified_blocks += int(np.count_nonzero(written))
         self.counts.verified_blocks += len(ids)
         if len(step.written):
             memory.write(step.written, step.written_prints, step.starts * words // tokens, step.stops * words // tokens)
