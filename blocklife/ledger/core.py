@@ -318,7 +318,7 @@ class Core:
 
     def _tell_request(self, job: JobRow, effects: tuple[str, ...]) -> None:
         """The owner of a load hears of its end; matched by job, for the owner may have another load by now."""
-        request = self.requests.get(job.owner)
+        request = self.requests.get(job.owner) if job.owner is not None else None
         if request is None or request.load != job.number:
             return
         if "request.loaded" in effects:

@@ -64,7 +64,8 @@ class JobRow:
     row: int
     number: int
     direction: Direction
-    owner: str
+    owner: str | None
+    """The request that it is made for; None for a store that the engine makes on nobody's behalf."""
     lives: Lives
     slots: Ids
     places: Ids
@@ -129,7 +130,7 @@ class JobTable:
     def add(
         self,
         direction: Direction,
-        owner: str,
+        owner: str | None,
         lives: Lives,
         slots: Ids,
         places: Ids,

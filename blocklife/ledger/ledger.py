@@ -339,7 +339,7 @@ class Ledger(Core):
         slots: Sequence[int],
         keys: Sequence[bytes],
         *,
-        owner: str = "",
+        owner: str | None = None,
         group_sizes: tuple[int, ...] = (),
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
