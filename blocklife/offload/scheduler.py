@@ -22,8 +22,10 @@ from blocklife.offload.host import HostTier
 from blocklife.states import Block, BlockLife
 
 _INDEX = BlockLife.table.index
-_STORABLE = frozenset(_INDEX[state] for state in (Block.ALLOCATED, Block.SEALED, Block.CACHED))
+_STORABLE = frozenset(_INDEX[row.source] for row in BlockLife.table.events["plan_store"].rows)
+"""States from which a store can be planned now."""
 _LATER = frozenset({_INDEX[Block.FLUSHED]})
+"""States from which it can be once a wait is proven."""
 
 
 @frozen
