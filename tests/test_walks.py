@@ -640,6 +640,20 @@ def test_walk_is_a_function_of_its_seed() -> None:
     assert first.program == second.program
 
 
+@pytest.mark.parametrize("contract", Contract)
+def test_walks_are_the_same_on_the_scalar_and_the_bulk_path(contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a batch is walked or gathered decides nothing: the same calls are refused, and the worlds stay equal."""
+    for number in range(6):
+        walked = Walker(SEED + number, contract, 1 + number % 2).run(80)
+        with monkeypatch.context() as bulk:
+            for module in (places_module, core, ledger):
+                bulk.setattr(module, "BULK", 1)
+            gathered = Walker(SEED + number, contract, 1 + number % 2).run(80)
+
+        assert gathered.program == walked.program, walked.seed
+        assert world_key(gathered.ledger) == world_key(walked.ledger), walked.seed
+
+
 # --- planted bugs -------------------------------------------------------------------------------------------------------
 
 
