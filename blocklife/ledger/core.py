@@ -195,8 +195,11 @@ class Core:
                 if self.jobs.state(job) is not Job.PLANNED and not wanted.isdisjoint(ids_of(job.lives)):
                     self._flush(job)
         lives = self.blocks.lives(ids)
-        for place in listed(ids):
-            self.blocks.group[place] = group
+        if type(ids) is list:
+            for place in ids:
+                self.blocks.group[place] = group
+        else:
+            self.blocks.group_view[ids] = group
         extend(request.tables[group], lives)
         return Batch(lives, group)
 
@@ -573,9 +576,12 @@ class Core:
 
     def _check_content(self, ids: Ids, lives: Lives, keys: Sequence[bytes], group: int) -> None:
         """Content is sealed in the group it was handed out for, and under the key that a planned store will publish."""
-        for place in listed(ids):
-            if self.blocks.group[place] != group:
-                raise MisuseError(f"block {place}: it was handed out for group {self.blocks.group[place]}, not {group}")
+        if type(ids) is list:
+            others = [place for place in ids if self.blocks.group[place] != group]
+        else:
+            others = listed(select(ids, self.blocks.group_view[ids] != group))
+        if others:
+            raise MisuseError(f"block {others[0]}: it was handed out for group {self.blocks.group[others[0]]}, not {group}")
         if type(ids) is list:
             pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == PLEDGED]
         else:

@@ -184,6 +184,7 @@ class Places:
         self.pins = array("B" if table is BlockLife.table else "H", [0]) * size
         self.pins_view: NDArray[np.unsignedinteger] = np.frombuffer(self.pins, dtype=self.pins.typecode)
         self.group = bytearray(size)
+        self.group_view = np.frombuffer(self.group, dtype=np.uint8)
         self.key: list[bytes | None] = [None] * size
         self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.free = 0
@@ -546,9 +547,11 @@ class FreeQueue:
                 self._ring[position % self._capacity] = place
                 self._entry[place] = position & ID_MASK
             return
-        positions = np.arange(start, start + len(ids))
-        self._ring_view[positions % self._capacity] = ids
-        self._entry_view[ids] = positions & ID_MASK
+        first = start % self._capacity
+        fits = min(len(ids), self._capacity - first)
+        self._ring_view[first : first + fits] = ids[:fits]
+        self._ring_view[: len(ids) - fits] = ids[fits:]
+        self._entry_view[ids] = np.arange(start, start + len(ids)) & ID_MASK
 
     def _compact(self, coming: Ids) -> None:
         """Drop all entries that do not count; older ones of those about to be pushed must not count again."""
@@ -596,8 +599,11 @@ class FreeQueue:
 
     def _scan(self, start: int, stop: int) -> NDArray[np.int64]:
         """The blocks whose entries between two positions count."""
+        first = start % self._capacity
+        ids = self._ring_view[first : first + stop - start]
+        if len(ids) < stop - start:
+            ids = np.concatenate((ids, self._ring_view[: stop - start - len(ids)]))
         positions = np.arange(start, stop)
-        ids = self._ring_view[positions % self._capacity]
         at = self._column.view[ids]
         counts = ((at == self._freed) | (at == self._cached)) & (self._entry_view[ids] == (positions & ID_MASK))
         chosen: NDArray[np.int64] = ids[counts].astype(np.int64)

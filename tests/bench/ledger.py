@@ -14,6 +14,9 @@ from blocklife.ledger.jobs import Allocated
 from tests.bench import Figure, Scale, nanoseconds
 from tests.bench.lifecycle import bytes_each
 
+POOL = 16
+"""Blocks of the pool for each block of a batch: a step of an engine touches a small part of its pool."""
+
 
 class DictLedger:
     """What one writes first: a dictionary of states and a dictionary of counts. No couplings, no pins, no epochs, no bulk."""
@@ -56,7 +59,7 @@ def cached_ledger(num_blocks: int) -> tuple[Ledger, list[int]]:
 
 
 def take_and_release(size: int) -> Callable[[int], None]:
-    ledger, lives = cached_ledger(4 * max(16, size))
+    ledger, lives = cached_ledger(POOL * size)
     chosen = np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1]
     everything = range(size)
     table = ledger.requests["reader"].tables[0]
@@ -71,7 +74,7 @@ def take_and_release(size: int) -> Callable[[int], None]:
 
 
 def allocate_and_preempt(size: int) -> Callable[[int], None]:
-    ledger = Ledger(Limits(num_blocks=4 * max(16, size), num_slots=64))
+    ledger = Ledger(Limits(num_blocks=POOL * size, num_slots=64))
     ledger.add_request("reader")
 
     def loop(number: int) -> None:
@@ -85,7 +88,7 @@ def allocate_and_preempt(size: int) -> Callable[[int], None]:
 
 def store_and_evict(size: int) -> Callable[[int], None]:
     """The whole life of a store: plan, submit, land, publish, evict."""
-    ledger, lives = cached_ledger(4 * max(16, size))
+    ledger, lives = cached_ledger(POOL * size)
     chosen: Batch[Allocated] = Batch(np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1])
     slots = list(range(size))
     keys = [number.to_bytes(8, "little") for number in range(size)]
