@@ -7,7 +7,7 @@ before and after, and no listener has heard of anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -1503,3 +1503,30 @@ def test_deadlines_of_jobs_that_ended_are_forgotten() -> None:
         ledger.release("a", [len(ledger.table("a")) - 1])
 
     assert len(ledger._deadlines) <= 2 * ledger.limits.max_jobs
+
+
+def test_release_of_fractions_is_refused_on_the_bulk_path_too() -> None:
+    """What is no position is never rounded to one."""
+    ledger = make_ledger(num_blocks=80)
+    ledger.allocate("a", 60)
+    fractions = cast("list[int]", [position + 0.9 for position in range(50)])
+    with refuses(ledger, MisuseError, "whole numbers"):
+        ledger.release("a", fractions)
+
+
+def test_listener_that_is_interrupted_leaves_the_ledger_usable() -> None:
+    """Ctrl-C while listeners are told reaches the caller, and the next verb is not refused for it."""
+    ledger = make_ledger()
+    calls: list[str] = []
+
+    def interrupted(record: Committed) -> None:
+        calls.append(record.event)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    ledger.listen(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.allocate("a", 1)
+    ledger.allocate("a", 1)
+
+    assert len(ledger.table("a")) == 2

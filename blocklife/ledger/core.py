@@ -19,6 +19,7 @@ from typing import Concatenate, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import define
+from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, InvariantError, LateError, MisuseError
 from blocklife.ledger.jobs import (
@@ -136,7 +137,7 @@ class Core:
         self.requests: dict[str, RequestRow] = {}
         self.request_column = Column(RequestLife.table, limits.max_requests)
         self.tally: Counter[str] = Counter()
-        """What was counted: late, duplicate and unknown reports, stale references, violations, cancelled stores."""
+        """What was counted: late, duplicate and unknown reports, stale references, flushes, violations."""
         self.ended: Counter[str] = Counter()
         """Jobs by terminal state."""
         self.moved: Counter[str] = Counter()
@@ -185,7 +186,6 @@ class Core:
         for row in orphans:
             job = self.jobs.rows[row]
             if self.jobs.state(job) is Job.PLANNED:
-                self.tally["cancelled_by_hand_out"] += 1
                 self._end(job, "cancel", 0)
             else:
                 self._flush(job)
@@ -203,12 +203,12 @@ class Core:
         extend(request.tables[group], lives)
         return Batch(lives, group)
 
-    def _copied(self) -> Ids:
+    def _copied(self) -> NDArray[np.int64]:
         """Every block that a job which is out may touch, once."""
         touched = [np.asarray(ids_of(job.lives), dtype=np.int64) for job in self.jobs.alive()]
         return np.unique(np.concatenate(touched)) if touched else np.zeros(0, dtype=np.int64)
 
-    def _refuse_allocation(self, request: RequestRow, count: int, copied: Ids) -> NoReturn:
+    def _refuse_allocation(self, request: RequestRow, count: int, copied: NDArray[np.int64]) -> NoReturn:
         """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
         state, index = self.blocks.column.view[copied], BlockLife.table.index
         idle = (self.blocks.refs_view[copied] == 0) & (state != index[Block.QUARANTINED])
@@ -309,13 +309,13 @@ class Core:
         if self.checking is not Checking.OFF:
             self._recheck(job)
 
-    def _unname(self, job: JobRow, own: Sequence[bool] | np.ndarray[tuple[int, ...], np.dtype[np.bool_]], ok: bool) -> None:
+    def _unname(self, job: JobRow, own: Sequence[bool] | NDArray[np.bool_], ok: bool) -> None:
         """The lives of a job that is over no longer name it; those that a load has filled get their keys."""
         lives = select(job.lives, own)
         ids = ids_of(lives)
         if job.direction is Direction.STORE:
             self.blocks.name_job(ids, 0)
-        elif ok and len(job.keys) == len(job.lives):  # else a key names a chunk of several blocks, and the engine seals
+        elif ok and len(job.keys) == len(job.lives):  # else each key names a chunk of several blocks
             keys = [key for key, keep in zip(job.keys, own, strict=True) if keep]
             self.blocks.name(listed(ids), keys, job.group)
 
@@ -329,7 +329,6 @@ class Core:
             self._fire_request(request, "loaded", job.number)
         elif "request.load_failed" in effects:
             request.load = 0
-            self.tally["load_failed"] += 1
             self._give_up(request, "load_failed")
 
     def _land_blocks(self, job: JobRow, ok: bool) -> Step:
@@ -463,14 +462,16 @@ class Core:
         """Tell every listener everything that was committed; the first error of one is raised when all have heard it."""
         problem: Exception | None = None
         self._telling = True
-        while self._untold:
-            record = self._untold.popleft()
-            for listener in self._listeners:
-                try:
-                    listener(record)
-                except Exception as raised:
-                    problem = problem or raised
-        self._telling = False
+        try:
+            while self._untold:
+                record = self._untold.popleft()
+                for listener in self._listeners:
+                    try:
+                        listener(record)
+                    except Exception as raised:
+                        problem = problem or raised
+        finally:  # an interrupt is no reason to refuse every later verb
+            self._telling = False
         if problem is not None:
             raise problem
 

@@ -217,7 +217,7 @@ class Ledger(Core):
             raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
         ids = self.blocks.queue.peek(count)
         if (short := count - len(ids)) > 0:
-            copied = np.asarray(self._copied(), dtype=np.int64)
+            copied = self._copied()
             lent = self.blocks.lendable(copied)[:short].tolist() if self._fence else []
             if len(lent) < short:
                 self._refuse_allocation(found, count, copied)
@@ -250,7 +250,7 @@ class Ledger(Core):
         self._check_group(group)
         table = found.tables[group]
         if len(positions) >= BULK:
-            self._release_many(found, np.asarray(positions, dtype=np.int64), group)
+            self._release_many(found, batch(positions), group)
             return
         if len(set(positions)) != len(positions) or min(positions, default=0) < 0 or max(positions, default=-1) >= len(table):
             raise MisuseError(
@@ -285,8 +285,10 @@ class Ledger(Core):
 
     @verb
     def drop(self, lives: Lives) -> None:
-        """Forget content that nobody holds. Edges: block CACHED → FREED, PENDING_STORE → FREED (its store is
-        cancelled), IN_FLIGHT → STALE. Refuses a life that is held.
+        """Forget content that nobody holds.
+
+        Edges: block CACHED → FREED, PENDING_STORE → FREED (its store is cancelled), IN_FLIGHT → STALE.
+        Refuses: a life that is over, or held.
         """
         chosen = batch(lives)
         ids = self._check_fresh(chosen, "drop")

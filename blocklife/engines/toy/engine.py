@@ -96,6 +96,8 @@ class Engine:
         self._loading: dict[str, Sequence] = {}
         self._preempted: list[str] = []
         self._broken: set[str] = set()
+        self._budget = options.step_tokens
+        """Tokens that the step being made can still compute."""
         self._now = 0
         self._elapsed_ms = 0.0
         self._rng = np.random.default_rng(options.seed)

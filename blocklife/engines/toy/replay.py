@@ -20,7 +20,6 @@ from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
-from blocklife.ledger.core import Listener
 from blocklife.offload import HostTier, OffloadScheduler
 
 MAX_WORKERS = 64
@@ -153,7 +152,7 @@ class ReplayReport:
 class Replay:
     """A workload on its way through an engine."""
 
-    def __init__(self, workload: Items[WorkloadRequest], options: ReplayOptions, listeners: Items[Listener] = ()) -> None:
+    def __init__(self, workload: Items[WorkloadRequest], options: ReplayOptions) -> None:
         self.options = options
         self.ledger = Ledger(
             Limits(
@@ -167,8 +166,6 @@ class Replay:
             checking=options.checking,
             deadline=float(options.deadline),
         )
-        for listener in listeners:
-            self.ledger.listen(listener)
         self.offload = OffloadScheduler(
             self.ledger,
             HostTier(self.ledger),
@@ -197,7 +194,6 @@ class Replay:
         self._seconds = 0.0
         self._leaked = 0
         self._interrupted = False
-        self._stopped_by = ""
 
     def _station(self, rank: int) -> Station:
         options = self.options
@@ -236,8 +232,7 @@ class Replay:
                 progress()
             engine.check()
         except BlocklifeError as problem:
-            self._stopped_by = f"{type(problem).__name__}: {problem}"
-            engine.counts.violations.append(self._stopped_by)
+            engine.counts.violations.append(f"{type(problem).__name__}: {problem}")
         finally:
             engine.close()
         self._seconds = time.perf_counter() - begin
