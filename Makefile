@@ -18,7 +18,7 @@ run: $(VENV)/.run  ## replay a workload through the lifecycles (ARGS='--faults -
 test: lint types unit  ## everything that must pass: lint, types, tests
 
 unit: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 types: $(VENV)/.dev
 	@$(BIN)/python -m mypy

@@ -907,7 +907,7 @@ def test_pool_never_rounds_ids_or_reads_them_as_a_mask(ids: Sequence[int]) -> No
 @pytest.mark.parametrize(
     "ids",
     [[2, 0], (2, 0), iter([2, 0]), np.array([2, 0]), np.array([2, 0], dtype=np.uint8), [np.int32(2), np.int64(0)]],
-    ids=repr,
+    ids=["list", "tuple", "iterator", "array", "small-array", "numpy-integers"],
 )
 def test_pool_takes_ids_in_any_form_and_in_their_order(ids: Sequence[int]) -> None:
     """A handle keeps the order in which places were named."""
