@@ -53,13 +53,13 @@ class Recorder:
         """Write one committed batch."""
         rows = self._rows[record.machine]
         head = f'{{"n":{record.sequence},"plan":{record.plan},"machine":"{record.machine}","id":'
-        tail = f',"job":{record.job}}}\n' if record.job else "}\n"
+        tails = [f',"job":{job}}}\n' if job else "}\n" for job in record.job_of_each()]
         steps = record.steps()
         if record.epochs:
             lines = [
                 f'{head}{place},"epoch":{epoch},{rows[row]}{tail}'
-                for (place, row), epoch in zip(steps, record.epochs, strict=True)
+                for (place, row), epoch, tail in zip(steps, record.epochs, tails, strict=True)
             ]
         else:
-            lines = [f"{head}{place},{rows[row]}{tail}" for place, row in steps]
+            lines = [f"{head}{place},{rows[row]}{tail}" for (place, row), tail in zip(steps, tails, strict=True)]
         self._stream.writelines(lines)

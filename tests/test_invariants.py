@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from blocklife.ledger import Batch, Contract, Launched, Ledger, Worker
@@ -378,7 +379,9 @@ def test_i14_life_is_the_source_of_one_store() -> None:
 def test_i14_content_has_one_slot() -> None:
     """The same key in two slots is one slot wasted, and two truths."""
     ledger = busy()
+    ready = SlotLife.table.index[Slot.READY]
     ledger.slots.key[1] = ledger.slots.key[0]
+    ledger.slots.column.state[0] = ledger.slots.column.state[1] = ready
 
     assert "two slots hold the same content" in [each.message for each in check(ledger, "I14")]
 
@@ -386,7 +389,8 @@ def test_i14_content_has_one_slot() -> None:
 def test_i15_sizes_add_up() -> None:
     """A job whose group sizes do not add up would read another group's blocks."""
     ledger = busy()
-    ledger.jobs.by_number[2].group_sizes = (2,)
+    job = ledger.jobs.by_number[2]
+    job.cargo = attrs.evolve(job.cargo, group_sizes=(2,))
 
     breaks(ledger, "I15", "job 2 has 1 blocks, 1 places, sizes (2,)")
 
@@ -396,7 +400,7 @@ def test_i15_job_has_something_to_copy() -> None:
     ledger = make_ledger()
     _, job = in_flight(ledger)
     row = ledger.jobs.by_number[job.number]
-    row.lives, row.places, row.group_sizes = [], [], (0,)
+    row.lives, row.cargo = [], attrs.evolve(row.cargo, places=[], group_sizes=(0,))
 
     assert [each.rule for each in check(ledger, "I15")] == ["I15"]
     assert block_of(Batch([ledger.life(1)])) == 1

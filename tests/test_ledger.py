@@ -330,12 +330,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "plan_store known key": (
         lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("ready")),
         MisuseError,
-        "it is stored or being stored already",
-    ),
-    "plan_store key in flight": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("busy")),
-        MisuseError,
-        "it is stored or being stored already",
+        "it is stored already",
     ),
     "plan_store busy": (
         lambda x: x.plan_store(Batch(in_state(x, Block.IN_FLIGHT)), [4], keys("q")),
@@ -348,20 +343,10 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
         MisuseError,
         "1 slots and 2 keys do not agree",
     ),
-    "plan_store sizes": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("q"), group_sizes=(2,)),
-        MisuseError,
-        r"group sizes \[2\] do not agree",
-    ),
-    "plan_store negative size": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("q"), group_sizes=(2, -1)),
-        MisuseError,
-        "do not agree",
-    ),
     "plan_store places": (
         lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("q"), places=[1, 2]),
         MisuseError,
-        "1 blocks, 2 host places",
+        "1 blocks and 2 host places",
     ),
     "plan_store slot twice": (
         lambda x: x.plan_store(Batch(in_state(x, Block.SEALED) + in_state(x, Block.ALLOCATED)), [4, 4], keys("p", "q")),

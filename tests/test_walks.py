@@ -36,6 +36,7 @@ from blocklife.ledger import (
     Result,
     Seal,
     Worker,
+    book,
     core,
     ledger,
 )
@@ -673,7 +674,7 @@ def plant_row(monkeypatch: pytest.MonkeyPatch, machine: str, event: Event, chang
     lut = bytearray(event.lut)
     change(lut)
     mutant = attrs.evolve(event, lut=bytes(lut))
-    for module in (core, ledger):
+    for module in (book, core, ledger):
         name = machine.upper()
         if hasattr(module, name):
             monkeypatch.setattr(module, name, {**getattr(module, name), event.name: mutant})
@@ -719,7 +720,7 @@ def plant_published_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_unordered_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hand-out forgets to put the wait into the plan."""
-    monkeypatch.setattr(Core, "_flush", lambda ledger, job: ledger._fire_job(job, "flush"))
+    monkeypatch.setattr(Core, "_flush", lambda ledger, job, cause: ledger._fire_job(job, "flush"))
 
 
 def plant_pins(monkeypatch: pytest.MonkeyPatch, event_name: str, pins: int) -> None:

@@ -156,7 +156,7 @@ def snapshot_key(ledger: Ledger) -> tuple[object, ...]:
     rows = tuple(
         (
             *(job.row, job.number, job.direction, job.owner, tuple(map(int, job.lives)), tuple(map(int, job.slots))),
-            *(tuple(map(int, job.places)), tuple(job.keys), job.group, job.group_sizes),
+            *(tuple(map(int, job.cargo.places)), tuple(job.keys), job.cargo.slot_sizes, job.cargo.group_sizes),
             *(job.reported, job.failed, job.doubted, job.deadline),
         )
         for job in jobs.rows

@@ -11,58 +11,45 @@ from __future__ import annotations
 
 import functools
 import heapq
-import math
+import operator
 from array import array
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Concatenate, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
-from attrs import define
 from numpy.typing import NDArray
 
-from blocklife.errors import CapacityError, InvariantError, LateError, MisuseError
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger.book import BLOCK, JOB, PLEDGED, READY, SLOT, Book, RequestRow
 from blocklife.ledger.jobs import (
     TERMINAL,
-    Allocated,
-    Batch,
     JobRow,
-    JobTable,
 )
 from blocklife.ledger.limits import Checking, Contract, Limits
 from blocklife.ledger.places import (
     BULK,
-    EPOCH_SHIFT,
-    ID_MASK,
     NULL,
-    Blocks,
     Ids,
     Lives,
     Situation,
-    Slots,
     Step,
     batch,
     blank,
     entries,
     every,
-    extend,
     ids_of,
+    joined,
     listed,
     select,
 )
-from blocklife.ledger.records import Committed, Completion, Direction, JobId, Seal, Transfer
-from blocklife.lifecycle import Column, Event
-from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife, coupled
-
-Listener: TypeAlias = Callable[[Committed], None]
+from blocklife.ledger.records import Committed, Completion, Direction, Result, Transfer
+from blocklife.lifecycle import Event
+from blocklife.states import Block, BlockLife, Job, JobLife, coupled
 
 P = ParamSpec("P")
 ReturnT = TypeVar("ReturnT")
 CoreT = TypeVar("CoreT", bound="Core")
 
-_E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
-BLOCK, SLOT, JOB = _E["block"], _E["slot"], _E["job"]
-REQUEST = RequestLife.table.events
 _KIND = {Direction.STORE: "store", Direction.LOAD: "load"}
 _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     (event, direction, into): coupled(f"job.{event}({kind})", into)
@@ -70,9 +57,22 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     for direction, kind in _KIND.items()
     for into in Job
 }
-PLEDGED = BlockLife.table.index[Block.PLEDGED]
 _STALE = BlockLife.table.index[Block.STALE]
+_WANTED = frozenset(JobLife.table.index[state] for state in (Job.IN_FLIGHT, Job.FLUSHED))
+"""Jobs that the workers have and whose result somebody wants."""
 MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
+
+
+class _Named(TypedDict):
+    job: int
+    jobs: Sequence[int]
+
+
+def in_name_of(rows: Sequence[JobRow], sizes: Sequence[int]) -> _Named:
+    """Whose places a step of several jobs moves: so many of each job, in order."""
+    if len(rows) == 1:
+        return {"job": rows[0].number, "jobs": ()}
+    return {"job": 0, "jobs": [job.number for job, size in zip(rows, sizes, strict=True) for _ in range(size)]}
 
 
 def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatenate[CoreT, P], ReturnT]:
@@ -94,22 +94,8 @@ def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatena
     return run
 
 
-@define(eq=False)
-class RequestRow:
-    """What the ledger keeps of one request besides its state.
-
-    Invariant: ``tables[group]`` holds the lives that the request holds, in order, each counted once in the block's refs; `NULL`
-    stands for a place outside the window. ``load`` is the number of its live load, 0 where it has none.
-    """
-
-    row: int
-    name: str
-    tables: list[array[int]]
-    load: int = 0
-
-
-class Core:
-    """The state of a ledger, and the steps that its verbs are made of."""
+class Core(Book):
+    """The steps that a ledger's verbs are made of."""
 
     def __init__(
         self,
@@ -121,50 +107,21 @@ class Core:
         deadline: float = 64.0,
         own_pool: bool = True,
     ) -> None:
-        if not 0 < deadline < math.inf:
-            raise MisuseError(f"deadline must be above 0 and finite, not {deadline}")
-        if incarnation < 1:
-            raise MisuseError(f"incarnation must be at least 1, not {incarnation}")
-        self.limits = limits
-        self.contract = contract
-        self.checking = checking
-        self.incarnation = incarnation
-        self.deadline = deadline
-        self.own_pool = own_pool
-        self.blocks = Blocks(limits.num_blocks, limits.num_groups)
-        self.slots = Slots(limits.num_slots, limits.num_groups)
-        self.jobs = JobTable(limits.max_jobs)
-        self.requests: dict[str, RequestRow] = {}
-        self.request_column = Column(RequestLife.table, limits.max_requests)
-        self.tally: Counter[str] = Counter()
-        """What was counted: late, duplicate and unknown reports, stale references, flushes, violations."""
-        self.ended: Counter[str] = Counter()
-        """Jobs by terminal state."""
-        self.moved: Counter[str] = Counter()
-        """Blocks of jobs that are DONE, by direction."""
-        self.journal: deque[Committed] = deque()
-        self._journal_size = 0
-        self.plan_number = 0
-        self._listeners: list[Listener] = []
-        self._untold: deque[Committed] = deque()
-        self._inside = False
-        self._telling = False
-        self._spare_requests: deque[int] = deque(range(limits.max_requests))
-        # Extra state that is no machine's: jobs to wait for in the next plan, and plans whose waits are not yet proven.
-        self._to_flush: dict[int, None] = {}
-        self.holders: dict[str, Counter[int]] = {}
-        """Who counts on which slots beside the jobs: a lookup that will be used (I7)."""
-        self._waiting: dict[int, tuple[int, ...]] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._sequence = 0
-        self._fence = int(Situation.FENCE) if contract is Contract.FENCE else 0
+        super().__init__(
+            limits,
+            contract=contract,
+            checking=checking,
+            incarnation=incarnation,
+            deadline=deadline,
+            own_pool=own_pool,
+        )
         self._block_effects: Mapping[str, Callable[[JobRow, bool], Step]] = {
             "block.land": self._land_blocks,
             "block.cancel": self._cancel_blocks,
             "block.expire": self._expire_blocks,
         }
         self._slot_effects: Mapping[str, Callable[[JobRow, bool], Step]] = {
-            "slot.land": lambda job, ok: self.slots.ask(SLOT["land"], job.slots, constant=int(Situation.OK) if ok else 0),
+            "slot.land": lambda job, ok: self._land_slots([job], job.slots, ok),
             "slot.cancel": lambda job, ok: self.slots.ask(SLOT["cancel"], job.slots),
             "slot.expire": lambda job, ok: self.slots.ask(SLOT["expire"], job.slots),
             "slot.unpin": lambda job, ok: self.slots.ask(SLOT["unpin"], job.slots, pins=-1),
@@ -173,8 +130,8 @@ class Core:
 
     # --- blocks and requests ------------------------------------------------------------------------------------------------
 
-    def _hand_out(self, request: RequestRow, ids: Ids, group: int) -> Batch[Allocated]:
-        """Give the blocks to a new tenant; couplings *life-ends* and *hand-out-flushes*."""
+    def _hand_out(self, ids: Ids, group: int) -> Lives:
+        """Give the blocks to new tenants; couplings *life-ends* and *hand-out-flushes*. Returns the new lives."""
         step = self.blocks.ask(BLOCK["allocate"], ids, constant=self._fence)
         step.refs = +1  # the guards ask about the old life, so the new holder is counted only now
         state = self.blocks.column
@@ -188,33 +145,44 @@ class Core:
             if self.jobs.state(job) is Job.PLANNED:
                 self._end(job, "cancel", 0)
             else:
-                self._flush(job)
+                self._flush(job, "handed out")
         if stale:
             wanted = set(stale)
             for job in self.jobs.alive():
                 if self.jobs.state(job) is not Job.PLANNED and not wanted.isdisjoint(ids_of(job.lives)):
-                    self._flush(job)
-        lives = self.blocks.lives(ids)
+                    self._flush(job, "handed out")
         if type(ids) is list:
             for place in ids:
                 self.blocks.group[place] = group
         else:
             self.blocks.group_view[ids] = group
-        extend(request.tables[group], lives)
-        return Batch(lives, group)
+        return self.blocks.lives(ids)
+
+    def _choose(self, who: str, count: int) -> Ids:
+        """The next *count* blocks to hand out: free ones, and under fence those that a copy still reads."""
+        if operator.index(count) < 1:
+            raise MisuseError(f"{who}: cannot allocate {count} blocks (ask for at least 1)")
+        ids = self.blocks.queue.peek(count)
+        if (short := count - len(ids)) > 0:
+            copied = self._copied()
+            lent = self.blocks.lendable(copied)[:short].tolist() if self._fence else []
+            if len(lent) < short:
+                self._refuse_allocation(who, count, copied)
+            ids = [*listed(ids), *lent]
+        return batch(ids)
 
     def _copied(self) -> NDArray[np.int64]:
         """Every block that a job which is out may touch, once."""
         touched = [np.asarray(ids_of(job.lives), dtype=np.int64) for job in self.jobs.alive()]
         return np.unique(np.concatenate(touched)) if touched else np.zeros(0, dtype=np.int64)
 
-    def _refuse_allocation(self, request: RequestRow, count: int, copied: NDArray[np.int64]) -> NoReturn:
+    def _refuse_allocation(self, who: str, count: int, copied: NDArray[np.int64]) -> NoReturn:
         """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
         state, index = self.blocks.column.view[copied], BlockLife.table.index
         idle = (self.blocks.refs_view[copied] == 0) & (state != index[Block.QUARANTINED])
         held = "" if self._fence else ", which the contract hold does not hand out"
         raise CapacityError(
-            f"request {request.name}: {count} blocks wanted, {self.blocks.free} are free, "
+            f"{who}: {count} blocks wanted, {self.blocks.free} are free, "
             f"{int(np.count_nonzero(idle))} are freeing soon{held}, "
             f"{int(np.count_nonzero(state == index[Block.QUARANTINED]))} are quarantined "
             "(preempt a request, or wait for a copy to land)"
@@ -239,6 +207,15 @@ class Core:
         self._release(batch(lives[lives != NULL]))
         blank(table, chosen)
 
+    def _seal(self, held: Lives, keys: Sequence[bytes], group: int) -> Lives:
+        """Seal what is not over; everything that could refuse it was asked before."""
+        lives, names = self._still_fresh(held, keys)
+        ids = ids_of(lives)
+        self._commit(self.blocks.ask(BLOCK["seal"], ids))
+        self.blocks.name(listed(ids), names, group)
+        self.tally["stale"] += len(held) - len(lives)
+        return lives
+
     def _cancel_orphans(self, rows: Iterable[int]) -> None:
         """Coupling *life-ends*: a planned store whose source is gone is cancelled."""
         for row in rows:
@@ -261,7 +238,13 @@ class Core:
         if JOB["cancel"].rows_of(state):
             self._end(job, "cancel", 0)
         elif JOB["abandon"].rows_of(state):
-            self._fire_job(job, "abandon")
+            self._abandon(job)
+
+    def _abandon(self, job: JobRow) -> None:
+        """Nobody wants the result: what a store brings is no longer found to be on its way."""
+        self._fire_job(job, "abandon")
+        if job.direction is Direction.STORE:
+            self.slots.unfile(job.slots)
 
     def _let_go(self, request: RequestRow) -> None:
         """Release every block, the last of a table first to be handed out again."""
@@ -296,6 +279,7 @@ class Core:
         for effect in effects:
             if effect in self._slot_effects:
                 self._commit(self._slot_effects[effect](job, ok), job=job.number)
+        self.verdicts += 1
         if into is Job.QUARANTINED:
             job.doubted = True
         elif into in TERMINAL:
@@ -311,13 +295,13 @@ class Core:
 
     def _unname(self, job: JobRow, own: Sequence[bool] | NDArray[np.bool_], ok: bool) -> None:
         """The lives of a job that is over no longer name it; those that a load has filled get their keys."""
-        lives = select(job.lives, own)
-        ids = ids_of(lives)
         if job.direction is Direction.STORE:
-            self.blocks.name_job(ids, 0)
-        elif ok and len(job.keys) == len(job.lives):  # else each key names a chunk of several blocks
-            keys = [key for key, keep in zip(job.keys, own, strict=True) if keep]
-            self.blocks.name(listed(ids), keys, job.group)
+            self.blocks.name_job(ids_of(select(job.lives, own)), 0)
+        elif ok and (names := job.cargo.names) is not None:
+            for group, where in job.blocks_by_group():
+                mine = own[where]
+                keys = [key for key, keep in zip(names[where], mine, strict=True) if keep]
+                self.blocks.name(listed(ids_of(select(job.lives[where], mine))), keys, group)
 
     def _tell_request(self, job: JobRow, effects: tuple[str, ...]) -> None:
         """The owner of a load hears of its end; matched by job, for the owner may have another load by now."""
@@ -343,6 +327,34 @@ class Core:
             own=self.blocks.fresh(job.lives) if load else None,
         )
 
+    def _land_slots(self, jobs: Sequence[JobRow], slots: Ids, ok: bool) -> Step:
+        """Publish what has landed; of two stores of one content the second to land is not needed (I14)."""
+        if not ok:
+            return self.slots.ask(SLOT["land"], slots)
+        contents = [each for job in jobs for each in job.cargo.contents]
+        for group, index in enumerate(self.slots.index):
+            own = [slot for at, places, _ in contents if at == group for slot in places]
+            keys = [key for at, _, names in contents if at == group for key in names]
+            if list(map(index.get, keys)) != own:  # a key that does not name its slot has a twin, or had one
+                return self._land_twins(contents, slots)
+        return self.slots.ask(SLOT["land"], slots, constant=int(Situation.OK))
+
+    def _land_twins(self, contents: Sequence[tuple[int, Ids, Sequence[bytes]]], slots: Ids) -> Step:
+        """What is READY already stays; else the first of those that land together does."""
+        index, state = self.slots.index, self.slots.column.state
+        landing = [(slot, (group, key)) for group, own, keys in contents for slot, key in zip(listed(own), keys, strict=True)]
+        taken = {
+            content
+            for _, content in landing
+            if (named := index[content[0]].get(content[1])) is not None and state[named] == READY
+        }
+        losers = []
+        for slot, content in landing:
+            if content in taken:
+                losers.append(slot)
+            taken.add(content)
+        return self.slots.ask(SLOT["land"], slots, constant=int(Situation.OK), unwanted=frozenset(losers))
+
     def _cancel_blocks(self, job: JobRow, ok: bool) -> Step:
         """Only lives that are not over go back to what they were; every place loses its pin."""
         fresh = self.blocks.fresh(job.lives)
@@ -356,11 +368,12 @@ class Core:
         own = self.blocks.fresh(job.lives) if load else None
         return self.blocks.ask(BLOCK["expire"], ids_of(job.lives), doubts=+1, own=own)
 
-    def _flush(self, job: JobRow) -> None:
+    def _flush(self, job: JobRow, cause: str) -> None:
         """Coupling *hand-out-flushes*, and the verb: the wait goes into the next plan."""
         self._fire_job(job, "flush")
-        self._to_flush[job.number] = None
-        self.tally["flushes"] += 1
+        if job.number not in self._to_flush:
+            self._to_flush[job.number] = None
+            self.flushes[cause] += 1
 
     def _older(self, load: JobRow) -> list[JobRow]:
         """The jobs besides *load* that may touch its targets."""
@@ -374,13 +387,99 @@ class Core:
         for job in self._older(load):
             self._end(job, "quiesce", 0)
 
+    def _ripe(self) -> list[JobRow]:
+        """The planned jobs whose content is final, oldest first."""
+        planned = list(self.jobs.planned.values())
+        if not planned:
+            return []
+        ids = np.asarray(ids_of(joined([job.lives for job in planned])), dtype=np.int64)
+        starts = np.cumsum([0, *(len(job.lives) for job in planned[:-1])])
+        pledged = np.logical_or.reduceat(self.blocks.column.view[ids] == PLEDGED, starts)
+        return [job for job, waits in zip(planned, pledged.tolist(), strict=True) if not waits]
+
+    def _count_report(self, completion: Completion) -> tuple[JobRow, str, int] | None:
+        """Note one worker's report. Returns the step that ends the job, where it was the last one that was missing."""
+        worker, number = int(completion.worker), completion.job.number
+        if completion.job.incarnation != self.incarnation or not 0 < number <= self.jobs.last_number:
+            self.tally["unknown"] += 1
+            return None
+        job = self.jobs.by_number.get(number)
+        if job is None:  # over for so long that its row is another job's
+            self.tally["late"] += 1
+            return None
+        over = number not in self.jobs.out
+        again = job.reported >> worker & 1
+        if again:
+            self.tally["duplicate"] += 1
+        elif over or self.jobs.column.state[job.row] not in _WANTED:
+            self.tally["late"] += 1
+        if again and not over:
+            return None
+        failed = job.failed or completion.result is not Result.OK
+        outstanding = self.limits.num_workers - (job.reported | 1 << worker).bit_count()
+        facts = MORE * (outstanding > 0) | ALL_OK * (not failed)
+        job.reported |= 1 << worker
+        if over:
+            self._fire_job(job, "finish", facts)
+            return None
+        job.failed = failed
+        if outstanding:
+            self._fire_job(job, "finish", facts)
+            return None
+        return job, "finish", facts
+
+    def _complete_many(self, completions: Iterable[Completion]) -> None:
+        """Apply reports in order; stores that end well one after the other end together."""
+        ending: dict[int, JobRow] = {}
+        for completion in completions:
+            if completion.job.number in ending:  # its second report finds it over
+                self._finish_stores(list(ending.values()))
+                ending.clear()
+            ended = self._count_report(completion)
+            if ended is None:
+                continue
+            job, _, facts = ended
+            if facts == ALL_OK and job.direction is Direction.STORE and self.jobs.column.state[job.row] in _WANTED:
+                ending[job.number] = job
+                continue
+            self._finish_stores(list(ending.values()))
+            ending.clear()
+            self._end(*ended)
+        self._finish_stores(list(ending.values()))
+
     def _submit(self, rows: Sequence[JobRow]) -> None:
+        if not rows:
+            return
+        taken = [self._ask_job(job, "submit") for job in rows]
+        parts = [self._current(job) for job in rows]
+        step = self.blocks.ask(BLOCK["submit"], ids_of(joined(parts)))
+        self._write_jobs(rows, JOB["submit"], taken)
         for job in rows:
-            self._ask_job(job, "submit")
-        steps = [(job, self.blocks.ask(BLOCK["submit"], ids_of(self._current(job)))) for job in rows]
-        for job, step in steps:
-            self._fire_job(job, "submit")
-            self._commit(step, job=job.number)
+            del self.jobs.planned[job.number]
+        self._commit(step, **in_name_of(rows, [len(part) for part in parts]))
+
+    def _finish_stores(self, rows: Sequence[JobRow]) -> None:
+        """The last worker has reported success for each of these stores: `_end` of all of them in one go."""
+        if len(rows) < 2:
+            for job in rows:
+                self._end(job, "finish", ALL_OK)
+            return
+        taken = [self._ask_job(job, "finish", ALL_OK) for job in rows]
+        lives, slots = joined([job.lives for job in rows]), joined([job.slots for job in rows])
+        step = self.blocks.ask(BLOCK["land"], ids_of(lives), pins=-1, constant=int(Situation.OK))
+        slot_step = self._land_slots(rows, slots, True)
+        own = self.blocks.fresh(lives)
+        self._write_jobs(rows, JOB["finish"], taken)
+        self._commit(step, **in_name_of(rows, [len(job.lives) for job in rows]))
+        self._commit(slot_step, **in_name_of(rows, [len(job.slots) for job in rows]))
+        self.blocks.name_job(ids_of(select(lives, own)), 0)
+        self.verdicts += len(rows)
+        self.ended[Job.DONE.name] += len(rows)
+        self.moved[Direction.STORE.name] += len(lives)
+        for job in rows:
+            self.jobs.end(job)
+            if self.checking is not Checking.OFF:
+                self._recheck(job)
 
     def _arm(self, job: JobRow, now: float) -> None:
         if job.deadline is None:
@@ -395,23 +494,26 @@ class Core:
         fresh = self.blocks.fresh(job.lives)
         return job.lives if every(fresh) else select(job.lives, fresh)
 
+    def _transfers(self, jobs: Sequence[JobRow]) -> list[Transfer]:
+        """What the workers get of each job. All of them look at two arrays: many small ones cost more than what is in them."""
+        if len(jobs) < 2:
+            return [self._transfer(job) for job in jobs]
+        blocks = np.asarray(ids_of(joined([job.lives for job in jobs])), dtype=np.int64)
+        places = np.array(joined([job.cargo.places for job in jobs]), dtype=np.int64)
+        found, start = [], 0
+        for job in jobs:
+            here = slice(start, start := start + len(job.lives))
+            source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
+            found.append(Transfer(self._id(job), job.direction, source[here], target[here], job.cargo.group_sizes))
+        return found
+
     def _transfer(self, job: JobRow) -> Transfer:
         blocks = np.array(ids_of(job.lives), dtype=np.int64)
-        places = np.array(job.places, dtype=np.int64)
+        places = np.array(job.cargo.places, dtype=np.int64)
         source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
-        return Transfer(self._id(job), job.direction, source, target, job.group_sizes)
-
-    def _id(self, job: JobRow) -> JobId:
-        return JobId(self.incarnation, job.number)
+        return Transfer(self._id(job), job.direction, source, target, job.cargo.group_sizes)
 
     # --- asking and committing ----------------------------------------------------------------------------------------------
-
-    def _ask_job(self, job: JobRow, event: str, facts: int = 0) -> int:
-        compiled = JOB[event]
-        row = compiled.lut[self.jobs.column.state[job.row] << len(compiled.guards) | facts]
-        if row == 0:
-            self.jobs.column.table.refuse(f"job {self._id(job)}", self.jobs.state(job), event)
-        return row
 
     def _fire_job(self, job: JobRow, event: str, facts: int = 0) -> None:
         self._write_job(job, JOB[event], self._ask_job(job, event, facts))
@@ -420,35 +522,35 @@ class Core:
         self.jobs.column.commit([job.row], row)
         self._emit(Committed(self._next(), self.plan_number, "job", event.name, [job.number], [row], [], job.number))
 
-    def _ask_request(self, request: RequestRow, event: str) -> int:
-        row = REQUEST[event].lut[self.request_column.state[request.row]]
-        if row == 0:
-            state = self.request_column.at(request.row)
-            self.request_column.table.refuse(f"request {request.name}", state, event)
-        return row
+    def _write_jobs(self, jobs: Sequence[JobRow], event: Event, rows: list[int]) -> None:
+        """Each job takes its row, in one step; all of them are told as one record."""
+        self.jobs.column.commit([job.row for job in jobs], rows)
+        numbers = [job.number for job in jobs]
+        one = numbers[0] if len(numbers) == 1 else 0
+        self._emit(Committed(self._next(), self.plan_number, "job", event.name, numbers, rows, [], one, numbers))
 
     def _fire_request(self, request: RequestRow, event: str, job: int = 0) -> None:
         row = self._ask_request(request, event)
         self.request_column.commit([request.row], row)
         self._emit(Committed(self._next(), self.plan_number, "request", event, [request.row], [row], [], job))
 
-    def _commit(self, *steps: Step, job: int = 0) -> list[int]:
+    def _commit(self, *steps: Step, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
         """Write steps and tell the listeners. Returns the rows of jobs whose source life ended."""
         orphans: list[int] = []
         for step in steps:
             if len(step.ids) == 0:
                 continue
             orphans += step.places.apply(step)
-            self._emit_places(step.places.machine, step, job)
+            self._emit_places(step.places.machine, step, job, jobs)
         return list(dict.fromkeys(orphans)) if orphans else orphans
 
-    def _emit_places(self, machine: str, step: Step, job: int) -> None:
+    def _emit_places(self, machine: str, step: Step, job: int, jobs: Sequence[int]) -> None:
         epochs: list[int] = []
         if self._listeners and machine == "block":
             ids = step.ids
             epochs = [self.blocks.epoch[place] for place in ids] if type(ids) is list else self.blocks.epoch_view[ids].tolist()
         self._sequence = sequence = self._sequence + 1
-        self._emit(Committed(sequence, self.plan_number, machine, step.event.name, step.ids, step.rows, epochs, job))
+        self._emit(Committed(sequence, self.plan_number, machine, step.event.name, step.ids, step.rows, epochs, job, jobs))
 
     def _emit(self, record: Committed) -> None:
         self.journal.append(record)
@@ -478,210 +580,3 @@ class Core:
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence
-
-    # --- checks -------------------------------------------------------------------------------------------------------------
-
-    def _request(self, request: str) -> RequestRow:
-        found = self.requests.get(request)
-        if found is None:
-            raise MisuseError(f"request {request}: it is not known (add_request first, and nothing after finish)")
-        return found
-
-    def _check_group(self, group: int) -> None:
-        if not 0 <= group < self.limits.num_groups:
-            raise MisuseError(f"group {group}: groups are 0 to {self.limits.num_groups - 1}")
-
-    def _check_slots(self, slots: Ids) -> None:
-        if len(slots) == 0:
-            return
-        low, high = (min(slots), max(slots)) if type(slots) is list else (np.min(slots), np.max(slots))
-        for slot in (low, high):
-            if not 0 <= slot < len(self.slots):
-                raise MisuseError(f"slot {slot}: slots are 0 to {len(self.slots) - 1}")
-        if not self._are_distinct(slots, len(self.slots)):
-            raise MisuseError(f"slot {Counter(listed(slots)).most_common(1)[0][0]}: it is named twice in one call")
-
-    def _check_tenancy(self, table: array[int], lives: Lives, request: str) -> None:
-        """A table holds a life once, so that each of its holds has one release (I4)."""
-        for life in set(table).intersection(lives) if table else ():
-            raise MisuseError(f"block {life & ID_MASK}: request {request} holds it already (a table names a life once)")
-
-    def _rows_of(self, jobs: Sequence[JobId]) -> list[JobRow]:
-        rows = [self._job(job) for job in jobs]
-        if len(set(jobs)) != len(jobs):
-            raise MisuseError(f"job {Counter(jobs).most_common(1)[0][0]}: it is named twice in one call")
-        return rows
-
-    def _job(self, name: JobId) -> JobRow:
-        found = self.jobs.by_number.get(name.number) if name.incarnation == self.incarnation else None
-        if found is None and name.incarnation == self.incarnation and 0 < name.number <= self.jobs.last_number:
-            raise LateError(f"job {name}: it has been over for so long that its row is another job's (ask earlier)")
-        if found is None:
-            raise MisuseError(f"job {name}: it was never made here (it may be of another incarnation)")
-        return found
-
-    def _check_pool(self, own: bool) -> None:
-        if own is not self.own_pool:
-            verb, other = ("allocate", "observe_allocate") if own else ("observe_*", "allocate")
-            raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self.own_pool})")
-
-    def _check_blocks(self, blocks: Sequence[int]) -> list[int]:
-        found = [int(block) for block in blocks]
-        for block in found:
-            if not 0 < block < len(self.blocks):
-                raise MisuseError(f"block {block}: blocks are 1 to {len(self.blocks) - 1} (0 is the null block)")
-        if len(set(found)) != len(found):
-            twice = next(block for block, count in Counter(found).items() if count > 1)
-            raise MisuseError(f"block {twice}: it is named twice in one call")
-        return found
-
-    def _check_fresh(self, lives: Lives, verb: str) -> Ids:
-        """The ids of lives that are not over and distinct; an error names the first that is not."""
-        ids = self._check_distinct(lives, verb)
-        fresh = self.blocks.fresh(lives)
-        if not every(fresh):
-            life = int(next(life for life, keep in zip(lives, fresh, strict=True) if not keep))
-            place, epoch = life & ID_MASK, life >> EPOCH_SHIFT
-            raise MisuseError(
-                f"block {place}: cannot {verb} its life {epoch}, which is over; it is {self.blocks.at(place).name} in life "
-                f"{self.blocks.epoch[place]} (look it up again)"
-            )
-        return ids
-
-    def _check_lives(self, lives: Lives, verb: str) -> None:
-        """Refuse what cannot be a life: below zero, or of a block that does not exist or is the null block."""
-        ids = ids_of(lives)
-        if len(ids) == 0:
-            return
-        if type(lives) is list and type(ids) is list:
-            low, high, lowest = min(ids), max(ids), min(lives)
-        else:
-            low, high, lowest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives))
-        if lowest < 0 or low == NULL or high >= len(self.blocks):
-            raise MisuseError(f"{verb}: blocks are 1 to {len(self.blocks) - 1}, which {listed(lives)[:4]} do not name")
-
-    def _check_distinct(self, lives: Lives, verb: str) -> Ids:
-        self._check_lives(lives, verb)
-        ids = ids_of(lives)
-        if len(ids) > 1 and not self._are_distinct(ids, len(self.blocks)):
-            raise MisuseError(f"{verb}: a block is named twice in one call")
-        return ids
-
-    def _check_report(self, completion: Completion) -> None:
-        worker = int(completion.worker)
-        if not 0 <= worker < self.limits.num_workers:
-            raise MisuseError(f"worker {worker}: there are {self.limits.num_workers} (ranks count from 0)")
-        job = self.jobs.by_number.get(completion.job.number) if completion.job.incarnation == self.incarnation else None
-        if job is not None and self.jobs.state(job) is Job.PLANNED:
-            self._ask_job(job, "finish")
-
-    def _check_content(self, ids: Ids, lives: Lives, keys: Sequence[bytes], group: int) -> None:
-        """Content is sealed in the group it was handed out for, and under the key that a planned store will publish."""
-        if type(ids) is list:
-            others = [place for place in ids if self.blocks.group[place] != group]
-        else:
-            others = listed(select(ids, self.blocks.group_view[ids] != group))
-        if others:
-            raise MisuseError(f"block {others[0]}: it was handed out for group {self.blocks.group[others[0]]}, not {group}")
-        if type(ids) is list:
-            pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == PLEDGED]
-        else:
-            pledged = np.flatnonzero(self.blocks.column.view[ids] == PLEDGED).tolist()
-        promised: dict[int, dict[int, bytes]] = {}
-        for position in pledged:
-            row, life = self.blocks.job[ids[position]], int(lives[position])
-            job = self.jobs.rows[row]
-            if row not in promised:
-                # a key of a chunk of several blocks is not the key of any of them
-                promised[row] = dict(zip(listed(job.lives), job.keys, strict=True)) if len(job.keys) == len(job.lives) else {}
-            if (key := promised[row].get(life, keys[position])) != keys[position]:
-                raise MisuseError(
-                    f"block {life & ID_MASK}: cannot SEAL it as {keys[position].hex()}, its store {self._id(job)} will publish "
-                    f"{key.hex()} (one content has one key)"
-                )
-
-    def _check_reports(self, waited: Iterable[int], completions: Sequence[Completion], seals: Sequence[Seal]) -> None:
-        """Refuse what `settle` could not apply, before it applies anything."""
-        for completion in completions:
-            self._check_report(completion)
-        if not seals:
-            return
-        for seal in seals:
-            self._check_group(seal.group)
-            if len(seal.keys) != len(seal.lives):
-                raise MisuseError(f"{len(seal.lives)} blocks to seal and {len(seal.keys)} keys do not agree")
-        lives = batch([life for seal in seals for life in listed(seal.lives)])
-        self._check_distinct(lives, "seal")
-        fresh = self.blocks.fresh(lives)
-        for seal in seals:
-            sealed = batch(seal.lives)
-            current = self.blocks.fresh(sealed)
-            named = [key for key, keep in zip(seal.keys, current, strict=True) if keep]
-            self._check_content(ids_of(select(sealed, current)), select(sealed, current), named, seal.group)
-        places = ids_of(select(lives, fresh))
-        index = BlockLife.table.index
-        behind = {place for place in listed(places) if self.blocks.column.state[place] == index[Block.FLUSHED]}
-        if behind:
-            proven = self._proven(waited, completions)
-            touched = {place for job in self.jobs.alive() if job.number not in proven for place in listed(ids_of(job.lives))}
-            places = batch([place for place in listed(places) if place not in behind or place in touched])
-        self.blocks.column.ask(BLOCK["seal"], places)
-
-    def _proven(self, waited: Iterable[int], completions: Iterable[Completion]) -> set[int]:
-        """The jobs that are over once these completions have been applied."""
-        found = set(waited)
-        missing = {job.number: (1 << self.limits.num_workers) - 1 & ~job.reported for job in self.jobs.alive()}
-        for completion in completions:
-            number = completion.job.number
-            if completion.job.incarnation == self.incarnation and number in missing:
-                missing[number] &= ~(1 << completion.worker)
-                if not missing[number]:
-                    found.add(number)
-        return found
-
-    @staticmethod
-    def _are_distinct(ids: Ids, limit: int) -> bool:
-        """Whether no id comes twice; all are below *limit*."""
-        if type(ids) is list:
-            return len(ids) < 2 or len(set(ids)) == len(ids)
-        # Each writes its position at its place; who was overwritten had a twin. Cheaper than a sort, and nothing is cleared.
-        positions = np.arange(len(ids), dtype=np.int32)
-        scratch = np.empty(limit, dtype=np.int32)
-        scratch[ids] = positions
-        return bool((scratch[ids] == positions).all())
-
-    def _check_sizes(self, lives: Lives, places: Ids, slots: Ids, num_keys: int, sizes: tuple[int, ...]) -> None:
-        if len(lives) == 0:
-            raise MisuseError("a job with nothing to copy cannot be built")
-        if len(places) != len(lives) or sum(sizes) != len(lives) or any(size < 0 for size in sizes):
-            raise MisuseError(
-                f"{len(lives)} blocks, {len(places)} host places and group sizes {list(sizes)} do not agree; each size counts "
-                "the blocks really appended"
-            )
-        if len(slots) == 0:
-            raise MisuseError("a job without a slot cannot be built: reserve or name the slots of its content")
-        if num_keys != len(slots):
-            raise MisuseError(f"{len(slots)} slots and {num_keys} keys do not agree")
-        self._check_slots(slots)
-        if len(np.unique(places)) != len(places) or int(np.min(places)) < 0:
-            raise MisuseError("the host places of a job are distinct and not negative")
-
-    def _recheck(self, job: JobRow) -> None:
-        """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""
-        state, ids = self.jobs.state(job), ids_of(job.lives)
-        over = state in TERMINAL
-        column, view = (self.blocks.job, self.blocks.job_view) if over else (self.blocks.pins, self.blocks.pins_view)
-        wrong = job.row if over else 0
-        if any(column[place] == wrong for place in ids) if type(ids) is list else bool((view[ids] == wrong).any()):
-            problem = "a block still names it" if over else "a block has no pin of it (I1)"
-            self.violate(f"job {self._id(job)} is {state.name}, and {problem}")
-        if over and state is not Job.DONE and job.direction is Direction.STORE:
-            for slot in job.slots:
-                if self.slots.at(slot) is Slot.READY and self.slots.key[slot] in job.keys:
-                    self.violate(f"slot {slot} is READY although job {self._id(job)} is {state.name} (I6)")
-
-    def violate(self, problem: str) -> None:
-        """Deal with a broken rule as the level of checking says: raise, or count and go on."""
-        self.tally["violations"] += 1
-        if self.checking is Checking.STRICT:
-            raise InvariantError(problem)

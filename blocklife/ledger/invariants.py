@@ -8,7 +8,7 @@ seen from here: the ledger knows what it ordered, not what the device did.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -111,6 +111,12 @@ def jobs_end_once(core: Core) -> Iterator[str]:
     open_jobs = [job.number for job in core.jobs.by_number.values() if core.jobs.state(job) not in TERMINAL]
     if sorted(core.jobs.out) != sorted(open_jobs):
         yield f"jobs {sorted(core.jobs.out)} are filed as out, {sorted(open_jobs)} are"
+    planned = [job.number for job in alive if core.jobs.state(job) is Job.PLANNED]
+    if sorted(core.jobs.planned) != sorted(planned):
+        yield f"jobs {sorted(core.jobs.planned)} are filed as planned, {sorted(planned)} are"
+    owned = Counter(job.owner for job in alive if job.owner is not None)
+    if core.jobs.owned != owned:
+        yield f"jobs are counted as {dict(core.jobs.owned)} by owner, {dict(owned)} are out"
     armed = {number for _, number in core._deadlines}
     for job in alive:
         if job.deadline is not None and core.jobs.state(job) is not Job.QUARANTINED and job.number not in armed:
@@ -161,7 +167,7 @@ def only_sealed_content_is_submitted(core: Core) -> Iterator[str]:
     for job, state in _alive(core):
         if job.direction is not Direction.STORE:
             continue
-        promised = job.keys if len(job.keys) == len(job.lives) else [None] * len(job.lives)
+        promised: Sequence[bytes | None] = job.cargo.names or [None] * len(job.lives)
         for life, key in zip(job.lives, promised, strict=True):
             place = int(life) & ID_MASK
             if core.blocks.epoch[place] != int(life) >> EPOCH_SHIFT or core.blocks.job[place] != job.row:
@@ -242,16 +248,19 @@ def a_life_is_stored_once(core: Core) -> Iterator[str]:
     copying = _state_in(core.blocks.column.view, COPYING)
     for place in np.flatnonzero(copying != (core.blocks.job_view != 0)).tolist():
         yield f"block {place} is {core.blocks.at(place).name} and names job row {core.blocks.job[place]}"
-    keyed = {(core.slots.group[place], key) for place, key in enumerate(core.slots.key) if key is not None}
-    if len(keyed) != sum(key is not None for key in core.slots.key):
+    ready = [(core.slots.group[place], core.slots.key[place]) for place in core.slots.column.where(Slot.READY).tolist()]
+    if len(ready) != len(set(ready)):
         yield "two slots hold the same content"
 
 
 def sizes_add_up(core: Core) -> Iterator[str]:
     """I15: the group sizes of a job add up to its blocks, and there is at least one."""
     for job, _ in _alive(core):
-        if not len(job.lives) == len(job.places) == sum(job.group_sizes) > 0:
-            yield f"job {job.number} has {len(job.lives)} blocks, {len(job.places)} places, sizes {job.group_sizes}"
+        cargo = job.cargo
+        if not len(job.lives) == len(cargo.places) == sum(cargo.group_sizes) > 0:
+            yield f"job {job.number} has {len(job.lives)} blocks, {len(cargo.places)} places, sizes {cargo.group_sizes}"
+        if not len(job.slots) == len(job.keys) == sum(cargo.slot_sizes) > 0:
+            yield f"job {job.number} has {len(job.slots)} slots, {len(job.keys)} keys, sizes {cargo.slot_sizes}"
 
 
 INVARIANTS: Mapping[str, Check] = {

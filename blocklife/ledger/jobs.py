@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Generic, Literal, TypeAlias, TypeVar
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from attrs import define, frozen
 
-from blocklife.errors import CapacityError
-from blocklife.ledger.places import Ids, Lives
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger.places import Ids, Lives, joined
 from blocklife.ledger.records import Direction, JobId
 from blocklife.lifecycle import Column
 from blocklife.states import Block, Job, JobLife
@@ -55,6 +56,97 @@ class Batch(Generic[BlockT_co]):
 
 
 @define(eq=False)
+class Parcel(Generic[BlockT_co]):
+    """What one job moves in one group.
+
+    A slot holds a chunk of one or several blocks. The group sizes of a job are counted from its parcels, holes inside a chunk
+    left out by themselves, so that they cannot be wrong (I15).
+    """
+
+    blocks: Batch[BlockT_co]
+    slots: Ids
+    keys: Sequence[bytes]
+    """The key of each slot."""
+    places: Ids | None = None
+    """The host place of each block, in the order of the blocks; None where they are the slots themselves."""
+    names: Sequence[bytes] | None = None
+    """The key of each block of a load, where a slot holds several; None where they are those of the slots."""
+
+
+@define(eq=False)
+class Store:
+    """One store to be planned: for whom, and what of each group; groups ascend."""
+
+    owner: str | None
+    """The request that it is made for; None for a store that the engine makes on nobody's behalf."""
+    parcels: Sequence[Parcel[Storable]]
+
+
+@define(eq=False)
+class Cargo:
+    """The parcels of one job, put one behind the other; never changed once it is made."""
+
+    lives: Lives
+    slots: Ids
+    places: Ids
+    keys: list[bytes]
+    names: list[bytes] | None
+    """The key of each block; None where one is not known (a store of chunks of several blocks)."""
+    contents: tuple[tuple[int, Ids, Sequence[bytes]], ...]
+    """Each group that is moved, with its slots and their keys."""
+    group_sizes: tuple[int, ...]
+    """Blocks of each group."""
+    slot_sizes: tuple[int, ...]
+    """Slots of each group."""
+
+    @classmethod
+    def of(cls, parcels: Sequence[Parcel[BlockT_co]], num_groups: int) -> Cargo:
+        """Count and join. Refuses what no job can be: nothing to copy, groups out of order, numbers that do not agree (I15)."""
+        sizes, slot_sizes = [0] * num_groups, [0] * num_groups
+        lives, slots, places = list[Lives](), list[Ids](), list[Ids]()
+        keys: list[bytes] = []
+        names: list[bytes] | None = []
+        contents = []
+        last = -1
+        for parcel in parcels:
+            group, own, chunks, named = parcel.blocks.group, parcel.blocks.lives, parcel.slots, parcel.keys
+            where = chunks if parcel.places is None else parcel.places
+            known = named if parcel.names is None else parcel.names
+            count, num_chunks = len(own), len(chunks)
+            if not last < group < num_groups:
+                raise MisuseError(f"group {group}: the groups of a job ascend, from 0 to {num_groups - 1}")
+            if not count or not num_chunks or len(named) != num_chunks or len(where) != count:
+                _refuse_parcel(count, num_chunks, len(named), len(where))
+            last = group
+            sizes[group], slot_sizes[group] = count, num_chunks
+            lives.append(own)
+            slots.append(chunks)
+            places.append(where)
+            contents.append((group, chunks, named))
+            keys += named
+            if len(known) == count:
+                names = None if names is None else [*names, *known]
+            elif parcel.names is not None:
+                raise MisuseError(f"{count} blocks and {len(known)} of their keys do not agree")
+            else:
+                names = None
+        if last < 0:
+            raise MisuseError("a job with nothing to copy cannot be built")
+        return cls(joined(lives), joined(slots), joined(places), keys, names, tuple(contents), tuple(sizes), tuple(slot_sizes))
+
+
+def _refuse_parcel(count: int, num_chunks: int, num_keys: int, num_places: int) -> NoReturn:
+    """Say which numbers of a parcel do not agree (I15)."""
+    if not count:
+        raise MisuseError("a job with nothing to copy cannot be built")
+    if not num_chunks:
+        raise MisuseError("a job without a slot cannot be built: reserve or name the slots of its content")
+    if num_keys != num_chunks:
+        raise MisuseError(f"{num_chunks} slots and {num_keys} keys do not agree")
+    raise MisuseError(f"{count} blocks and {num_places} host places do not agree; each block has a place of its own")
+
+
+@define(eq=False)
 class JobRow:
     """What the ledger keeps of one job besides its state.
 
@@ -65,13 +157,11 @@ class JobRow:
     number: int
     direction: Direction
     owner: str | None
-    """The request that it is made for; None for a store that the engine makes on nobody's behalf."""
+    cargo: Cargo
     lives: Lives
+    """Those of the cargo, as `slots` and `keys` are: they are asked for at every step of a job."""
     slots: Ids
-    places: Ids
     keys: list[bytes]
-    group: int
-    group_sizes: tuple[int, ...]
     reported: int = 0
     """Bit per worker that has reported."""
     failed: bool = False
@@ -82,9 +172,17 @@ class JobRow:
     def copy(self) -> JobRow:
         """A row that can change without this one changing; what is never changed is shared."""
         return JobRow(
-            self.row, self.number, self.direction, self.owner, self.lives, self.slots, self.places, self.keys,
-            self.group, self.group_sizes, self.reported, self.failed, self.doubted, self.deadline,
+            self.row, self.number, self.direction, self.owner, self.cargo, self.lives, self.slots, self.keys,
+            self.reported, self.failed, self.doubted, self.deadline,
         )  # fmt: skip
+
+    def blocks_by_group(self) -> Iterator[tuple[int, slice]]:
+        """Each group that the job moves, with where its blocks stand in ``lives``."""
+        start = 0
+        for group, size in enumerate(self.cargo.group_sizes):
+            if size:
+                yield group, slice(start, start + size)
+                start += size
 
 
 @frozen(eq=False)
@@ -104,7 +202,8 @@ class JobTable:
     Rows are reused in the order in which their jobs ended, so that a terminal job stays known as long as possible: a late
     report for it is a row of its table, and only what is older is unknown.
 
-    Invariant: ``by_number`` holds exactly the jobs that have a row, ``out`` those of them that are not terminal, oldest first.
+    Invariant: ``by_number`` holds exactly the jobs that have a row, ``out`` those of them that are not terminal, oldest first;
+    ``planned`` those of ``out`` that are PLANNED, and ``owned`` counts the jobs of ``out`` by their owner.
     """
 
     def __init__(self, max_jobs: int) -> None:
@@ -113,39 +212,36 @@ class JobTable:
         self.by_number: dict[int, JobRow] = {}
         self.last_number = 0
         self.out: dict[int, JobRow] = {}
+        self.planned: dict[int, JobRow] = {}
+        self.owned: dict[str, int] = {}
         self.max_jobs = max_jobs
         self._spare: deque[int] = deque(range(1, max_jobs + 1))
         self._initial = JobLife.table.index[Job.PLANNED]
 
-    def check_room(self) -> None:
-        """Refuse one more job where all rows are out."""
-        if not self._spare:
-            raise CapacityError(f"all {self.max_jobs} jobs are out; let one land first (max_jobs)")
+    def check_room(self, count: int = 1) -> None:
+        """Refuse more jobs than there are rows for."""
+        if len(self._spare) < count:
+            raise CapacityError(
+                f"all {self.max_jobs} jobs are out; let one land first (max_jobs)"
+                if not self._spare
+                else f"{count} jobs wanted, {len(self._spare)} of {self.max_jobs} can be made; let some land first (max_jobs)"
+            )
 
     @property
     def room(self) -> int:
         """How many more jobs can be made now."""
         return len(self._spare)
 
-    def add(
-        self,
-        direction: Direction,
-        owner: str | None,
-        lives: Lives,
-        slots: Ids,
-        places: Ids,
-        keys: list[bytes],
-        group: int,
-        group_sizes: tuple[int, ...],
-    ) -> JobRow:
+    def add(self, direction: Direction, owner: str | None, cargo: Cargo) -> JobRow:
         """Make a PLANNED job."""
         row = self._spare.popleft()
         if (over := self.rows.get(row)) is not None:
             del self.by_number[over.number]
-        self.last_number += 1
-        job = JobRow(row, self.last_number, direction, owner, lives, slots, places, keys, group, group_sizes)
-        self.rows[row] = job
-        self.by_number[job.number] = self.out[job.number] = job
+        self.last_number = number = self.last_number + 1
+        job = JobRow(row, number, direction, owner, cargo, cargo.lives, cargo.slots, cargo.keys)
+        self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
+        if owner is not None:
+            self.owned[owner] = self.owned.get(owner, 0) + 1
         self.column.state[row] = self._initial
         return job
 
@@ -159,7 +255,13 @@ class JobTable:
     def end(self, job: JobRow) -> None:
         """Note that a job has become terminal."""
         del self.out[job.number]
+        self.planned.pop(job.number, None)
         self._spare.append(job.row)
+        if (owner := job.owner) is not None:
+            if (left := self.owned[owner] - 1) == 0:
+                del self.owned[owner]
+            else:
+                self.owned[owner] = left
 
     @property
     def live(self) -> int:
@@ -181,5 +283,7 @@ class JobTable:
         self.by_number = {job.number: job.copy() for job in saved.rows}
         self.rows = {job.row: job for job in self.by_number.values()}
         self.out = {number: self.by_number[number] for number in saved.out}
+        self.planned = {number: job for number, job in self.out.items() if self.state(job) is Job.PLANNED}
+        self.owned = dict(Counter(job.owner for job in self.out.values() if job.owner is not None))
         self.last_number = saved.last_number
         self._spare = deque(saved.spare)

@@ -26,18 +26,22 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.core import ALL_OK, BLOCK, MORE, PLEDGED, SLOT, Core, Listener, RequestRow, verb
+from blocklife.ledger.book import BLOCK, SLOT, Listener, RequestRow
+from blocklife.ledger.core import Core, in_name_of, verb
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
     Batch,
+    Cargo,
     InFlight,
     Jobs,
     Out,
+    Parcel,
     Planned,
     Sealed,
     Stale,
     Storable,
+    Store,
     Submitted,
 )
 from blocklife.ledger.limits import Statistics
@@ -48,13 +52,13 @@ from blocklife.ledger.places import (
     NULL,
     Lives,
     batch,
-    every,
     extend,
     ids_of,
+    joined,
     listed,
     select,
 )
-from blocklife.ledger.records import Completion, Direction, JobId, Launched, Plan, Result, Seal, Transfer
+from blocklife.ledger.records import Completion, Direction, JobId, Launched, Placement, Plan, Result, Seal, Transfer, Worker
 from blocklife.ledger.snapshot import Snapshot, put_back, take
 from blocklife.states import MACHINES, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife
 
@@ -156,10 +160,10 @@ class Ledger(Core):
         """The latest steps of one place that the journal still holds, oldest first, for error messages and reports."""
         table = MACHINES[machine]
         return [
-            f"plan {each.plan}: {table.row(row)}" + (f" (job {each.job})" if each.job else "")
+            f"plan {each.plan}: {table.row(row)}" + (f" (job {job})" if job else "")
             for each in self.journal
             if each.machine == machine
-            for where, row in each.steps()
+            for (where, row), job in zip(each.steps(), each.job_of_each(), strict=True)
             if where == place
         ]
 
@@ -213,28 +217,60 @@ class Ledger(Core):
         found = self._request(request)
         self._check_pool(own=True)
         self._check_group(group)
-        if operator.index(count) < 1:
-            raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
-        ids = self.blocks.queue.peek(count)
-        if (short := count - len(ids)) > 0:
-            copied = self._copied()
-            lent = self.blocks.lendable(copied)[:short].tolist() if self._fence else []
-            if len(lent) < short:
-                self._refuse_allocation(found, count, copied)
-            ids = [*listed(ids), *lent]
-        return self._hand_out(found, batch(ids), group)
+        lives = self._hand_out(self._choose(f"request {request}", count), group)
+        extend(found.tables[group], lives)
+        return Batch(lives, group)
+
+    @verb
+    def allocate_many(
+        self, requests: Sequence[str], counts: Sequence[int], group: int = 0, *, skips: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """`allocate` for several requests at once, all or none; returns the lives that each of them got.
+
+        *skips* says how many null blocks go before those of each request, as `skip` would put them.
+        """
+        found = [self._request(request) for request in requests]
+        self._check_pool(own=True)
+        self._check_group(group)
+        if len(counts) != len(found) or min(counts, default=1) < 1:
+            raise MisuseError(f"{len(found)} requests cannot allocate {list(counts)[:8]} blocks (ask for at least 1 each)")
+        if skips and (len(skips) != len(found) or min(skips) < 0):
+            raise MisuseError(f"{len(found)} requests cannot skip {list(skips)[:8]} blocks")
+        if not found:
+            return []
+        who = f"request {requests[0]}" if len(found) == 1 else f"{len(found)} requests"
+        lives = listed(self._hand_out(self._choose(who, sum(counts)), group))
+        given, start = [], 0
+        for number, (row, count) in enumerate(zip(found, counts, strict=True)):
+            own, table = lives[start : start + count], row.tables[group]
+            if skips and skips[number]:
+                table.extend([NULL] * skips[number])
+            table.extend(own)
+            given.append(own)
+            start += count
+        return given
+
+    @verb
+    def skip(self, request: str, count: int, group: int = 0) -> None:
+        """Append *count* null blocks to the table: places that no window reaches, or that no state was kept for."""
+        found = self._request(request)
+        self._check_group(group)
+        if operator.index(count) < 0:
+            raise MisuseError(f"request {request}: cannot skip {count} blocks")
+        found.tables[group].extend([NULL] * count)
 
     @verb
     def acquire(self, request: str, lives: Lives, group: int = 0) -> Batch[Sealed]:
         """Hold lives that others may hold too, and append them to the table: a prefix hit.
 
         Edges: block CACHED → SEALED; the other keyed states stay.
-        Refuses: a life that is over, one that is named twice, and one that the table holds already.
+        Refuses: a life that is over, one of another group, one that is named twice, and one that the table holds already.
         """
         found = self._request(request)
         self._check_group(group)
         chosen = batch(lives)
         ids = self._check_fresh(chosen, "acquire")
+        self._check_handed_out(ids, group)
         self._check_tenancy(found.tables[group], chosen, request)
         self._commit(self.blocks.ask(BLOCK["acquire"], ids, refs=+1))
         extend(found.tables[group], chosen)
@@ -262,6 +298,35 @@ class Ledger(Core):
             table[each] = NULL
 
     @verb
+    def release_many(self, requests: Sequence[str], positions: Sequence[Sequence[int]], group: int = 0) -> None:
+        """`release` for several requests at once, all or none."""
+        self._check_group(group)
+        tables = [self._request(request).tables[group] for request in requests]
+        if len(positions) != len(tables) or len(set(requests)) != len(tables):
+            raise MisuseError(
+                f"{len(tables)} requests and {len(positions)} lists of positions do not agree, or one comes twice"
+            )
+        lives: list[int] = []
+        for request, table, chosen in zip(requests, tables, positions, strict=True):
+            if type(chosen) is range and chosen and chosen.step > 0:
+                wrong = chosen[0] < 0 or chosen[-1] >= len(table)
+            else:
+                wrong = len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table)
+            if wrong:
+                raise MisuseError(
+                    f"request {request}: positions must be distinct and below {len(table)}, not {list(chosen)[:8]}"
+                )
+            lives += [table[each] for each in chosen if table[each] != NULL]
+        if len(set(lives)) == len(lives):
+            self._release(batch(lives))
+        else:  # a life that several of them share is let go of once for each
+            for request, chosen in zip(requests, positions, strict=True):
+                self.release(request, chosen, group)
+        for table, chosen in zip(tables, positions, strict=True):
+            for each in chosen:
+                table[each] = NULL
+
+    @verb
     def seal(self, held: Batch[Allocated], keys: Sequence[bytes]) -> Batch[Sealed]:
         """Declare content final and name it.
 
@@ -272,16 +337,9 @@ class Ledger(Core):
             raise MisuseError(f"{len(held.lives)} blocks to seal and {len(keys)} keys do not agree")
         self._check_group(held.group)
         self._check_distinct(held.lives, "seal")
-        lives, fresh = held.lives, self.blocks.fresh(held.lives)
-        if not every(fresh):
-            lives = select(lives, fresh)
-            keys = [key for key, keep in zip(keys, fresh, strict=True) if keep]
-        ids = ids_of(lives)
-        self._check_content(ids, lives, keys, held.group)
-        self._commit(self.blocks.ask(BLOCK["seal"], ids))
-        self.blocks.name(listed(ids), keys, held.group)
-        self.tally["stale"] += len(held.lives) - len(lives)
-        return Batch(lives, held.group)
+        lives, names = self._still_fresh(held.lives, keys)
+        self._check_content(ids_of(lives), lives, names, held.group)
+        return Batch(self._seal(held.lives, keys, held.group), held.group)
 
     @verb
     def drop(self, lives: Lives) -> None:
@@ -294,6 +352,27 @@ class Ledger(Core):
         ids = self._check_fresh(chosen, "drop")
         self._cancel_orphans(self._commit(self.blocks.ask(BLOCK["drop"], ids)))
 
+    @verb
+    def demote(self, lives: Lives) -> None:
+        """Hand these blocks out before others, where they are CACHED: their content lies elsewhere too."""
+        self._check_pool(own=True)
+        chosen = select(lives, self.blocks.fresh(lives))
+        cached = BlockLife.table.index[Block.CACHED]
+        state = self.blocks.column.state
+        self.blocks.queue.push_front([place for place in listed(ids_of(chosen)) if state[place] == cached])
+
+    @verb
+    def let_go(self, request: str) -> None:
+        """Give back all that a request holds that does not run: its admission came to nothing. Its state stays.
+
+        Refuses a request that is RUNNING or LOADING (preempt or finish it).
+        """
+        found = self._request(request)
+        state = self.request_column.at(found.row)
+        if state not in (Request.WAITING, Request.PREEMPTED):
+            raise MisuseError(f"request {request}: cannot LET_GO while {state.name} (preempt or finish it)")
+        self._let_go(found)
+
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
     @verb
@@ -305,13 +384,41 @@ class Ledger(Core):
         self._check_pool(own=False)
         found = self._request(request)
         self._check_group(group)
-        return self._hand_out(found, batch(self._check_blocks(blocks)), group)
+        lives = self._hand_out(batch(self._check_blocks(blocks)), group)
+        extend(found.tables[group], lives)
+        return Batch(lives, group)
 
     @verb
     def observe_take(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Sealed]:
         """A prefix hit of the engine: one more request holds the current lives of these blocks. No new tenancy."""
         self._check_pool(own=False)
         return self.acquire(request, self.blocks.lives(batch(self._check_blocks(blocks))), group)
+
+    @verb
+    def observe_place(self, request: str, placements: Sequence[Placement]) -> None:
+        """The engine's allocator has extended tables of a request: `skip`, `observe_take`, `observe_allocate`; all or none.
+
+        Refuses: as those do, and a block that is named twice.
+        """
+        self._check_pool(own=False)
+        found = self._request(request)
+        taken = self._check_blocks([block for each in placements for block in each.taken])
+        allocated = self._check_blocks([block for each in placements for block in each.allocated])
+        self._check_blocks([*taken, *allocated])
+        for each in placements:
+            self._check_group(each.group)
+            if operator.index(each.skipped) < 0:
+                raise MisuseError(f"request {request}: cannot skip {each.skipped} blocks")
+            lives = self.blocks.lives(batch(each.taken))
+            self._check_handed_out(ids_of(lives), each.group)
+            self._check_tenancy(found.tables[each.group], lives, request)
+        self.blocks.ask(BLOCK["acquire"], batch(taken), refs=+1)
+        self.blocks.ask(BLOCK["allocate"], batch(allocated), constant=self._fence)
+        for each in placements:
+            self.skip(request, each.skipped, each.group)
+            self.observe_take(request, each.taken, each.group)
+            if len(each.allocated):
+                self.observe_allocate(request, each.allocated, each.group)
 
     @verb
     def observe_free(self, request: str, blocks: Sequence[int], group: int = 0) -> None:
@@ -342,44 +449,44 @@ class Ledger(Core):
         keys: Sequence[bytes],
         *,
         owner: str | None = None,
-        group_sizes: tuple[int, ...] = (),
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
-        """Reserve *slots* for the content of *source* and pin both ends.
+        """`plan_stores` of one store with one parcel."""
+        where = None if places is None else batch(places)
+        return self.plan_stores([Store(owner, [Parcel(Batch(batch(source.lives), source.group), batch(slots), keys, where)])])
+
+    @verb
+    def plan_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
+        """Reserve slots for the content of blocks and pin both ends: one job for each store, all or none.
 
         Edges: job (new) → PLANNED; block ALLOCATED → PLEDGED, SEALED, CACHED → PENDING_STORE; slot EMPTY → WRITING.
         Holds: one pin on each block until the job is terminal.
-        Needs: one key per slot; ``places`` are the host places of the blocks where they are not the slots themselves.
-        Refuses: a life that is over; a key that is stored or being stored already (I14); sizes that do not add up (I15);
-        `CapacityError` when all jobs are out.
+        Needs: one key per slot; host places of the blocks where they are not the slots themselves.
+        Refuses: a life that is over or of another group; a key that is stored already (I14; content on its way may have a twin,
+        which is dropped when the other has landed first); numbers that do not agree (I15); `CapacityError` when all jobs are
+        out.
         Next: `dispatch`, or `cancel`.
         """
-        lives, targets = batch(source.lives), batch(slots)
-        where = targets if places is None else batch(places)
-        sizes = group_sizes or (len(lives),)
-        self._check_group(source.group)
-        self._check_sizes(lives, where, targets, len(keys), sizes)
-        self._check_fresh(lives, "plan_store")
-        if len(set(keys)) != len(keys):
-            raise MisuseError(f"key {Counter(keys).most_common(1)[0][0].hex()}: it is named twice in one job (I14)")
-        for key in keys:
-            if key in self.slots.index[source.group]:
-                raise MisuseError(f"key {key.hex()}: it is stored or being stored already (look it up first)")
-        ids = ids_of(lives)
-        self.jobs.check_room()
+        cargos = [Cargo.of(store.parcels, self.limits.num_groups) for store in stores]
+        if not cargos:
+            return Jobs(())
+        lives, slots = joined([cargo.lives for cargo in cargos]), joined([cargo.slots for cargo in cargos])
+        self._check_slots(slots)
+        ids = self._check_fresh(lives, "plan_store")
+        self._check_cargos(cargos, ids)
+        self._check_unstored(cargos)
+        self.jobs.check_room(len(cargos))
         block_step = self.blocks.ask(BLOCK["plan_store"], ids, pins=+1)
-        slot_step = self.slots.ask(SLOT["plan_store"], targets)
-        for place, key in zip(listed(ids), keys, strict=True) if len(keys) == len(lives) else ():
-            own = self.blocks.key[place]
-            if own is not None and own != key:
-                raise MisuseError(
-                    f"block {place}: it holds {own.hex()}, which cannot be stored as {key.hex()} (one content, one key)"
-                )
-        job = self.jobs.add(Direction.STORE, owner, lives, targets, where, list(keys), source.group, sizes)
-        self._commit(block_step, slot_step, job=job.number)
-        self.blocks.name_job(ids, job.row)
-        self.slots.name(listed(targets), keys, source.group)
-        return Jobs((self._id(job),))
+        slot_step = self.slots.ask(SLOT["plan_store"], slots)
+        self._check_names(cargos, ids)
+        rows = [self.jobs.add(Direction.STORE, store.owner, cargo) for store, cargo in zip(stores, cargos, strict=True)]
+        self._commit(block_step, **in_name_of(rows, [len(job.lives) for job in rows]))
+        self._commit(slot_step, **in_name_of(rows, [len(job.slots) for job in rows]))
+        self.blocks.name_jobs(ids, [job.row for job in rows], [len(job.lives) for job in rows])
+        for job in rows:
+            for group, own, keys in job.cargo.contents:
+                self.slots.name(own if type(own) is list else listed(own), keys, group)
+        return Jobs(tuple(map(self._id, rows)))
 
     @verb
     def plan_load(
@@ -389,38 +496,50 @@ class Ledger(Core):
         slots: Sequence[int],
         *,
         keys: Sequence[bytes] | None = None,
-        group_sizes: tuple[int, ...] = (),
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
-        """Fill blocks that *request* holds from READY slots; the request waits.
+        """`plan_group_load` with one parcel; *keys* are those of the blocks, where a slot holds several."""
+        self._check_group(target.group)
+        self._check_slots(batch(slots))
+        named = [key for key in (self.slots.key[slot] for slot in slots) if key is not None]
+        if len(named) != len(slots):  # an empty slot: its refusal says so better than a missing key could
+            self.slots.ask(SLOT["pin"], batch(slots), pins=+1)
+        blocks: Batch[Allocated] = Batch(batch(target.lives), target.group)
+        where = None if places is None else batch(places)
+        return self.plan_group_load(request, [Parcel(blocks, batch(slots), named, where, keys)])
+
+    @verb
+    def plan_group_load(self, request: str, parcels: Sequence[Parcel[Allocated]]) -> Jobs[Planned]:
+        """Fill blocks that *request* holds from READY slots, in one job for all groups; the request waits.
 
         Edges: job (new) → PLANNED; block ALLOCATED, FLUSHED → LOADING; slot READY, pinned; request → LOADING.
         Holds: one pin on each block and slot until the job is terminal; the blocks are never handed out before that.
-        Needs: ``keys``, one per block, where a slot holds a chunk of several; else the key of each slot is that of its block.
-        Refuses: a life that is over or that the request does not hold; a second live load; `CapacityError` as `plan_store`.
+        Needs: the key of each block, where a slot holds several; else the key of each slot is that of its block.
+        Refuses: a life that is over or that the request does not hold; a slot whose content is not of the key that is named;
+        a second live load; `CapacityError` as `plan_stores`.
         Next: `dispatch`; the request hears ``loaded`` or ``load_failed`` through `settle`.
         """
         found = self._request(request)
-        lives, sources = batch(target.lives), batch(slots)
-        where = sources if places is None else batch(places)
-        sizes = group_sizes or (len(lives),)
-        self._check_group(target.group)
-        self._check_slots(sources)
-        if keys is None:
-            keys = [key for key in (self.slots.key[slot] for slot in sources) if key is not None]
-        elif len(keys) != len(lives):
-            raise MisuseError(f"{len(lives)} blocks to load and {len(keys)} keys do not agree")
-        self._check_sizes(lives, where, sources, len(sources), sizes)
-        self._check_fresh(lives, "plan_load")
-        holds = set(found.tables[target.group])
-        for life in listed(lives):
-            if life not in holds:
-                raise MisuseError(f"block {life & ID_MASK}: request {request} does not hold it (load only into its own blocks)")
+        cargo = Cargo.of(parcels, self.limits.num_groups)
+        if cargo.names is None:
+            raise MisuseError(f"request {request}: {len(cargo.lives)} blocks to load and {len(cargo.keys)} keys do not agree")
+        self._check_slots(cargo.slots)
+        ids = self._check_fresh(cargo.lives, "plan_load")
+        self._check_cargos([cargo], ids)
+        for parcel in parcels:
+            self._check_held(found, parcel.blocks)
+            for slot, key in zip(parcel.slots, parcel.keys, strict=True):
+                if self.slots.key[slot] is not None and self.slots.key[slot] != key:
+                    raise MisuseError(f"slot {slot}: it does not hold {key.hex()} (look it up again)")
+                if self.slots.key[slot] is not None and (own := self.slots.group[slot]) != parcel.blocks.group:
+                    raise MisuseError(
+                        f"slot {slot}: it holds content of group {own}, not {parcel.blocks.group} (look it up again)"
+                    )
         self._ask_request(found, "plan_load")
         self.jobs.check_room()
-        block_step = self.blocks.ask(BLOCK["plan_load"], ids_of(lives), pins=+1, writes=+1)
-        slot_step = self.slots.ask(SLOT["pin"], sources, pins=+1)
-        job = self.jobs.add(Direction.LOAD, request, lives, sources, where, list(keys), target.group, sizes)
+        block_step = self.blocks.ask(BLOCK["plan_load"], ids, pins=+1, writes=+1)
+        slot_step = self.slots.ask(SLOT["pin"], cargo.slots, pins=+1)
+        job = self.jobs.add(Direction.LOAD, request, cargo)
         self._commit(block_step, slot_step, job=job.number)
         found.load = job.number
         self._fire_request(found, "plan_load", job.number)
@@ -468,21 +587,26 @@ class Ledger(Core):
                 raise MisuseError(f"job {self._id(job)}: a load is given up with its request (preempt or finish it)")
             self._ask_job(job, "abandon")
         for job in rows:
-            self._fire_job(job, "abandon")
+            self._abandon(job)
         return Jobs(jobs.ids)
 
     @verb
-    def flush(self, jobs: Jobs[Out]) -> Jobs[Out]:
-        """Order a wait for submitted jobs in the next plan. Edges: job IN_FLIGHT → FLUSHED; STALE, QUARANTINED stay."""
+    def flush(self, jobs: Jobs[Out], cause: str = "asked") -> Jobs[Out]:
+        """Order a wait for submitted jobs in the next plan; flushes are counted by *cause*.
+
+        Edges: job IN_FLIGHT → FLUSHED; STALE, QUARANTINED stay.
+        """
         rows = self._rows_of(jobs.ids)
         for job in rows:
             self._ask_job(job, "flush")
         for job in rows:
-            self._flush(job)
+            self._flush(job, cause)
         return Jobs(jobs.ids)
 
     def jobs_of(self, request: str) -> Jobs[Out]:
         """The submitted jobs that a request owns, or owned: what a preemption flushes."""
+        if request not in self.jobs.owned:
+            return Jobs(())
         alive = (job for job in self.jobs.alive() if job.owner == request)
         return Jobs(tuple(self._id(job) for job in alive if self.jobs.state(job) is not Job.PLANNED))
 
@@ -504,13 +628,10 @@ class Ledger(Core):
         self.plan_number += 1
         loads: list[Transfer] = []
         stores: list[Transfer] = []
-        for job in self.jobs.alive():
-            if self.jobs.state(job) is not Job.PLANNED:
-                continue
-            if (self.blocks.column.view[ids_of(job.lives)] == PLEDGED).any():
-                continue
-            self._submit([job])
-            (stores if job.direction is Direction.STORE else loads).append(self._transfer(job))
+        ripe = self._ripe()
+        self._submit(ripe)
+        for transfer in self._transfers(ripe):
+            (stores if transfer.direction is Direction.STORE else loads).append(transfer)
         flushed = []
         for number in self._to_flush:
             wanted = self.jobs.by_number.get(number)
@@ -545,20 +666,19 @@ class Ledger(Core):
         for record in launched:
             self.launched(record, now)
         waited = self._waiting.pop(plan)
-        later = []
+        first: list[Completion] = []
+        later: list[Completion] = []
         for completion in completions:
-            if completion.job.incarnation == self.incarnation and completion.job.number in waited:
-                self.complete(completion)
-            else:
-                later.append(completion)
+            mine = completion.job.incarnation == self.incarnation and completion.job.number in waited
+            (first if mine else later).append(completion)
+        self._complete_many(first)
         for number in waited:
             job = self.jobs.by_number.get(number)
             if job is not None and self.jobs.state(job) not in TERMINAL:
                 self._end(job, "quiesce", 0)
-        for completion in later:
-            self.complete(completion)
+        self._complete_many(later)
         for seal in seals:
-            self.seal(Batch(seal.lives, seal.group), seal.keys)
+            self._seal(batch(seal.lives), seal.keys, seal.group)
         self.expire(now)
 
     @verb
@@ -575,35 +695,10 @@ class Ledger(Core):
         Edges: job `finish`; at the last worker's report the couplings run. Late, duplicate and unknown reports are counted
         and change nothing. Refuses: a worker that does not exist, and a job that nobody has submitted.
         """
-        worker, number = int(completion.worker), completion.job.number
         self._check_report(completion)
-        if completion.job.incarnation != self.incarnation or not 0 < number <= self.jobs.last_number:
-            self.tally["unknown"] += 1
-            return
-        job = self.jobs.by_number.get(number)
-        if job is None:  # over for so long that its row is another job's
-            self.tally["late"] += 1
-            return
-        state = self.jobs.state(job)
-        again = job.reported >> worker & 1
-        if again:
-            self.tally["duplicate"] += 1
-        elif state in (*TERMINAL, Job.QUARANTINED, Job.STALE):
-            self.tally["late"] += 1
-        if again and state not in TERMINAL:
-            return
-        failed = job.failed or completion.result is not Result.OK
-        outstanding = self.limits.num_workers - (job.reported | 1 << worker).bit_count()
-        facts = MORE * (outstanding > 0) | ALL_OK * (not failed)
-        job.reported |= 1 << worker
-        if state in TERMINAL:
-            self._fire_job(job, "finish", facts)
-            return
-        job.failed = failed
-        if outstanding:
-            self._fire_job(job, "finish", facts)
-        else:
-            self._end(job, "finish", facts)
+        ended = self._count_report(completion)
+        if ended is not None:
+            self._end(*ended)
 
     @verb
     def expire(self, now: float) -> Jobs[Job]:
@@ -667,11 +762,26 @@ class Ledger(Core):
             del self.holders[holder]
 
     @verb
-    def reset(self, *, drain: bool = False) -> None:
-        """Forget all content.
+    def lose(self, worker: Worker) -> None:
+        """A worker is gone: what it still owed is FAILED, and its share of every place is quiet. A later report is a duplicate.
 
-        Now: requests are preempted, planned jobs cancelled, submitted ones abandoned; places that a copy touches stay held
-        until it lands. With ``drain``: refuses with `CapacityError` while a job is out, and says how many.
+        Edges: job `finish`, for each submitted job that it has not reported; the other workers are awaited as before.
+        """
+        gone = int(worker)
+        if not 0 <= gone < self.limits.num_workers:
+            raise MisuseError(f"worker {gone}: there are {self.limits.num_workers} (ranks count from 0)")
+        # chosen before the first of them ends: a failed load takes planned stores with it, which nobody owes
+        owed = [job for job in self.jobs.alive() if job.number not in self.jobs.planned and not job.reported >> gone & 1]
+        for job in owed:
+            self.complete(Completion(self._id(job), worker, Result.FAILED))
+
+    @verb
+    def reset(self, *, drain: bool = False, host: bool = True) -> None:
+        """Forget all content, that of the lower tier too unless *host* is False.
+
+        Now: requests are preempted, planned jobs cancelled, submitted ones abandoned (without *host*, stores are left to land);
+        places that a copy touches stay held until it lands. With ``drain``: refuses with `CapacityError` while a job is out,
+        and says how many.
         """
         if drain and self.jobs.live:
             raise CapacityError(f"{self.jobs.live} jobs are still out (let them land, then reset again)")
@@ -682,11 +792,13 @@ class Ledger(Core):
             else:
                 self._let_go(request)
         for job in self.jobs.alive():
-            self._give_up_job(job)
+            if host or job.number in self.jobs.planned:
+                self._give_up_job(job)
         for found in (Block.CACHED, Block.IN_FLIGHT):
             where = self.blocks.column.where(found)
             self._commit(self.blocks.ask(BLOCK["drop"], batch(where)))
-        self._commit(self.slots.ask(SLOT["drop"], batch(self.slots.column.where(Slot.READY))))
+        if host:
+            self._commit(self.slots.ask(SLOT["drop"], batch(self.slots.column.where(Slot.READY))))
 
     def snapshot(self) -> Snapshot:
         """Everything that decides what the ledger does next. What was counted, and the journal, are not part of it."""

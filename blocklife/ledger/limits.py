@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from blocklife.errors import MisuseError
 
@@ -60,6 +60,29 @@ class Limits:
                 raise MisuseError(f"{name} can be at most {most}, not {value}")
         if self.num_blocks < 2:
             raise MisuseError("num_blocks must be at least 2: block 0 is the null block and is never handed out")
+
+    @classmethod
+    def agree(cls, ranks: Sequence[Limits]) -> Limits:
+        """The limits that all ranks can keep: of blocks and slots the fewest that any has.
+
+        Every rank that is given the same list comes to the same answer, or to the same error: `MisuseError`, naming two ranks,
+        where they do not describe one engine. Ranks that decide for themselves drift apart (sglang 26921).
+        """
+        if not ranks:
+            raise MisuseError("there is no rank to agree with (give the limits of every rank, in order)")
+        first = ranks[0]
+        for rank, limits in enumerate(ranks):
+            for name in ("max_jobs", "max_requests", "num_groups", "num_workers", "max_plans", "max_journal"):
+                one, other = getattr(first, name), getattr(limits, name)
+                if one != other:
+                    raise MisuseError(f"rank 0 has {name}={one} and rank {rank} has {name}={other} (they must be equal)")
+        if first.num_workers != len(ranks):
+            raise MisuseError(f"num_workers={first.num_workers} and {len(ranks)} ranks do not fit (make them equal)")
+        return evolve(
+            first,
+            num_blocks=min(limits.num_blocks for limits in ranks),
+            num_slots=min(limits.num_slots for limits in ranks),
+        )
 
 
 @frozen

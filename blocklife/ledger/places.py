@@ -52,6 +52,18 @@ def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
     return numbers.tolist() if len(numbers) < BULK else numbers.astype(np.int64)
 
 
+def joined(parts: Sequence[Ids]) -> Ids:
+    """Several batches, one behind the other, in the container that suits their number."""
+    if len(parts) == 1:
+        return parts[0].copy()
+    values: list[int] = []
+    for part in parts:
+        if type(part) is not list:
+            return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        values += part
+    return values if len(values) < BULK else np.array(values, dtype=np.int64)
+
+
 def listed(values: Ids) -> list[int]:
     """The values as a list of plain integers."""
     return values if type(values) is list else np.asarray(values).tolist()
@@ -127,7 +139,7 @@ _LOOKS_AT = {event: tuple(name in event.parameters for name in ("refs", "pins", 
 _FACTS_VIEW = {event: np.frombuffer(facts, dtype=np.uint8) for event, facts in _FACTS.items()}
 
 # What a row means beyond its states, as bits by row index; derived from the states alone.
-ENDS, ENTERS_FREE, LEAVES_FREE = 1, 2, 4
+ENDS, ENTERS_FREE, LEAVES_FREE, PUBLISHES, WITHDRAWS = 1, 2, 4, 8, 16
 _FREE = frozenset({Block.FREED, Block.CACHED})
 _KEYED_SLOTS = frozenset({Slot.WRITING, Slot.READY})
 
@@ -136,7 +148,14 @@ def _meaning(table: Table, ends: Callable[..., bool], free: frozenset[enum.Enum]
     found = bytearray([0])
     for row in table.rows:
         was, becomes = row.source in free, row.target in free
-        found.append(ENDS * ends(row) | ENTERS_FREE * (becomes and not was) | LEAVES_FREE * (was and not becomes))
+        readable, stays = row.source is Slot.READY, row.target is Slot.READY
+        found.append(
+            ENDS * ends(row)
+            | ENTERS_FREE * (becomes and not was)
+            | LEAVES_FREE * (was and not becomes)
+            | PUBLISHES * (stays and not readable)
+            | WITHDRAWS * (readable and not stays)
+        )
     return bytes(found)
 
 
@@ -417,6 +436,15 @@ class Blocks(Places):
         else:
             self.job_view[ids] = row
 
+    def name_jobs(self, ids: Ids, rows: Sequence[int], sizes: Sequence[int]) -> None:
+        """`name_job` for several jobs, whose lives lie one behind the other in *ids*."""
+        if type(ids) is list:
+            each = (row for row, size in zip(rows, sizes, strict=True) for _ in range(size))
+            for place, row in zip(ids, each, strict=True):
+                self.job[place] = row
+        else:
+            self.job_view[ids] = np.repeat(np.array(rows, dtype=np.int32), sizes)
+
     def unpin(self, ids: Ids) -> None:
         """Take one pin away where no event goes with it: the life that a planned store wanted is over."""
         self._check_count("pins", self.pins, self.pins_view, ids, -1)
@@ -431,11 +459,16 @@ class Blocks(Places):
         return np.concatenate((among[lent & planned], among[lent & ~planned]))
 
 
+SlotWatcher: TypeAlias = Callable[[bool, int, int, bytes], None]
+"""Hears (stored, slot, group, key): content became readable, or readable content was withdrawn. It must not call the ledger."""
+
+
 class Slots(Places):
     """The slots of the lower tier.
 
     Invariant: a slot has a key exactly in the states WRITING and READY.
     Invariant: ``free`` is the number of EMPTY slots.
+    Invariant: of the slots with one key at most one is READY, and then the index names that one; the others are being written.
     """
 
     def __init__(self, num_slots: int, num_groups: int) -> None:
@@ -444,18 +477,21 @@ class Slots(Places):
         # A stack with lazy removal: an entry counts only while its slot is EMPTY, and a slot that empties is pushed again.
         self._empty = list(range(num_slots - 1, -1, -1))
         self._stacked = bytearray([1]) * num_slots
+        self.on_change: SlotWatcher | None = None
 
-    def ask(self, event: Event, ids: Ids, *, pins: int = 0, constant: int = 0) -> Step:
-        """Find the rows; ``pins`` is a change, judged as it will be afterwards."""
+    def ask(self, event: Event, ids: Ids, *, pins: int = 0, constant: int = 0, unwanted: frozenset[int] = frozenset()) -> Step:
+        """Find the rows; ``pins`` is a change, judged as it will be afterwards. For *unwanted* slots nothing is OK."""
         if pins:
             self._check_count("pins", self.pins, self.pins_view, ids, pins)
         facts_of = _FACTS.get(event)
         if facts_of is None:
             return Step(self, event, ids, self.column.look_up(event, ids, 0), pins=pins)
         if type(ids) is list:
-            facts = [facts_of[constant | (self.pins[place] + pins > 0) << 1] for place in ids]
+            facts = [facts_of[(constant if place not in unwanted else 0) | (self.pins[place] + pins > 0) << 1] for place in ids]
             return Step(self, event, ids, self.column.look_up(event, ids, facts), pins=pins)
         bits = np.full(len(ids), constant, dtype=np.uint8)
+        if unwanted:
+            bits[np.isin(np.asarray(ids), list(unwanted))] = 0
         bits |= ((self.pins_view[ids] > -pins) if pins <= 0 else np.True_) << np.uint8(1)
         return Step(self, event, ids, self.column.look_up(event, ids, _FACTS_VIEW[event][bits]), pins=pins)
 
@@ -468,6 +504,8 @@ class Slots(Places):
         elif (effects := self._effects(step)) is not None:
             steps = zip(effects[0].tolist(), effects[1].tolist(), strict=True)
         for place, meaning in steps:
+            if meaning & (PUBLISHES | WITHDRAWS):
+                self._publish(place, stored=meaning & PUBLISHES != 0)
             if meaning & ENDS:
                 self.forget(place)
             if meaning & ENTERS_FREE:
@@ -480,6 +518,23 @@ class Slots(Places):
         if step.pins:
             self._change(self.pins, self.pins_view, step.ids, step.pins)
         return []
+
+    def _publish(self, place: int, *, stored: bool) -> None:
+        """Content of a slot can be read from now on, or no longer; of twins, the first to land gets the name."""
+        key, group = self.key[place], self.group[place]
+        if key is None:
+            return
+        if stored:
+            self.index[group][key] = place
+        if self.on_change is not None:
+            self.on_change(stored, place, group, key)
+
+    def unfile(self, ids: Ids) -> None:
+        """Content on its way that will not be published: nobody finds it. The key stays until the copy has ended."""
+        for place in listed(ids):
+            key, index = self.key[place], self.index[self.group[place]]
+            if key is not None and index.get(key) == place:
+                del index[key]
 
     def peek_empty(self, count: int) -> list[int]:
         """Up to *count* empty slots, the most recently emptied first; nothing is reserved."""
@@ -540,6 +595,15 @@ class FreeQueue:
         self._tail += len(cached)
         self._head -= len(freed)
         self._write(self._head, freed)
+
+    def push_front(self, ids: Ids) -> None:
+        """Move free blocks to the front: they are handed out next, the first of them first."""
+        if len(ids) == 0:
+            return
+        if self._tail - self._head + len(ids) > self._capacity:
+            self._compact(ids)
+        self._head -= len(ids)
+        self._write(self._head, ids)
 
     def _write(self, start: int, ids: Ids) -> None:
         if type(ids) is list:

@@ -115,6 +115,19 @@ class Seal:
     keys: Sequence[bytes]
 
 
+@frozen(eq=False)
+class Placement:
+    """What an engine's own allocator has put behind one table of a request, in this order."""
+
+    group: int
+    skipped: int
+    """Null blocks."""
+    taken: Sequence[int]
+    """Ids of blocks whose content is held from now on: a prefix hit."""
+    allocated: Sequence[int]
+    """Ids of blocks that are handed out."""
+
+
 class Committed(NamedTuple):
     """One committed batch of transitions, as listeners and the journal get it; `steps` spells it out."""
 
@@ -128,7 +141,13 @@ class Committed(NamedTuple):
     epochs: list[int]
     """The epoch of each block afterwards; empty for other machines, and where nobody listens."""
     job: int
-    """The number of the job in whose name it happened; 0 for none."""
+    """The number of the job in whose name it happened; 0 for none, and where ``jobs`` says it."""
+    jobs: Sequence[int] = ()
+    """The number of the job of each place, where several jobs took one step together."""
+
+    def job_of_each(self) -> Sequence[int]:
+        """The number of the job in whose name each place took its step; 0 for none."""
+        return self.jobs or [self.job] * len(self.ids)
 
     def steps(self) -> list[tuple[int, int]]:
         """Each place with the row that it took."""

@@ -8,7 +8,8 @@ from collections import Counter, deque
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.core import Core, RequestRow
+from blocklife.ledger.book import RequestRow
+from blocklife.ledger.core import Core
 from blocklife.ledger.jobs import JobsSnapshot
 
 

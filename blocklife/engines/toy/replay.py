@@ -271,7 +271,7 @@ class Replay:
             bytes_loaded=moved["LOAD"] * block_bytes,
             jobs={state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")},
             preemptions=counts.preemptions,
-            flushes=ledger.tally["flushes"],
+            flushes=sum(ledger.flushes.values()),
             stale_detected=statistics.stale + offload.stale,
             late_completions=statistics.late,
             duplicate_completions=statistics.duplicate,

@@ -1,0 +1,410 @@
+"""The state of a ledger, and every question that is asked before a verb writes.
+
+Rules of this file:
+
+* Nothing here changes anything: a check reads, and refuses with the thing, its state and the remedy.
+* A batch is asked as a whole, so that a refusal leaves the world exactly as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from attrs import define
+
+from blocklife.errors import InvariantError, LateError, MisuseError
+from blocklife.ledger.jobs import (
+    TERMINAL,
+    Allocated,
+    Batch,
+    Cargo,
+    JobRow,
+    JobTable,
+)
+from blocklife.ledger.limits import Checking, Contract, Limits
+from blocklife.ledger.places import (
+    EPOCH_SHIFT,
+    ID_MASK,
+    NULL,
+    Blocks,
+    Ids,
+    Lives,
+    Situation,
+    Slots,
+    batch,
+    every,
+    ids_of,
+    joined,
+    listed,
+    select,
+)
+from blocklife.ledger.records import Committed, Completion, Direction, JobId, Seal
+from blocklife.lifecycle import Column
+from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
+
+Listener: TypeAlias = Callable[[Committed], None]
+
+_E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
+BLOCK, SLOT, JOB = _E["block"], _E["slot"], _E["job"]
+REQUEST = RequestLife.table.events
+PLEDGED = BlockLife.table.index[Block.PLEDGED]
+READY = SlotLife.table.index[Slot.READY]
+_FEW = 8
+"""Up to here a list is searched faster than a dictionary is made."""
+
+
+@define(eq=False)
+class RequestRow:
+    """What the ledger keeps of one request besides its state.
+
+    Invariant: ``tables[group]`` holds the lives that the request holds, in order, each counted once in the block's refs; `NULL`
+    stands for a place outside the window. ``load`` is the number of its live load, 0 where it has none.
+    """
+
+    row: int
+    name: str
+    tables: list[array[int]]
+    load: int = 0
+
+
+class Book:
+    """What a ledger knows."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        contract: Contract = Contract.FENCE,
+        checking: Checking = Checking.STRICT,
+        incarnation: int = 1,
+        deadline: float = 64.0,
+        own_pool: bool = True,
+    ) -> None:
+        if not 0 < deadline < math.inf:
+            raise MisuseError(f"deadline must be above 0 and finite, not {deadline}")
+        if incarnation < 1:
+            raise MisuseError(f"incarnation must be at least 1, not {incarnation}")
+        self.limits = limits
+        self.contract = contract
+        self.checking = checking
+        self.incarnation = incarnation
+        self.deadline = deadline
+        self.own_pool = own_pool
+        self.blocks = Blocks(limits.num_blocks, limits.num_groups)
+        self.slots = Slots(limits.num_slots, limits.num_groups)
+        self.jobs = JobTable(limits.max_jobs)
+        self.requests: dict[str, RequestRow] = {}
+        self.request_column = Column(RequestLife.table, limits.max_requests)
+        self.tally: Counter[str] = Counter()
+        """What was counted: late, duplicate and unknown reports, stale references, violations."""
+        self.flushes: Counter[str] = Counter()
+        """Waits that were ordered, by cause."""
+        self.ended: Counter[str] = Counter()
+        """Jobs by terminal state."""
+        self.verdicts = 0
+        """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
+        self.moved: Counter[str] = Counter()
+        """Blocks of jobs that are DONE, by direction."""
+        self.journal: deque[Committed] = deque()
+        self._journal_size = 0
+        self.plan_number = 0
+        self._listeners: list[Listener] = []
+        self._untold: deque[Committed] = deque()
+        self._inside = False
+        self._telling = False
+        self._spare_requests: deque[int] = deque(range(limits.max_requests))
+        # Extra state that is no machine's: jobs to wait for in the next plan, and plans whose waits are not yet proven.
+        self._to_flush: dict[int, None] = {}
+        self.holders: dict[str, Counter[int]] = {}
+        """Who counts on which slots beside the jobs: a lookup that will be used (I7)."""
+        self._waiting: dict[int, tuple[int, ...]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._sequence = 0
+        self._fence = int(Situation.FENCE) if contract is Contract.FENCE else 0
+
+    # --- checks -------------------------------------------------------------------------------------------------------------
+
+    def _request(self, request: str) -> RequestRow:
+        found = self.requests.get(request)
+        if found is None:
+            raise MisuseError(f"request {request}: it is not known (add_request first, and nothing after finish)")
+        return found
+
+    def _check_group(self, group: int) -> None:
+        if not 0 <= group < self.limits.num_groups:
+            raise MisuseError(f"group {group}: groups are 0 to {self.limits.num_groups - 1}")
+
+    def _check_slots(self, slots: Ids) -> None:
+        if len(slots) == 0:
+            return
+        low, high = (min(slots), max(slots)) if type(slots) is list else (np.min(slots), np.max(slots))
+        for slot in (low, high):
+            if not 0 <= slot < len(self.slots):
+                raise MisuseError(f"slot {slot}: slots are 0 to {len(self.slots) - 1}")
+        if not self._are_distinct(slots, len(self.slots)):
+            raise MisuseError(f"slot {Counter(listed(slots)).most_common(1)[0][0]}: it is named twice in one call")
+
+    def _check_tenancy(self, table: array[int], lives: Lives, request: str) -> None:
+        """A table holds a life once, so that each of its holds has one release (I4)."""
+        for life in set(table).intersection(lives) if table else ():
+            raise MisuseError(f"block {life & ID_MASK}: request {request} holds it already (a table names a life once)")
+
+    def _rows_of(self, jobs: Sequence[JobId]) -> list[JobRow]:
+        rows = [self._job(job) for job in jobs]
+        if len(set(jobs)) != len(jobs):
+            raise MisuseError(f"job {Counter(jobs).most_common(1)[0][0]}: it is named twice in one call")
+        return rows
+
+    def _job(self, name: JobId) -> JobRow:
+        found = self.jobs.by_number.get(name.number) if name.incarnation == self.incarnation else None
+        if found is None and name.incarnation == self.incarnation and 0 < name.number <= self.jobs.last_number:
+            raise LateError(f"job {name}: it has been over for so long that its row is another job's (ask earlier)")
+        if found is None:
+            raise MisuseError(f"job {name}: it was never made here (it may be of another incarnation)")
+        return found
+
+    def _check_pool(self, own: bool) -> None:
+        if own is not self.own_pool:
+            verb, other = ("allocate", "observe_allocate") if own else ("observe_*", "allocate")
+            raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self.own_pool})")
+
+    def _check_blocks(self, blocks: Sequence[int]) -> list[int]:
+        found = [int(block) for block in blocks]
+        for block in found:
+            if not 0 < block < len(self.blocks):
+                raise MisuseError(f"block {block}: blocks are 1 to {len(self.blocks) - 1} (0 is the null block)")
+        if len(set(found)) != len(found):
+            twice = next(block for block, count in Counter(found).items() if count > 1)
+            raise MisuseError(f"block {twice}: it is named twice in one call")
+        return found
+
+    def _check_fresh(self, lives: Lives, verb: str) -> Ids:
+        """The ids of lives that are not over and distinct; an error names the first that is not."""
+        ids = self._check_distinct(lives, verb)
+        fresh = self.blocks.fresh(lives)
+        if not every(fresh):
+            life = int(next(life for life, keep in zip(lives, fresh, strict=True) if not keep))
+            place, epoch = life & ID_MASK, life >> EPOCH_SHIFT
+            raise MisuseError(
+                f"block {place}: cannot {verb} its life {epoch}, which is over; it is {self.blocks.at(place).name} in life "
+                f"{self.blocks.epoch[place]} (look it up again)"
+            )
+        return ids
+
+    def _check_lives(self, lives: Lives, verb: str) -> None:
+        """Refuse what cannot be a life: below zero, or of a block that does not exist or is the null block."""
+        ids = ids_of(lives)
+        if len(ids) == 0:
+            return
+        if type(lives) is list and type(ids) is list:
+            low, high, lowest = min(ids), max(ids), min(lives)
+        else:
+            low, high, lowest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives))
+        if lowest < 0 or low == NULL or high >= len(self.blocks):
+            raise MisuseError(f"{verb}: blocks are 1 to {len(self.blocks) - 1}, which {listed(lives)[:4]} do not name")
+
+    def _check_distinct(self, lives: Lives, verb: str) -> Ids:
+        self._check_lives(lives, verb)
+        ids = ids_of(lives)
+        if len(ids) > 1 and not self._are_distinct(ids, len(self.blocks)):
+            raise MisuseError(f"{verb}: a block is named twice in one call")
+        return ids
+
+    def _check_report(self, completion: Completion) -> None:
+        worker = int(completion.worker)
+        if not 0 <= worker < self.limits.num_workers:
+            raise MisuseError(f"worker {worker}: there are {self.limits.num_workers} (ranks count from 0)")
+        job = self.jobs.by_number.get(completion.job.number) if completion.job.incarnation == self.incarnation else None
+        if job is not None and job.number in self.jobs.planned:
+            self._ask_job(job, "finish")
+
+    def _check_content(self, ids: Ids, lives: Lives, keys: Sequence[bytes], group: int) -> None:
+        """Content is sealed in the group it was handed out for, and under the key that a planned store will publish."""
+        self._check_handed_out(ids, group)
+        if type(ids) is list:
+            pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == PLEDGED]
+        else:
+            pledged = np.flatnonzero(self.blocks.column.view[ids] == PLEDGED).tolist()
+        promised: dict[int, dict[int, bytes]] = {}
+        rows, jobs = self.blocks.job, self.jobs.rows
+        for position in pledged:
+            row, life = rows[ids[position]], int(lives[position])
+            job = jobs[row]
+            names = job.cargo.names
+            if names is None:  # a key of a chunk of several blocks is not the key of any of them
+                continue
+            key = keys[position]
+            if len(names) < _FEW:
+                held = listed(job.lives)
+                key = names[held.index(life)] if life in held else key
+            else:
+                if row not in promised:
+                    promised[row] = dict(zip(listed(job.lives), names, strict=True))
+                key = promised[row].get(life, key)
+            if key != keys[position]:
+                raise MisuseError(
+                    f"block {life & ID_MASK}: cannot SEAL it as {keys[position].hex()}, its store {self._id(job)} will publish "
+                    f"{key.hex()} (one content has one key)"
+                )
+
+    def _still_fresh(self, lives: Lives, keys: Sequence[bytes]) -> tuple[Lives, Sequence[bytes]]:
+        """Those lives that are not over, with their keys."""
+        fresh = self.blocks.fresh(lives)
+        if every(fresh):
+            return lives, keys
+        return select(lives, fresh), [key for key, keep in zip(keys, fresh, strict=True) if keep]
+
+    def _check_handed_out(self, ids: Ids, group: int) -> None:
+        """Blocks of one group hold content of that group: another has another layout."""
+        if type(ids) is list:
+            others = [place for place in ids if self.blocks.group[place] != group]
+        else:
+            others = listed(select(ids, self.blocks.group_view[ids] != group))
+        if others:
+            raise MisuseError(f"block {others[0]}: it was handed out for group {self.blocks.group[others[0]]}, not {group}")
+
+    def _check_reports(self, waited: Iterable[int], completions: Sequence[Completion], seals: Sequence[Seal]) -> None:
+        """Refuse what `settle` could not apply, before it applies anything."""
+        for completion in completions:
+            self._check_report(completion)
+        if not seals:
+            return
+        for seal in seals:
+            self._check_group(seal.group)
+            if len(seal.keys) != len(seal.lives):
+                raise MisuseError(f"{len(seal.lives)} blocks to seal and {len(seal.keys)} keys do not agree")
+        lives = batch([life for seal in seals for life in listed(seal.lives)])
+        self._check_distinct(lives, "seal")
+        fresh = self.blocks.fresh(lives)
+        for seal in seals:
+            sealed, named = self._still_fresh(batch(seal.lives), seal.keys)
+            self._check_content(ids_of(sealed), sealed, named, seal.group)
+        places = ids_of(select(lives, fresh))
+        index = BlockLife.table.index
+        behind = {place for place in listed(places) if self.blocks.column.state[place] == index[Block.FLUSHED]}
+        if behind:
+            proven = self._proven(waited, completions)
+            touched = {place for job in self.jobs.alive() if job.number not in proven for place in listed(ids_of(job.lives))}
+            places = batch([place for place in listed(places) if place not in behind or place in touched])
+        self.blocks.column.ask(BLOCK["seal"], places)
+
+    def _proven(self, waited: Iterable[int], completions: Iterable[Completion]) -> set[int]:
+        """The jobs that are over once these completions have been applied."""
+        found = set(waited)
+        missing = {job.number: (1 << self.limits.num_workers) - 1 & ~job.reported for job in self.jobs.alive()}
+        for completion in completions:
+            number = completion.job.number
+            if completion.job.incarnation == self.incarnation and number in missing:
+                missing[number] &= ~(1 << completion.worker)
+                if not missing[number]:
+                    found.add(number)
+        return found
+
+    @staticmethod
+    def _are_distinct(ids: Ids, limit: int) -> bool:
+        """Whether no id comes twice; all are below *limit*."""
+        if type(ids) is list:
+            return len(ids) < 2 or len(set(ids)) == len(ids)
+        # Each writes its position at its place; who was overwritten had a twin. Cheaper than a sort, and nothing is cleared.
+        positions = np.arange(len(ids), dtype=np.int32)
+        scratch = np.empty(limit, dtype=np.int32)
+        scratch[ids] = positions
+        return bool((scratch[ids] == positions).all())
+
+    def _check_cargos(self, cargos: Sequence[Cargo], ids: Ids) -> None:
+        """Host places are distinct; blocks were handed out for the group that is named, for another has another layout.
+
+        *ids* are the blocks of all of them, in order.
+        """
+        places = joined([cargo.places for cargo in cargos])
+        if type(places) is list:
+            distinct, lowest = len(set(places)) == len(places), min(places)
+        else:
+            distinct, lowest = len(np.unique(places)) == len(places), int(np.min(places))
+        if not distinct or lowest < 0:
+            raise MisuseError("the host places of a job are distinct and not negative")
+        named = [group for cargo in cargos for group, size in enumerate(cargo.group_sizes) for _ in range(size)]
+        handed = self.blocks.group
+        own = [handed[place] for place in ids] if type(ids) is list else self.blocks.group_view[ids].tolist()
+        if own != named:
+            place, was, group = next(each for each in zip(listed(ids), own, named, strict=True) if each[1] != each[2])
+            raise MisuseError(f"block {place}: it was handed out for group {was}, not {group}")
+
+    def _check_unstored(self, cargos: Sequence[Cargo]) -> None:
+        """Content that is stored already is not stored again; a twin on its way does not count, it may fail (I14)."""
+        state = self.slots.column.state
+        for cargo in cargos:
+            for group, _, keys in cargo.contents:
+                if len(keys) > 1 and len(set(keys)) != len(keys):
+                    raise MisuseError(f"key {Counter(keys).most_common(1)[0][0].hex()}: it is named twice in one job (I14)")
+                index = self.slots.index[group]
+                for key in keys if not index.keys().isdisjoint(keys) else ():
+                    slot = index.get(key)
+                    if slot is not None and state[slot] == READY:
+                        raise MisuseError(f"key {key.hex()}: it is stored already (look it up first)")
+
+    def _check_held(self, request: RequestRow, blocks: Batch[Allocated]) -> None:
+        holds = set(request.tables[blocks.group])
+        for life in listed(blocks.lives):
+            if life not in holds:
+                raise MisuseError(
+                    f"block {life & ID_MASK}: request {request.name} does not hold it (load only into its own blocks)"
+                )
+
+    def _check_names(self, cargos: Sequence[Cargo], ids: Ids) -> None:
+        """Content that has a key is stored under it; *ids* as in `_check_cargos`."""
+        blocks = iter(listed(ids))
+        for cargo in cargos:
+            if cargo.names is None:
+                for _ in range(len(cargo.lives)):
+                    next(blocks)
+                continue
+            for key in cargo.names:
+                place = next(blocks)
+                own = self.blocks.key[place]
+                if own is not None and own != key:
+                    raise MisuseError(
+                        f"block {place}: it holds {own.hex()}, which cannot be stored as {key.hex()} (one content, one key)"
+                    )
+
+    def _recheck(self, job: JobRow) -> None:
+        """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""
+        state, ids = self.jobs.state(job), ids_of(job.lives)
+        over = state in TERMINAL
+        column, view = (self.blocks.job, self.blocks.job_view) if over else (self.blocks.pins, self.blocks.pins_view)
+        wrong = job.row if over else 0
+        if any(column[place] == wrong for place in ids) if type(ids) is list else bool((view[ids] == wrong).any()):
+            problem = "a block still names it" if over else "a block has no pin of it (I1)"
+            self.violate(f"job {self._id(job)} is {state.name}, and {problem}")
+        if over and state is not Job.DONE and job.direction is Direction.STORE:
+            for slot in job.slots:
+                if self.slots.at(slot) is Slot.READY and self.slots.key[slot] in job.keys:
+                    self.violate(f"slot {slot} is READY although job {self._id(job)} is {state.name} (I6)")
+
+    def violate(self, problem: str) -> None:
+        """Deal with a broken rule as the level of checking says: raise, or count and go on."""
+        self.tally["violations"] += 1
+        if self.checking is Checking.STRICT:
+            raise InvariantError(problem)
+
+    def _id(self, job: JobRow) -> JobId:
+        return JobId(self.incarnation, job.number)
+
+    def _ask_job(self, job: JobRow, event: str, facts: int = 0) -> int:
+        compiled = JOB[event]
+        row = compiled.lut[self.jobs.column.state[job.row] << len(compiled.guards) | facts]
+        if row == 0:
+            self.jobs.column.table.refuse(f"job {self._id(job)}", self.jobs.state(job), event)
+        return row
+
+    def _ask_request(self, request: RequestRow, event: str) -> int:
+        row = REQUEST[event].lut[self.request_column.state[request.row]]
+        if row == 0:
+            state = self.request_column.at(request.row)
+            self.request_column.table.refuse(f"request {request.name}", state, event)
+        return row
