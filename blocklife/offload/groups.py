@@ -1,0 +1,185 @@
+"""Groups: which tokens share a block, how far back each kind of attention reads, and how blocks make up chunks.
+
+Rules of this file:
+
+* It knows sizes, not places: no block id, no key and no state occurs here.
+* A geometry is checked when it is built. What fits is computed once, and nothing asks again.
+* It says what a request reads that continues at a token; `lookup` finds out what is there, the scheduler when it may go.
+
+Units: ``*_tokens`` counts tokens, ``*_blocks`` blocks of one group, ``*_chunks`` chunks of one group. A chunk is
+``blocks_per_chunk`` neighbouring blocks. Groups are numbered in the order in which they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from math import lcm
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from blocklife.errors import MisuseError
+
+MAX_GROUPS = 256
+"""Groups that a request can have."""
+MAX_BLOCKS_PER_CHUNK = 64
+"""Blocks that a chunk can have."""
+_MAX_DIGITS = 9
+
+
+def _positive(instance: object, attribute: object, value: int) -> None:
+    """Refuse what is no count; a bool is an int to Python, and none to us."""
+    name = getattr(attribute, "name", "value")
+    if type(value) is not int or value < 1:
+        raise MisuseError(f"{name} of {type(instance).__name__} must be a whole number of at least 1, not {value!r}")
+
+
+@frozen
+class FullAttention:
+    """Every token attends to all tokens before it."""
+
+    block_tokens: int = field(validator=_positive)
+
+    def __str__(self) -> str:
+        return f"full:{self.block_tokens}"
+
+
+@frozen
+class SlidingWindow:
+    """Every token attends to itself and to the ``window_tokens - 1`` tokens before it."""
+
+    block_tokens: int = field(validator=_positive)
+    window_tokens: int = field(validator=_positive)
+
+    def __str__(self) -> str:
+        return f"swa:{self.block_tokens}:{self.window_tokens}"
+
+
+@frozen
+class Mamba:
+    """One block holds the state after all tokens so far; a state at a block boundary is content."""
+
+    block_tokens: int = field(validator=_positive)
+
+    def __str__(self) -> str:
+        return f"mamba:{self.block_tokens}"
+
+
+Group: TypeAlias = FullAttention | SlidingWindow | Mamba
+
+
+def _tuple(groups: Iterable[Group]) -> tuple[Group, ...]:
+    return tuple(groups)
+
+
+@frozen
+class Geometry:
+    """The groups of a model and the unit of offload, with everything that follows from them. Tuples are indexed by group.
+
+    Raises MisuseError for anything that does not fit together, with the two numbers.
+    """
+
+    groups: tuple[Group, ...] = field(converter=_tuple)
+    blocks_per_chunk: int = field(default=1, validator=_positive)
+    block_tokens: tuple[int, ...] = field(init=False, repr=False, eq=False)
+    """Tokens of a block."""
+    chunk_tokens: tuple[int, ...] = field(init=False, repr=False, eq=False)
+    """Tokens of a chunk."""
+    window_chunks: tuple[int | None, ...] = field(init=False, repr=False, eq=False)
+    """Chunks that a hit needs before its end: None where it needs all; 0 where a token attends to itself only."""
+    window_blocks: tuple[int | None, ...] = field(init=False, repr=False, eq=False)
+    """The same in blocks."""
+    block_alignment: int = field(init=False, repr=False, eq=False)
+    """Tokens; the length of a hit on the device is a multiple of it."""
+    chunk_alignment: int = field(init=False, repr=False, eq=False)
+    """Tokens; the length of a hit in the host tier is a multiple of it."""
+
+    def __attrs_post_init__(self) -> None:
+        self._check()
+        block_tokens = tuple(group.block_tokens for group in self.groups)
+        chunk_tokens = tuple(self.blocks_per_chunk * tokens for tokens in block_tokens)
+        derived: dict[str, object] = {
+            "block_tokens": block_tokens,
+            "chunk_tokens": chunk_tokens,
+            "window_chunks": tuple(map(_window, self.groups, chunk_tokens)),
+            "window_blocks": tuple(map(_window, self.groups, block_tokens)),
+            "block_alignment": lcm(*block_tokens),
+            "chunk_alignment": lcm(*chunk_tokens),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)  # the record is frozen, and these are part of its making
+
+    def _check(self) -> None:
+        """Refuse groups that cannot share one table of a request."""
+        if not 1 <= len(self.groups) <= MAX_GROUPS:
+            raise MisuseError(f"a geometry has 1 to {MAX_GROUPS} groups, not {len(self.groups)}")
+        for number, group in enumerate(self.groups):
+            if not isinstance(group, FullAttention | SlidingWindow | Mamba):
+                raise MisuseError(f"group {number} must be a FullAttention, SlidingWindow or Mamba, not {group!r}")
+        if self.blocks_per_chunk > MAX_BLOCKS_PER_CHUNK:
+            raise MisuseError(f"blocks_per_chunk can be at most {MAX_BLOCKS_PER_CHUNK}, not {self.blocks_per_chunk}")
+        for small, large in pairwise(sorted({group.block_tokens for group in self.groups})):
+            # Neighbours in order are enough: a multiple of a multiple is one.
+            if large % small:
+                raise MisuseError(
+                    f"groups with block_tokens {small} and {large} do not share their boundaries:"
+                    " of two sizes the larger must be a multiple of the smaller"
+                )
+
+    def needed(self, group: int, length: int) -> range:
+        """Positions of the blocks that a request reads which continues at token *length*; empty at 0."""
+        if length < 0:
+            raise MisuseError(f"length must be at least 0, not {length}")
+        each, tokens = self.groups[group], self.block_tokens[group]
+        stop = -(-length // tokens)
+        if isinstance(each, FullAttention):
+            return range(stop)
+        if isinstance(each, Mamba):
+            return range(max(0, stop - 1), stop)
+        return range(max(0, length - each.window_tokens + 1) // tokens, stop)
+
+    def tail_blocks(self, group: int) -> int:
+        """How many trailing blocks a hit reads of the first chunk of its window.
+
+        All of them in a full group; what the whole chunks behind it leave in a sliding one; 0 where the window has no chunk.
+        """
+        blocks, chunks = self.window_blocks[group], self.window_chunks[group]
+        if blocks is None or chunks is None:
+            return self.blocks_per_chunk
+        return blocks - (chunks - 1) * self.blocks_per_chunk if chunks else 0
+
+    @classmethod
+    def parse(cls, text: str, blocks_per_chunk: int = 1) -> Geometry:
+        """The geometry that a text like ``full:16,swa:16:1024,mamba:16`` names; raises MisuseError for any other."""
+        return cls(tuple(map(_parsed, text.split(","))), blocks_per_chunk)
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.groups))
+
+
+def _window(group: Group, tokens: int) -> int | None:
+    """Units of so many tokens that a hit needs before its end; None for all."""
+    if isinstance(group, FullAttention):
+        return None
+    if isinstance(group, Mamba):
+        return 1
+    return -(-(group.window_tokens - 1) // tokens)
+
+
+def _parsed(text: str) -> Group:
+    """One group of a text."""
+    kind, *sizes = text.split(":")
+    # Digits only: int() would also take signs, spaces and underscores, and chokes on thousands of digits.
+    if all(size.isascii() and size.isdecimal() and len(size) <= _MAX_DIGITS for size in sizes):
+        match kind, [int(size) for size in sizes]:
+            case "full", [block_tokens]:
+                return FullAttention(block_tokens)
+            case "swa", [block_tokens, window_tokens]:
+                return SlidingWindow(block_tokens, window_tokens)
+            case "mamba", [block_tokens]:
+                return Mamba(block_tokens)
+    raise MisuseError(
+        f"{text[:40]!r} is no group: write full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK, tokens as whole numbers of"
+        f" at most {_MAX_DIGITS} digits, and commas between groups"
+    )

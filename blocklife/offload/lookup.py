@@ -1,0 +1,193 @@
+"""Lookup: the longest length on which all groups agree.
+
+Rules of this file:
+
+* It is a pure function of the answers it gets: it knows no ledger, no tier and no key, and pins nothing.
+* It chooses a length. What the scheduler does with a deferred one, or with a hit of the whole prompt, is not decided here.
+* The result is a matter of definition, not of the order of the scan: the longest length in (start, limit] that is a multiple
+  of every group's unit and of which all that it reads is a hit; ``start`` where there is none.
+
+What a length reads: of a full group everything from ``start`` on, of a sliding group the last ``window`` units, as far as they
+lie behind ``start``: what is before is on the device already. The unit that contains ``start`` is read only behind it.
+
+What an answer counts for:
+
+* PENDING is a hit; the result is deferred if it reads one. So a gap cancels what is pending to its right.
+* RETRY in a full group is the same. In a sliding group it is a miss; the result is deferred if it would be longer were all
+  of them hits. One that makes no difference defers nobody.
+
+Method: a full group that agrees on a length agrees on all shorter ones, so each is scanned once, from left to right. A sliding
+group does not; it is asked for the longest length up to the present one, the largest window first, until none shortens it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from math import lcm
+from typing import TypeAlias
+
+from attrs import define, field, frozen
+from attrs.validators import optional
+
+from blocklife.errors import MisuseError
+
+
+class Answer(enum.Enum):
+    """What is known of one unit of one group."""
+
+    HIT = "it can be read now"
+    MISS = "it is not there"
+    PENDING = "it is on its way"
+    RETRY = "nobody knows yet; ask again"
+
+
+_HIT, _MISS, _PENDING, _RETRY = Answer.HIT, Answer.MISS, Answer.PENDING, Answer.RETRY
+
+Ask: TypeAlias = Callable[[int, int, int], Answer]
+"""Group, index of the unit, and how many of its trailing blocks would be read (at least 1).
+
+With fewer blocks to read an answer must be no worse (HIT or PENDING, then RETRY, then MISS); else a length may be overlooked.
+"""
+
+
+def _whole(instance: object, attribute: object, value: int) -> None:
+    name = getattr(attribute, "name", "value")
+    if type(value) is not int or value < 0:
+        raise MisuseError(f"{name} of a unit must be a whole number of at least 0, not {value!r}")
+
+
+@frozen
+class Unit:
+    """One group in units of its scan: blocks on the device, chunks in the host tier."""
+
+    tokens: int = field(validator=_whole)
+    """Tokens of a unit."""
+    window: int | None = field(validator=optional(_whole))
+    """Units before its end that a hit needs; None for all of the prefix, 0 for none."""
+    tail: int = field(validator=_whole)
+    """Trailing blocks of the first unit of a window that are read; a full group has no use for it."""
+    size: int = field(validator=_whole)
+    """Blocks of a unit."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.size < 1 or self.tokens < 1 or self.tokens % self.size:
+            raise MisuseError(f"a unit of {self.tokens} tokens cannot have {self.size} blocks of equal size")
+        if self.tail > self.size or (self.tail == 0 and self.window):
+            raise MisuseError(f"tail of a unit must be 1 to {self.size}, its size in blocks, not {self.tail}")
+
+
+@frozen
+class Found:
+    """The answer to a lookup."""
+
+    length: int
+    """Tokens, those before ``start`` included; ``start`` itself is a miss."""
+    deferred: bool
+    """Whether it rests on something that is not there yet, or may be longer soon."""
+    rounds: int
+    """Passes over the sliding groups."""
+
+
+@frozen
+class _Run:
+    """What a sliding group last agreed on, and which kinds of answer are among what it read for that."""
+
+    length: int
+    pending: bool
+    retry: bool
+
+
+def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, max_rounds: int = 16) -> Found:
+    """The longest length in (*start*, *limit*] tokens on which all groups agree; *start* where there is none.
+
+    *start* is the length of the hit on the device; no unit that ends there or before is asked. Where the groups still disagree
+    after *max_rounds* passes over the sliding ones, that is a miss, and not deferred: no request waits for a quarrel.
+    Raises MisuseError for a call without units, rounds or a start of at least 0.
+    """
+    for name, value, least in (("units", len(units), 1), ("max_rounds", max_rounds, 1), ("start", start, 0)):
+        if value < least:
+            raise MisuseError(f"a lookup needs {name} of at least {least}, not {value}")
+    scan = _Scan(units, start, lcm(*[unit.tokens for unit in units]), ask)
+    length = doubtful = scan.aligned(limit)
+    for group, unit in enumerate(units):
+        if unit.window is None:
+            length, doubt = scan.prefix(group, length)
+            doubtful = min(doubtful, doubt)
+
+    spans = [(unit.window * unit.tokens, group) for group, unit in enumerate(units) if unit.window]
+    windows = [group for _, group in sorted(spans, key=lambda span: -span[0])]
+    runs: dict[int, _Run] = {}
+    rounds = 0
+    while length > start:
+        if any(group not in runs or runs[group].length != length for group in windows):
+            if rounds == max_rounds:
+                return Found(start, False, rounds)
+            rounds += 1
+            for group in windows:
+                # Who agreed on this very length is not asked again.
+                if length > start and (group not in runs or runs[group].length != length):
+                    runs[group] = scan.suffix(group, length)
+                    length = runs[group].length
+        elif scan.hopeful and any(run.retry for run in runs.values()):
+            # With every RETRY a hit this is what may be found later. Now for what is there.
+            scan.hopeful = False
+            runs = {group: run for group, run in runs.items() if not run.retry}
+        else:
+            deferred = not scan.hopeful or doubtful < length or any(run.pending for run in runs.values())
+            return Found(length, deferred, rounds)
+    return Found(start, not scan.hopeful, rounds)
+
+
+@define(eq=False)
+class _Scan:
+    """The questions of one lookup. Lengths and positions are in tokens."""
+
+    units: Sequence[Unit]
+    start: int
+    alignment: int
+    ask: Ask
+    hopeful: bool = True
+    """Whether RETRY counts as a hit in a sliding group."""
+
+    def aligned(self, length: int) -> int:
+        """The longest length up to *length* that is a multiple of every unit."""
+        return length - length % self.alignment
+
+    def blocks_behind(self, unit: Unit) -> int:
+        """How many blocks of the unit that contains ``start`` lie behind it; one that contains it counts."""
+        return -(-(unit.tokens - self.start % unit.tokens) // (unit.tokens // unit.size))
+
+    def prefix(self, group: int, length: int) -> tuple[int, int]:
+        """The longest length up to *length* on which a full group agrees, and where its first doubtful unit begins."""
+        unit, ask, doubtful = self.units[group], self.ask, length
+        tokens, size, blocks = unit.tokens, unit.size, self.blocks_behind(unit)
+        for index in range(self.start // tokens, length // tokens):
+            answer = ask(group, index, blocks)
+            blocks = size  # only the first one can begin before the start
+            if answer is not _HIT:
+                if answer is _MISS:
+                    return self.aligned(index * tokens), doubtful
+                doubtful = min(doubtful, index * tokens)
+        return length, doubtful
+
+    def suffix(self, group: int, length: int) -> _Run:
+        """The longest length up to *length* on which a sliding group agrees. No unit is asked twice."""
+        unit, start = self.units[group], self.start
+        tokens, window, first = unit.tokens, unit.window or 0, start // unit.tokens
+        while length > start:
+            end, pending, retry = length // tokens, False, False
+            for index in range(end - 1, max(end - window, first) - 1, -1):
+                blocks = unit.tail if index == end - window else unit.size
+                if index == first:
+                    blocks = min(blocks, self.blocks_behind(unit))
+                answer = self.ask(group, index, blocks)
+                if answer is _MISS or (answer is _RETRY and not self.hopeful):
+                    # Every length between here and there reads this unit, and no fewer of its blocks.
+                    length = self.aligned(index * tokens)
+                    break
+                pending = pending or answer is _PENDING
+                retry = retry or answer is _RETRY
+            else:
+                return _Run(length, pending, retry)
+        return _Run(length, False, False)

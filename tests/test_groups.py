@@ -1,0 +1,272 @@
+"""A geometry says how far back each kind of attention reads, in blocks and in chunks, and refuses sizes that do not fit.
+
+Method: sizes that can be checked by hand, then every small window beside a token-by-token count that uses no division.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import cast
+
+import attrs
+import pytest
+
+from blocklife.errors import MisuseError
+from blocklife.offload.groups import FullAttention, Geometry, Group, Mamba, SlidingWindow
+
+SMALL_WINDOWS = [(block, window, chunk) for block in (1, 2, 3, 4) for window in range(1, 26) for chunk in (1, 2, 3)]
+
+
+def hybrid(blocks_per_chunk: int = 1) -> Geometry:
+    """One group of each kind, with three sizes of block."""
+    return Geometry((FullAttention(4), SlidingWindow(8, 33), Mamba(16)), blocks_per_chunk)
+
+
+def attended(group: Group, length: int) -> set[int]:
+    """Tokens whose content the token at *length* reads, itself left out."""
+    if isinstance(group, FullAttention):
+        return set(range(length))
+    if isinstance(group, Mamba):
+        return set(range(length)) & {length - 1}
+    return {token for token in range(length) if length - token < group.window_tokens}
+
+
+def blocks_of(tokens: set[int], block_tokens: int) -> set[int]:
+    """The blocks that hold these tokens."""
+    return {token // block_tokens for token in tokens}
+
+
+# --- what follows from the sizes ----------------------------------------------------------------------------------------
+
+
+def test_window_in_chunks_is_none_rounded_up_and_one() -> None:
+    """S4: a full group has no window, a sliding one rounds the tokens that it keeps up, a Mamba group has its last chunk."""
+    assert hybrid().window_chunks == (None, 4, 1)
+    assert hybrid(3).window_chunks == (None, 2, 1)
+    assert hybrid(3).window_blocks == (None, 4, 1)
+
+
+@pytest.mark.parametrize(("window_tokens", "blocks"), [(1, 0), (2, 1), (9, 1), (10, 2), (17, 2), (18, 3)])
+def test_window_keeps_the_tokens_before_the_next_one(window_tokens: int, blocks: int) -> None:
+    """The next token is one of the window's own; what has to be kept is one token less."""
+    geometry = Geometry((SlidingWindow(8, window_tokens),))
+
+    assert geometry.window_blocks == geometry.window_chunks == (blocks,)
+
+
+def test_units_and_alignments_follow_from_the_blocks() -> None:
+    """A hit ends where a block of every group ends, on the device; where a chunk does, in the host tier."""
+    geometry = hybrid(3)
+
+    assert geometry.block_tokens == (4, 8, 16)
+    assert geometry.chunk_tokens == (12, 24, 48)
+    assert (geometry.block_alignment, geometry.chunk_alignment) == (16, 48)
+    assert Geometry((FullAttention(48), Mamba(16)), 2).chunk_alignment == 96
+
+
+@pytest.mark.parametrize(
+    ("group", "length", "needed"),
+    [
+        (0, 0, range(0)),
+        (0, 1, range(1)),
+        (0, 8, range(2)),
+        (0, 9, range(3)),
+        (1, 0, range(0)),
+        (1, 32, range(4)),
+        (1, 33, range(5)),
+        (1, 40, range(1, 5)),
+        (1, 41, range(1, 6)),
+        (2, 0, range(0)),
+        (2, 1, range(1)),
+        (2, 16, range(1)),
+        (2, 17, range(1, 2)),
+    ],
+)
+def test_needed_names_the_blocks_that_are_read(group: int, length: int, needed: range) -> None:
+    """Full groups need all blocks, sliding ones those of the window, Mamba the one with the state; at the start none is."""
+    assert hybrid().needed(group, length) == needed
+
+
+def test_needed_of_a_window_of_one_token_is_the_block_begun() -> None:
+    """A token that attends to itself only reads nothing before it; the block that it is written to is the table's still."""
+    geometry = Geometry((SlidingWindow(4, 1),))
+
+    assert list(geometry.needed(0, 8)) == []
+    assert list(geometry.needed(0, 9)) == [2]
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 2, 4])
+def test_tail_of_groups_without_a_sliding_window(blocks_per_chunk: int) -> None:
+    """A full group reads whole chunks, a Mamba group the last block of its chunk, a window without a chunk nothing."""
+    geometry = Geometry((FullAttention(8), Mamba(8), SlidingWindow(8, 1)), blocks_per_chunk)
+
+    assert [geometry.tail_blocks(group) for group in range(3)] == [blocks_per_chunk, 1, 0]
+
+
+@pytest.mark.parametrize(("block", "window", "chunk"), SMALL_WINDOWS)
+def test_windows_agree_with_a_count_of_tokens(block: int, window: int, chunk: int) -> None:
+    """Blocks needed, blocks and chunks of a window, and the tail of its first chunk are what counting tokens gives."""
+    group = SlidingWindow(block, window)
+    geometry = Geometry((group,), chunk)
+    for length in range(60):
+        begun = {length // block} if length % block else set[int]()
+        assert set(geometry.needed(0, length)) == blocks_of(attended(group, length), block) | begun
+
+    # Far from the beginning, at the end of a chunk, a window has its full size.
+    end = 60 * block * chunk
+    read = blocks_of(attended(group, end), block)
+    chunks = {each // chunk for each in read}
+    assert geometry.window_blocks == (len(read),)
+    assert geometry.window_chunks == (len(chunks),)
+    assert geometry.tail_blocks(0) == sum(each // chunk == min(chunks) for each in read)
+
+
+def test_geometry_is_a_plain_record() -> None:
+    """Equal sizes make equal geometries, also after a copy and in another process; nothing in one can be changed."""
+    geometry = hybrid(3)
+
+    assert geometry == Geometry([FullAttention(4), SlidingWindow(8, 33), Mamba(16)], 3)
+    assert geometry != hybrid(2)
+    assert len({geometry, hybrid(3)}) == 1
+    for other in (pickle.loads(pickle.dumps(geometry)), copy.deepcopy(geometry)):
+        assert (other, other.chunk_tokens, other.window_chunks) == (geometry, geometry.chunk_tokens, geometry.window_chunks)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        geometry.blocks_per_chunk = 1  # type: ignore[misc]
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first", "second"),
+    [((16, 24), 16, 24), ((24, 16), 16, 24), ((4, 48, 8, 32), 32, 48), ((1, 2, 3), 2, 3)],
+)
+def test_blocks_that_share_no_boundaries_are_refused(sizes: tuple[int, ...], first: int, second: int) -> None:
+    """Of two groups' blocks the larger must be a multiple of the smaller; the message has both."""
+    with pytest.raises(MisuseError, match=rf"block_tokens {first} and {second} .*multiple"):
+        Geometry([FullAttention(size) for size in sizes])
+
+
+def test_number_of_groups_has_bounds() -> None:
+    """There is at least one group, and there are at most 256."""
+    with pytest.raises(MisuseError, match=r"1 to 256 groups, not 0"):
+        Geometry(())
+    with pytest.raises(MisuseError, match=r"1 to 256 groups, not 257"):
+        Geometry([FullAttention(16)] * 257)
+
+    assert len(Geometry([FullAttention(16)] * 256).block_tokens) == 256
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [0, -1, True, 2.0, "2"])
+def test_chunks_have_a_whole_number_of_blocks(blocks_per_chunk: object) -> None:
+    """A chunk has at least one block, and a bool is no number."""
+    with pytest.raises(MisuseError, match=rf"blocks_per_chunk .*at least 1, not {blocks_per_chunk!r}"):
+        Geometry((FullAttention(16),), cast(int, blocks_per_chunk))
+
+
+def test_chunks_have_a_largest_size() -> None:
+    """Sixty-four blocks make a chunk, one more does not."""
+    with pytest.raises(MisuseError, match=r"at most 64, not 65"):
+        Geometry((FullAttention(16),), 65)
+
+    assert Geometry((FullAttention(16),), 64).chunk_tokens == (1024,)
+
+
+@pytest.mark.parametrize("tokens", [0, -16, True, 16.0, None])
+@pytest.mark.parametrize("kind", [FullAttention, Mamba, SlidingWindow])
+def test_blocks_have_a_whole_number_of_tokens(kind: type[Group], tokens: object) -> None:
+    """No group has blocks of no tokens, or of something that is no number."""
+    sizes = [tokens, 64] if kind is SlidingWindow else [tokens]
+    with pytest.raises(MisuseError, match=rf"block_tokens of {kind.__name__} .*at least 1, not {tokens!r}"):
+        cast(type[SlidingWindow], kind)(*cast(list[int], sizes))
+
+
+@pytest.mark.parametrize("tokens", [0, -1, False, 1.5])
+def test_windows_have_a_whole_number_of_tokens(tokens: object) -> None:
+    """A token attends to itself at least."""
+    with pytest.raises(MisuseError, match=rf"window_tokens .*at least 1, not {tokens!r}"):
+        SlidingWindow(16, cast(int, tokens))
+
+
+def test_what_is_no_group_is_refused() -> None:
+    """A size alone does not say what kind of group it is."""
+    with pytest.raises(MisuseError, match=r"group 1 must be .*not 16"):
+        Geometry(cast(list[Group], [FullAttention(16), 16]))
+
+
+def test_needed_refuses_a_length_below_zero() -> None:
+    """A request cannot continue before its first token."""
+    with pytest.raises(MisuseError, match=r"at least 0, not -1"):
+        hybrid().needed(0, -1)
+
+
+# --- as a text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["full:16", "swa:16:1024", "mamba:16", "full:16,swa:16:1024,mamba:16", "swa:4:1,swa:8:9,full:64"]
+)
+def test_text_and_geometry_are_the_same(text: str) -> None:
+    """What is parsed is written again as it was."""
+    geometry = Geometry.parse(text, 2)
+
+    assert str(geometry) == text
+    assert geometry.blocks_per_chunk == 2
+    assert Geometry.parse(str(geometry), 2) == geometry
+
+
+def test_text_names_the_groups_in_their_order() -> None:
+    """Each part of a text is one group, the first one number 0, and a chunk is one block unless more are asked for."""
+    assert Geometry.parse("full:4,swa:8:33,mamba:16") == hybrid(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", ""),
+        ("16", "16"),
+        ("full", "full"),
+        ("full:", "full:"),
+        ("full:16,", ""),
+        ("full:16,,mamba:16", ""),
+        ("full:16:16", "full:16:16"),
+        ("swa:16", "swa:16"),
+        ("swa:16:32:64", "swa:16:32:64"),
+        ("mamba:16,window:16", "window:16"),
+        ("FULL:16", "FULL:16"),
+        (" full:16", " full:16"),
+        ("full: 16", "full: 16"),
+        ("full:+16", "full:+16"),
+        ("full:-16", "full:-16"),
+        ("full:1_6", "full:1_6"),
+        ("full:16.0", "full:16.0"),
+        ("full:²", "full:²"),
+        ("full:１６", "full:１６"),
+        ("full:" + "9" * 5000, "9999"),
+        ("full:16;mamba:16", "full:16;mamba:16"),
+    ],
+    ids=lambda each: repr(each)[:24],
+)
+def test_text_that_is_no_geometry_is_refused(text: str, part: str) -> None:
+    """The message quotes the part that could not be read, and says what can be."""
+    with pytest.raises(MisuseError, match=r"is no group: write full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK") as refused:
+        Geometry.parse(text)
+
+    assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("full:0", "at least 1, not 0"),
+        ("swa:16:0", "at least 1, not 0"),
+        ("full:16,mamba:24", "16 and 24"),
+        (",".join(["full:16"] * 257), "1 to 256 groups, not 257"),
+    ],
+    ids=["block", "window", "boundaries", "groups"],
+)
+def test_text_is_checked_like_a_geometry(text: str, message: str) -> None:
+    """A text that can be read is refused for the same sizes, with the same words."""
+    with pytest.raises(MisuseError, match=message):
+        Geometry.parse(text)
