@@ -36,6 +36,10 @@ examples:
   blocklife replay --faults --seed 7                copies that fail, come late, twice, out of order or never
   blocklife replay --faults fail=0.1,never=0.05     the same, with rates of your own
   blocklife replay --workers 2 --contract hold      two ranks; a busy block waits for its copy
+  blocklife replay --groups full:16,swa:16:1024 --blocks-per-chunk 4
+                                                    a hybrid model; slots of 4 blocks of one group
+  blocklife replay --groups full:64,mamba:512 --async --mode lazy --policy arc
+                                                    plan ahead; store what is about to go; forget by ARC
   blocklife replay --json | jq .tokens_hit_host     one report for machines
   blocklife workload generate | blocklife replay -  read the workload from standard input
 """
@@ -107,9 +111,8 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     add("--requests", type=_whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
     sizes: tuple[tuple[str, str], ...] = (
         ("gpu-blocks", "blocks on the device, the null block included"),
-        ("host-slots", "slots in host memory"),
+        ("host-slots", "slots in host memory; a slot holds one chunk"),
         ("block-bytes", "bytes of a block"),
-        ("block-tokens", "tokens of a block; divides 512"),
         ("workers", "ranks; each has its own memory and copies its share of every job"),
         ("step-tokens", "tokens that a step computes at most"),
         ("max-running", "requests that run or load at the same time"),
@@ -120,6 +123,7 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     for name, meaning in sizes:
         default = getattr(defaults, name.replace("-", "_"))
         add(f"--{name}", type=_whole, metavar="N", default=default, help=f"{meaning} (default {default})")
+    _add_groups(parser)
     add("--contract", choices=("fence", "hold"), default="fence", help="what may happen to a block that a copy reads")
     add(
         "--checking",
@@ -153,6 +157,33 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     add("--record", metavar="FILE", help="write every committed transition as a JSON line")
     add("--json", action="store_true", help="print one JSON report instead of tables")
     parser.set_defaults(run=_replay)
+
+
+def _add_groups(parser: argparse.ArgumentParser) -> None:
+    """What the model is like, and how it is offloaded."""
+    from blocklife.engines.toy.replay import DEFAULT_BLOCK_TOKENS
+
+    add = parser.add_argument
+    add(
+        "--groups",
+        metavar="GROUPS",
+        help="full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK, in tokens, with commas between; blocks divide 512",
+    )
+    add(
+        "--block-tokens",
+        type=_whole,
+        metavar="N",
+        help=f"short for --groups full:N (default {DEFAULT_BLOCK_TOKENS}; not together with --groups)",
+    )
+    add("--blocks-per-chunk", type=_whole, default=1, metavar="N", help="blocks that are offloaded as one (default 1)")
+    add(
+        "--mode",
+        choices=("eager", "lazy"),
+        default="eager",
+        help="store content as it fills, or when it is about to go (default eager)",
+    )
+    add("--async", dest="asynchronous", action="store_true", help="plan each step while the one before it runs")
+    add("--policy", choices=("lru", "arc"), default="lru", help="what the host tier forgets first (default lru)")
 
 
 def _add_workload(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -220,6 +251,7 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
     from blocklife.copiers.faults import FaultRates
     from blocklife.engines.toy.replay import ReplayOptions
     from blocklife.ledger import Checking, Contract
+    from blocklife.offload import Mode
 
     if args.requests is not None and args.requests < 1:
         raise MisuseError(f"--requests must be at least 1, not {args.requests}")
@@ -228,6 +260,11 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
         host_slots=args.host_slots,
         block_bytes=args.block_bytes,
         block_tokens=args.block_tokens,
+        groups=args.groups,
+        blocks_per_chunk=args.blocks_per_chunk,
+        mode=Mode[args.mode.upper()],
+        asynchronous=args.asynchronous,
+        policy=args.policy,
         workers=args.workers,
         step_tokens=args.step_tokens,
         max_running=args.max_running,
@@ -296,11 +333,12 @@ def _progress(replay: Replay) -> Iterator[Callable[[], None]]:
 
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("requests", ("requests", "skipped_requests", "aborted_requests", "preemptions", "steps", "seconds",
+    ("requests", ("requests", "skipped_requests", "aborted_requests", "preemptions", "deferred_lookups", "steps", "seconds",
                   "scheduler_us_per_step")),
     ("tokens", ("tokens_computed", "tokens_hit_gpu", "tokens_hit_host")),
-    ("copies", ("blocks_stored", "blocks_loaded", "bytes_stored", "bytes_loaded", "already_stored", "refused_stores", "flushes",
-                "failed_loads", "late_completions", "duplicate_completions", "unknown_completions", "stale_detected")),
+    ("copies", ("blocks_stored", "blocks_loaded", "bytes_stored", "bytes_loaded", "already_stored", "already_in_flight",
+                "partial_chunks", "refused_stores", "stale_entries", "flushes", "failed_loads", "late_completions",
+                "duplicate_completions", "unknown_completions", "stale_detected")),
     ("proof", ("verified_blocks", "corrupt_blocks", "leaked_places", "violations")),
 )  # fmt: skip
 
@@ -319,9 +357,17 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
     for title, names in _SECTIONS:
         for number, name in enumerate(names):
             table.add_row(title if number == 0 else "", name.replace("_", " "), f"{values[name]:,}")
+            if name == "flushes":
+                for cause, count in report.flushes_by_cause.items():
+                    table.add_row("", f"flushes, {cause}", f"{count:,}")
         if title == "copies":
             for state, count in report.jobs.items():
                 table.add_row("", f"jobs {state}", f"{count:,}")
+        if title == "tokens":
+            hits = zip(report.groups.split(","), report.blocks_hit_gpu, report.blocks_hit_host, strict=True)
+            for number, (group, gpu, host) in enumerate(hits):
+                table.add_row("blocks hit" if number == 0 else "", f"{group} gpu", f"{gpu:,}")
+                table.add_row("", f"{group} host", f"{host:,}")
     console.print(table)
     counts = [count for rows in report.transitions.values() for count in rows.values() if count]
     console.print(f"\n{sum(counts):,} transitions over {len(counts)} edges ({options.contract.name.lower()} contract)")

@@ -29,8 +29,8 @@ ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "blocklife"]
 LINE = '{"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1,2]}\n'
 SIZES = (
-    "gpu-blocks", "host-slots", "block-bytes", "block-tokens", "workers", "step-tokens", "max-running", "link-blocks",
-    "max-jobs", "deadline",
+    "gpu-blocks", "host-slots", "block-bytes", "block-tokens", "blocks-per-chunk", "workers", "step-tokens", "max-running",
+    "link-blocks", "max-jobs", "deadline",
 )  # fmt: skip
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 SECONDS_MAX = 60
@@ -160,6 +160,22 @@ def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: 
         (["replay", "--record"], "expected one argument"),
         (["replay", "--block-tokens", "100"], "--block-tokens must divide 512"),
         (["replay", "--block-tokens", "1024"], "--block-tokens can be at most 512"),
+        (["replay", "--groups", "full:16", "--block-tokens", "128"], "--block-tokens 128 and --groups full:16 both name"),
+        (["replay", "--groups", "full:16", "--block-tokens", "16"], "--block-tokens 16 and --groups full:16 both name"),
+        (["replay", "--groups", "half:16"], "--groups: 'half:16' is no group: write full:BLOCK"),
+        (["replay", "--groups", "swa:16"], "--groups: 'swa:16' is no group"),
+        (["replay", "--groups", "full:16,,mamba:16"], "--groups: '' is no group"),
+        (["replay", "--groups", "full:24"], "--groups: full:24 has blocks that do not divide 512"),
+        (["replay", "--groups", "full:16,swa:16:0"], "--groups: window_tokens of SlidingWindow must be a whole number"),
+        (["replay", "--groups", "mamba:1024"], "--groups: mamba:1024 has blocks that do not divide 512"),
+        (["replay", "--groups", "full:16" + ",full:16" * 256], "--groups: a geometry has 1 to 256 groups, not 257"),
+        (["replay", "--groups", "full:" + "9" * 5_000], "--groups: 'full:999"),
+        (["replay", "--groups"], "expected one argument"),
+        (["replay", "--blocks-per-chunk", "65"], "--blocks-per-chunk can be at most 64"),
+        (["replay", "--host-slots", str(1 << 30), "--blocks-per-chunk", "64"], "x --blocks-per-chunk 64) x --block-bytes"),
+        (["replay", "--mode", "idle"], "invalid choice: 'idle'"),
+        (["replay", "--policy", "fifo"], "invalid choice: 'fifo'"),
+        (["replay", "--async=2"], "ignored explicit argument '2'"),
         (["replay", "--block-bytes", "12"], "--block-bytes must be a multiple of 8"),
         (["replay", "--gpu-blocks", "1"], "--gpu-blocks must be at least 2"),
         (["replay", "--gpu-blocks", str(1 << 31)], "this machine has"),
@@ -287,6 +303,27 @@ def test_cli_json_has_every_field(workload: Path, capsys: Capture) -> None:
     assert report["requests"] == 2
     assert set(report["transitions"]) == {"block", "slot", "job", "request"}
     assert set(report["jobs"]) == {"DONE", "FAILED", "CANCELLED"}
+
+
+def test_cli_replays_a_hybrid_model(workload: Path, capsys: Capture) -> None:
+    """All options of groups and offload together; figures by group and by cause are in both outputs."""
+    argv = (
+        "replay", str(workload), "--groups", "full:32,swa:64:100,mamba:128", "--blocks-per-chunk", "2", "--mode", "lazy",
+        "--async", "--policy", "arc", "--workers", "2", "--link-blocks", "1", "--gpu-blocks", "50",
+    )  # fmt: skip
+    status, out, err = call(capsys, *argv)
+    _, found, _ = call(capsys, *argv, "--json")
+    report = json.loads(found)
+
+    assert (status, err) == (0, "")
+    assert (report["groups"], report["blocks_per_chunk"]) == ("full:32,swa:64:100,mamba:128", 2)
+    assert len(report["blocks_hit_gpu"]) == len(report["blocks_hit_host"]) == 3
+    assert report["flushes"] == sum(report["flushes_by_cause"].values()) > 0
+    for name in (
+        "full:32 gpu", "swa:64:100 host", "mamba:128 gpu", "flushes, ", "already in flight", "partial chunks",
+        "stale entries", "deferred lookups",
+    ):  # fmt: skip
+        assert name in out
 
 
 def test_cli_skips_a_request_that_does_not_fit(workload: Path, capsys: Capture) -> None:

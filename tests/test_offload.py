@@ -1,404 +1,1087 @@
-"""The host tier forgets the right slot, and the offload scheduler wishes, refuses and flushes as it says.
+"""What an engine calls, and what it is told when it calls in the wrong order: every method of the offload scheduler.
 
-Method: the real ledger, small enough to count on one hand; keys are readable, and a store lands when a test says so.
+Method: rigs, small enough to count on one hand; tokens are letters, and a copy lands when a test says so. What is refused must
+leave the ledger and the scheduler as they were, byte for byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable
 
 import pytest
 
-from blocklife.errors import CapacityError
-from blocklife.ledger import Contract, Ledger, Plan, Seal
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
-from blocklife.offload import HostTier, OffloadScheduler
-from blocklife.states import Block, Job, Request, Slot
-from tests.worlds import hand_out_all, held, keys, make_ledger, ready, report, sealed, store, unchanged
+from blocklife.errors import BlocklifeError, CapacityError, MisuseError
+from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Result, Worker
+from blocklife.offload import FullHit, Geometry, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies
+from blocklife.states import Request
+from tests.rigs import Rig, key, letters, scheduler_refuses, sources, targets
+from tests.worlds import BOTH
+
+# --- one life ----------------------------------------------------------------------------------------------------------------
+
+
+def test_content_is_stored_as_it_fills_and_loaded_when_the_device_has_forgotten_it() -> None:
+    """A step plans the stores of what it fills, the next one submits them; later all of it comes back as one load."""
+    rig = Rig()
+    rig.add("a", letters(10))
+    rig.let_in("a")
+    first, second = rig.tick(), rig.tick()
+    rig.scheduler.finish("a")
+    rig.forget_device()
+    rig.add("b", letters(10))
+    hit = rig.hit("b")
+    runs = rig.scheduler.admit("b", hit, 2)
+    load = rig.tick()
+
+    assert first.empty
+    assert sources(second) == [[1, 2]]
+    assert rig.stored() == ["abcd", "abcdefgh"]
+    assert (hit.tokens, hit.device_tokens, hit.host_tokens, hit.compute_from, hit.deferred) == (8, 0, 8, 8, False)
+    assert not runs
+    assert targets(load) == [rig.blocks("b")]
+    assert rig.settled.loaded == ("b",)
+    assert rig.ledger.request_state("b") is Request.RUNNING
+    assert rig.scheduler.progress("b").computed == 8
+
+
+def test_hit_on_the_device_is_shared_and_needs_no_load() -> None:
+    """Two requests with one prompt hold the same blocks; only the end is computed."""
+    rig = Rig()
+    rig.add("a", letters(10))
+    rig.let_in("a")
+    rig.tick()
+    rig.add("b", letters(8) + "zz")
+    hit = rig.hit("b")
+    runs = rig.scheduler.admit("b", hit, 2)
+
+    assert (hit.tokens, hit.device_tokens, hit.compute_from) == (8, 8, 8)
+    assert runs
+    assert rig.blocks("b")[:2] == rig.blocks("a")[:2]
+    assert rig.scheduler.statistics().device_hits == (2,)
+
+
+def test_hit_goes_on_in_the_host_tier_behind_the_device() -> None:
+    """The device has the first half, the host both: only the second half is loaded."""
+    rig = Rig(blocks=5)
+    rig.fill("a", letters(13))
+    rig.add("x", letters(8, "p"))
+    rig.let_in("x")  # takes the block that is handed out first: the end of the prefix
+    rig.add("b", letters(13))
+    hit = rig.hit("b")
+
+    assert rig.stored() == ["abcd", "abcdefgh", "abcdefghijkl"]
+    assert 0 < hit.device_tokens < 12
+    assert (hit.tokens, len(hit.slots[0])) == (12, (12 - hit.device_tokens) // 4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tokens", "compute_from"),
+    [(FullHit.DROP_LAST_BLOCK, 4, 4), (FullHit.RECOMPUTE_LAST_TOKEN, 8, 7)],
+    ids=["drop", "recompute"],
+)
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_hit_on_the_whole_prompt(policy: FullHit, tokens: int, compute_from: int, where: str) -> None:
+    """Something is left to compute: a block, or one token of a block that is final already."""
+    rig = Rig(policies=Policies(full_hit=policy))
+    rig.fill("a", letters(8))
+    if where == "host":
+        rig.forget_device()
+    rig.add("b", letters(8))
+    hit = rig.hit("b")
+    runs = rig.scheduler.admit("b", hit, 8 - compute_from)
+    rig.tick()
+    if not runs:
+        rig.scheduler.grow({"b": 8 - compute_from})
+        rig.tick()
+
+    assert (hit.tokens, hit.compute_from) == (tokens, compute_from)
+    assert rig.scheduler.progress("b").computed == 8
+    assert rig.scheduler.progress("b").known == 9
+
+
+def test_window_of_a_recomputed_token_reaches_one_token_further_back() -> None:
+    """The last token is read for once more, with its own window: one block more than the next token would need."""
+    found = []
+    for policy in FullHit:
+        rig = Rig("swa:2:3", policies=Policies(full_hit=policy))
+        rig.fill("a", letters(8))
+        rig.add("b", letters(8))
+        hit = rig.hit("b")
+        found.append((hit.compute_from, len(hit.lives[0])))
+
+    assert found == [(6, 1), (7, 2)]
+
 
-
-def lives_of(ledger: Ledger, request: str, names: Sequence[bytes]) -> list[int]:
-    """Lives of sealed blocks, as a plain list."""
-    return [int(life) for life in sealed(ledger, request, names).lives]
-
-
-def settle(ledger: Ledger, plan: Plan, now: float = 0.0, land: bool = False) -> None:
-    """The workers have run the plan; where told, all its stores have arrived."""
-    done = [report(transfer.job) for transfer in plan.stores] if land else []
-    ledger.settle(plan.number, now, completions=done)
-
-
-def stored(plan: Plan) -> list[list[int]]:
-    return [transfer.source.tolist() for transfer in plan.stores]
-
-
-def blocks(lives: Sequence[int]) -> list[int]:
-    return [life & ID_MASK for life in lives]
-
-
-# --- the host tier ------------------------------------------------------------------------------------------------------
-
-
-def tier_of(num_slots: int = 3) -> tuple[Ledger, HostTier]:
-    """A tier whose slots are all READY, in the order 0, 1, 2 of their last use."""
-    ledger = make_ledger(num_slots=num_slots, num_blocks=8)
-    tier = HostTier(ledger)
-    for number in range(num_slots):
-        (slot,) = tier.reserve(1)
-        ready(ledger, f"k{number}", slot)
-    return ledger, tier
-
-
-def test_tier_gives_empty_slots_first() -> None:
-    """As long as a slot is empty nothing is forgotten."""
-    ledger = make_ledger(num_slots=3)
-    tier = HostTier(ledger)
-    ready(ledger, "k", tier.reserve(1)[0])
-    taken = tier.reserve(2)
-
-    assert sorted([*taken, 0]) == [0, 1, 2]
-    assert ledger.slots.at(0) is Slot.READY
-
-
-def test_tier_forgets_the_least_recently_used_first() -> None:
-    """A slot that was touched outlives those that were not."""
-    ledger, tier = tier_of()
-    tier.touch([0])
-    first = tier.reserve(1)
-    ready(ledger, "new", first[0])
-    second = tier.reserve(1)
-
-    assert (first, second) == ([1], [2])
-    assert ledger.find_slots(keys("k0")) == [0]
-    assert ledger.find_slots(keys("k1")) == []
-
-
-def test_tier_touch_keeps_the_order_it_was_given() -> None:
-    """Of several slots touched at once the last is the most recent."""
-    _, tier = tier_of()
-    tier.touch([2, 0])
-
-    assert tier.reserve(3) == [1, 2, 0]
-
-
-def test_tier_takes_empty_and_old_slots_together() -> None:
-    """One empty slot and one eviction serve a store of two."""
-    ledger, tier = tier_of()
-    ledger.evict([1])
-
-    assert tier.reserve(2) == [1, 0]
-    assert ledger.slots.at(2) is Slot.READY
-
-
-def test_tier_refuses_without_a_change() -> None:
-    """A store larger than what can be forgotten gets nothing, and nothing is forgotten for it."""
-    ledger, tier = tier_of()
-    ledger.pin("lookup", [0])
-    with unchanged(ledger):
-        found = tier.reserve(3)
-
-    assert found == []
-    assert tier.reserve(2) == [1, 2]
-
-
-def test_tier_never_evicts_what_is_pinned_or_written() -> None:
-    """Pinned slots and slots that a store fills are not asked for, though they are the oldest."""
-    ledger, tier = tier_of()
-    ledger.pin("lookup", [0])
-    (slot,) = tier.reserve(1)
-    store(ledger, sealed(ledger, "a", keys("new")), keys("new"), slot)
-    with unchanged(ledger):
-        too_many = tier.reserve(2)
-
-    assert slot == 1
-    assert too_many == []
-    assert tier.reserve(1) == [2]
-
-
-def test_tier_finds_a_slot_again_that_has_emptied() -> None:
-    """A store that failed leaves its slot to the next one, which makes it the most recent."""
-    ledger = make_ledger(num_slots=2)
-    tier = HostTier(ledger)
-    (slot,) = tier.reserve(1)
-    ledger.cancel(store(ledger, sealed(ledger, "a", keys("lost")), keys("lost"), slot))
-
-    assert tier.reserve(1) == [slot]
-
-
-def test_tier_knows_the_slots_that_were_filled_before_it() -> None:
-    """A tier over a ledger with content forgets that content like its own, those it was not told of first."""
-    ledger = make_ledger(num_slots=3, num_blocks=8)
-    for number in range(3):
-        ready(ledger, f"k{number}", number)
-    tier = HostTier(ledger)
-    tier.touch([0])
-
-    assert tier.reserve(3) == [1, 2, 0]
-
-
-def test_tier_touch_takes_a_slot_that_it_has_never_seen() -> None:
-    """Somebody else filled it; from its first use on it counts."""
-    ledger = make_ledger(num_slots=1)
-    tier = HostTier(ledger)
-    ready(ledger, "k")
-    tier.touch([0])
-
-    assert tier.reserve(1) == [0]
-
-
-# --- wishes -------------------------------------------------------------------------------------------------------------
-
-
-def offload_of(**changes: object) -> tuple[Ledger, OffloadScheduler]:
-    given: dict[str, object] = {"num_blocks": 8, "num_slots": 4, "requests": ("a", "b")}
-    ledger = make_ledger(**{**given, **changes})  # type: ignore[arg-type]
-    return ledger, OffloadScheduler(ledger, HostTier(ledger))
-
-
-def test_offload_stores_what_is_wished_and_finds_it_again() -> None:
-    """A wish becomes one job of the next plan; landed, its content is found, and not stored twice."""
-    ledger, offload = offload_of()
-    names = keys("x", "y")
-    lives = lives_of(ledger, "a", names)
-    offload.store("a", lives, names)
-    plan = offload.build_plan(1.0)
-    settle(ledger, plan, 1.0, land=True)
-    offload.store("a", lives, names)
-    again = offload.build_plan(2.0)
-
-    assert stored(plan) == [blocks(lives)]
-    assert offload.lookup(keys("x", "y", "z")) == plan.stores[0].target.tolist()
-    assert again.empty
-    assert (offload.statistics().already_stored, offload.statistics().waiting) == (2, 0)
-
-
-def test_offload_stores_content_once_while_it_is_on_its_way() -> None:
-    """Two requests with the same content: the second store finds the first in flight, within one plan and later."""
-    ledger, offload = offload_of()
-    one, two, three = (lives_of(ledger, request, keys("x")) for request in ("a", "b", "a"))
-    offload.store("a", one, keys("x"))
-    offload.store("b", two, keys("x"))
-    plan = offload.build_plan(1.0)
-    settle(ledger, plan, 1.0)
-    offload.store("a", three, keys("x"))
-    later = offload.build_plan(2.0)
-
-    assert stored(plan) == [blocks(one)]
-    assert later.empty
-    assert offload.statistics().already_stored == 2
-
-
-def test_offload_names_a_key_once_in_a_job() -> None:
-    """One wish with a key twice stores its first block."""
-    ledger, offload = offload_of()
-    lives = lives_of(ledger, "a", keys("x", "x"))
-    offload.store("a", lives, keys("x", "x"))
-
-    assert stored(offload.build_plan(1.0)) == [blocks(lives)[:1]]
-
-
-def test_offload_makes_one_job_a_request() -> None:
-    """What a request wished in several calls goes in one job; requests are served in the order of their wishes."""
-    ledger, offload = offload_of()
-    first, second, third = lives_of(ledger, "a", keys("x")), lives_of(ledger, "b", keys("y")), lives_of(ledger, "a", keys("z"))
-    offload.store("b", second, keys("y"))
-    offload.store("a", first, keys("x"))
-    offload.store("a", third, keys("z"))
-
-    assert stored(offload.build_plan(1.0)) == [blocks(second), blocks(first + third)]
-
-
-def test_offload_splits_a_wish_that_is_larger_than_a_job() -> None:
-    """Neither the tier nor the link can take it at once; it goes in order, a job a step."""
-    ledger, _ = offload_of(num_slots=8)
-    offload = OffloadScheduler(ledger, HostTier(ledger), max_job_blocks=2)
-    lives = lives_of(ledger, "a", keys("u", "v", "w"))
-    offload.store("a", lives, keys("u", "v", "w"))
-    first = offload.build_plan(1.0)
-    settle(ledger, first, 1.0)
-    second = offload.build_plan(2.0)
-
-    assert stored(first) + stored(second) == [blocks(lives)[:2], blocks(lives)[2:]]
-    assert OffloadScheduler(make_ledger(num_slots=3), HostTier(ledger)).max_job_blocks == 3
-
-
-def test_offload_drops_a_wish_whose_life_is_over() -> None:
-    """Blocks that were handed out again meanwhile are struck and counted; the others are stored."""
-    ledger, offload = offload_of(num_slots=1, num_blocks=4)
-    ready(ledger, "full", offload.tier.reserve(1)[0], "b")
-    ledger.pin("lookup", [0])
-    lives = lives_of(ledger, "a", keys("x", "y"))
-    offload.store("a", lives, keys("x", "y"))
-    refused = offload.build_plan(1.0)
-    settle(ledger, refused, 1.0)
-    ledger.release("a", [0])
-    ledger.drop(lives[:1])
-    ledger.unpin("lookup", [0])
-    plan = offload.build_plan(2.0)
-
-    assert refused.empty
-    assert stored(plan) == [blocks(lives)[1:]]
-    assert (offload.statistics().stale, offload.statistics().refused_stores) == (1, 1)
-
-
-def test_offload_never_stores_a_new_tenant_under_an_old_name() -> None:
-    """The block is the same, held and sealed again; only its epoch says that the wish meant somebody else."""
-    ledger, offload = offload_of(num_blocks=2)
-    lives = lives_of(ledger, "a", keys("old"))
-    offload.store("a", lives, keys("old"))
-    ledger.preempt("a")
-    again = lives_of(ledger, "b", keys("new"))
-    plan = offload.build_plan(1.0)
-
-    assert blocks(again) == blocks(lives)
-    assert plan.empty
-    assert offload.statistics().stale == 1
-
-
-def test_offload_wishes_stay_few_while_stores_are_refused() -> None:
-    """Tenant after tenant wishes in vain behind a wish that lives: of each block only the last waits, the former are stale."""
-    ledger, offload = offload_of(num_slots=1, num_blocks=5)
-    ready(ledger, "full", offload.tier.reserve(1)[0], "b")
-    ledger.pin("lookup", [0])
-    offload.store("a", lives_of(ledger, "a", keys("head")), keys("head"))
-    for number in range(40):
-        ledger.add_request(f"r{number}")
-        ledger.admit(f"r{number}")
-        names = keys(f"x{number}", f"y{number}")
-        offload.store(f"r{number}", lives_of(ledger, f"r{number}", names), names)
-        settle(ledger, offload.build_plan(float(number)), float(number))
-        ledger.finish(f"r{number}")
-        assert offload.statistics().waiting <= len(ledger.blocks)
-    found = offload.statistics()
-
-    assert len(offload._wishes) <= len(ledger.blocks)
-    assert found.stale + found.waiting == 81
-
-
-def test_offload_hears_a_wish_twice() -> None:
-    """The same life from two requests, and a life that is over already: one waits, both others are counted."""
-    ledger, offload = offload_of()
-    lives = lives_of(ledger, "a", keys("x"))
-    for request in ("a", "b"):
-        offload.store(request, lives, keys("x"))
-    offload.store("b", [lives[0] + (1 << EPOCH_SHIFT)], keys("z"))
-    found = offload.statistics()
-
-    assert (found.waiting, found.already_stored, found.stale) == (1, 1, 1)
-    assert stored(offload.build_plan(1.0)) == [blocks(lives)]
-
-
-@pytest.mark.parametrize("why", ["slots", "jobs"])
-def test_offload_refusal_keeps_the_wish_at_the_head(why: str) -> None:
-    """Nothing overtakes a refused wish, and it goes first when there is room again."""
-    ledger, offload = offload_of(num_slots=2, max_jobs=1 if why == "jobs" else 8)
-    other = lives_of(ledger, "b", keys("p", "q"))
-    offload.store("b", other if why == "slots" else other[:1], keys("p", "q") if why == "slots" else keys("p"))
-    running = offload.build_plan(1.0)
-    settle(ledger, running, 1.0)
-    first, second = lives_of(ledger, "a", keys("x")), lives_of(ledger, "b", keys("y"))
-    offload.store("a", first, keys("x"))
-    offload.store("b", second, keys("y"))
-    refused = offload.build_plan(2.0)
-    waiting = offload.statistics()
-    settle(ledger, refused, 2.0)
-    ledger.complete(report(running.stores[0].job))
-    plan = offload.build_plan(3.0)
-
-    assert refused.empty
-    assert (waiting.refused_stores, waiting.waiting) == (1, 2)
-    assert stored(plan)[0] == blocks(first)
-
-
-def test_offload_wish_waits_while_its_block_is_flushed() -> None:
-    """A new tenant's block that stands behind a wait is stored after the wait is proven, not before."""
-    ledger, offload = offload_of(num_blocks=2)
-    old = lives_of(ledger, "a", keys("old"))
-    offload.store("a", old, keys("old"))
-    settle(ledger, offload.build_plan(1.0), 1.0)
-    ledger.finish("a")
-    new = [int(life) for life in held(ledger, "b").lives]
-    offload.store("b", new, keys("new"))
-    flushed = ledger.blocks.at(blocks(new)[0])
-    plan = offload.build_plan(2.0)
-    settle(ledger, plan, 2.0)
-    later = offload.build_plan(3.0)
-    ledger.settle(later.number, 3.0, seals=[Seal(0, new, keys("new"))])
-
-    assert flushed is Block.FLUSHED
-    assert stored(plan) == []
-    assert len(plan.flushes) == 1
-    assert stored(later) == []
-    assert stored(offload.build_plan(4.0)) == [blocks(new)]
-
-
-def test_offload_flushes_the_jobs_of_who_was_preempted() -> None:
-    """Their blocks may be handed out in this very step; the jobs of others are left alone."""
-    ledger, offload = offload_of()
-    for request, name in (("a", "x"), ("b", "y")):
-        offload.store(request, lives_of(ledger, request, keys(name)), keys(name))
-    running = offload.build_plan(1.0)
-    settle(ledger, running, 1.0)
-    ledger.preempt("a")
-    plan = offload.build_plan(2.0, preempted=["a"])
-
-    assert plan.flushes == (running.stores[0].job,)
-    assert ledger.job_state(running.stores[0].job) is Job.FLUSHED
-    assert ledger.job_state(running.stores[1].job) is Job.IN_FLIGHT
-
-
-def test_offload_flushes_everything_in_the_last_step() -> None:
-    """Nobody is left who would tick for a copy: all are waited for, and nothing is pending afterwards."""
-    ledger, offload = offload_of()
-    for request, name in (("a", "x"), ("b", "y")):
-        offload.store(request, lives_of(ledger, request, keys(name)), keys(name))
-    settle(ledger, running := offload.build_plan(1.0), 1.0)
-    for request in ("a", "b"):
-        ledger.finish(request)
-    plan = offload.build_plan(2.0, last=True)
-    before = offload.has_pending_work()
-    settle(ledger, plan, 2.0)
-
-    assert set(plan.flushes) == {transfer.job for transfer in running.stores}
-    assert before
-    assert not offload.has_pending_work()
-
-
-def test_offload_forgets_wishes() -> None:
-    """After an interrupt nothing new is stored."""
-    ledger, offload = offload_of()
-    offload.store("a", lives_of(ledger, "a", keys("x")), keys("x"))
-    offload.forget_wishes()
-
-    assert offload.statistics().waiting == 0
-    assert offload.build_plan(1.0).empty
-
-
-def test_offload_loads_and_touches() -> None:
-    """A load pins its slot, makes the request wait, and counts as a use."""
-    ledger, _ = offload_of(num_slots=2)
-    tier = HostTier(ledger)
-    offload = OffloadScheduler(ledger, tier)
-    for name in ("x", "y"):
-        ready(ledger, name, tier.reserve(1)[0])
-    ledger.add_request("c")
-    (slot,) = offload.lookup(keys("x"))
-    offload.load("c", ledger.allocate("c", 1), [slot])
-    plan = offload.build_plan(1.0)
-    ledger.settle(plan.number, 1.0, completions=[report(plan.loads[0].job)])
-
-    assert ledger.request_state("c") is Request.RUNNING
-    assert plan.loads[0].source.tolist() == [slot]
-    assert tier.reserve(2) == [1 - slot, slot]
-
-
-def test_offload_under_hold_gives_no_busy_block_away() -> None:
-    """Without a fence no wait is ever needed for a hand-out: the block is not there to be had."""
-    ledger, offload = offload_of(contract=Contract.HOLD, num_blocks=3)
-    offload.store("a", lives_of(ledger, "a", keys("x", "y")), keys("x", "y"))
-    settle(ledger, offload.build_plan(1.0), 1.0)
-    ledger.finish("a")
-
-    assert hand_out_all(ledger, "b") == []
-    with pytest.raises(CapacityError, match="2 are freeing soon"):
-        ledger.allocate("b", 1)
+# --- pins and caps -----------------------------------------------------------------------------------------------------------
+
+
+def pinned(rig: Rig) -> int:
+    """Slots that somebody counts on."""
+    return rig.tier.statistics().pinned
+
+
+@pytest.mark.parametrize("end", ["plan", "again", "abort", "reset", "load"])
+def test_lookup_pins_what_it_counted_until_its_step_ends(end: str) -> None:
+    """The pins go with the plan, with another lookup, with the request, and pass to the load, which lets go when it lands."""
+    rig = Rig()
+    rig.fill("a", letters(12))
+    rig.forget_device()
+    rig.add("b", letters(13))
+    hit = rig.hit("b")
+    during = pinned(rig)
+    held = dict(rig.ledger.holders)
+    if end == "plan":
+        rig.plan()
+    elif end == "again":
+        rig.scheduler.lookup("b", 5)
+    elif end == "abort":
+        rig.scheduler.abort("b")
+    elif end == "reset":
+        rig.scheduler.reset()
+    else:
+        rig.scheduler.admit("b", hit, 1)
+    after = pinned(rig)
+
+    assert during == 3
+    assert list(held) == ["lookup b"]
+    assert after == {"again": 1, "load": 3}.get(end, 0)
+    assert rig.ledger.holders == ({"lookup b": {hit.slots[0][0]: 1}} if end == "again" else {})
+    if end == "load":
+        rig.tick()
+        assert pinned(rig) == 0
+
+
+def test_deferred_lookup_is_answered_from_memory_until_a_job_has_ended() -> None:
+    """Asking again costs nothing while nothing has ended; then it is looked up again."""
+    rig = Rig()
+    rig.add("a", letters(8))
+    rig.let_in("a")
+    rig.tick(land=False)
+    rig.tick(land=False)
+    rig.scheduler.preempt("a")
+    rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
+    asked: list[int] = []
+    keys = rig.scheduler._requests["a"].keys
+
+    def counted(group: int, start: int, stop: int) -> object:
+        asked.append(group)
+        return keys(group, start, stop)
+
+    rig.scheduler._requests["a"].keys = counted  # type: ignore[assignment]
+    first = rig.hit("a")
+    calls = len(asked)
+    again = rig.hit("a")
+
+    assert first.deferred
+    assert again.deferred
+    assert calls == len(asked) == 1
+    rig.plan()
+    rig.settle()
+    assert not rig.hit("a").deferred
+    assert rig.scheduler.statistics().deferred == 1
+
+
+@pytest.mark.parametrize(("cap", "tokens"), [(0, 0), (3, 0), (4, 4), (9, 8), (None, 12)])
+def test_max_load_tokens_bounds_what_is_loaded(cap: int | None, tokens: int) -> None:
+    """So many tokens behind the device's hit, rounded down to chunks."""
+    rig = Rig(policies=Policies(max_load_tokens=cap))
+    rig.fill("a", letters(13))
+    rig.forget_device()
+    rig.add("b", letters(13))
+
+    assert rig.hit("b").host_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("policies", "texts"),
+    [
+        (Policies(), ["abcd", "abcdefgh", "abcdefghijkl"]),
+        (Policies(max_store_tokens=0), []),
+        (Policies(max_store_tokens=7), ["abcd"]),
+        (Policies(prompt_only=True), ["abcd"]),
+        (Policies(prompt_only=True, max_store_tokens=3), []),
+    ],
+    ids=["all", "none", "seven", "prompt", "both"],
+)
+def test_caps_on_what_is_stored(policies: Policies, texts: list[str]) -> None:
+    """The first tokens of a request, those of its prompt; in a step and at its end alike."""
+    rig = Rig(policies=policies)
+    rig.add("a", letters(16), prompt=6)
+    rig.let_in("a")
+    rig.tick()
+    for _ in range(7):
+        rig.scheduler.grow()
+        rig.tick()
+    rig.scheduler.finish("a")
+    rig.drain()
+
+    assert rig.stored() == texts
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_max_load_failures_ends_the_looking(failures: int) -> None:
+    """A request whose loads were lost looks no further than the device; others still load, unless none is to be tried."""
+    rig = Rig(policies=Policies(max_load_failures=failures))
+    rig.add("b", letters(9))
+    for attempt in range(failures):
+        rig.fill(f"a{attempt}", letters(8))
+        rig.forget_device()
+        assert not rig.let_in("b")
+        rig.tick(ok=False)
+        assert rig.settled.failed == ("b",)
+        assert rig.ledger.request_state("b") is Request.WAITING
+        assert rig.ledger.table("b") == []
+    rig.fill("again", letters(8))
+    rig.forget_device()
+    rig.add("c", letters(9))
+
+    assert rig.hit("b").host_tokens == 0
+    assert rig.hit("c").host_tokens == (8 if failures else 0)
+
+
+def test_no_load_for_a_request_whose_own_store_is_unresolved() -> None:
+    """Its earlier store may still fail: it waits for the store, and loads when it is over."""
+    rig = Rig()
+    rig.fill("b", letters(4))
+    rig.add("a", letters(9))
+    rig.let_in("a")
+    rig.tick(land=False)
+    rig.tick(land=False)
+    rig.scheduler.preempt("a")
+    job = rig.out[0]
+    rig.forget_device()
+    hit = rig.hit("a")
+    plan = rig.plan()
+
+    assert hit.deferred
+    assert plan.flushes == (job,)
+    rig.settle()
+    assert rig.hit("a").host_tokens == 8
+
+
+# --- many want one -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+@pytest.mark.parametrize("contract", list(Contract), ids=["fence", "hold"])
+def test_many_that_want_what_is_being_stored_wait_for_one_store(count: int, contract: Contract) -> None:
+    """They are released by its landing, all in the same step, however many they are."""
+    rig = Rig(blocks=40, contract=contract, policies=Policies(last_step=LastStep.DRAIN))
+    rig.add("a", letters(8))
+    rig.let_in("a")
+    rig.tick(land=False)
+    rig.tick(land=False)
+    rig.scheduler.finish("a")
+    for place in (1, 2):
+        rig.ledger.drop([rig.ledger.life(place)])
+    for number in range(count):
+        rig.add(f"b{number}", letters(9))
+    waits = [rig.hit(f"b{number}").deferred for number in range(count)]
+    rig.tick()
+    hits = [rig.hit(f"b{number}") for number in range(count)]
+
+    assert all(waits)
+    assert [(hit.host_tokens, hit.deferred) for hit in hits] == [(8, False)] * count
+    assert rig.ledger.moved["STORE"] == 2
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_many_that_want_one_content_load_it_once(count: int) -> None:
+    """The first loads, the others wait for it and find it on the device: two steps, however many they are."""
+    rig = Rig(blocks=40)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    names = [f"b{number}" for number in range(count)]
+    for name in names:
+        rig.add(name, letters(9))
+    steps = 0
+    waiting = list(names)
+    while waiting:
+        steps += 1
+        for name in list(waiting):
+            hit = rig.hit(name)
+            if not hit.deferred:
+                rig.scheduler.admit(name, hit, 1)
+                waiting.remove(name)
+        rig.tick()
+
+    assert steps == 2
+    assert rig.scheduler.statistics().host_hits == (2,)
+    assert len({tuple(rig.blocks(name)[:2]) for name in names}) == 1
+    assert all(rig.ledger.request_state(name) is Request.RUNNING for name in names)
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_many_behind_a_load_that_fails_are_released_together(count: int) -> None:
+    """Nobody inherits the wait one by one: with the content gone, all of them compute in the next step."""
+    rig = Rig(blocks=60)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    names = [f"b{number}" for number in range(count)]
+    for name in names:
+        rig.add(name, letters(9))
+    assert not rig.let_in(names[0])
+    assert all(rig.hit(name).deferred for name in names[1:])
+    rig.tick(ok=False)
+    hits = [rig.hit(name) for name in names]
+
+    assert [(hit.tokens, hit.deferred) for hit in hits] == [(0, False)] * count
+
+
+# --- ends --------------------------------------------------------------------------------------------------------------------
+
+
+def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
+    """The last full block is stored although its request is over; the last sampled token's place never is."""
+    rig = Rig()
+    rig.add("a", letters(9), prompt=7)
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler.grow()
+    rig.tick()
+    rig.scheduler.finish("a")
+    ended = rig.scheduler._requests
+    rig.drain()
+
+    assert ended == {}
+    assert rig.stored() == ["abcd", "abcdefgh"]
+    assert rig.ledger.statistics().requests == 0
+
+
+@pytest.mark.parametrize("how", ["finish", "abort"])
+def test_end_of_who_is_in_a_plan_waits_for_the_plan(how: str) -> None:
+    """Blocks are not given back while the forward pass may still write them."""
+    rig = Rig(policies=Policies(plans_ahead=1))
+    rig.add("a", letters(8))
+    rig.let_in("a")
+    rig.plan()
+    getattr(rig.scheduler, how)("a")
+    held = rig.blocks("a")
+    with scheduler_refuses(rig, MisuseError, "it is over, and ends when its plan has settled"):
+        rig.scheduler.preempt("a")
+    settled = rig.settle()
+
+    assert held == [1, 2]
+    assert settled.ended == ("a",)
+    assert "a" not in rig.ledger.requests
+
+
+@pytest.mark.parametrize("sampled", [0, 1, 2, 3])
+def test_sampled_counts_and_rolls_back(sampled: int) -> None:
+    """Two drafts were scheduled behind the last known token: what was not accepted is neither known nor computed."""
+    rig = Rig()
+    rig.add("a", letters(20), prompt=5)
+    rig.let_in("a", 7)
+    rig.tick(sampled={"a": sampled})
+    progress = rig.scheduler.progress("a")
+
+    assert (progress.known, progress.computed, progress.in_flight) == (5 + sampled, 5 + max(0, sampled - 1), 0)
+
+
+def test_a_rolled_back_block_is_neither_sealed_nor_stored_before_it_is_right() -> None:
+    """Drafts fill a block, and half of them are refused: its content is final only when it was computed again."""
+    rig = Rig()
+    rig.add("a", letters(20), prompt=5)
+    rig.let_in("a", 8)
+    rig.tick(sampled={"a": 2})
+    before = rig.cached()
+    rig.scheduler.grow({"a": 1})
+    rig.tick()
+    middle = rig.cached()
+    rig.scheduler.grow({"a": 1})
+    rig.tick()
+    rig.drain()
+
+    assert middle == ["abcd"]
+    assert before == ["abcd"]
+    assert rig.cached() == ["abcd", "abcdefgh"]
+    assert rig.stored() == ["abcd", "abcdefgh"]
+
+
+def test_who_is_refused_admission_has_cost_nothing() -> None:
+    """Without a job for its load nothing is taken: the device keeps what it has cached."""
+    rig = Rig(blocks=6, max_jobs=1, policies=Policies(last_step=LastStep.DRAIN))
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    rig.fill("x", letters(4, "p"))
+    rig.add("y", letters(4, "s"))
+    rig.let_in("y")
+    rig.tick(land=False)
+    rig.tick(land=False)
+    rig.add("b", letters(9))
+    hit = rig.hit("b")
+    with scheduler_refuses(rig, CapacityError, "all 1 jobs are out"):
+        rig.scheduler.admit("b", hit, 1)
+
+
+@BOTH
+def test_who_finds_no_room_has_cost_nothing(contract: Contract) -> None:
+    """Neither a hit nor a block is taken from anybody."""
+    rig = Rig(blocks=5, contract=contract)
+    rig.fill("a", letters(8))
+    rig.add("x", letters(8, "p"))
+    rig.let_in("x")
+    rig.add("b", letters(20))
+    hit = rig.hit("b")
+    with scheduler_refuses(rig, CapacityError, "blocks wanted"):
+        rig.scheduler.admit("b", hit, 12)
+
+
+def test_who_finds_no_room_to_grow_is_named_in_order() -> None:
+    """The others are scheduled; after a preemption the rest can be scheduled by name, and nobody twice."""
+    rig = Rig(blocks=4)
+    for name in "abc":
+        rig.add(name, letters(8, name), prompt=4)
+        rig.let_in(name)
+    rig.tick()
+    short = rig.scheduler.grow({"c": 1, "a": 1})
+    rig.scheduler.preempt("b")
+    again = rig.scheduler.grow({"c": 1})
+    plan = rig.plan()
+
+    assert short == ["c", "a", "b"]
+    assert again == ["a"]
+    assert rig.scheduler.progress("c").in_flight == 1
+    assert rig.scheduler.progress("a").in_flight == 0
+    assert plan.number == 2
+
+
+# --- the world changes -------------------------------------------------------------------------------------------------------
+
+
+def loading_and_running(workers: int = 1) -> Rig:
+    """Request b loads, request c runs, and has a store out."""
+    rig = Rig(blocks=30, workers=workers)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    rig.add("c", letters(8, "p"))
+    rig.let_in("c")
+    rig.tick(land=False)
+    rig.add("b", letters(9))
+    rig.let_in("b")
+    rig.tick(land=False)
+    return rig
+
+
+@pytest.mark.parametrize("what", ["reset", "renew", "sleep", "lose"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_upheavals_name_everybody_they_preempt(what: str, workers: int) -> None:
+    """Also who was loading from the worker that is gone: nobody else would tell the engine that it waits again."""
+    rig = loading_and_running(workers)
+    act: dict[str, Callable[[], list[str]]] = {
+        "reset": rig.scheduler.reset,
+        "renew": lambda: rig.scheduler.renew("other weights"),
+        "sleep": rig.scheduler.sleep,
+        "lose": lambda: rig.scheduler.lose_worker(0),
+    }
+    names = act[what]()
+    states = {name: rig.ledger.request_state(name) for name in "bc"}
+
+    assert sorted(names) == ["b", "c"]
+    assert set(states.values()) <= {Request.WAITING, Request.PREEMPTED}
+    assert rig.cached() == []
+    assert rig.stored() == (["abcd", "abcdefgh"] if what == "sleep" else [])
+    assert rig.tick().loads == ()
+    assert rig.settled.loaded == rig.settled.failed == ()
+
+
+def test_reset_now_leaves_copies_their_places() -> None:
+    """What is out lands on places that nobody else has got; then everything is free."""
+    rig = loading_and_running()
+    rig.scheduler.reset()
+    held = rig.ledger.statistics()
+    rig.drain()
+    after = rig.ledger.statistics()
+
+    assert held.free < 29
+    assert after.free == 29
+    assert after.slots["EMPTY"] == 8
+
+
+def test_reset_that_drains_waits_for_copies() -> None:
+    """It says how many are out; when they have landed it goes."""
+    rig = loading_and_running()
+    with scheduler_refuses(rig, CapacityError, "2 jobs are still out"):
+        rig.scheduler.reset(drain=True)
+    rig.tick()
+
+    assert sorted(rig.scheduler.reset(drain=True)) == ["b", "c"]
+
+
+def test_sleep_keeps_the_host_and_nothing_of_the_device() -> None:
+    """Copies are waited for in the next plan; after waking, content comes back from the host."""
+    rig = loading_and_running()
+    rig.scheduler.sleep()
+    with scheduler_refuses(rig, CapacityError, "2 jobs and 0 plans are still out"):
+        rig.scheduler.wake()
+    plan = rig.tick()
+    rig.scheduler.wake()
+
+    assert len(plan.flushes) == 2
+    assert not rig.scheduler.has_pending_work()
+    assert rig.hit("b").host_tokens == 8
+    assert rig.hit("c").host_tokens == 8
+
+
+def test_a_lost_worker_stops_stores_until_it_is_back() -> None:
+    """What is computed meanwhile is not whole on every worker: it never reaches the host tier, and ends with the absence."""
+    rig = Rig(workers=2)
+    rig.scheduler.lose_worker(1)
+    rig.add("a", letters(8))
+    rig.let_in("a")
+    rig.tick()
+    plans = [rig.tick() for _ in range(3)]
+    before = rig.cached()
+    names = rig.scheduler.regain_worker(1)
+    after = rig.cached()
+    rig.scheduler.abort("a")
+    rig.fill("b", letters(8, "p"))
+
+    assert all(plan.empty for plan in plans)
+    assert (before, names, after) == (["abcd", "abcdefgh"], ["a"], [])
+    assert rig.stored() == ["pqrs", "pqrstuvw"]
+
+
+# --- states ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_kept_only_where_it_was_handed_off() -> None:
+    """Two boundaries are reached, one is handed off: it alone is sealed, stored, and found."""
+    rig = Rig("mamba:4")
+    rig.add("a", letters(13))
+    rig.let_in("a", 4)
+    rig.tick()
+    rig.scheduler.grow({"a": 4})
+    rig.scheduler.hand_off("a", 0, 8)
+    rig.tick()
+    rig.scheduler.grow({"a": 5})
+    rig.tick()
+    rig.drain()
+
+    assert rig.cached() == ["abcdefgh"]
+    assert rig.stored() == ["abcdefgh"]
+
+
+def test_a_state_inside_a_chunk_is_sealed_and_not_stored() -> None:
+    """A hit has the length of whole chunks, so that the host has no use for it; the device has."""
+    rig = Rig("mamba:2", chunk=2)
+    rig.add("a", letters(9))
+    rig.let_in("a", 2)
+    rig.scheduler.hand_off("a", 0, 2)
+    rig.tick()
+    rig.scheduler.grow({"a": 2})
+    rig.scheduler.hand_off("a", 0, 4)
+    rig.tick()
+    rig.drain()
+
+    assert rig.cached() == ["ab", "abcd"]
+    assert rig.stored() == ["abcd"]
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------------
+
+
+def busy(rig: Rig) -> Rig:
+    """Request r runs and has been scheduled; l loads; w waits; e has ended."""
+    rig.add("e", letters(8))
+    for end in (4, 8):
+        (rig.scheduler.grow({"e": 4}) if end > 4 else rig.let_in("e", 4))
+        for group in range(1, len(rig.geometry.groups)):
+            rig.scheduler.hand_off("e", group, end)
+        rig.tick()
+    rig.scheduler.finish("e")
+    rig.drain()
+    rig.forget_device()
+    rig.add("l", letters(9))
+    assert not rig.let_in("l")
+    rig.add("r", letters(9, "p"))
+    rig.let_in("r", 4)
+    rig.add("w", letters(9, "k"))
+    return rig
+
+
+def stale_hit(rig: Rig) -> None:
+    hit = rig.hit("w")
+    rig.tick(land=False)
+    with scheduler_refuses(rig, MisuseError, "its hit is not of this step"):
+        rig.scheduler.admit("w", hit, 4)
+    raise MisuseError("its hit is not of this step")
+
+
+def unknown(rank: int) -> Completion:
+    return Completion(JobId(1, 1), Worker(rank), Result.OK)
+
+
+ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
+    "add a name in use": (MisuseError, "it is known already", lambda rig: rig.add("r", "abcd")),
+    "add without a prompt": (
+        *(MisuseError, "a prompt has at least 1 token"),
+        lambda rig: rig.scheduler.add_request("n", lambda group, start, stop: [], prompt_tokens=0),
+    ),
+    "lookup of nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.lookup("x", 4)),
+    "lookup of who is over": (MisuseError, "it is not known", lambda rig: rig.scheduler.lookup("e", 4)),
+    "lookup while running": (MisuseError, "cannot LOOKUP while RUNNING", lambda rig: rig.scheduler.lookup("r", 4)),
+    "lookup while loading": (MisuseError, "its load must end first", lambda rig: rig.scheduler.lookup("l", 4)),
+    "lookup of no token": (MisuseError, "at least 1 known token", lambda rig: rig.scheduler.lookup("w", 0)),
+    "lookup with another's answer": (
+        *(MisuseError, "the ledger looks the device up"),
+        lambda rig: rig.scheduler.lookup("w", 4, device_tokens=0),
+    ),
+    "admit without a lookup": (
+        *(MisuseError, "its hit is not of this step"),
+        lambda rig: rig.scheduler.admit("w", rig.scheduler._requests["l"].hit, 4),  # type: ignore[arg-type]
+    ),
+    "admit while running": (
+        *(MisuseError, "cannot ADMIT while RUNNING"),
+        lambda rig: rig.scheduler.admit("r", rig.scheduler._requests["r"].hit, 4),  # type: ignore[arg-type]
+    ),
+    "grow nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.grow({"x": 1})),
+    "grow who waits": (MisuseError, "cannot GROW while WAITING", lambda rig: rig.scheduler.grow({"w": 1})),
+    "grow who loads": (MisuseError, "cannot GROW while LOADING", lambda rig: rig.scheduler.grow({"l": 1})),
+    "grow by less than nothing": (MisuseError, "cannot grow by -1", lambda rig: rig.scheduler.grow({"r": -1})),
+    "grow twice": (MisuseError, "scheduled in this step already", lambda rig: rig.scheduler.grow({"r": 1})),
+    "preempt nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.preempt("x")),
+    "preempt who waits": (MisuseError, "cannot PREEMPT while WAITING", lambda rig: rig.scheduler.preempt("w")),
+    "finish nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.finish("x")),
+    "abort who is over": (MisuseError, "it is not known", lambda rig: rig.scheduler.abort("e")),
+    "progress of nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.progress("x")),
+    "hand off of attention": (MisuseError, "only states of Mamba", lambda rig: rig.scheduler.hand_off("r", 0, 4)),
+    "hand off of no group": (MisuseError, "only states of Mamba", lambda rig: rig.scheduler.hand_off("r", 2, 4)),
+    "hand off of nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.hand_off("x", 1, 4)),
+    "hand off of who waits": (MisuseError, "not scheduled in it", lambda rig: rig.scheduler.hand_off("w", 1, 4)),
+    "hand off inside a block": (MisuseError, "a multiple of 4", lambda rig: rig.scheduler.hand_off("r", 1, 3)),
+    "hand off of the beginning": (MisuseError, "a multiple of 4", lambda rig: rig.scheduler.hand_off("r", 1, 0)),
+    "hand off ahead": (MisuseError, "it computes tokens 0 to 4", lambda rig: rig.scheduler.hand_off("r", 1, 8)),
+    "place in the ledger's pool": (
+        *(MisuseError, "a pool that the ledger owns"),
+        lambda rig: rig.scheduler.place("w", [Placed(0, fresh=(9,))]),
+    ),
+    "free in the ledger's pool": (MisuseError, "observe_", lambda rig: rig.scheduler.free("r", 0, [1])),
+    "settle nothing": (MisuseError, "no plan is out", lambda rig: rig.scheduler.settle(1, 1.0)),
+    "settle again": (MisuseError, "no plan is out", lambda rig: rig.scheduler.settle(rig.ledger.plan_number, 1.0)),
+    "renew what is": (MisuseError, "it is the present one", lambda rig: rig.scheduler.renew("")),
+    "wake who is awake": (MisuseError, "does not sleep", lambda rig: rig.scheduler.wake()),
+    "lose nobody": (MisuseError, "worker 7: there are 1", lambda rig: rig.scheduler.lose_worker(7)),
+    "regain who is there": (MisuseError, "it is not lost", lambda rig: rig.scheduler.regain_worker(0)),
+    "drain while copies are out": (CapacityError, "1 jobs are still out", lambda rig: rig.scheduler.reset(drain=True)),
+}
+
+
+@pytest.mark.parametrize("case", list(ORDER))
+def test_wrong_order_or_input_is_refused_and_changes_nothing(case: str) -> None:
+    """Every method says what it expected, and leaves the ledger and the scheduler as they were."""
+    error, match, act = ORDER[case]
+    rig = busy(Rig("full:4,mamba:4"))
+    with scheduler_refuses(rig, error, match):
+        act(rig)
+
+
+PLANNED: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
+    "second plan": (MisuseError, "is not settled", lambda rig: rig.scheduler.build_plan(9.0)),
+    "lookup": (MisuseError, "is not settled", lambda rig: rig.scheduler.lookup("w", 9)),
+    "grow": (MisuseError, "is not settled", lambda rig: rig.scheduler.grow()),
+    "settle another": (
+        *(MisuseError, "cannot settle now .plan \\d+ is next"),
+        lambda rig: rig.scheduler.settle(rig.plans[0].number + 1, 9.0),
+    ),
+    "sampled by nobody": (
+        *(MisuseError, "it is not known"),
+        lambda rig: rig.scheduler.settle(rig.plans[0].number, 9.0, sampled={"x": 1}),
+    ),
+    "sampled less than nothing": (
+        *(MisuseError, "cannot have sampled -1"),
+        lambda rig: rig.scheduler.settle(rig.plans[0].number, 9.0, sampled={"r": -1}),
+    ),
+    "report of no worker": (
+        *(MisuseError, "worker 3: there are 1"),
+        lambda rig: rig.scheduler.settle(rig.plans[0].number, 9.0, completions=[unknown(3)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(PLANNED))
+def test_wrong_calls_while_a_plan_is_out_are_refused_and_change_nothing(case: str) -> None:
+    """Between a plan and its settling only aborts and upheavals have a place."""
+    error, match, act = PLANNED[case]
+    rig = busy(Rig("full:4,mamba:4"))
+    rig.plan()
+    with scheduler_refuses(rig, error, match):
+        act(rig)
+    rig.settle()
+
+
+SLEEPING: dict[str, Callable[[Rig], object]] = {
+    "lookup": lambda rig: rig.scheduler.lookup("w", 9),
+    "grow": lambda rig: rig.scheduler.grow(),
+    "sleep": lambda rig: rig.scheduler.sleep(),
+}
+
+
+@pytest.mark.parametrize("case", list(SLEEPING))
+def test_sleeping_scheduler_refuses_a_step_and_changes_nothing(case: str) -> None:
+    """It ticks, and requests may come and go; nothing is scheduled."""
+    rig = busy(Rig("full:4,mamba:4"))
+    rig.scheduler.sleep()
+    with scheduler_refuses(rig, MisuseError, "sleeps"):
+        SLEEPING[case](rig)
+    rig.add("n", "abcd")
+    rig.scheduler.abort("n")
+    rig.tick()
+
+
+def test_hit_of_another_step_is_refused() -> None:
+    """What was counted is no longer pinned."""
+    rig = busy(Rig("full:4,mamba:4"))
+    with pytest.raises(MisuseError, match="not of this step"):
+        stale_hit(rig)
+
+
+def test_deferred_hit_and_no_tokens_are_refused() -> None:
+    """Who waits for a copy cannot be let in, and who runs computes something."""
+    rig = busy(Rig())
+    rig.add("m", letters(9))
+    deferred, fresh = rig.hit("m"), rig.hit("w")
+
+    assert deferred.deferred
+    with scheduler_refuses(rig, MisuseError, "its lookup is deferred"):
+        rig.scheduler.admit("m", deferred, 1)
+    with scheduler_refuses(rig, MisuseError, "cannot run 0 tokens"):
+        rig.scheduler.admit("w", fresh, 0)
+
+
+def test_a_state_is_handed_off_once() -> None:
+    """A second time, in this step or in a later one, is refused when it is said, not when the plan settles."""
+    rig = busy(Rig("full:4,mamba:4"))
+    rig.scheduler.hand_off("r", 1, 4)
+    with scheduler_refuses(rig, MisuseError, "handed off already"):
+        rig.scheduler.hand_off("r", 1, 4)
+    rig.tick()
+    rig.scheduler.grow({"r": 4})
+    with scheduler_refuses(rig, MisuseError, "it computes tokens 4 to 8"):
+        rig.scheduler.hand_off("r", 1, 4)
+    rig.tick()
+
+
+def test_a_place_without_a_block_has_no_state_to_hand_off() -> None:
+    """A step over several boundaries has a block for the last one only."""
+    rig = Rig("mamba:4")
+    rig.add("a", letters(9))
+    rig.let_in("a", 8)
+    with scheduler_refuses(rig, MisuseError, "no block of group 0 was placed"):
+        rig.scheduler.hand_off("a", 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_groups", "policies", "match"),
+    [
+        ("full:4", 2, Policies(), "1 groups do not fit a ledger of num_groups=2"),
+        ("full:4,mamba:4", 2, Policies(full_hit=FullHit.RECOMPUTE_LAST_TOKEN), "group 1 .* cannot step back"),
+        ("full:4", 1, None, ""),
+    ],
+    ids=["groups", "states", "fits"],
+)
+def test_what_cannot_work_together_is_refused_at_the_start(
+    groups: str, num_groups: int, policies: Policies | None, match: str
+) -> None:
+    """A scheduler is checked against its ledger when it is made."""
+    ledger = Ledger(Limits(num_blocks=4, num_slots=4, num_groups=num_groups))
+    if policies is None:
+        assert OffloadScheduler(ledger, HostTier(ledger), Geometry.parse(groups)).policies == Policies()
+        return
+    with pytest.raises(MisuseError, match=match):
+        OffloadScheduler(ledger, HostTier(ledger), Geometry.parse(groups), policies)
+
+
+@pytest.mark.parametrize("name", ["plans_ahead", "max_load_tokens", "max_store_tokens", "max_load_failures"])
+def test_policies_refuse_what_is_no_count(name: str) -> None:
+    """Neither less than nothing nor something that only looks like a number."""
+    for value in (-1, 1.5, True):
+        with pytest.raises(MisuseError, match=name):
+            Policies(**{name: value})  # type: ignore[arg-type]
+    for least in ("max_job_blocks", "lazy_blocks"):
+        with pytest.raises(MisuseError, match=f"{least} must be a whole number of at least 1, not 0"):
+            Policies(**{least: 0})  # type: ignore[arg-type]
+
+
+# --- synchronous and asynchronous --------------------------------------------------------------------------------------------
+
+ENDS = ("finish", "finish", "finish", "abort")
+
+
+def final_state(groups: str, chunk: int, seed: int, ahead: int) -> tuple[object, ...]:
+    """Requests come, are scheduled in pieces and end, with memory for everything; gives tokens and all content by name."""
+    rnd = random.Random(f"{groups}/{chunk}/{seed}")
+    rig = Rig(groups, chunk, blocks=400, slots=200, max_jobs=64, policies=Policies(plans_ahead=ahead))
+    todo = []
+    for number in range(6):
+        shared = rnd.randrange(0, 20)
+        text = letters(shared) + letters(48 - shared, chr(ord("a") + rnd.randrange(26)))
+        prompt = rnd.randrange(1, 24)
+        todo.append((number * 3, f"r{number}", text, prompt, prompt + rnd.randrange(1, 16), rnd.choice((3, 4, 8, 30))))
+    goals: dict[str, tuple[int, int]] = {}
+    tokens: dict[str, int] = {}
+    running: list[str] = []
+    waiting: list[str] = []
+    for step in range(200):
+        for _, name, text, prompt, goal, pace in [each for each in todo if each[0] == step]:
+            rig.add(name, text, prompt)
+            goals[name] = goal, pace
+            waiting.append(name)
+        counts = {}
+        for name in running:
+            at = rig.scheduler.progress(name)
+            left = goals[name][0] - 1 - at.computed - at.in_flight
+            counts[name] = max(0, min(left, max(1, min(goals[name][1], at.known - at.computed - at.in_flight))))
+        assert rig.scheduler.grow(counts) == []
+        for name in list(waiting):
+            hit = rig.hit(name)
+            if hit.deferred:
+                continue
+            waiting.remove(name)
+            prompt = rig.prompts[name]
+            if rig.scheduler.admit(name, hit, min(goals[name][1], prompt - hit.compute_from)):
+                running.append(name)
+        rig.plan()
+        while len(rig.plans) > ahead or (rig.plans and not running and not waiting):
+            running += rig.settle().loaded
+        for name in list(running):
+            if rig.scheduler.progress(name).computed >= goals[name][0] - 1:
+                tokens[name] = rig.scheduler.progress(name).known
+                rig.scheduler.finish(name)
+                running.remove(name)
+        if len(tokens) == len(todo) and not rig.scheduler.has_pending_work():
+            break
+    rig.drain()
+    content = [(rig.cached(group), rig.stored(group)) for group in range(len(rig.geometry.groups))]
+    assert len(tokens) == len(todo)
+    return tokens, content
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("groups", ["full:4", "swa:4:6", "full:4,swa:2:5"])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_synchronous_and_asynchronous_scheduling_end_in_the_same_state(groups: str, chunk: int, seed: int) -> None:
+    """With memory for everything the same tokens are known, and the same content is on the device and in the host tier."""
+    synchronous, asynchronous = (final_state(groups, chunk, seed, ahead) for ahead in (0, 1))
+
+    assert synchronous == asynchronous
+
+
+# --- an allocator of the engine's own ----------------------------------------------------------------------------------------
+
+
+class Allocator:
+    """A small allocator that an engine could have: free ids in order, and content by key, first in first out."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.free = list(range(1, len(rig.ledger.blocks)))
+        self.index: dict[bytes, int] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.refs: dict[int, int] = {}
+
+    def hit(self, name: str) -> tuple[int, list[int]]:
+        """The longest prefix on the device, in tokens, and its blocks."""
+        text, found = self.rig.texts[name], list[int]()
+        for end in range(4, self.rig.scheduler.progress(name).known, 4):
+            block = self.index.get(key(0, text[:end]))
+            if block is None:
+                break
+            found.append(block)
+        return 4 * len(found), found
+
+    def take(self, name: str, shared: list[int], count: int) -> list[int]:
+        """Blocks for a request: those of a hit, and so many fresh ones, whose former content is forgotten."""
+        for block in shared:
+            self.refs[block] = self.refs.get(block, 0) + 1
+            if block in self.free:
+                self.free.remove(block)
+        fresh, self.free = self.free[:count], self.free[count:]
+        assert len(fresh) == count
+        self.index = {name: block for name, block in self.index.items() if block not in fresh}
+        self.refs.update(dict.fromkeys(fresh, 1))
+        self.tables.setdefault(name, []).extend([*shared, *fresh])
+        return fresh
+
+    def give_back(self, name: str) -> None:
+        """The request is over."""
+        for block in reversed(self.tables.pop(name)):
+            self.refs[block] -= 1
+            if not self.refs[block]:
+                self.free.append(block)
+
+    def filled(self, name: str, tokens: int) -> None:
+        """So many tokens of a request are final."""
+        for position in range(tokens // 4):
+            self.index.setdefault(key(0, self.rig.texts[name][: 4 * position + 4]), self.tables[name][position])
+
+
+def run_foreign(rig: Rig, allocator: Allocator, name: str, text: str) -> tuple[int, int]:
+    """A request lives from lookup to finish beside the engine's allocator; gives what was hit on device and host."""
+    rig.add(name, text)
+    device, shared = allocator.hit(name)
+    hit = rig.scheduler.lookup(name, len(text), device_tokens=device)
+    external = hit.host_tokens // 4
+    fresh = allocator.take(name, shared, -(-len(text) // 4) - len(shared))
+    parts = (tuple(fresh[:external]), tuple(fresh[external:]))
+    rig.scheduler.place(name, [Placed(0, shared=tuple(shared), external=parts[0], fresh=parts[1])])
+    if not rig.scheduler.admit(name, hit, len(text) - hit.compute_from):
+        rig.tick()
+        assert rig.settled.loaded == (name,)
+        rig.scheduler.grow({name: len(text) - hit.compute_from})
+    rig.tick()
+    allocator.filled(name, len(text))
+    rig.tick()
+    rig.scheduler.finish(name)
+    allocator.give_back(name)
+    rig.drain()
+    return hit.device_tokens, hit.host_tokens
+
+
+def test_an_allocator_of_the_engine_is_followed_to_the_end() -> None:
+    """The engine hands out blocks and knows its own hits; what it has forgotten comes back from the host tier."""
+    rig = Rig(blocks=7, own_pool=False)
+    allocator = Allocator(rig)
+    found = [run_foreign(rig, allocator, *each) for each in (("a", letters(9)), ("b", letters(9)), ("c", letters(22, "p")))]
+    found += [run_foreign(rig, allocator, "d", letters(9))]
+
+    assert found == [(0, 0), (8, 0), (0, 0), (0, 8)]
+    assert rig.scheduler.statistics().host_hits == (2,)
+    assert rig.ledger.statistics().requests == 0
+    assert all(not refs for refs in rig.ledger.blocks.refs)
+
+
+def test_a_foreign_request_grows_only_into_places_it_was_given() -> None:
+    """The scheduler says which group lacks places; then `place`, and the same call goes."""
+    rig = Rig(blocks=9, own_pool=False)
+    rig.add("a", letters(12), prompt=4)
+    hit = rig.scheduler.lookup("a", 4, device_tokens=0)
+    with scheduler_refuses(rig, MisuseError, "group 0 has 0 places, and the tokens before 4 need 1"):
+        rig.scheduler.admit("a", hit, 4)
+    rig.scheduler.place("a", [Placed(0, fresh=(3,))])
+    rig.scheduler.admit("a", hit, 4)
+    rig.tick()
+    with scheduler_refuses(rig, MisuseError, "the tokens before 5 need 2"):
+        rig.scheduler.grow()
+    rig.scheduler.place("a", [Placed(0, fresh=(5,))])
+
+    assert rig.scheduler.grow() == []
+    assert rig.blocks("a") == [3, 5]
+
+
+def test_a_foreign_window_is_given_back_by_the_engine() -> None:
+    """The engine frees what has left its window, and names it; nulls stand for what it never placed."""
+    rig = Rig("swa:4:5", blocks=9, own_pool=False)
+    rig.add("a", letters(20), prompt=8)
+    hit = rig.scheduler.lookup("a", 8, device_tokens=0)
+    rig.scheduler.place("a", [Placed(0, fresh=(1, 2))])
+    rig.scheduler.admit("a", hit, 8)
+    rig.tick()
+    rig.tick()
+    rig.scheduler.free("a", 0, [1])
+    rig.scheduler.place("a", [Placed(0, fresh=(3,))])
+    rig.scheduler.grow({"a": 1})
+    rig.tick()
+    rig.scheduler.finish("a")
+    rig.drain()
+    rig.add("b", letters(9))
+    again = rig.scheduler.lookup("b", 9, device_tokens=0)
+    rig.scheduler.place("b", [Placed(0, skipped=1, external=(4,), fresh=(5,))])
+    runs = rig.scheduler.admit("b", again, 1)
+
+    assert rig.stored() == ["abcd", "abcdefgh"]
+    assert again.host_tokens == 8
+    assert not runs
+    assert rig.blocks("b") == [0, 4, 5]
+    with scheduler_refuses(rig, MisuseError, "does not hold it"):
+        rig.scheduler.free("b", 0, [7])
+
+
+@pytest.mark.parametrize(
+    ("second", "match"),
+    [
+        (Placed(0, fresh=(99,)), "blocks are 1 to 15"),
+        (Placed(0, fresh=(1,)), "block 1: it is named twice in one call"),
+        (Placed(0, shared=(2,)), "cannot ACQUIRE while FREED"),
+        (Placed(1, fresh=(2,)), "groups are 0 to 0"),
+        (Placed(0, skipped=-1), "cannot skip -1 blocks"),
+    ],
+)
+def test_place_is_all_or_nothing(second: Placed, match: str) -> None:
+    """A part that is refused leaves nothing of the parts before it behind."""
+    rig = Rig(blocks=16, own_pool=False)
+    rig.add("a", letters(8))
+    with scheduler_refuses(rig, MisuseError, match):
+        rig.scheduler.place("a", [Placed(0, fresh=(1,)), second])
+
+    rig.scheduler.place("a", [Placed(0, skipped=1, fresh=(1,)), Placed(0, fresh=(2,))])
+    assert rig.blocks("a") == [0, 1, 2]
+
+
+def test_lazy_stores_of_a_foreign_pool_are_what_its_allocator_says_goes() -> None:
+    """The allocator names the blocks that it hands out next; nothing else is stored."""
+    rig = Rig(blocks=16, own_pool=False, policies=Policies(mode=Mode.LAZY))
+    allocator = Allocator(rig)
+    run_foreign(rig, allocator, "a", letters(9))
+    quiet = rig.tick()
+    rig.scheduler.about_to_go([1])
+    plan = rig.tick()
+
+    assert (quiet.stores, sources(plan)) == ((), [[1]])
+    with pytest.raises(MisuseError, match="this ledger owns the pool and knows what goes next"):
+        Rig().scheduler.about_to_go([1])
+
+
+def test_a_foreign_lookup_needs_the_hit_of_the_allocator() -> None:
+    """The scheduler cannot know what an allocator counts as a hit."""
+    rig = Rig(own_pool=False)
+    rig.add("a", letters(8))
+    with scheduler_refuses(rig, MisuseError, "give the hit of your allocator"):
+        rig.hit("a")
+
+
+# --- counting ----------------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_count_blocks_and_chunks() -> None:
+    """One story with every number."""
+    rig = Rig(slots=2, blocks=9, policies=Policies(last_step=LastStep.DRAIN))
+    rig.add("a", letters(12))
+    rig.let_in("a")
+    rig.tick(land=False)
+    refused = rig.scheduler.statistics()
+    rig.tick()
+    rig.tick()
+    rig.scheduler.finish("a")
+    rig.drain()
+    rig.add("b", letters(12))
+    rig.let_in("b")
+    rig.tick()
+    now = rig.scheduler.statistics()
+
+    assert (refused.waiting, refused.host_hits) == (1, (0,))
+    assert now.device_hits == (2,)
+    assert (now.waiting, now.deferred, now.stale, now.partial) == (0, 0, 0, 0)
+
+
+def test_quarantined_load_is_heard_of_at_once_and_waits_for_nobody() -> None:
+    """Past its deadline a load is lost for its request; its places come home when the engine has proof."""
+    rig = Rig(deadline=2.0)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    rig.add("b", letters(9))
+    rig.let_in("b")
+    plan = rig.plan()
+    job = plan.loads[0].job
+    rig.scheduler.settle(plan.number, 1.0, launched=[Launched(job, Worker(0))])
+    failed = [rig.scheduler.settle(rig.scheduler.build_plan(now).number, now).failed for now in (2.0, 3.0)]
+    before = rig.ledger.statistics()
+    pending = rig.scheduler.has_pending_work()
+    rig.ledger.quiesce(Jobs((job,)))
+
+    assert failed == [(), ("b",)]
+    assert rig.ledger.request_state("b") is Request.WAITING
+    assert (before.quarantined, before.free, pending) == (2, 14, True)
+    assert rig.ledger.statistics().free == 16
+    assert not rig.scheduler.has_pending_work()

@@ -31,7 +31,8 @@ from blocklife.ledger.core import Core
 from blocklife.ledger.jobs import JobRow
 from blocklife.ledger.places import ID_MASK, Blocks, Lives, Places, Step, ids_of, select
 from blocklife.lifecycle import Event
-from blocklife.offload import OffloadScheduler
+from blocklife.offload import Mode
+from blocklife.offload.stores import Chunk, StoreLine
 from blocklife.states import MACHINES, Block, Job
 
 STEPS_MAX = 60_000
@@ -417,8 +418,8 @@ def test_replay_with_default_faults_sees_everything(seed: int) -> None:
     assert set(report.jobs) == {"DONE", "FAILED", "CANCELLED"}
     assert min(report.jobs.values()) > 0
     for figure in (
-        "tokens_hit_gpu", "tokens_hit_host", "blocks_stored", "blocks_loaded", "preemptions", "flushes", "stale_detected",
-        "late_completions", "duplicate_completions", "refused_stores", "aborted_requests", "failed_loads",
+        "tokens_hit_gpu", "tokens_hit_host", "blocks_stored", "blocks_loaded", "preemptions", "flushes", "late_completions",
+        "already_in_flight", "duplicate_completions", "refused_stores", "aborted_requests", "failed_loads",
     ):  # fmt: skip
         assert getattr(report, figure) > 0, figure
 
@@ -430,6 +431,7 @@ def test_replay_default_is_clean() -> None:
     assert_clean(report)
     assert report.jobs["FAILED"] == 0
     assert min(report.preemptions, report.flushes, report.refused_stores, report.blocks_loaded) > 0
+    assert set(report.flushes_by_cause) == {"handed out", "preempted"}
 
 
 # --- many worlds --------------------------------------------------------------------------------------------------------
@@ -454,6 +456,10 @@ def world(seed: int) -> tuple[list[WorkloadRequest], ReplayOptions]:
         host_slots=pick([1, most, 5 * most, 20 * most]),
         block_bytes=pick([8, 16, 128]),
         block_tokens=block_tokens,
+        blocks_per_chunk=pick([1, 1, 2, 5]),
+        mode=pick(list(Mode)),
+        asynchronous=pick([False, True]),
+        policy=pick(["lru", "arc"]),
         workers=pick([1, 1, 2, 3]),
         contract=pick(list(Contract)),
         checking=pick(list(Checking)),
@@ -638,26 +644,22 @@ def slot_pins_leak(patch: Patch) -> None:
 
 
 def wishes_follow_the_block(patch: Patch) -> None:
-    """(b) A wish to store names a block and not a life, and is never struck when its request goes."""
-    real = OffloadScheduler._ripe
+    """(b) A chunk that is to be stored names blocks and not lives."""
+    real = StoreLine._judge
 
-    def ripe(offload: OffloadScheduler, wish: Any) -> Any:
-        for life, key in list(wish.keys.items()):
-            offload._strike(wish, life)
-            again = offload.ledger.life(life & ID_MASK)
-            wish.keys[again] = key
-            offload._wished[life & ID_MASK] = again, offload._wishes.setdefault(wish.owner, wish)
-        return real(offload, wish)
+    def judge(line: StoreLine, chunk: Chunk) -> Any:
+        chunk.lives = [line._ledger.life(life & ID_MASK) for life in chunk.lives]
+        return real(line, chunk)
 
-    patch.setattr(OffloadScheduler, "_ripe", ripe)
+    patch.setattr(StoreLine, "_judge", judge)
 
 
 PLANTS: dict[Callable[[Patch], None], tuple[bool, str, str]] = {
     # bug: (needs faults, what finds it with checking strict, what finds it with checking off)
-    free_early: (False, "clash", "bytes"),
+    free_early: (False, "clash", "clash"),
     free_early_and_land: (False, "clash", "clash"),
-    everything_is_fresh: (True, "table", "table"),
-    epochs_stand_still: (True, "table", "table"),
+    everything_is_fresh: (True, "books", "books"),
+    epochs_stand_still: (True, "name", "name"),
     failures_are_published: (True, "books", "bytes"),
     nobody_waits: (False, "clash", "clash"),
     half_is_enough: (False, "bytes", "bytes"),
@@ -669,7 +671,7 @@ FOUND_BY: dict[str, Callable[[dict[str, Any]], bool]] = {
     "bytes": lambda report: report["corrupt_blocks"] > 0,
     "leak": lambda report: report["leaked_places"] > 0,
     "clash": lambda report: " meets job " in report["violation_messages"][0],
-    "table": lambda report: report["violation_messages"][0].startswith("RefusedError: "),
+    "name": lambda report: "(one content, one key)" in report["violation_messages"][0],
     "books": lambda report: report["violation_messages"][0].startswith("InvariantError: "),
 }
 
@@ -680,7 +682,7 @@ FOUND_BY: dict[str, Callable[[dict[str, Any]], bool]] = {
 def test_replay_finds_a_planted_bug(
     plant: Callable[[Patch], None], checking: str, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The default run ends with 1 and shows what its column says: a table, the books, a worker's record, bytes or a leak."""
+    """The default run ends with 1 and shows what its column says: names, the books, a worker's record, bytes or a leak."""
     faults, *found_by = PLANTS[plant]
     plant(monkeypatch)
     status = main(["replay", "--json", "--checking", checking, *(["--faults"] if faults else [])])
@@ -692,7 +694,7 @@ def test_replay_finds_a_planted_bug(
 
 @pytest.mark.usefixtures("tables")
 def test_replay_finds_a_planted_bug_where_many_stores_are_refused(monkeypatch: Patch) -> None:
-    """Wishes that outlive their life need a line of refused stores to go wrong; then a block would have two names."""
+    """Chunks that outlive their blocks' lives need a line of refused stores to go wrong; then a block would have two names."""
     wishes_follow_the_block(monkeypatch)
     workload = generate_workload(requests=300, seed=0)
     report = run(workload, ReplayOptions(faults=FaultRates.default(), max_jobs=4, abort=0.2, checking=Checking.OFF))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 from blocklife.drawing import spec
+from blocklife.errors import BlocklifeError
+from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.invariants import INVARIANTS
+from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
 from blocklife.states import COUPLINGS, MACHINES
 
 SPECS = Path(__file__).parent.parent / "specs"
@@ -226,3 +230,177 @@ def test_invariants_are_numbered_and_pinned_by_tests_that_exist() -> None:
     assert missing == []
     assert {rule for rule, names in pinned.items() if not names} == {"I11"}
     assert {rule for rule, names in pinned.items() if names} == {*INVARIANTS, "I2"}  # I2 is about the device, not the ledger
+
+
+# --- the scheduler -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading (or a line that begins like it), without its head."""
+    lines = iter((SPECS / page).read_text(encoding="utf-8").splitlines())
+    next(line for line in lines if line.startswith(heading))
+    next(line for line in lines if line.startswith("| ---"))
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return found
+
+
+def make(groups: str = "full:4", *, own_pool: bool = True) -> OffloadScheduler:
+    """A scheduler with 15 blocks and 8 slots, and a request *a* with a prompt of 5 tokens."""
+    geometry = Geometry.parse(groups)
+    ledger = Ledger(Limits(num_blocks=16, num_slots=8, num_groups=len(geometry.groups)), own_pool=own_pool)
+    scheduler = OffloadScheduler(ledger, HostTier(ledger), geometry)
+    add(scheduler, "a", 5)
+    return scheduler
+
+
+def add(scheduler: OffloadScheduler, name: str, tokens: int) -> None:
+    """All requests have the same tokens."""
+    scheduler.add_request(name, lambda _group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=tokens)
+
+
+def let_in(scheduler: OffloadScheduler, name: str = "a", tokens: int = 5) -> OffloadScheduler:
+    scheduler.admit(name, scheduler.lookup(name, tokens), tokens)
+    return scheduler
+
+
+def tick(scheduler: OffloadScheduler, times: int = 1) -> OffloadScheduler:
+    """Steps in which nothing lands."""
+    for _ in range(times):
+        scheduler.settle(scheduler.build_plan(1.0).number, 1.0)
+    return scheduler
+
+
+def planned(scheduler: OffloadScheduler) -> OffloadScheduler:
+    """A plan is out."""
+    scheduler.build_plan(1.0)
+    return scheduler
+
+
+def lost() -> None:
+    scheduler = make()
+    scheduler.abort("a")
+    scheduler.lookup("a", 5)
+
+
+def old_hit() -> None:
+    scheduler = make()
+    hit = scheduler.lookup("a", 5)
+    tick(scheduler).admit("a", hit, 5)
+
+
+def deferred_hit() -> None:
+    """Only a store that is out brings the content of *b*."""
+    scheduler = tick(let_in(make()), 2)
+    scheduler.finish("a")
+    scheduler.ledger.drop(scheduler.ledger.find_blocks([b"0"]))
+    add(scheduler, "b", 5)
+    let_in(scheduler, "b")
+
+
+def no_room() -> None:
+    let_in(make(), "a", 80)
+
+
+def again(scheduler: OffloadScheduler) -> None:
+    hit = scheduler.lookup("a", 5)
+    for _ in range(2):
+        scheduler.admit("a", hit, 5)
+
+
+def ended() -> None:
+    scheduler = planned(let_in(make()))
+    scheduler.finish("a")
+    scheduler.preempt("a")
+
+
+def twice() -> None:
+    scheduler = tick(make())
+    scheduler.settle(1, 1.0)
+
+
+def unplaced() -> None:
+    scheduler = make(own_pool=False)
+    scheduler.admit("a", scheduler.lookup("a", 5, 0), 5)
+
+
+def asleep() -> None:
+    scheduler = make()
+    scheduler.sleep()
+    scheduler.lookup("a", 5)
+
+
+def woken() -> None:
+    scheduler = tick(let_in(make()), 2)
+    scheduler.sleep()
+    scheduler.wake()
+
+
+MISTAKES: dict[str, Callable[[], object]] = {
+    "a request that was never added, or is over": lost,
+    "adding it twice": lambda: add(make(), "a", 5),
+    "growing who waits": lambda: make().grow({"a": 1}),
+    "growing twice in a step": lambda: let_in(make()).grow({"a": 1}),
+    "looking up who runs": lambda: let_in(make()).lookup("a", 5),
+    "admitting twice": lambda: again(make()),
+    "a hit of an earlier step": old_hit,
+    "a hit that is deferred": deferred_hit,
+    "no room": no_room,
+    "preempting who waits": lambda: make().preempt("a"),
+    "preempting who has ended": ended,
+    "a state of another kind of group": lambda: let_in(make()).hand_off("a", 0, 4),
+    "a state where the step does not end": lambda: let_in(make("full:4,mamba:4")).hand_off("a", 1, 8),
+    "the next step before `settle`": lambda: planned(make()).lookup("a", 5),
+    "settling out of order": lambda: planned(make()).settle(2, 1.0),
+    "settling twice": twice,
+    "own pool, but a hit is given": lambda: make().lookup("a", 5, 0),
+    "own pool, but blocks are placed": lambda: make().place("a", []),
+    "foreign pool, but no hit is given": lambda: make(own_pool=False).lookup("a", 5),
+    "foreign pool, but nothing was placed": unplaced,
+    "foreign pool, freeing what it does not hold": lambda: make(own_pool=False).free("a", 0, [9]),
+    "a drain that comes too early": lambda: tick(let_in(make()), 2).reset(drain=True),
+    "a step while it sleeps": asleep,
+    "waking too early": woken,
+    "a generation that is the present one": lambda: make().renew(""),
+    "regaining a worker that is there": lambda: make().regain_worker(0),
+}
+
+
+@pytest.mark.parametrize(("mistake", "message"), rows_of("engine-contract.md", "## What is refused"), ids=lambda cell: cell)
+def test_contract_quotes_what_is_really_said(mistake: str, message: str) -> None:
+    """Each mistake of the page is made, and answered as the page says."""
+    with pytest.raises(BlocklifeError) as raised:
+        MISTAKES[mistake]()
+
+    assert f"`{raised.value}`" == message
+
+
+def test_contract_tells_every_mistake() -> None:
+    """None that is made here is left out there."""
+    assert [row[0] for row in rows_of("engine-contract.md", "## What is refused")] == list(MISTAKES)
+
+
+def test_offload_names_every_policy_with_its_default() -> None:
+    """The table has the fields of the record, in order, each with the default that it really has."""
+    told = {row[0].strip("`"): row[1] for row in rows_of("offload.md", "## Policies")}
+    fields = attrs.fields(Policies)
+
+    assert list(told) == [field.name for field in fields]
+    for field in fields:
+        assert told[field.name].startswith(f"`{field.default}`:"), field.name
+
+
+@pytest.mark.parametrize("row", rows_of("offload.md", "A hit has one length"), ids=lambda row: f"{row[0]} by {row[1]}")
+def test_offload_counts_windows_as_the_geometry_does(row: list[str]) -> None:
+    """The numbers of the page are those of the code."""
+    geometry = Geometry.parse(row[0].strip("`"), int(row[1]))
+    windows = [
+        ", ".join("all" if each is None else str(each) for each in window)
+        for window in (geometry.window_blocks, geometry.window_chunks)
+    ]
+    tails = ", ".join(str(geometry.tail_blocks(group)) for group in range(len(geometry.groups)))
+
+    assert row[2:] == [*windows, tails, str(geometry.block_alignment), str(geometry.chunk_alignment)]

@@ -1,167 +1,428 @@
-"""The offload scheduler: what is loaded and stored, once per engine step.
+"""The offload scheduler: what is looked up, loaded, stored, fenced and flushed, once per engine step.
 
 Rules of this file:
 
 * It chooses; the ledger decides what is legal. Every change goes through a verb.
-* A wish to store names lives, not ids: staleness is one comparison, when the wish comes up, whoever held the block meanwhile.
-* A refusal changes nothing: the wish stays at the head of the line, and no later one overtakes it.
+* A step costs what changed in it. Requests in which nothing changed are rows of a column, and idle ones not even that.
+* A call in the wrong order is refused before anything has changed, with what was expected.
 
-One full-attention group is handled here; a chunk is one block.
+Theory. One step is: `grow` (running requests), `lookup` and `admit` (waiting ones), `preempt` where there is no room,
+`hand_off` (states that the engine keeps), `build_plan`; the workers run the plan; `settle` says what came of it, `finish` and
+`abort` who is over. With ``plans_ahead`` the next step's plan is made before this one settles. `specs/engine-contract.md` tells
+it in full.
+
+What was sealed is found from settled tokens, what is stored from tokens that are known, what is freed from settled ones only.
+Everything that is to be stored goes through one line (`stores`), and names lives: what became stale meanwhile is dropped when
+its turn comes.
+
+What is not here: speculative draft groups, partial tails of a chunk, retention intervals, tiers below host memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from attrs import define, frozen
+import numpy as np
+from attrs import evolve
+from numpy.typing import NDArray
 
-from blocklife.ledger import Batch, Ledger, Plan
-from blocklife.ledger.jobs import Allocated, Storable
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
-from blocklife.offload.host import HostTier
-from blocklife.states import Block, BlockLife
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import Plan
+from blocklife.ledger.places import NULL
+from blocklife.ledger.records import Completion, Launched, Placement, Worker
+from blocklife.offload.core import OnItsWay, SchedulerCore, Tracked
+from blocklife.offload.groups import Mamba
+from blocklife.offload.records import (
+    FullHit,
+    Hit,
+    Keys,
+    OffloadStatistics,
+    Placed,
+    Progress,
+    Settled,
+)
+from blocklife.states import Request
 
-_INDEX = BlockLife.table.index
-_STORABLE = frozenset(_INDEX[row.source] for row in BlockLife.table.events["plan_store"].rows)
-"""States from which a store can be planned now."""
-_LATER = frozenset({_INDEX[Block.FLUSHED]})
-"""States from which it can be once a wait is proven."""
+Rows: TypeAlias = NDArray[np.int64]
 
-
-@frozen
-class OffloadStatistics:
-    """What the policy has counted."""
-
-    refused_stores: int
-    """Jobs that could not be planned for lack of a job or of slots; the wish stays."""
-    already_stored: int
-    """Blocks whose content is in the host tier, or on its way, when their turn came."""
-    stale: int
-    """Blocks whose life was over when their turn came."""
-    waiting: int
-    """Blocks whose turn has not come."""
+_NOBODY: Mapping[str, int] = {}
 
 
-@define(eq=False)
-class _Wish:
-    """Blocks that one request would like stored, in order: each life with its key."""
+class OffloadScheduler(SchedulerCore):
+    """Loads on a hit, stores as chunks fill or as blocks go, flushes where a step must not go on without a copy's end.
 
-    owner: str
-    keys: dict[int, bytes]
-
-
-class OffloadScheduler:
-    """Loads on a hit, stores as blocks fill (eager), flushes where a step must not go on without a copy's end.
-
-    Invariant: ``_wished`` names, by block, the life of it that waits in a wish, and that wish. A block has one at most, so that
-    no more than the device has ever wait, however long stores are refused.
+    *geometry* are the model's groups; the ledger must have been made for as many. Errors: `MisuseError` for what an engine must
+    not do, `CapacityError` for what it can try again later; in both cases nothing has changed.
     """
 
-    def __init__(self, ledger: Ledger, tier: HostTier, *, max_job_blocks: int = 256) -> None:
-        self.ledger = ledger
-        self.tier = tier
-        # A job larger than the tier would be refused for ever, and one that the link cannot move in time would expire.
-        self.max_job_blocks = min(max_job_blocks, len(ledger.slots))
-        self._wishes: dict[str, _Wish] = {}
-        self._wished: dict[int, tuple[int, _Wish]] = {}
-        self._refused = 0
-        self._already_stored = 0
-        self._stale = 0
+    # --- requests -----------------------------------------------------------------------------------------------------------
 
-    def lookup(self, keys: Sequence[bytes]) -> list[int]:
-        """Slots that hold the longest prefix of *keys*. The answer holds until the next call that may store or evict."""
-        return self.ledger.find_slots(keys)
+    def add_request(self, name: str, keys: Keys, *, prompt_tokens: int) -> None:
+        """Know a request. State: WAITING."""
+        if prompt_tokens < 1:
+            raise MisuseError(f"request {name}: a prompt has at least 1 token, not {prompt_tokens}")
+        self.ledger.add_request(name)
+        row = self.ledger.requests[name].row
+        self._requests[name] = Tracked(row, keys)
+        self._names[row] = name
+        self._progress.enter(row, prompt_tokens)
 
-    def load(self, request: str, target: Batch[Allocated], slots: Sequence[int]) -> None:
-        """Fill *target*, which the request holds, from slots that `lookup` gave; the request is LOADING from now on."""
-        self.ledger.plan_load(request, target, slots)
-        self.tier.touch(slots)
+    def progress(self, name: str) -> Progress:
+        """How far a request is."""
+        row, table = self._tracked(name).row, self._progress
+        return Progress(int(table.known[row]), int(table.computed[row]), int(table.in_flight[row]))
 
-    def store(self, request: str, lives: Iterable[int], keys: Iterable[bytes]) -> None:
-        """Wish for content to be stored: final, or final at the end of the coming step."""
-        epoch, wished = self.ledger.blocks.epoch, self._wished
-        for life, key in zip(lives, keys, strict=True):
-            place = life & ID_MASK
-            if epoch[place] != life >> EPOCH_SHIFT:
-                self._stale += 1
-                continue
-            if (found := wished.get(place)) is not None:
-                former, its = found
-                if former == life:
-                    self._already_stored += 1
-                    continue
-                self._stale += 1
-                self._strike(its, former)
-            wish = self._wishes.setdefault(request, _Wish(request, {}))
-            wish.keys[life] = key
-            wished[place] = life, wish
+    def lookup(self, name: str, known_tokens: int, device_tokens: int | None = None) -> Hit:
+        """The longest prefix of the request's *known_tokens* that all groups have, on the device and in the host tier.
 
-    def build_plan(self, now: float, *, preempted: Iterable[str] = (), last: bool = False) -> Plan:
-        """The plan of this step: flushes for requests that were preempted, stores for what is wished, everything submitted.
-
-        With ``last``, no request is left that could run: every job that is out is waited for.
+        *device_tokens* is the hit on the device as the engine's own allocator found it; None where the ledger owns the pool.
+        What was counted in the host tier is pinned until a load takes it or the plan of this step is built.
+        Refuses: a request that runs or loads; a second plan without a settle; a scheduler that sleeps.
         """
-        for request in preempted:
-            if (jobs := self.ledger.jobs_of(request)).ids:
-                self.ledger.flush(jobs)
-        self._plan_stores()
-        if last and (jobs := self.ledger.submitted()).ids:
-            self.ledger.flush(jobs)
-        return self.ledger.dispatch(now)
+        tracked = self._tracked(name)
+        self._check_open()
+        self._check_waiting(name, "LOOKUP")
+        if (device_tokens is None) is not self.ledger.own_pool:
+            expected = "the ledger looks the device up" if self.ledger.own_pool else "give the hit of your allocator"
+            raise MisuseError(
+                f"request {name}: device_tokens={device_tokens} with own_pool={self.ledger.own_pool} ({expected})"
+            )
+        if known_tokens < 1:
+            raise MisuseError(f"request {name}: there is at least 1 known token, not {known_tokens}")
+        most = known_tokens - (self.policies.full_hit is FullHit.DROP_LAST_BLOCK)
+        if device_tokens is not None and (device_tokens % self.geometry.block_alignment or not 0 <= device_tokens <= most):
+            raise MisuseError(
+                f"request {name}: a hit of {device_tokens} tokens on the device must be a multiple of "
+                f"{self.geometry.block_alignment} and at most {most}"
+            )
+        self._unpin(name)
+        self._progress.known[tracked.row] = known_tokens
+        now = self._given_up + self.ledger.verdicts
+        last = tracked.hit
+        if last is not None and last.deferred and tracked.checked == now:
+            tracked.hit = evolve(last, step=self._step)  # nothing has ended since: the answer is the same
+            return tracked.hit
+        host = not self._lost and tracked.failures < self.policies.max_load_failures
+        hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._step, host=host)
+        tracked.hit, tracked.checked = hit, now
+        if hit.deferred:
+            self._counts["deferred"] += 1
+            return hit
+        slots = [slot for own in hit.slots for slot in own]
+        if slots:
+            self.ledger.pin(f"lookup {name}", slots)
+            self._pinned[name] = slots
+        self._touch(tracked, hit.tokens)
+        return hit
+
+    def admit(self, name: str, hit: Hit, tokens: int) -> bool:
+        """Let a request in with what `lookup` found in this step.
+
+        With a hit in the host tier the load is planned; the request is LOADING, and the answer is False. Else it runs *tokens*
+        tokens from ``hit.compute_from`` on in this step: RUNNING, and the answer is True. Where the ledger owns the pool,
+        blocks are taken and allocated here; else `place` has said where they are.
+        Refuses: `CapacityError` where there is no room or a hit on the device was handed out meanwhile; the request holds
+        nothing then, and waits; what was placed for it is given back.
+        """
+        tracked = self._tracked(name)
+        self._check_open()
+        self._check_waiting(name, "ADMIT")
+        if hit is not tracked.hit or hit.step != self._step:
+            raise MisuseError(f"request {name}: its hit is not of this step (look it up, then admit it in the same step)")
+        if hit.deferred:
+            raise MisuseError(f"request {name}: its lookup is deferred (look it up again when a copy has landed)")
+        loads = bool(hit.host_tokens)
+        if not loads and tokens < 1:
+            raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
+        end = hit.tokens if loads else hit.compute_from + tokens
+        if loads:  # before blocks are taken: those that are handed out lose their content
+            self.ledger.jobs.check_room()
+        try:
+            if self.ledger.own_pool:
+                self._take_in(name, hit, end)
+            else:
+                self._check_covered(name, tracked.row, end)
+            if loads:
+                self._load(name, tracked, hit)
+        except CapacityError:
+            self.ledger.let_go(name)
+            raise
+        self._start(name, tracked, hit, 0 if loads else tokens)
+        return not loads
+
+    def grow(self, tokens: Mapping[str, int] = _NOBODY) -> list[str]:
+        """Schedule the running requests that are not yet: one token each, or as many as *tokens* says (0: not in this step).
+
+        Where the ledger owns the pool: gives back what has left their windows, as far as tokens are settled, and allocates
+        what they lack. Returns those that found no room, in the order of *tokens*, then of their rows; they are not scheduled.
+        Preempt somebody, and call again with the same numbers for them. Refuses: a request that does not run.
+        """
+        self._check_open()
+        table = self._progress
+        wanted: dict[int, int] = {}
+        for name, count in tokens.items():
+            row = self._tracked(name).row
+            if not table.running[row]:
+                state, over = self.ledger.request_state(name).name, self._requests[name].ending
+                remedy = "it is over, and ends when its plan has settled" if over else "admit it first"
+                raise MisuseError(f"request {name}: cannot GROW while {state} ({remedy})")
+            if count < 0:
+                raise MisuseError(f"request {name}: cannot grow by {count} tokens")
+            if table.step[row] == self._step:
+                raise MisuseError(f"request {name}: it is scheduled in this step already")
+            wanted[row] = count
+        rows = np.flatnonzero(table.running & (table.step != self._step))
+        table.wanted[rows] = 1
+        for row, count in wanted.items():
+            table.wanted[row] = count
+        if self.ledger.own_pool:
+            self._leave_windows(rows)
+            short = self._make_room(rows, list(wanted))
+            if short:
+                table.wanted[short] = 0
+                table.step[rows] = self._step
+                table.step[short] = 0
+                return [self._names[row] for row in short]
+        else:
+            try:
+                for each in rows[table.wanted[rows] > 0].tolist():
+                    self._check_covered(self._names[each], each, int(table.ends(np.array([each]))[0]))
+            except MisuseError:
+                table.wanted[rows] = 0
+                raise
+        table.step[rows] = self._step
+        return []
+
+    def preempt(self, name: str) -> None:
+        """Take everything from a request that runs or loads; its copies are waited for in this step's plan. State: PREEMPTED.
+
+        What of it is final and not stored yet keeps its place in the line.
+        """
+        tracked = self._tracked(name)
+        if tracked.ending:
+            raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
+        if self.ledger.request_state(name) is Request.RUNNING:
+            self._offer(name, tracked, int(self._progress.computed[tracked.row]))
+        self.ledger.preempt(name)
+        self._drop(name, tracked)
+        self._preempted[name] = None
+
+    def finish(self, name: str) -> None:
+        """A request is over: its last content is reserved for storing, then its blocks are given back.
+
+        While tokens of it are in a plan that has not settled, that waits for the plan (`Settled.ended`).
+        """
+        self._end(name, "finish")
+
+    def abort(self, name: str) -> None:
+        """A request is over before its end, in any state; the same otherwise."""
+        self._end(name, "abort")
+
+    def hand_off(self, name: str, group: int, boundary: int) -> None:
+        """At the end of this step the block of a Mamba group before token *boundary* holds the state there.
+
+        Refuses: another kind of group, a boundary that is none or that the step does not reach, a place without a block, and a
+        state that this step has handed off already.
+        """
+        tracked = self._tracked(name)
+        if not 0 <= group < len(self.geometry.groups) or not isinstance(self.geometry.groups[group], Mamba):
+            raise MisuseError(f"group {group}: only states of Mamba groups are handed off")
+        block_tokens, row = self.geometry.block_tokens[group], tracked.row
+        end = int(self._progress.ends(np.array([row]))[0])
+        scheduled = self._progress.step[row] == self._step and self._progress.wanted[row] > 0
+        start = end - int(self._progress.wanted[row])
+        if not scheduled or not start < boundary <= end or boundary % block_tokens:
+            reached = f"it computes tokens {start} to {end}" if scheduled else "the request is not scheduled in it"
+            raise MisuseError(
+                f"request {name}: cannot hand off the state at token {boundary}: it must be a multiple of {block_tokens} that "
+                f"this step reaches ({reached})"
+            )
+        table = self.ledger.requests[name].tables[group]
+        position = boundary // block_tokens - 1
+        if position >= len(table) or table[position] == NULL:
+            raise MisuseError(f"request {name}: no block of group {group} was placed for the state at token {boundary}")
+        handed = (name, int(self._progress.serial[row]), group, boundary)
+        if handed in self._handed:
+            raise MisuseError(f"request {name}: its state at token {boundary} of group {group} is handed off already")
+        self._handed[handed] = None
+        if boundary % self.geometry.chunk_tokens[group] == 0:
+            self._states.setdefault(name, []).append((group, boundary, table[position]))
+
+    # --- the pool of an engine's own allocator ------------------------------------------------------------------------------
+
+    def place(self, name: str, placed: Sequence[Placed]) -> None:
+        """The engine's allocator has extended the tables of a request, all or none. Refused where the ledger owns the pool.
+
+        A prefix hit is taken, not handed out: it is no new tenancy and needs no fence.
+        """
+        self._tracked(name)
+        if self.ledger.own_pool:
+            raise MisuseError(f"request {name}: cannot PLACE blocks of a pool that the ledger owns (use admit and grow)")
+        self.ledger.observe_place(
+            name, [Placement(each.group, each.skipped, each.shared, (*each.external, *each.fresh)) for each in placed]
+        )
+
+    def free(self, name: str, group: int, blocks: Sequence[int]) -> None:
+        """The engine's allocator has taken these blocks back from a request, because they have left its window."""
+        self._tracked(name)
+        self.ledger.observe_free(name, blocks, group)
+
+    def about_to_go(self, blocks: Sequence[int]) -> None:
+        """The engine's allocator will hand these out next: in lazy mode, what they hold is stored now.
+
+        Where the ledger owns the pool it knows that itself, and the call is refused.
+        """
+        if self.ledger.own_pool:
+            raise MisuseError("about_to_go: this ledger owns the pool and knows what goes next (own_pool=True)")
+        self.stores.collect(blocks)
+
+    # --- the step -----------------------------------------------------------------------------------------------------------
+
+    def build_plan(self, now: float) -> Plan:
+        """The plan of this step; it may be empty, and a step without work is a step, too.
+
+        The order: flushes for those preempted, hand-offs, what scheduled requests fill, what finished ones left behind. Lookups
+        that nobody took are let go. Refuses: more plans out than ``plans_ahead`` allows.
+        """
+        self._check_open(awake=False)
+        for name in self._preempted:
+            if (jobs := self.ledger.jobs_of(name)).ids:
+                self.ledger.flush(jobs, "preempted")
+        self._preempted.clear()
+        table = self._progress
+        rows = np.flatnonzero(table.running & (table.step == self._step) & (table.wanted > 0))
+        for name in list(self._states):
+            self._offer_states(name, self._requests[name].row)
+        self._offer_filled(rows)
+        if not self._lost:
+            self.stores.plan()
+        if self._is_last_step() and (jobs := self.ledger.submitted()).ids:
+            self.ledger.flush(jobs, "last step")
+        for name in list(self._pinned):
+            self._unpin(name)
+        plan = self.ledger.dispatch(now)
+        tokens = table.wanted[rows]
+        self._plans[plan.number] = OnItsWay(rows, tokens, table.serial[rows], self._handed)
+        table.in_flight[rows] += tokens
+        table.wanted[rows] = 0
+        self._handed = {}
+        self._step += 1
+        return plan
+
+    def settle(
+        self,
+        plan: int,
+        now: float,
+        *,
+        sampled: Mapping[str, int] = _NOBODY,
+        launched: Iterable[Launched] = (),
+        completions: Iterable[Completion] = (),
+    ) -> Settled:
+        """Every worker has executed plan *plan*: tokens count, full blocks are sealed, reports are applied.
+
+        A request whose known tokens are all computed has sampled one token, unless *sampled* says how many; fewer than were
+        scheduled beyond the known ones are a rollback. Plans settle in order.
+        """
+        due = next(iter(self._plans), None)
+        if plan != due:
+            known = "no plan is out; build one first" if due is None else f"plan {due} is next"
+            raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
+        for name in sampled:
+            self._tracked(name)
+        done, table = self._plans[plan], self._progress
+        current = table.serial[done.rows] == done.serials
+        rows, tokens = done.rows[current], done.tokens[current]
+        tokens_known, computed = self._advance(rows, tokens, sampled)
+        seals, sealed = self._seals(rows, computed)
+        seals += self._state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
+        self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
+        del self._plans[plan]
+        table.known[rows], table.computed[rows] = tokens_known, computed
+        table.in_flight[rows] -= tokens
+        for group, full in sealed.items():
+            table.sealed[group, rows] = full
+        loaded, failed = self._hear_of_loads()
+        over = [self._names[row] for row in rows[table.in_flight[rows] == 0].tolist()]
+        ended = [name for name in over if self._requests[name].ending]
+        for name in ended:
+            self._end(name, self._requests[name].ending)
+        self._ended = {name for name in self._ended if name in self.ledger.jobs.owned}
+        return Settled(tuple(loaded), tuple(failed), tuple(ended))
 
     def has_pending_work(self) -> bool:
-        """Whether ticking must go on although no request is left."""
-        return self.ledger.has_pending_work()
+        """Whether ticking must go on although no request may be left: a plan, a job or a wait is out."""
+        return bool(self._plans) or self.ledger.has_pending_work()
 
-    def forget_wishes(self) -> None:
-        """Drop what is still wished for: the run is over, or its content is."""
-        self._wishes.clear()
-        self._wished.clear()
+    # --- the world changes --------------------------------------------------------------------------------------------------
+
+    def reset(self, *, drain: bool = False) -> list[str]:
+        """Forget all content. Returns the requests that were preempted by it; they can be looked up at once.
+
+        Now: copies that are out lose their meaning, and their places stay held until they land. With *drain*:
+        `CapacityError` while one is out, and nothing has changed.
+        """
+        return self._forget(drain=drain, host=True)
+
+    def renew(self, generation: str) -> list[str]:
+        """Other weights, another layout, another tenant: nothing of the former generation is ever found again. As `reset`."""
+        if generation == self.generation:
+            raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
+        self.generation = generation
+        return self._forget(drain=False, host=True)
+
+    def sleep(self) -> list[str]:
+        """Give the device up: requests are preempted, copies waited for in the next plan, its content is forgotten.
+
+        What lies in the host tier stays. Tick until `has_pending_work` is false; only then is the memory nobody's. Returns the
+        requests that were preempted.
+        """
+        if self._asleep:
+            raise MisuseError("the scheduler sleeps already (wake it first)")
+        if (jobs := self.ledger.submitted()).ids:
+            self.ledger.flush(jobs, "sleep")
+        names = self._forget(drain=False, host=False)
+        self._asleep = True
+        return names
+
+    def wake(self) -> None:
+        """The device is there again, empty. Refuses: one that does not sleep; `CapacityError` while copies are out."""
+        if not self._asleep:
+            raise MisuseError("the scheduler does not sleep (put it to sleep first)")
+        if self.has_pending_work():
+            raise CapacityError(f"{self.ledger.jobs.live} jobs and {len(self._plans)} plans are still out (tick, then wake)")
+        self._asleep = False
+
+    def lose_worker(self, rank: int) -> list[str]:
+        """A worker is gone, and with it its share of all content: nothing that is out can be DONE, nothing stored is whole.
+
+        Until `regain_worker` nothing is loaded or stored. Returns the requests that were preempted.
+        """
+        self.ledger.lose(Worker(rank))
+        self._lost.add(rank)
+        return self._forget(drain=False, host=True)
+
+    def regain_worker(self, rank: int) -> list[str]:
+        """A worker is there again, with empty memory: what the others computed meanwhile is forgotten, for it is not whole.
+
+        Returns the requests that were preempted. Refuses a rank that is not lost.
+        """
+        if rank not in self._lost:
+            raise MisuseError(f"worker {rank}: it is not lost")
+        self._lost.discard(rank)
+        return self._forget(drain=False, host=True)
 
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""
-        return OffloadStatistics(self._refused, self._already_stored, self._stale, len(self._wished))
-
-    def _plan_stores(self) -> None:
-        """One job a request, in the order in which the wishes came up, until one is refused."""
-        for wish in list(self._wishes.values()):
-            ripe, names = self._ripe(wish)
-            lives, keys = ripe[: self.max_job_blocks], names[: self.max_job_blocks]
-            if lives:
-                slots = self.tier.reserve(len(lives)) if self.ledger.jobs.room else []
-                if not slots:
-                    self._refused += 1
-                    return
-                source: Batch[Storable] = Batch(lives)
-                self.ledger.plan_store(source, slots, keys, owner=wish.owner)
-                for life in lives:
-                    self._strike(wish, life)
-
-    def _strike(self, wish: _Wish, life: int) -> None:
-        """Take a life out of a wish; a wish for nothing is none."""
-        del wish.keys[life]
-        del self._wished[life & ID_MASK]
-        if not wish.keys:
-            del self._wishes[wish.owner]
-
-    def _ripe(self, wish: _Wish) -> tuple[list[int], list[bytes]]:
-        """What of a wish can be stored now; what never can be is struck from it, what has to wait stays in it."""
-        blocks, stored = self.ledger.blocks, self.ledger.slots.index[0]
-        ripe: tuple[list[int], list[bytes]] = ([], [])
-        chosen: set[bytes] = set()
-        for life, key in list(wish.keys.items()):
-            place = life & ID_MASK
-            state = blocks.column.state[place]
-            if blocks.epoch[place] != life >> EPOCH_SHIFT:
-                self._stale += 1
-                self._strike(wish, life)
-            elif key in stored or key in chosen:
-                self._already_stored += 1
-                self._strike(wish, life)
-            elif state in _STORABLE:
-                chosen.add(key)
-                ripe[0].append(life)
-                ripe[1].append(key)
-            elif state not in _LATER:
-                self._strike(wish, life)
-        return ripe
+        counts = self.stores.counts
+        return OffloadStatistics(
+            refused_stores=counts["refused"],
+            already_stored=counts["already stored"],
+            in_flight=counts["in flight"],
+            stale=counts["stale"],
+            partial=counts["partial"],
+            waiting=self.stores.waiting,
+            deferred=self._counts["deferred"],
+            device_hits=tuple(self._device_hits),
+            host_hits=tuple(self._host_hits),
+        )

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tests.bench import FULL, SMOKE, Figure, Scale
 
-SUITES = ("lifecycle", "ledger", "replay")
+SUITES = ("lifecycle", "ledger", "offload", "replay")
 """Modules of this package that have a function ``measure``."""
 
 

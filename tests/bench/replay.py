@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from blocklife.engines.toy.replay import Replay, ReplayOptions
 from blocklife.engines.toy.workload import generate_workload
 from blocklife.ledger import Checking
 from tests.bench import Figure, Scale
 
+HYBRID: dict[str, Any] = {"groups": "full:128,swa:128:1024,mamba:512", "gpu_blocks": 3072}
+RUNS: dict[str, dict[str, Any]] = {
+    "checking strict": {"checking": Checking.STRICT},
+    "checking off": {"checking": Checking.OFF},
+    "hybrid": HYBRID,
+    "hybrid, chunks of 4, async": {**HYBRID, "blocks_per_chunk": 4, "asynchronous": True},
+}
+
 
 def measure(scale: Scale) -> list[Figure]:
-    """The figures of this suite: one default run with, and one without the second look at the couplings."""
+    """The figures of this suite: the default run with and without the second look at the couplings, and hybrid models."""
     workload = generate_workload(requests=600 if scale.models >= 1_000 else 5, seed=0)
     figures = []
-    for checking in (Checking.STRICT, Checking.OFF):
-        report = Replay(workload, ReplayOptions(checking=checking)).run()
+    for name, options in RUNS.items():
+        report = Replay(workload, ReplayOptions(**options)).run()
         figures.append(
             Figure(
-                name=f"scheduling, checking {checking.name.lower()}",
+                name=f"scheduling, {name}",
                 ours=report.scheduler_us_per_step,
                 unit="us a step",
                 peer_name="the whole step",

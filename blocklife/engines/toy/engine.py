@@ -6,36 +6,46 @@ attend to, and writes what the new tokens would leave. What a serving engine mus
 
 The clock counts steps. Everything is a function of the workload and the options: the copiers have threads of their own, but
 what they may move, and when a landing is seen, depends on the steps alone.
+
+Synchronous scheduling makes a plan, executes it and settles it in one step. Asynchronous scheduling makes the plan of the next
+step first: every plan is executed one step after it was made, and what was sampled in between is taken for granted.
 """
 
 from __future__ import annotations
 
+import enum
 import time
 from collections import deque
 from collections.abc import Sequence as Items
+from functools import partial
+from math import lcm
 
 import numpy as np
 from attrs import define, field, frozen
-from numpy.typing import NDArray
 
 from blocklife.copiers.executor import Executor, Report
-from blocklife.engines.toy.memory import Memory
-from blocklife.engines.toy.sequences import GROUP, Sequence, fingerprints, unpacked
+from blocklife.engines.toy.forward import ForwardPass, check_and_write
+from blocklife.engines.toy.memory import Memory, Words
+from blocklife.engines.toy.sequences import Sequence, fingerprints, goal_of, keys_of, unpacked
 from blocklife.engines.toy.traffic import Traffic
-from blocklife.engines.toy.workload import WorkloadRequest
+from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import CapacityError, InvariantError
-from blocklife.ledger import Checking, Ledger, Plan, Seal
+from blocklife.ledger import Checking, Ledger, Plan
 from blocklife.ledger.invariants import check
 from blocklife.ledger.places import ID_MASK
-from blocklife.offload import OffloadScheduler
-from blocklife.states import Block, BlockLife, Job, Request, Slot, SlotLife
+from blocklife.offload import Geometry, Hit, Mamba, OffloadScheduler, SlidingWindow
+from blocklife.states import Block, BlockLife, Job, Slot, SlotLife
+
+LOOK_AHEAD = 16
+"""Waiting requests whose lookup is deferred, and behind which others are let in."""
 
 
 @frozen(kw_only=True)
 class EngineOptions:
     """How the engine schedules; counts per step, and shares from 0 to 1."""
 
-    block_tokens: int
+    geometry: Geometry
+    """The groups of the model: what the engine reads and writes follows from this, not from what the scheduler was told."""
     step_tokens: int
     """Tokens that one step computes at most."""
     max_running: int
@@ -50,6 +60,8 @@ class EngineOptions:
     abort: float
     """The share of requests whose client goes away before the end."""
     seed: int
+    plans_ahead: int = 0
+    """Plans that are out while the next one is made: 0 is synchronous scheduling, 1 asynchronous."""
 
 
 @define
@@ -81,8 +93,30 @@ class Station:
     traffic: Traffic
 
 
+@define(eq=False)
+class _Step:
+    """A plan on its way through the workers, with what was scheduled in it."""
+
+    plan: Plan
+    batch: list[tuple[Sequence, int, int]]
+    """Each request with its tenure and its tokens."""
+    forward: ForwardPass
+
+
+class _Verdict(enum.Enum):
+    """What became of a waiting request whose turn it was."""
+
+    IN = "it runs or loads"
+    LATER = "a copy must land first; those behind it need not wait for that"
+    NO_ROOM = "it has to wait, and so has everybody behind it"
+
+
 class Engine:
-    """Runs requests to their end. `step` is one engine step; `idle` says when there is nothing left to do."""
+    """Runs requests to their end. `step` is one engine step; `idle` says when there is nothing left to do.
+
+    Invariant: a request that is not over is in exactly one of ``_arriving``, ``_waiting``, ``_running`` (oldest first),
+    ``_loading`` and ``_ending``; the scheduler knows those of the last three, and of ``_waiting`` those that have keys.
+    """
 
     def __init__(self, ledger: Ledger, offload: OffloadScheduler, stations: Items[Station], options: EngineOptions) -> None:
         self.ledger = ledger
@@ -90,11 +124,21 @@ class Engine:
         self.stations = stations
         self.options = options
         self.counts = Counts()
+        self._geometry = geometry = options.geometry
+        self._states = [group for group, kind in enumerate(geometry.groups) if isinstance(kind, Mamba)]
+        # States are kept where steps end: where prompts can share text, where a slot ends, where a block ends.
+        ends = (geometry.chunk_alignment, geometry.block_alignment)
+        self._ends = list(dict.fromkeys([*(lcm(each, HASH_TOKENS) for each in ends), *ends])) if self._states else []
+        self._workload: dict[int, WorkloadRequest] = {}
         self._arriving: deque[Sequence] = deque()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._loading: dict[str, Sequence] = {}
-        self._preempted: list[str] = []
+        self._loading: dict[str, tuple[Sequence, Hit]] = {}
+        self._ending: dict[str, Sequence] = {}
+        """Those that are over as soon as the plans that speak of them have settled."""
+        self._preempted: set[str] = set()
+        """Those that the step being made has preempted."""
+        self._out: deque[_Step] = deque()
         self._broken: set[str] = set()
         self._budget = options.step_tokens
         """Tokens that the step being made can still compute."""
@@ -106,69 +150,108 @@ class Engine:
 
     def add(self, request: WorkloadRequest) -> None:
         """Queue a request; one that can never fit is skipped and counted, and nothing is built for it."""
-        number, block_tokens = self.counts.requests, self.options.block_tokens
+        number = self.counts.requests
         self.counts.requests += 1
-        if -(-(request.input_length + request.output_length - 1) // block_tokens) > len(self.ledger.blocks) - 1:
+        if self._most_blocks(goal_of(request)) > len(self.ledger.blocks) - 1:
             self.counts.skipped_requests += 1
             return
-        sequence = Sequence.of(request, number, block_tokens)
+        sequence = Sequence.of(request, number)
+        self._workload[number] = request
         # drawn from the request's own name, so that a shorter workload meets the same fate
         leaves, when = np.random.default_rng([self.options.seed, self.counts.requests]).random(2)
         if leaves < self.options.abort:
             sequence.abort_at = int(when * sequence.goal)
         self._arriving.append(sequence)
 
+    def _most_blocks(self, tokens: int) -> int:
+        """The most blocks, of all groups, that a request of so many tokens holds at once.
+
+        Windows slide when a step has settled: until then the tokens of all steps that are out lie before it.
+        """
+        steps = 1 + self.options.plans_ahead
+        most = 0
+        for kind, block_tokens in zip(self._geometry.groups, self._geometry.block_tokens, strict=True):
+            blocks = -(-tokens // block_tokens)
+            if isinstance(kind, SlidingWindow):
+                blocks = min(blocks, -(-(kind.window_tokens - 1 + steps * self.options.step_tokens) // block_tokens) + 1)
+            elif isinstance(kind, Mamba):
+                blocks = min(blocks, 1 + steps)
+            most += blocks
+        return most
+
     @property
     def unfinished(self) -> int:
         """Requests that are not over."""
-        return len(self._arriving) + len(self._waiting) + len(self._running) + len(self._loading)
+        return sum(map(len, (self._arriving, self._waiting, self._running, self._loading, self._ending)))
 
     @property
     def idle(self) -> bool:
-        """Whether no request is left and no job is out."""
+        """Whether no request is left, no plan and no job is out."""
         return not self.unfinished and not self.offload.has_pending_work()
 
     def abort_all(self) -> None:
         """Give every request up; ticking goes on until their copies have landed."""
-        self.counts.aborted_requests += self.unfinished
-        for name in list(self.ledger.requests):
-            self.ledger.finish(name)
+        self.counts.aborted_requests += self.unfinished - len(self._ending)
+        known = [*self._running, *(sequence for sequence, _ in self._loading.values())]
+        known += [sequence for sequence in self._waiting if sequence.keys]
         self._running.clear()
         self._loading.clear()
         self._waiting.clear()
         self._arriving.clear()
-        self.offload.forget_wishes()
+        for sequence in known:
+            self._give_up(sequence)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Abort a request; while a plan that is out speaks of it, it ends with that plan."""
+        self.offload.abort(sequence.name)
+        if sequence.position > sequence.computed:
+            self._ending[sequence.name] = sequence
+        else:
+            sequence.drop()
 
     # --- one step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Schedule, plan, run the workers, settle.
+        """Schedule and plan; then run the workers on the oldest plan that is due, and settle it.
 
         Requests finish after the reports, not before them: a block that stands FLUSHED can be sealed only once its wait is
-        proven, and a finishing request's last block must be sealed before it is released.
+        proven, and a finishing request's last block must be sealed before it is released. Where nothing is left but plans that
+        are out, no more plans are made.
         """
         begin = time.perf_counter()
         self._now += 1
         self.counts.steps += 1
-        self._arrive()
-        self._grow()
-        self._admit()
-        batch = [sequence for sequence in self._running if sequence.scheduled]
-        plan = self._plan(batch)
+        batch: list[Sequence] = []
+        plan = None
+        if self.unfinished or self.ledger.jobs.live or not self._out:
+            self._arrive()
+            self._grow()
+            self._admit()
+            batch = [sequence for sequence in self._running if sequence.scheduled]
+            plan = self._plan(batch)
         planned = time.perf_counter()
+        self.counts.scheduler_s += planned - begin
 
-        pass_ = _ForwardPass(batch, self.options.block_tokens)
-        reports = [station.executor.execute(plan, self._forward(station, pass_)) for station in self.stations]
-
-        self._note_clashes()
-        settling = time.perf_counter()
-        self._settle(plan, reports, batch)
-        self.counts.scheduler_s += planned - begin + time.perf_counter() - settling
+        if plan is not None:
+            forward = ForwardPass(batch, self.ledger, self._geometry, self.stations[0].memory.words)
+            self._out.append(_Step(plan, [(each, each.tenure, each.scheduled) for each in batch], forward))
+            for sequence in batch:
+                sequence.plan()
+        if plan is None or len(self._out) > self.options.plans_ahead:
+            self._run(self._out.popleft())
 
         if self._now % self.options.prove_every == 0:
             self.prove_quiet()
         if self._now % self.options.check_every == 0:
             self.check()
+
+    def _run(self, step: _Step) -> None:
+        """All workers execute a plan, and it settles."""
+        reports = [each.executor.execute(step.plan, partial(self._forward, each, step.forward)) for each in self.stations]
+        self._note_clashes()
+        settling = time.perf_counter()
+        self._settle(step, reports)
+        self.counts.scheduler_s += time.perf_counter() - settling
 
     def _arrive(self) -> None:
         """Let in who has arrived. The workload has a clock of its own: deadlines count steps, however far it jumps."""
@@ -176,179 +259,176 @@ class Engine:
         self._elapsed_ms += speed or 0.0
         if self._arriving and not (self._waiting or self._running or self._loading):
             # nobody is here: the clock jumps to the next arrival
-            self._elapsed_ms = max(self._elapsed_ms, self._arriving[0].arrival_ms)
-        while self._arriving and (speed is None or self._arriving[0].arrival_ms <= self._elapsed_ms):
+            self._elapsed_ms = max(self._elapsed_ms, self._arriving[0].request.timestamp_ms)
+        while self._arriving and (speed is None or self._arriving[0].request.timestamp_ms <= self._elapsed_ms):
             self._waiting.append(self._arriving.popleft())
 
     def _grow(self) -> None:
-        """Schedule the running requests, oldest first; where blocks run out the youngest is preempted."""
+        """Schedule the running requests, oldest first; where blocks run out the youngest is preempted.
+
+        The last one that runs is not driven out by its own copies: it pauses until they have landed.
+        """
         budget = self.options.step_tokens
-        position = 0
-        while position < len(self._running):
-            sequence = self._running[position]
-            tokens = min(sequence.known - sequence.computed, budget)
-            sequence.scheduled = 0
-            if tokens and self._find_room(sequence, tokens):
-                sequence.scheduled = tokens
-                budget -= tokens
-            position += 1  # a preempted request was behind this one, or was this one and the last
+        self._preempted.clear()
+        tokens: dict[str, int] = {}
+        for sequence in self._running:
+            sequence.scheduled = self._chunk(sequence.position, min(sequence.expected - sequence.position, budget))
+            budget -= sequence.scheduled
+            if sequence.scheduled != 1:
+                tokens[sequence.name] = sequence.scheduled
+        short = self.offload.grow(tokens)
+        while short:
+            if len(self._running) == 1 and self.ledger.jobs.live:
+                self._running[0].scheduled = 0
+                break
+            victim = self._running.pop()
+            budget += victim.scheduled
+            self._preempt(victim)
+            short = self.offload.grow({name: tokens.get(name, 1) for name in short if name != victim.name})
         self._budget = budget
 
-    def _find_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Give the request the blocks for its next tokens; False if it was itself preempted for lack of them."""
-        missing = -(-(sequence.computed + tokens) // self.options.block_tokens) - sequence.num_blocks
-        while missing > 0:
-            try:
-                held = self.ledger.allocate(sequence.name, missing)
-            except CapacityError:
-                victim = self._running.pop()
-                self._preempt(victim)
-                if victim is sequence:
-                    return False
-            else:
-                sequence.place(list(held.lives), ID_MASK)
-                return True
-        return True
+    def _chunk(self, position: int, tokens: int) -> int:
+        """How many of these tokens to compute in this step: with a state to keep, it ends where that can be kept."""
+        if tokens > 1:
+            for unit in self._ends:
+                if (end := (position + tokens) // unit * unit) > position:
+                    return end - position
+        return tokens
 
     def _preempt(self, victim: Sequence) -> None:
-        self.ledger.preempt(victim.name)
+        self.offload.preempt(victim.name)
         victim.clear()
         self._waiting.appendleft(victim)
-        self._preempted.append(victim.name)
+        self._preempted.add(victim.name)
         self.counts.preemptions += 1
 
     def _admit(self) -> None:
-        """Let waiting requests in, first come first served, as long as their known tokens fit."""
+        """Let waiting requests in, first come first served, as long as their known tokens fit.
+
+        Those whose lookup waits for a copy keep their place; a few of them hold up nobody behind them.
+        """
+        passed: list[Sequence] = []
         while self._waiting and len(self._running) + len(self._loading) < self.options.max_running:
             sequence = self._waiting[0]
-            if sequence.name in self._preempted or not self._try_admit(sequence):
-                return
+            verdict = _Verdict.NO_ROOM if sequence.name in self._preempted else self._try_admit(sequence)
+            if verdict is _Verdict.NO_ROOM:
+                break
             self._waiting.popleft()
+            if verdict is _Verdict.LATER:
+                passed.append(sequence)
+                if len(passed) == LOOK_AHEAD:
+                    break
+        self._waiting.extendleft(reversed(passed))
 
-    def _try_admit(self, sequence: Sequence) -> bool:
-        """Look up, allocate, and either load or run. At least one known token is left to compute: it makes the next one."""
-        block_tokens = self.options.block_tokens
-        keys = sequence.keys[: (sequence.known - 1) // block_tokens]
-        hits = self.ledger.find_blocks(keys)
-        slots = self.offload.lookup(keys[len(hits) :]) if self.ledger.jobs.room else []
-        cold = sum(1 for life in hits if self.ledger.blocks.refs[life & ID_MASK] == 0)
-        needed = -(-sequence.known // block_tokens) - len(hits)
-        alone = not (self._running or self._loading)
-        if needed + cold > self.ledger.free and not alone:
-            return False
-        if not slots and not self._budget:
-            return False
-        if sequence.name not in self.ledger.requests:
-            try:
-                self.ledger.add_request(sequence.name)
-            except CapacityError:
-                return False
-        ledger = self.ledger
-        if hits:
-            ledger.acquire(sequence.name, hits)
-            sequence.place(hits, ID_MASK)
-            sequence.sealed = sequence.wished = len(hits)
-            sequence.computed = len(hits) * block_tokens
+    def _try_admit(self, sequence: Sequence) -> _Verdict:
+        """Look up, and let in to load or to run. At least one known token is left to compute: it makes the next one."""
+        name = sequence.name
         try:
-            if slots:
-                self._load(sequence, slots)
-            else:
-                tokens = min(sequence.known - sequence.computed, self._budget)
-                missing = -(-(sequence.computed + tokens) // block_tokens) - sequence.num_blocks
-                sequence.place(list(ledger.allocate(sequence.name, missing).lives), ID_MASK)
-                sequence.scheduled = tokens
-                self._budget -= tokens
-                ledger.admit(sequence.name)
-                self._running.append(sequence)
-        except CapacityError:  # alone, and what is free is held by copies: they land, and the next step tries again
-            ledger.finish(sequence.name)
-            sequence.clear()
-            return False
-        self.counts.tokens_hit_gpu += len(hits) * block_tokens
-        return True
+            if not sequence.keys:
+                self.offload.add_request(name, sequence.keys_between, prompt_tokens=sequence.known)
+                sequence.build(self._geometry)
+            hit = self.offload.lookup(name, sequence.known)
+            if hit.deferred:
+                return _Verdict.LATER
+            if not (self.ledger.jobs.room if hit.host_tokens else self._budget) or self._is_crowded(sequence, hit):
+                return _Verdict.NO_ROOM
+            tokens = 0 if hit.host_tokens else self._chunk(hit.tokens, min(sequence.known - hit.tokens, self._budget))
+            runs = self.offload.admit(name, hit, tokens)
+        except CapacityError:  # what is not free is held by others, or by copies: they land, and a later step tries again
+            return _Verdict.NO_ROOM
+        self.counts.tokens_hit_gpu += hit.device_tokens
+        if runs:
+            sequence.begin(hit.tokens)
+            sequence.scheduled = tokens
+            self._budget -= tokens
+            self._running.append(sequence)
+        else:
+            self._loading[name] = (sequence, hit)
+        return _Verdict.IN
 
-    def _load(self, sequence: Sequence, slots: list[int]) -> None:
-        held = self.ledger.allocate(sequence.name, len(slots))
-        sequence.place(list(held.lives), ID_MASK)
-        self.offload.load(sequence.name, held, slots)
-        sequence.loads = len(slots)
-        self._loading[sequence.name] = sequence
+    def _is_crowded(self, sequence: Sequence, hit: Hit) -> bool:
+        """Whether a request that is let in now would soon drive somebody out: all its known tokens should fit."""
+        if not (self._running or self._loading):
+            return False
+        refs = self.ledger.blocks.refs
+        shared = sum(1 for lives in hit.lives for life in lives if refs[life & ID_MASK])
+        return self._most_blocks(sequence.known) - shared > self.ledger.free
 
     def _plan(self, batch: list[Sequence]) -> Plan:
-        """Ask for the store of every block that this step fills, then let the offload scheduler plan."""
-        for sequence in batch:
-            full = (sequence.computed + sequence.scheduled) // self.options.block_tokens
-            if full > sequence.wished:
-                chosen = slice(sequence.wished, full)
-                self.offload.store(sequence.name, sequence.lives[chosen], sequence.keys[chosen])
-                sequence.wished = full
-        plan = self.offload.build_plan(self._now, preempted=self._preempted, last=self.unfinished == 0)
-        self._preempted.clear()
-        return plan
+        """Hand off the states that this step leaves at a boundary, then let the offload scheduler plan."""
+        for group in self._states:
+            block_tokens = self._geometry.block_tokens[group]
+            for sequence in batch:
+                end = sequence.position + sequence.scheduled
+                if end % block_tokens == 0:
+                    self.offload.hand_off(sequence.name, group, end)
+        return self.offload.build_plan(self._now)
 
-    def _abort(self, batch: list[Sequence]) -> None:
-        """Clients go away while the step runs: what was planned for them is given up before anything of it counts."""
-        leaving = [sequence for sequence in self._loading.values() if sequence.abort_at is not None]
-        leaving += [each for each in batch if each.abort_at is not None and each.computed + each.scheduled > each.abort_at]
-        for sequence in leaving:
-            self.ledger.finish(sequence.name)
-            self.counts.aborted_requests += 1
-            self._loading.pop(sequence.name, None)
+    def _abort(self, step: _Step) -> None:
+        """Clients go away while a step runs; what the step computes for them still counts, and then they are over."""
+        leaving = [sequence for sequence, _ in self._loading.values() if sequence.abort_at is not None]
+        leaving += [
+            sequence
+            for sequence, tenure, tokens in step.batch
+            if sequence.abort_at is not None
+            and sequence.tenure == tenure
+            and sequence.computed + tokens > sequence.abort_at
+            and sequence.name not in self._ending
+        ]
         if leaving:
-            batch[:] = [sequence for sequence in batch if sequence not in leaving]
-            self._running = [sequence for sequence in self._running if sequence not in leaving]
+            self.counts.aborted_requests += len(leaving)
+            names = {sequence.name for sequence in leaving}
+            self._running = [sequence for sequence in self._running if sequence.name not in names]
+            for sequence in leaving:
+                self._loading.pop(sequence.name, None)
+                self._give_up(sequence)
 
-    def _settle(self, plan: Plan, reports: list[Report], batch: list[Sequence]) -> None:
-        """Tokens count, full blocks are sealed, reports are applied; then requests hear of their loads, and some are over."""
-        self._abort(batch)
-        lives: list[int] = []
-        keys: list[bytes] = []
-        for sequence in batch:
-            sequence.computed += sequence.scheduled
-            self.counts.tokens_computed += sequence.scheduled
-            full = sequence.computed // self.options.block_tokens
-            if full > sequence.sealed:
-                lives += sequence.lives[sequence.sealed : full]
-                keys += sequence.keys[sequence.sealed : full]
-                sequence.sealed = full
-            if sequence.computed == sequence.known and not sequence.finished:
-                sequence.known += 1
-        self.ledger.settle(
-            plan.number,
+    def _settle(self, step: _Step, reports: list[Report]) -> None:
+        """Tokens count and reports are applied; then requests hear of their loads, and some are over."""
+        self._abort(step)
+        settled = self.offload.settle(
+            step.plan.number,
             self._now,
             launched=[record for report in reports for record in report.launched],
             completions=[record for report in reports for record in report.completions],
-            seals=[Seal(GROUP, lives, keys)] if lives else [],
         )
         for station in self.stations:
-            station.executor.forget(plan.flushes)
-        self._hear_of_loads()
-        for sequence in [sequence for sequence in batch if sequence.finished]:
-            self.ledger.finish(sequence.name)
-        self._running = [sequence for sequence in self._running if not sequence.finished]
+            station.executor.forget(step.plan.flushes)
+        over = set()
+        for sequence, tenure, tokens in step.batch:
+            if sequence.tenure == tenure:
+                sequence.settle(tokens)
+                self.counts.tokens_computed += tokens
+                if sequence.finished and sequence.name not in self._ending:
+                    over.add(sequence.name)
+                    self.offload.finish(sequence.name)
+                    sequence.drop()
+        if over:
+            self._running = [sequence for sequence in self._running if sequence.name not in over]
+        for name in settled.ended:
+            self._ending.pop(name).drop()
+        self._hear_of_loads(settled.loaded, settled.failed)
 
-    def _hear_of_loads(self) -> None:
-        for name, sequence in list(self._loading.items()):
-            state = self.ledger.request_state(name)
-            if state is Request.RUNNING:
-                tokens = sequence.loads * self.options.block_tokens
-                sequence.computed += tokens
-                sequence.sealed = sequence.wished = sequence.num_blocks
-                sequence.loads = 0
-                self.counts.tokens_hit_host += tokens
-                self._running.append(sequence)
-            elif state is Request.WAITING:
-                self.counts.failed_loads += 1
-                sequence.clear()
-                self._waiting.appendleft(sequence)
-            else:
-                continue
-            del self._loading[name]
+    def _hear_of_loads(self, loaded: Items[str], failed: Items[str]) -> None:
+        for name in loaded:
+            sequence, hit = self._loading.pop(name)
+            sequence.begin(hit.tokens)
+            self.counts.tokens_hit_host += hit.host_tokens
+            self._running.append(sequence)
+        for name in failed:
+            sequence, _ = self._loading.pop(name)
+            self.counts.failed_loads += 1
+            sequence.clear()
+            self._waiting.appendleft(sequence)
 
     # --- the device ----------------------------------------------------------------------------------------------------
 
-    def _forward(self, station: Station, pass_: _ForwardPass) -> _Forward:
-        return _Forward(station, pass_, self.counts, self.options.verify, self._rng)
+    def _forward(self, station: Station, forward: ForwardPass) -> None:
+        """The forward pass on one worker."""
+        station.traffic.compute(np.concatenate((forward.read, forward.tail)), forward.written)
+        verified, corrupt = check_and_write(forward, station.memory, self.options.verify, self._rng)
+        self.counts.verified_blocks += verified
+        self.counts.corrupt_blocks += corrupt
 
     def _note_clashes(self) -> None:
         """What the workers themselves saw go wrong counts at every level of checking: it is a fact like a wrong byte."""
@@ -381,15 +461,18 @@ class Engine:
                 self._note(message)
 
     def audit(self) -> int:
-        """At the end: check every READY slot's bytes, and count the places that never came back."""
+        """At the end: check the bytes of every READY slot that was written, and count the places that never came back."""
         ledger = self.ledger
         ready = ledger.slots.column.where(Slot.READY)
-        keys = [key for key in (ledger.slots.key[slot] for slot in ready.tolist()) if key is not None]
-        if keys:
-            expected = fingerprints(unpacked(keys))
+        if len(ready):
+            expected = self._expected([key for slot in ready.tolist() if (key := ledger.slots.key[slot]) is not None])
+            places = ready[:, None] * expected.shape[1] + np.arange(expected.shape[1])
             for station in self.stations:
-                self.counts.verified_slots += len(ready)
-                self.counts.corrupt_blocks += len(station.memory.corrupt_slots(ready, expected))
+                written = station.traffic.written(ready)
+                self.counts.verified_slots += int(np.count_nonzero(written))
+                # whatever a chunk lacks, its end is there
+                self.counts.corrupt_blocks += int(np.count_nonzero(~written[:, -1]))
+                self.counts.corrupt_blocks += len(station.memory.corrupt_places(places[written], expected[written]))
         blocks, slots = ledger.blocks, ledger.slots
         index = BlockLife.table.index
         at_home = (blocks.column.view == index[Block.FREED]) | (blocks.column.view == index[Block.CACHED])
@@ -398,76 +481,32 @@ class Engine:
         is_ready = slots.column.view == SlotLife.table.index[Slot.READY]
         return leaked + int(np.count_nonzero(~(empty | is_ready) | (slots.pins_view > 0)))
 
+    def _expected(self, keys: list[bytes]) -> Words:
+        """The content of each block of the chunks with these keys, ``(len(keys), blocks_per_chunk)``.
+
+        A key tells the last block only; the others are found by going through the workload once more, the latest first.
+        """
+        size = self._geometry.blocks_per_chunk
+        last = fingerprints(unpacked(keys))
+        found = np.zeros((len(keys), size), dtype=np.uint64)
+        found[:, -1] = last
+        if size == 1:
+            return found
+        order = np.argsort(last)
+        ordered = last[order]
+        missing = np.ones(len(keys), dtype=np.bool_)
+        for number in reversed(self._workload):
+            if not missing.any():
+                break
+            for names in keys_of(self._workload[number], number, self._geometry):
+                chunks = fingerprints(names)[: len(names) // size * size].reshape(-1, size)
+                at = np.minimum(np.searchsorted(ordered, chunks[:, -1]), len(keys) - 1)
+                match = ordered[at] == chunks[:, -1]
+                found[order[at[match]]] = chunks[match]
+                missing[order[at[match]]] = False
+        return found
+
     def close(self) -> None:
         """End the copiers."""
         for station in self.stations:
             station.executor.close()
-
-
-class _ForwardPass:
-    """What a step reads and writes, gathered once for all workers.
-
-    ``read`` are whole blocks with their fingerprints; ``tail`` the last, partly written block of each request. ``written`` are
-    the blocks that the new tokens go to, each with the tokens from ``start`` to ``stop``.
-    """
-
-    def __init__(self, batch: list[Sequence], block_tokens: int) -> None:
-        self.block_tokens = block_tokens
-        ids: list[NDArray[np.int64]] = []
-        prints: list[NDArray[np.uint64]] = []
-        tails: list[tuple[int, np.uint64, int]] = []
-        written: list[NDArray[np.int64]] = []
-        written_prints: list[NDArray[np.uint64]] = []
-        starts: list[int] = []
-        stops: list[int] = []
-        for sequence in batch:
-            full, rest = divmod(sequence.computed, block_tokens)
-            ids.append(sequence.ids[:full])
-            prints.append(sequence.fingerprint[:full])
-            if rest:
-                tails.append((int(sequence.ids[full]), sequence.fingerprint[full], rest))
-            end = sequence.computed + sequence.scheduled
-            last = -(-end // block_tokens)
-            written.append(sequence.ids[full:last])
-            written_prints.append(sequence.fingerprint[full:last])
-            starts += [rest] + [0] * (last - full - 1)
-            stops += [block_tokens] * (last - full - 1) + [end - (last - 1) * block_tokens]
-        none, no_print = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
-        self.read = np.concatenate(ids) if ids else none
-        self.read_prints = np.concatenate(prints) if prints else no_print
-        self.tail = np.array([tail[0] for tail in tails], dtype=np.int64)
-        self.tail_prints = np.array([tail[1] for tail in tails], dtype=np.uint64)
-        self.tail_tokens = np.array([tail[2] for tail in tails], dtype=np.int64)
-        self.written = np.concatenate(written) if written else none
-        self.written_prints = np.concatenate(written_prints) if written_prints else no_print
-        self.starts = np.array(starts, dtype=np.int64)
-        self.stops = np.array(stops, dtype=np.int64)
-
-
-@frozen(eq=False)
-class _Forward:
-    """The forward pass on one worker: check what is read, then write."""
-
-    station: Station
-    step: _ForwardPass
-    counts: Counts
-    verify: float
-    rng: np.random.Generator
-
-    def __call__(self) -> None:
-        step, memory = self.step, self.station.memory
-        self.station.traffic.compute(np.concatenate((step.read, step.tail)), step.written)
-        words, tokens = memory.words, step.block_tokens
-        ids, prints = step.read, step.read_prints
-        if self.verify < 1.0:
-            chosen = self.rng.random(len(ids)) < self.verify
-            ids, prints = ids[chosen], prints[chosen]
-        if len(ids):
-            self.counts.corrupt_blocks += len(memory.corrupt(ids, prints))
-        if len(step.tail) and self.verify > 0:
-            written = step.tail_tokens * words // tokens
-            self.counts.corrupt_blocks += len(memory.corrupt_parts(step.tail, step.tail_prints, written))
-            self.counts.verified_blocks += int(np.count_nonzero(written))
-        self.counts.verified_blocks += len(ids)
-        if len(step.written):
-            memory.write(step.written, step.written_prints, step.starts * words // tokens, step.stops * words // tokens)

@@ -27,13 +27,13 @@ def mixed(values: NDArray[np.uint64]) -> Words:
 
 
 class Memory:
-    """The device and the host memory of one worker: rows of words, one row a block or slot."""
+    """The device and the host memory of one worker: rows of words, one row a block or host place."""
 
-    def __init__(self, num_blocks: int, num_slots: int, block_bytes: int, worker: int) -> None:
+    def __init__(self, num_blocks: int, num_places: int, block_bytes: int, worker: int) -> None:
         words = block_bytes // WORD_BYTES
         self.words = words
         self.device: Words = np.zeros((num_blocks, words), dtype=np.uint64)
-        self.host: Words = np.zeros((num_slots, words), dtype=np.uint64)
+        self.host: Words = np.zeros((num_places, words), dtype=np.uint64)
         self._constants = mixed(np.arange(words, dtype=np.uint64) + np.uint64((worker + 1) << 32))
         self._columns = np.arange(words, dtype=np.int64)
 
@@ -59,9 +59,9 @@ class Memory:
         wrong &= self._columns < words[:, None]
         return np.flatnonzero(wrong.any(axis=1)).astype(np.int64)
 
-    def corrupt_slots(self, slots: Ids, fingerprints: Words) -> Ids:
-        """Positions of those slots whose bytes are not what they should be."""
-        return self._differing(self.host, slots, fingerprints)
+    def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
+        """Positions of those host places whose bytes are not what they should be."""
+        return self._differing(self.host, places, fingerprints)
 
     def _differing(self, memory: Words, places: Ids, fingerprints: Words) -> Ids:
         found: list[Ids] = []

@@ -20,7 +20,9 @@ from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
-from blocklife.offload import HostTier, OffloadScheduler
+from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
+from blocklife.offload.groups import MAX_BLOCKS_PER_CHUNK
+from blocklife.offload.replacement import replacement
 
 MAX_WORKERS = 64
 SPARE_REQUESTS = 1024
@@ -32,6 +34,8 @@ LEDGER_BYTES = 96
 """Bytes that one place costs besides its content, while the ledger is made: columns, queues, keys."""
 MAX_VIOLATIONS_SHOWN = 20
 ABORT_WITH_FAULTS = 0.02
+DEFAULT_BLOCK_TOKENS = 128
+"""Tokens of a block where nobody says anything about groups."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +48,17 @@ class ReplayOptions:
     gpu_blocks: int = 2048
     host_slots: int = 8192
     block_bytes: int = 128
-    block_tokens: int = 128
+    block_tokens: int | None = None
+    """The short form of one group with full attention; not together with ``groups``."""
+    groups: Geometry | str | None = None
+    """The groups of the model, or a text like ``full:16,swa:16:1024,mamba:16``."""
+    blocks_per_chunk: int | None = None
+    """Blocks that are offloaded as one; a slot holds so many. None: as the groups say, or 1."""
+    mode: Mode = Mode.EAGER
+    asynchronous: bool = False
+    """Whether each step is planned while the one before it runs."""
+    policy: str = "lru"
+    """What the host tier forgets first."""
     workers: int = 1
     contract: Contract = Contract.FENCE
     checking: Checking = Checking.STRICT
@@ -62,25 +76,25 @@ class ReplayOptions:
     verify: float = 1.0
     abort: float | None = None
     """The share of requests whose client goes away; None: none, or 2 % with faults."""
+    geometry: Geometry = attrs.field(init=False, eq=False)
+    """What ``groups``, ``block_tokens`` and ``blocks_per_chunk`` amount to."""
+
+    @geometry.default
+    def _geometry(self) -> Geometry:
+        return _geometry(self.groups, self.block_tokens, self.blocks_per_chunk)
 
     def __attrs_post_init__(self) -> None:
         for name, most in (
-            ("gpu_blocks", 1 << 31), ("host_slots", 1 << 31), ("block_bytes", 1 << 30), ("block_tokens", HASH_TOKENS),
+            ("gpu_blocks", 1 << 31), ("host_slots", 1 << 31), ("block_bytes", 1 << 30),
             ("workers", MAX_WORKERS), ("step_tokens", 1 << 40), ("max_running", MAX_RUNNING), ("link_blocks", 1 << 31),
             ("max_jobs", 1 << 16), ("deadline", MAX_DEADLINE),
         ):  # fmt: skip
-            value = getattr(self, name)
-            option = "--" + name.replace("_", "-")
-            if value < 1:
-                raise MisuseError(f"{option} must be at least 1, not {value}")
-            if value > most:
-                raise MisuseError(f"{option} can be at most {most}, not {value}")
+            _check_range(name, getattr(self, name), most)
         if self.gpu_blocks < 2:
             raise MisuseError("--gpu-blocks must be at least 2: block 0 is the null block and is never handed out")
-        if HASH_TOKENS % self.block_tokens:
-            raise MisuseError(f"--block-tokens must divide {HASH_TOKENS}, the tokens of one hash; {self.block_tokens} does not")
         if self.block_bytes % WORD_BYTES:
             raise MisuseError(f"--block-bytes must be a multiple of {WORD_BYTES}, not {self.block_bytes}")
+        replacement(self.policy, 1)  # refuses a name that nobody has registered
         if not 0.0 <= self.verify <= 1.0:
             raise MisuseError(f"--verify must be a share from 0 to 1, not {self.verify}")
         if self.abort is not None and not 0.0 <= self.abort <= 1.0:
@@ -89,19 +103,59 @@ class ReplayOptions:
             raise MisuseError(f"--speed must be above 0 milliseconds a step, not {self.speed}")
         if not 0 <= self.seed < 1 << 63:
             raise MisuseError(f"--seed must be from 0 to {(1 << 63) - 1}, not {self.seed}")
-        needed = (self.gpu_blocks + self.host_slots) * (self.workers * self.block_bytes + LEDGER_BYTES)
+        size = self.geometry.blocks_per_chunk
+        needed = (self.gpu_blocks + self.host_slots * size) * (self.workers * self.block_bytes + LEDGER_BYTES)
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > 0.8 * there:
+            slots = f"--host-slots {self.host_slots}" + f" x --blocks-per-chunk {size}" * (size > 1)
             raise MisuseError(
-                f"--workers {self.workers} x (--gpu-blocks {self.gpu_blocks} + --host-slots {self.host_slots}) x --block-bytes "
-                f"{self.block_bytes} need {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB (lower one)"
+                f"--workers {self.workers} x (--gpu-blocks {self.gpu_blocks} + {slots}) x --block-bytes {self.block_bytes} "
+                f"need {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB (lower one)"
             )
+
+
+def _check_range(name: str, value: int, most: int) -> None:
+    option = "--" + name.replace("_", "-")
+    if value < 1:
+        raise MisuseError(f"{option} must be at least 1, not {value}")
+    if value > most:
+        raise MisuseError(f"{option} can be at most {most}, not {value}")
+
+
+def _geometry(groups: Geometry | str | None, block_tokens: int | None, blocks_per_chunk: int | None) -> Geometry:
+    """What these options amount to; `MisuseError` where they do not fit together."""
+    if blocks_per_chunk is not None:
+        _check_range("blocks_per_chunk", blocks_per_chunk, MAX_BLOCKS_PER_CHUNK)
+    if groups is None:
+        block_tokens = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
+        _check_range("block_tokens", block_tokens, HASH_TOKENS)
+        if HASH_TOKENS % block_tokens:
+            raise MisuseError(f"--block-tokens must divide {HASH_TOKENS}, the tokens of one hash; {block_tokens} does not")
+        return Geometry([FullAttention(block_tokens)], blocks_per_chunk or 1)
+    if block_tokens is not None:
+        raise MisuseError(f"--block-tokens {block_tokens} and --groups {groups} both name the groups (give one of them)")
+    if isinstance(groups, Geometry):
+        found, size = groups, groups.blocks_per_chunk
+        if blocks_per_chunk not in (None, size):
+            raise MisuseError(f"--blocks-per-chunk {blocks_per_chunk} and groups with blocks_per_chunk {size} do not agree")
+    else:
+        try:
+            found = Geometry.parse(groups, blocks_per_chunk or 1)
+        except MisuseError as problem:
+            raise MisuseError(f"--groups: {problem}") from None
+    for each in found.groups:
+        if HASH_TOKENS % each.block_tokens:
+            raise MisuseError(f"--groups: {each} has blocks that do not divide {HASH_TOKENS}, the tokens of one hash")
+    return found
 
 
 @attrs.frozen(kw_only=True)
 class ReplayReport:
     """What happened, in the order in which people read it. Counts are of the whole run unless a unit says otherwise."""
 
+    groups: str
+    """The groups of the model, in the order of all tuples by group."""
+    blocks_per_chunk: int
     requests: int
     skipped_requests: int
     """Requests that no memory of this size can hold."""
@@ -110,6 +164,10 @@ class ReplayReport:
     tokens_computed: int
     tokens_hit_gpu: int
     tokens_hit_host: int
+    blocks_hit_gpu: tuple[int, ...]
+    """Blocks found on the device, by group."""
+    blocks_hit_host: tuple[int, ...]
+    """Blocks that loads were planned for, by group; those of loads that failed too."""
     blocks_stored: int
     """Blocks of stores that are DONE; each worker has moved its share."""
     blocks_loaded: int
@@ -120,12 +178,21 @@ class ReplayReport:
     """Jobs by terminal state."""
     preemptions: int
     flushes: int
+    flushes_by_cause: dict[str, int]
     stale_detected: int
     late_completions: int
     duplicate_completions: int
     unknown_completions: int
     refused_stores: int
     already_stored: int
+    """Chunks that were not stored because the host tier had their content."""
+    already_in_flight: int
+    """Chunks that were not stored because a store of their blocks was under way."""
+    partial_chunks: int
+    """Chunks that were not stored because a hit could have needed what they lacked."""
+    stale_entries: int
+    """Blocks of chunks whose life was over when their turn to be stored came."""
+    deferred_lookups: int
     failed_loads: int
     verified_blocks: int
     """Blocks read by a step, and slots READY at the end, of which every written word was checked; over all workers.
@@ -160,17 +227,24 @@ class Replay:
                 num_slots=options.host_slots,
                 max_jobs=options.max_jobs,
                 max_requests=options.max_running + SPARE_REQUESTS,
+                num_groups=len(options.geometry.groups),
                 num_workers=options.workers,
             ),
             contract=options.contract,
             checking=options.checking,
             deadline=float(options.deadline),
         )
+        plans_ahead = int(options.asynchronous)
         self.offload = OffloadScheduler(
             self.ledger,
-            HostTier(self.ledger),
-            # even a full queue of stores drains before its last one is given up
-            max_job_blocks=max(1, options.link_blocks * options.deadline // options.max_jobs),
+            HostTier(self.ledger, options.policy),
+            options.geometry,
+            Policies(
+                mode=options.mode,
+                plans_ahead=plans_ahead,
+                # even a full queue of stores drains before its last one is given up
+                max_job_blocks=max(1, options.link_blocks * options.deadline // options.max_jobs),
+            ),
         )
         self.stations = [self._station(rank) for rank in range(options.workers)]
         self.engine = Engine(
@@ -178,7 +252,7 @@ class Replay:
             self.offload,
             self.stations,
             EngineOptions(
-                block_tokens=options.block_tokens,
+                geometry=options.geometry,
                 step_tokens=options.step_tokens,
                 max_running=options.max_running,
                 verify=options.verify,
@@ -187,6 +261,7 @@ class Replay:
                 ms_per_step=options.speed,
                 abort=options.abort if options.abort is not None else ABORT_WITH_FAULTS * (options.faults is not None),
                 seed=options.seed,
+                plans_ahead=plans_ahead,
             ),
         )
         self._workload = workload
@@ -197,13 +272,14 @@ class Replay:
 
     def _station(self, rank: int) -> Station:
         options = self.options
-        memory = Memory(options.gpu_blocks, options.host_slots, options.block_bytes, rank)
+        size = options.geometry.blocks_per_chunk
+        memory = Memory(options.gpu_blocks, options.host_slots * size, options.block_bytes, rank)
         copier: Copier = CpuCopier(memory.device, memory.host, worker=Worker(rank), blocks_per_poll=options.link_blocks)
         if options.faults is not None:
             copier = FaultyCopier(
                 copier, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline
             )
-        traffic = Traffic(copier, options.gpu_blocks, options.host_slots)
+        traffic = Traffic(copier, options.gpu_blocks, options.host_slots, size)
         return Station(memory, Executor(traffic), traffic)
 
     @property
@@ -258,6 +334,8 @@ class Replay:
         # a rule that the ledger finds broken ends a strict run, and its message is among the others already
         only_counted = 0 if ledger.checking is Checking.STRICT else statistics.violations
         return ReplayReport(
+            groups=str(self.options.geometry),
+            blocks_per_chunk=self.options.geometry.blocks_per_chunk,
             requests=counts.requests,
             skipped_requests=counts.skipped_requests,
             aborted_requests=counts.aborted_requests,
@@ -265,19 +343,26 @@ class Replay:
             tokens_computed=counts.tokens_computed,
             tokens_hit_gpu=counts.tokens_hit_gpu,
             tokens_hit_host=counts.tokens_hit_host,
+            blocks_hit_gpu=offload.device_hits,
+            blocks_hit_host=offload.host_hits,
             blocks_stored=moved["STORE"],
             blocks_loaded=moved["LOAD"],
             bytes_stored=moved["STORE"] * block_bytes,
             bytes_loaded=moved["LOAD"] * block_bytes,
             jobs={state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")},
             preemptions=counts.preemptions,
-            flushes=sum(ledger.flushes.values()),
+            flushes=ledger.flushes.total(),
+            flushes_by_cause=dict(sorted(ledger.flushes.items())),
             stale_detected=statistics.stale + offload.stale,
             late_completions=statistics.late,
             duplicate_completions=statistics.duplicate,
             unknown_completions=statistics.unknown,
             refused_stores=offload.refused_stores,
             already_stored=offload.already_stored,
+            already_in_flight=offload.in_flight,
+            partial_chunks=offload.partial,
+            stale_entries=offload.stale,
+            deferred_lookups=offload.deferred,
             failed_loads=counts.failed_loads,
             verified_blocks=counts.verified_blocks + counts.verified_slots,
             corrupt_blocks=counts.corrupt_blocks,

@@ -22,18 +22,22 @@ Counts = NDArray[np.int32]
 class Traffic:
     """A `Copier` that passes everything on to another one, owns it, and keeps the record.
 
+    A slot is a chunk of ``blocks_per_chunk`` neighbouring host places.
     Invariant: ``_out`` holds the jobs that may touch something; the counts of each place are those of these jobs.
     """
 
-    def __init__(self, inner: Copier, num_blocks: int, num_slots: int) -> None:
+    def __init__(self, inner: Copier, num_blocks: int, num_slots: int, blocks_per_chunk: int = 1) -> None:
         self._inner = inner
+        self._chunk = {"block": 1, "slot": blocks_per_chunk}
         self._out: dict[JobId, Transfer] = {}
         self._clashes: list[str] = []
         # Stores read blocks and write slots, loads the other way round: the number of jobs, for each place.
         self._blocks_read: Counts = np.zeros(num_blocks, dtype=np.int32)
         self._blocks_written: Counts = np.zeros(num_blocks, dtype=np.int32)
-        self._slots_read: Counts = np.zeros(num_slots, dtype=np.int32)
-        self._slots_written: Counts = np.zeros(num_slots, dtype=np.int32)
+        num_places = num_slots * blocks_per_chunk
+        self._slots_read: Counts = np.zeros(num_places, dtype=np.int32)
+        self._slots_written: Counts = np.zeros(num_places, dtype=np.int32)
+        self._last_store = np.zeros((num_slots, blocks_per_chunk), dtype=np.int64)
 
     @property
     def worker(self) -> Worker:
@@ -47,6 +51,7 @@ class Traffic:
         if transfer.direction is Direction.STORE:
             self._meet(who, "block", transfer.source, self._blocks_written)
             self._meet(who, "slot", transfer.target, self._slots_read, self._slots_written)
+            self._last_store.reshape(-1)[transfer.target] = transfer.job.number
         else:
             self._meet(who, "slot", transfer.source, self._slots_written)
             self._meet(who, "block", transfer.target, self._blocks_read, self._blocks_written)
@@ -79,6 +84,12 @@ class Traffic:
             self._meet("the forward pass", "block", read, self._blocks_written)
             self._meet("the forward pass", "block", written, self._blocks_read, self._blocks_written)
 
+    def written(self, slots: Ids) -> NDArray[np.bool_]:
+        """Which places of each slot its latest store was launched to write, ``(len(slots), blocks_per_chunk)``."""
+        last = self._last_store[slots]
+        found: NDArray[np.bool_] = (last > 0) & (last == last.max(axis=1, keepdims=True))
+        return found
+
     def take_clashes(self) -> list[str]:
         """One sentence for each clash since the last call."""
         clashes, self._clashes = self._clashes, []
@@ -88,9 +99,8 @@ class Traffic:
         met = np.flatnonzero(sum(count[places] for count in others))
         for place in places[met].tolist():
             jobs = [str(job) for job, transfer in self._out.items() if place in self._touched(transfer, kind)]
-            self._clashes.append(
-                f"worker {self.worker}: {who} meets job {', '.join(jobs)} at {kind} {place}, and one writes it"
-            )
+            where = f"{kind} {place // self._chunk[kind]}"
+            self._clashes.append(f"worker {self.worker}: {who} meets job {', '.join(jobs)} at {where}, and one writes it")
 
     @staticmethod
     def _touched(transfer: Transfer, kind: str) -> Ids:

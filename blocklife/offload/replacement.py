@@ -1,0 +1,259 @@
+"""Which content of the host tier is forgotten to make room: a small protocol, two policies, and names to choose them by.
+
+Rules of this file:
+
+* A policy orders slots. What may be evicted is told to it, slot by slot; it knows no ledger, no pins and no states.
+* A policy is a function of the calls made to it: no clock, no dice.
+* A slot that is in use when its turn comes (a load reads it, a store fills it) is passed over, and counts as used at that
+  moment. So a slot that stays in use for long is looked at once a round, and not by every search for a victim.
+
+Literature. `Arc` is the adaptive replacement cache of N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead
+Replacement Cache", USENIX FAST 2003, with their names in the comments. What differs is written where it differs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from blocklife.errors import MisuseError
+
+Name: TypeAlias = tuple[int, bytes]
+"""What a slot holds: (group, key)."""
+
+
+class Replacement(Protocol):
+    """Which content is forgotten to make room. A user can write one.
+
+    The tier makes room in this order: `victims`, then `remove` for each of them, then `insert`.
+    """
+
+    def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
+        """These slots were reserved for new content, one name each; the last is the most recent.
+
+        A slot may be known already: the store that should have filled it has failed.
+        """
+
+    def touch(self, slots: Iterable[int]) -> None:
+        """A use; the last is the most recent. Unknown slots are entered: somebody else has filled them."""
+
+    def remove(self, slot: int) -> None:
+        """The content of the slot is gone, evicted or dropped. An unknown slot is no error."""
+
+    def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
+        """Up to *count* distinct slots, in the order in which to forget them, and only such that are *evictable*.
+
+        *coming* are the names that room is made for, at least *count* of them. If there are fewer victims than wanted, none is
+        evicted. Nothing is taken out here: `remove` says what has gone.
+        """
+
+
+class Lru:
+    """The least recently used goes first.
+
+    Invariant: ``_order`` holds every slot that was inserted or touched and not removed since, once, the least recently used
+    first. Initially: none.
+    """
+
+    def __init__(self) -> None:
+        # Not a dict: whoever takes from its front leaves holes there, and each walk from the front passes over all of them.
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
+        """New content is used content; its names do not matter."""
+        self.touch(slots)
+
+    def touch(self, slots: Iterable[int]) -> None:
+        """Move slots to the end, the last of them last."""
+        order = self._order
+        for slot in slots:
+            order[slot] = None
+            order.move_to_end(slot)
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot."""
+        self._order.pop(slot, None)
+
+    def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
+        """The first *count* evictable slots; those passed over are in use, and move to the end."""
+        chosen: list[int] = []
+        passed: list[int] = []
+        if count > 0:
+            for slot in _from_front(self._order, evictable, passed):
+                chosen.append(slot)
+                if len(chosen) == count:
+                    break
+        for slot in passed:
+            self._order.move_to_end(slot)
+        return chosen
+
+
+class Arc:
+    """Adaptive replacement: a list of what was used once, a list of what was used again, and a balance that learns.
+
+    What is forgotten to make room leaves its name behind, as a ghost. A name that comes back while its ghost is there says
+    which of the two lists was too short, and the balance moves its way. A scan, whose content is used once, cannot wash out
+    what is used again.
+
+    With c the number of slots, T1 ``_once``, T2 ``_again``, B1 and B2 their ghosts, and p ``_target``:
+
+    Invariant: a slot is in T1 or in T2, once, or in neither; |T1| + |T2| <= c.
+    Invariant: |T1| + |B1| <= c, and |T1| + |T2| + |B1| + |B2| <= 2c.
+    Invariant: 0 <= p <= c: how many slots T1 should have.
+    Invariant: a name is in B1 or in B2, once, or in neither; a name that is inserted leaves its ghost list.
+    Initially: all lists are empty, and p is 0.
+
+    Beyond the paper: slots that are not evictable are passed over, and where a list has no other, the other list gives way.
+    Content that was dropped (and did not give way) leaves no ghost, and neither does a slot that somebody else has filled.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        if type(num_slots) is not int or num_slots < 1:
+            raise MisuseError(f"num_slots must be a whole number of at least 1, not {num_slots!r}")
+        self.num_slots = num_slots
+        self._once: OrderedDict[int, Name | None] = OrderedDict()
+        self._again: OrderedDict[int, Name | None] = OrderedDict()
+        self._once_ghosts: OrderedDict[Name, None] = OrderedDict()
+        self._again_ghosts: OrderedDict[Name, None] = OrderedDict()
+        self._target = 0.0
+        # The paper adapts p before the victim becomes a ghost. Here the victim goes first, and its ghost waits for `insert`.
+        self._chosen: set[int] = set()
+        self._leaving: list[tuple[bool, Name]] = []
+
+    def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
+        """Cases II to IV of the paper: what comes back goes to T2 and moves p, what is new goes to T1."""
+        once, again = self._once, self._again
+        for slot, name in zip(slots, names, strict=True):
+            once.pop(slot, None)
+            again.pop(slot, None)
+            ghosts = self._ghosts_of(name)
+            if ghosts is not None:
+                self._target = self._adapted(self._target, ghosts, len(self._once_ghosts), len(self._again_ghosts))
+                del ghosts[name]
+            (once if ghosts is None else again)[slot] = name
+        self._bury()
+
+    def touch(self, slots: Iterable[int]) -> None:
+        """Case I of the paper: a used slot becomes the most recent of T2."""
+        once, again = self._once, self._again
+        for slot in slots:
+            if slot in again:
+                again.move_to_end(slot)
+            elif slot in once:
+                again[slot] = once.pop(slot)
+            else:
+                once[slot] = None
+        self._trim()
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot; if it gave way to something else, its name becomes a ghost."""
+        first = slot in self._once
+        if not first and slot not in self._again:
+            return
+        name = (self._once if first else self._again).pop(slot)
+        if slot in self._chosen and name is not None:
+            self._leaving.append((first, name))
+
+    def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
+        """REPLACE of the paper for the last *count* of the coming names, each after the ones before it.
+
+        The names of one call do not push each other out: they are not evictable yet. And its victims are ghosts only behind
+        the last of them, as in `insert`, so that both find the same p.
+        """
+        passed: tuple[list[int], list[int]] = ([], [])
+        once_front = _from_front(self._once, evictable, passed[0])
+        again_front = _from_front(self._again, evictable, passed[1])
+        once, target = len(self._once), self._target
+        once_ghosts, again_ghosts = len(self._once_ghosts), len(self._again_ghosts)
+        found: list[int] = []
+        for position, name in enumerate(coming, count - len(coming)):
+            ghosts = self._ghosts_of(name)
+            if ghosts is not None:
+                target = self._adapted(target, ghosts, once_ghosts, again_ghosts)
+            if position >= 0:
+                first = once > target or (once == target and ghosts is self._again_ghosts)
+                slot = next(once_front if first else again_front, None)
+                if slot is None:
+                    first = not first
+                    slot = next(once_front if first else again_front, None)
+                if slot is None:
+                    break
+                found.append(slot)
+                once -= first
+            once += ghosts is None
+            once_ghosts -= ghosts is self._once_ghosts
+            again_ghosts -= ghosts is self._again_ghosts
+        for order, slots in zip((self._once, self._again), passed, strict=True):
+            for slot in slots:
+                order.move_to_end(slot)
+        self._chosen = set(found) if len(found) == count else set()
+        return found
+
+    def _ghosts_of(self, name: Name) -> OrderedDict[Name, None] | None:
+        if name in self._once_ghosts:
+            return self._once_ghosts
+        return self._again_ghosts if name in self._again_ghosts else None
+
+    def _adapted(self, target: float, ghosts: OrderedDict[Name, None], once_ghosts: int, again_ghosts: int) -> float:
+        """What p becomes when a name comes back that is in *ghosts*, with that many ghosts in each list.
+
+        It moves by at least 1, and by more where the list with the ghost is the shorter one.
+        """
+        if ghosts is self._once_ghosts:
+            return min(target + max(again_ghosts / max(once_ghosts, 1), 1.0), float(self.num_slots))
+        return max(target - max(once_ghosts / max(again_ghosts, 1), 1.0), 0.0)
+
+    def _bury(self) -> None:
+        """The names that have left become ghosts, in order."""
+        for first, name in self._leaving:
+            ghosts, others = (self._once_ghosts, self._again_ghosts) if first else (self._again_ghosts, self._once_ghosts)
+            others.pop(name, None)  # there, or here already, only where two slots had the same content
+            ghosts[name] = None
+        self._leaving.clear()
+        self._chosen.clear()
+        self._trim()
+
+    def _trim(self) -> None:
+        """Keep the bounds on the ghosts: the oldest go. The paper does so before it enters a name; the outcome is the same."""
+        while self._once_ghosts and len(self._once) + len(self._once_ghosts) > self.num_slots:
+            self._once_ghosts.popitem(last=False)
+        listed = len(self._once) + len(self._again) + len(self._once_ghosts)
+        while self._again_ghosts and listed + len(self._again_ghosts) > 2 * self.num_slots:
+            self._again_ghosts.popitem(last=False)
+
+
+def _from_front(order: Iterable[int], evictable: Callable[[int], bool], passed: list[int]) -> Iterator[int]:
+    """The evictable slots in their order; the others on the way are noted in *passed*."""
+    for slot in order:
+        if evictable(slot):
+            yield slot
+        else:
+            passed.append(slot)
+
+
+_METHODS = ("insert", "touch", "remove", "victims")
+_factories: dict[str, Callable[[int], Replacement]] = {"arc": Arc, "lru": lambda num_slots: Lru()}
+
+
+def register(name: str, factory: Callable[[int], Replacement]) -> None:
+    """Give a policy a name; *factory* is called with the number of slots. Refuses a name in use."""
+    if name in _factories:
+        raise MisuseError(f"replacement {name!r}: the name is in use (choose another one)")
+    _factories[name] = factory
+
+
+def replacement(which: str | Replacement, num_slots: int) -> Replacement:
+    """The policy of that name, made for *num_slots* slots, or the given object itself.
+
+    Refuses an unknown name, with the known ones, and an object that lacks one of the methods.
+    """
+    if isinstance(which, str):
+        if which not in _factories:
+            raise MisuseError(f"replacement {which!r}: unknown (known are {', '.join(sorted(_factories))}; or register it)")
+        found = _factories[which](num_slots)
+    else:
+        found = which
+    if missing := [each for each in _METHODS if not callable(getattr(found, each, None))]:
+        raise MisuseError(f"replacement {found!r}: it lacks {', '.join(missing)}")
+    return found

@@ -1,0 +1,138 @@
+"""What a request can have without computing it: the common hit of all groups, on the device and behind it in the host tier.
+
+Rules of this file:
+
+* It reads and changes nothing; the scheduler pins what it finds.
+* A hit is what a load can bring, no more: what is counted here is exactly what is read then (I7).
+* Content that is on its way, to the host tier or to the device for somebody else, is waited for, not fetched twice (I12, I14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blocklife.ledger import Ledger
+from blocklife.ledger.places import EPOCH_SHIFT
+from blocklife.offload.groups import Geometry, SlidingWindow
+from blocklife.offload.host import HostTier
+from blocklife.offload.lookup import Answer, Found, Unit, common_length
+from blocklife.offload.records import FullHit, Hit, Keys, Policies
+
+
+class Search:
+    """Finds hits. *suffix* says how many blocks at its end a slot holds, *loading* who is loading which content."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tier: HostTier,
+        geometry: Geometry,
+        policies: Policies,
+        suffix: Sequence[int],
+        loading: Mapping[tuple[int, bytes], str],
+    ) -> None:
+        self._ledger = ledger
+        self._tier = tier
+        self._geometry = geometry
+        self._policies = policies
+        self._suffix = suffix
+        self._loading = loading
+        # The token that is computed once more reads one token further back than the one behind the hit.
+        extra = 1 if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else 0
+        groups = range(len(geometry.groups))
+        self._device_units = [_unit(geometry, group, 1, extra) for group in groups]
+        self._host_units = [_unit(geometry, group, geometry.blocks_per_chunk, extra) for group in groups]
+
+    def run(self, name: str, keys: Keys, known: int, device_tokens: int | None, step: int, *, host: bool) -> Hit:
+        """The hit of one request with so many known tokens; without *host* only on the device."""
+        recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
+        limit = known if recompute else known - 1
+        names = [list(keys(group, 0, limit // tokens)) for group, tokens in enumerate(self._geometry.block_tokens)]
+        own = device_tokens is None
+        device = self._on_device(names, limit) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
+        if device.deferred:
+            return Hit(name, device.length, device.length, device.length, True, step)
+        start = device.length
+        found = self._in_host(names, start, limit) if host else device
+        if found.deferred or (found.length > start and name in self._ledger.jobs.owned):
+            # no load for a request whose earlier store is unresolved (I10)
+            return Hit(name, found.length, start, start, True, step)
+        length = found.length
+        compute_from = length - 1 if length == known else length
+        return Hit(
+            request=name,
+            tokens=length,
+            device_tokens=start,
+            compute_from=compute_from,
+            deferred=False,
+            step=step,
+            lives=self._lives(names, start, compute_from) if own else (),
+            slots=self._slots(names, start, length, compute_from),
+        )
+
+    def _on_device(self, names: Sequence[Sequence[bytes]], limit: int) -> Found:
+        index, loading = self._ledger.blocks.index, self._loading
+
+        def ask(group: int, unit: int, _blocks: int) -> Answer:
+            key = names[group][unit]
+            if key in index[group]:
+                return Answer.HIT
+            return Answer.PENDING if (group, key) in loading else Answer.MISS
+
+        return common_length(self._device_units, 0, limit, ask)
+
+    def _in_host(self, names: Sequence[Sequence[bytes]], start: int, limit: int) -> Found:
+        if self._policies.max_load_tokens is not None:
+            limit = min(limit, start + self._policies.max_load_tokens)
+        size, index, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.index, self._suffix, self._tier.answer
+
+        def ask(group: int, unit: int, blocks: int) -> Answer:
+            key = names[group][(unit + 1) * size - 1]
+            found = answer(group, key)
+            if found in (Answer.HIT, Answer.PENDING):
+                slot = index[group].get(key)
+                if slot is not None and suffix[slot] < blocks:
+                    return Answer.MISS
+            return found
+
+        return common_length(self._host_units, start, limit, ask)
+
+    def _lives(self, names: Sequence[Sequence[bytes]], start: int, compute_from: int) -> tuple[tuple[int, ...], ...]:
+        """The lives on the device that a request reads which goes on at a token."""
+        found = []
+        epoch = self._ledger.blocks.epoch
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            index = self._ledger.blocks.index[group]
+            first = self._geometry.needed(group, compute_from).start
+            places = [index[key] for key in names[group][first : start // tokens]]
+            found.append(tuple(epoch[place] << EPOCH_SHIFT | place for place in places))
+        return tuple(found)
+
+    def _slots(
+        self, names: Sequence[Sequence[bytes]], start: int, length: int, compute_from: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """The slots of the chunks that a load reads, by group."""
+        if length <= start:
+            return ((),) * len(self._geometry.groups)
+        found = []
+        size = self._geometry.blocks_per_chunk
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            first = max(self._geometry.needed(group, compute_from).start, start // tokens)
+            index = self._ledger.slots.index[group]
+            chunks = range(first // size, length // (tokens * size))
+            found.append(tuple(index[names[group][(chunk + 1) * size - 1]] for chunk in chunks))
+        return tuple(found)
+
+
+def _unit(geometry: Geometry, group: int, size: int, extra: int) -> Unit:
+    """One group in units of *size* blocks; its window reaches *extra* tokens further back."""
+    tokens = geometry.block_tokens[group]
+    window, tail = geometry.window_chunks[group] if size > 1 else geometry.window_blocks[group], size
+    each = geometry.groups[group]
+    if isinstance(each, SlidingWindow):
+        blocks = -(-(each.window_tokens - 1 + extra) // tokens)
+        window = -(-blocks // size)
+        tail = blocks - (window - 1) * size if window else 0
+    elif window is not None:
+        tail = 1
+    return Unit(tokens=tokens * size, window=window, tail=tail, size=size)

@@ -1,0 +1,334 @@
+"""What is to be stored: chunks whose turn comes, in eager or lazy order, and the jobs that are made of them.
+
+Rules of this file:
+
+* A chunk names lives, not ids. Whether it is stale is one comparison when its turn comes, whoever held its blocks meanwhile:
+  no request's table is walked for it, be the request scheduled or not (vLLM's change 42959 walks all of them).
+* A refusal of the host tier changes nothing: the chunk keeps its place in the line, and no later one of any request overtakes
+  it. Whatever is accepted, also an empty part, takes the whole range out of the line.
+* A store in flight is known by the life that it reads: the block names its job. So the mark goes when all workers have
+  reported, or when the life ends, and a lost report never exempts the next life (vLLM's change 41289).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+from attrs import define
+
+from blocklife.ledger import Batch, Ledger
+from blocklife.ledger.jobs import Parcel, Storable, Store
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, listed
+from blocklife.offload.groups import Geometry
+from blocklife.offload.host import HostTier
+from blocklife.offload.records import Mode, Policies
+from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Slot, SlotLife
+
+_INDEX = BlockLife.table.index
+_COPYING = frozenset(_INDEX[state] for state in COPYING)
+_STORABLE = frozenset(_INDEX[row.source] for row in BlockLife.table.events["plan_store"].rows)
+"""States from which a store can be planned now."""
+_FINAL = frozenset(_INDEX[state] for state in KEYED)
+_LATER = frozenset({_INDEX[Block.FLUSHED], _INDEX[Block.LOADING]})
+"""States from which it can be once a wait is proven, or a load has landed."""
+_READY = SlotLife.table.index[Slot.READY]
+
+
+@define(eq=False)
+class Chunk:
+    """Content that is to be stored as one: ``lives`` has an entry for each block of the chunk, `NULL` for a hole."""
+
+    owner: str
+    group: int
+    key: bytes
+    lives: list[int]
+    suffix: int = 0
+    """How many blocks at its end are there, without a hole; set when its turn comes. It is all that a hit can read."""
+
+
+_SPARE = 64
+"""Chunks that can wait beyond those that the device holds, so that a small device does not sweep all the time."""
+
+
+class _Verdict(enum.Enum):
+    """What is to be done with a chunk whose turn has come."""
+
+    STORE = "it can be stored now"
+    LATER = "it cannot be stored before something has landed"
+    DROP = "it need not, or cannot, be stored"
+
+
+class StoreLine:
+    """Chunks in the order in which they are to be stored.
+
+    Invariant: ``_line`` holds the chunks of each owner in order, owners in the order of their oldest chunk; no list is empty.
+    Invariant (lazy): ``_candidates`` names, by block, the latest chunk that the block is part of. It is looked at only when the
+    block is about to be handed out, and counts only while the chunk's life is the block's own.
+    Invariant: ``suffix[slot]`` is how many blocks at the end of its chunk the slot holds without a hole, if it has content.
+    """
+
+    def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies) -> None:
+        self._ledger = ledger
+        self._tier = tier
+        self._policies = policies
+        self._size = geometry.blocks_per_chunk
+        # What a hit can read of a chunk: sliding windows and states need its end only.
+        self._required = tuple(
+            self._size if window is None else min(self._size, max(1, window)) for window in geometry.window_blocks
+        )
+        # A job larger than the tier would be refused for ever.
+        blocks = min(policies.max_job_blocks, len(ledger.slots) * self._size)
+        self._max_chunks = max(1, blocks // self._size)
+        self._lazy = policies.mode is Mode.LAZY
+        self._line: dict[str, deque[Chunk]] = {}
+        self._candidates: dict[int, Chunk] = {}
+        self._exposed: dict[int, list[int]] = {}
+        """Lazy stores that are out, by job number, with their lives."""
+        self._made: dict[int, tuple[str, list[Chunk]]] = {}
+        """Stores that were planned and, when last looked at, not submitted, by job number, with their owner and chunks."""
+        self._offered = 0
+        """Chunks offered since the line was swept."""
+        self.suffix = bytearray(len(ledger.slots))
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Chunks in the line."""
+        return sum(map(len, self._line.values()))
+
+    def clear(self) -> None:
+        """Forget every wish: the content is gone."""
+        self._line.clear()
+        self._candidates.clear()
+        self._exposed.clear()
+        self._made.clear()
+
+    def offer(self, chunk: Chunk) -> None:
+        """A chunk is full: it enters the line, or, in lazy mode, waits until one of its blocks is about to go."""
+        if not self._lazy:
+            found = self._line.get(chunk.owner)
+            if found is None:
+                found = self._line[chunk.owner] = deque()
+            found.append(chunk)
+            self._offered += 1
+            if self._offered > len(self._ledger.blocks) + _SPARE:
+                self._sweep()
+            return
+        for life in chunk.lives:
+            if life != NULL:
+                self._candidates[life & ID_MASK] = chunk
+
+    def is_stored(self, group: int, key: bytes) -> bool:
+        """Whether content can be read in the host tier; counted as a chunk that needs no store."""
+        slots = self._ledger.slots
+        slot = slots.index[group].get(key)
+        if slot is None or slots.column.state[slot] != _READY:
+            return False
+        self.counts["already stored"] += 1
+        return True
+
+    def plan(self, owners: Iterable[str] | None = None) -> None:
+        """Make one job an owner, in the order of the line, until one is refused; *owners* limits it to some of them."""
+        self._take_back()
+        if self._lazy:
+            self._settle_exposed()
+            if owners is None and self._ledger.own_pool:
+                self.collect(listed(self._ledger.blocks.queue.peek(self._policies.lazy_blocks)))
+        orders: list[tuple[str, list[Chunk]]] = []
+        lives: set[int] = set()
+        room = self._ledger.jobs.room
+        for owner in list(self._line) if owners is None else [each for each in owners if each in self._line]:
+            if len(orders) == room:  # those behind are not even looked at
+                self.counts["refused"] += 1
+                break
+            if chunks := self._ripe(owner, lives):
+                orders.append((owner, chunks))
+        if not orders or self._make(orders):
+            return
+        for order in orders:
+            if not self._make([order]):
+                self.counts["refused"] += 1
+                return
+
+    def _sweep(self) -> None:
+        """Take out what can never be stored and what waits twice: about as much as the device holds ever waits.
+
+        Each sweep is paid for by as many offers as the device has blocks.
+        """
+        epoch = self._ledger.blocks.epoch
+        seen: set[tuple[int, bytes, int]] = set()
+        for owner, line in list(self._line.items()):
+            kept = deque[Chunk]()
+            for chunk in line:
+                last = chunk.lives[-1]
+                if epoch[last & ID_MASK] == last >> EPOCH_SHIFT and (chunk.group, chunk.key, last) not in seen:
+                    seen.add((chunk.group, chunk.key, last))
+                    kept.append(chunk)
+                else:
+                    self.counts["stale"] += 1
+            if kept:
+                self._line[owner] = kept
+            else:
+                del self._line[owner]
+        self._offered = 0
+
+    # --- one chunk ----------------------------------------------------------------------------------------------------------
+
+    def _ripe(self, owner: str, lives: set[int]) -> list[Chunk]:
+        """The next chunks of one owner that can be stored now; what never can be leaves the line, what has to wait stays.
+
+        *lives* are those chosen for this plan, by all owners: a chunk that shares one waits, and finds it in flight next time.
+        """
+        line = self._line[owner]
+        chosen: list[Chunk] = []
+        names: set[tuple[int, bytes]] = set()
+        kept: list[Chunk] = []
+        while line and len(chosen) < self._max_chunks:
+            chunk = line.popleft()
+            verdict = self._judge(chunk)
+            if verdict is _Verdict.DROP:
+                continue
+            if verdict is _Verdict.LATER or not lives.isdisjoint(chunk.lives):
+                kept.append(chunk)
+            elif (chunk.group, chunk.key) in names:
+                self.counts["already stored"] += 1
+            else:
+                names.add((chunk.group, chunk.key))
+                lives.update(chunk.lives)
+                lives.discard(NULL)
+                chosen.append(chunk)
+        # what is chosen stays in the line until its job is made
+        line.extendleft(reversed(kept))
+        line.extendleft(reversed(chosen))
+        if not line:
+            del self._line[owner]
+        return chosen
+
+    def _judge(self, chunk: Chunk) -> _Verdict:
+        """Look at a chunk whose turn has come: stale blocks become holes."""
+        if self.is_stored(chunk.group, chunk.key):
+            return _Verdict.DROP
+        blocks = self._ledger.blocks
+        epoch, state = blocks.epoch, blocks.column.state
+        later = False
+        for position, life in enumerate(chunk.lives):
+            if life == NULL:
+                continue
+            place = life & ID_MASK
+            if epoch[place] != life >> EPOCH_SHIFT:
+                self.counts["stale"] += 1
+                chunk.lives[position] = NULL
+                continue
+            at = state[place]
+            if at in _COPYING:
+                if position == len(chunk.lives) - 1:  # the chunk is named after this life: it is on its way
+                    self.counts["in flight"] += 1
+                    return _Verdict.DROP
+                later = True  # it is part of another chunk, too
+            elif at in _LATER or (self._lazy and at not in _FINAL):
+                later = True
+            elif at not in _STORABLE:
+                chunk.lives[position] = NULL
+        chunk.suffix = _suffix(chunk.lives)
+        if chunk.suffix < self._required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):
+            if any(chunk.lives):
+                self.counts["partial"] += 1
+            return _Verdict.DROP
+        return _Verdict.LATER if later else _Verdict.STORE
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------------
+
+    def _make(self, orders: Sequence[tuple[str, list[Chunk]]]) -> bool:
+        """Reserve slots for these chunks and plan their stores, all or none; False where the tier refuses."""
+        for _, chunks in orders:
+            if len(chunks) > 1:
+                chunks.sort(key=_group)
+        slots = self._tier.reserve([(chunk.group, chunk.key) for _, chunks in orders for chunk in chunks])
+        if slots is None:
+            return False
+        stores = []
+        at = 0
+        for owner, chunks in orders:
+            stores.append(Store(owner, self._parcels(chunks, slots[at : at + len(chunks)])))
+            at += len(chunks)
+        jobs = self._ledger.plan_stores(stores)
+        for (owner, chunks), job in zip(orders, jobs.ids, strict=True):
+            line = self._line[owner]
+            for _ in chunks:
+                line.popleft()
+            self._made[job.number] = owner, chunks
+            if not line:
+                del self._line[owner]
+            if self._lazy:
+                self._exposed[job.number] = [life for chunk in chunks for life in chunk.lives if life != NULL]
+        return True
+
+    def _take_back(self) -> None:
+        """A store that was cancelled before it was submitted has lost one of its blocks: the others get another turn, first."""
+        jobs = self._ledger.jobs
+        for number in [each for each in self._made if each not in jobs.planned]:
+            (owner, chunks), job = self._made.pop(number), jobs.by_number.get(number)
+            if job is not None and jobs.state(job) is Job.CANCELLED:
+                self._line.setdefault(owner, deque()).extendleft(reversed(chunks))
+
+    def _parcels(self, chunks: Sequence[Chunk], slots: Sequence[int]) -> list[Parcel[Storable]]:
+        """The chunks of one job, by group; sizes count what is appended, whatever the holes (vLLM's change 42945)."""
+        parcels: list[Parcel[Storable]] = []
+        size, suffix = self._size, self.suffix
+        group = -1
+        lives, own, keys, places = list[int](), list[int](), list[bytes](), list[int]()
+        for chunk, slot in zip(chunks, slots, strict=True):
+            suffix[slot] = chunk.suffix
+            if chunk.group != group:
+                group = chunk.group
+                lives, own, keys, places = [], [], [], []
+                parcels.append(Parcel(Batch(lives, group), own, keys, places if size > 1 else None))
+            own.append(slot)
+            keys.append(chunk.key)
+            if size == 1:
+                lives.append(chunk.lives[0])
+                continue
+            for position, life in enumerate(chunk.lives):
+                if life != NULL:
+                    lives.append(life)
+                    places.append(slot * size + position)
+        return parcels
+
+    # --- lazy ---------------------------------------------------------------------------------------------------------------
+
+    def collect(self, blocks: Iterable[int]) -> None:
+        """Put what is a candidate among these blocks into the line: they are about to be handed out."""
+        epoch = self._ledger.blocks.epoch
+        for place in blocks:
+            chunk = self._candidates.get(place)
+            if chunk is None:
+                continue
+            if epoch[place] << EPOCH_SHIFT | place in chunk.lives:
+                self._line.setdefault(chunk.owner, deque()).append(chunk)
+            for life in chunk.lives:
+                if self._candidates.get(life & ID_MASK) is chunk:
+                    del self._candidates[life & ID_MASK]
+
+    def _settle_exposed(self) -> None:
+        """Blocks whose lazy store has landed go first when blocks are handed out: else the line would never see its end.
+
+        Those whose store came to nothing stay where they are: the device has the only copy.
+        """
+        jobs = self._ledger.jobs
+        for number in [each for each in self._exposed if each not in jobs.out]:
+            lives, job = self._exposed.pop(number), jobs.by_number.get(number)
+            if self._ledger.own_pool and job is not None and jobs.state(job) is Job.DONE:
+                self._ledger.demote(lives)
+
+
+def _suffix(lives: Sequence[int]) -> int:
+    """How many entries at the end are no holes."""
+    if NULL not in lives:
+        return len(lives)
+    return next(count for count, life in enumerate(reversed(lives)) if life == NULL)
+
+
+def _group(chunk: Chunk) -> int:
+    return chunk.group

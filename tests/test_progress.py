@@ -1,0 +1,127 @@
+"""How far requests are: columns say who crosses a boundary, and what has left a window.
+
+Method: small tables by hand, and the arithmetic against a count of tokens one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blocklife.offload import Geometry
+from blocklife.offload.progress import ProgressTable
+
+GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", "mamba:4", "mamba:1"]
+
+
+def table_of(groups: str, size: int = 4) -> ProgressTable:
+    return ProgressTable(size, Geometry.parse(groups))
+
+
+def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(numbers, dtype=np.int64)
+
+
+def read_from(groups: str, token: int) -> set[int]:
+    """The blocks that a request reads which computes this token next, and every token behind it."""
+    (group,) = groups.split(",")
+    kind, *sizes = group.split(":")
+    tokens = int(sizes[0])
+    found: set[int] = set()
+    for later in range(token, token + 40):
+        if kind == "full":
+            found |= {at // tokens for at in range(later)}
+        elif kind == "swa":
+            found |= {at // tokens for at in range(max(0, later - int(sizes[1]) + 1), later)}
+        elif later:
+            found.add((later - 1) // tokens)
+    return found
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_first_needed_is_the_first_block_that_is_ever_read_again(groups: str) -> None:
+    """Nothing before it is read from the settled tokens on, and the block itself is, or will be written."""
+    table = table_of(groups)
+    tokens = int(groups.split(":")[1])
+    for computed in range(30):
+        table.computed[1] = computed
+        (first,) = table.first_needed(0, rows(1)).tolist()
+        ahead = {at for at in read_from(groups, computed) if at * tokens < computed}
+
+        assert first == min(ahead, default=computed // tokens)
+
+
+def test_first_needed_looks_at_settled_tokens_only() -> None:
+    """Tokens in flight can still be taken back, and then the window reaches further back."""
+    table = table_of("swa:4:5,mamba:4")
+    table.computed[0], table.in_flight[0], table.wanted[0] = 8, 8, 8
+
+    assert [table.first_needed(group, rows(0)).tolist() for group in (0, 1)] == [[1], [1]]
+
+
+def test_ends_and_missing_count_what_is_settled_in_flight_and_wanted() -> None:
+    """A table lacks the blocks up to the last token of this step; one that has more lacks none."""
+    table = table_of("full:4,swa:2:3")
+    table.computed[:3], table.in_flight[:3], table.wanted[:3] = [4, 0, 0], [1, 0, 0], [4, 1, 0]
+    table.placed[:, :3] = [[2, 0, 5], [2, 1, 0]]
+    chosen = rows(0, 1, 2)
+    ends = table.ends(chosen)
+
+    assert ends.tolist() == [9, 1, 0]
+    assert table.missing(0, chosen, ends).tolist() == [1, 1, 0]
+    assert table.missing(1, chosen, ends).tolist() == [3, 0, 0]
+
+
+def test_rows_are_looked_at_in_the_order_asked_for() -> None:
+    """Any rows, in any order, none as well."""
+    table = table_of("full:4")
+    table.computed[:] = [1, 2, 3, 4]
+
+    assert table.ends(rows(3, 0)).tolist() == [4, 1]
+    assert table.ends(rows()).tolist() == []
+    assert table.missing(0, rows(), rows()).tolist() == []
+    assert table.first_needed(0, rows()).tolist() == []
+
+
+def columns(table: ProgressTable, row: int) -> list[int]:
+    """Every count of one row but the serial and the step, of which no two may be equal."""
+    single = (table.running, table.prompt, table.known, table.computed, table.in_flight, table.wanted)
+    by_group = (table.placed, table.first, table.sealed, table.offered)
+    return [int(each[row]) for each in single] + [int(count) for each in by_group for count in each[:, row]]
+
+
+def test_a_row_is_zero_when_nobody_has_it() -> None:
+    """A request enters with its prompt; preempted it keeps its tokens; it leaves nothing behind."""
+    table = table_of("full:4,swa:4:8")
+    table.enter(2, 9)
+    entered = columns(table, 2)
+    for column in (table.computed, table.in_flight, table.wanted):
+        column[2] = 5
+    for placed in (table.placed, table.first, table.sealed, table.offered):
+        placed[:, 2] = 3
+    table.running[2] = True
+    table.known[2] = 11
+    table.clear(2)
+    cleared = columns(table, 2)
+    table.leave(2)
+
+    assert entered == [0, 9, 9, *[0] * 11]
+    assert cleared == [0, 9, 11, *[0] * 11]
+    assert columns(table, 2) == [0] * 14
+    assert all(columns(table, row) == [0] * 14 for row in (0, 1, 3))
+
+
+def test_every_stay_has_a_serial_of_its_own() -> None:
+    """A plan that is out speaks of one stay in one row; the next stay is another, also of the same request."""
+    table = table_of("full:4")
+    serials = []
+    for row in (0, 1, 0):
+        table.enter(row, 1)
+        serials.append(int(table.serial[row]))
+        table.clear(row)
+        serials.append(int(table.serial[row]))
+        table.leave(row)
+        serials.append(int(table.serial[row]))
+
+    assert len(set(serials)) == len(serials)
+    assert 0 not in serials

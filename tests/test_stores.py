@@ -1,0 +1,511 @@
+"""What is stored, in which order, and what happens to a chunk whose turn comes too late, too early, or not at all.
+
+Method: a line over a real ledger; chunks are offered by hand, and jobs land when a test says so. Lazy stores are shown with
+whole requests, for what is about to go is known to the pool alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from blocklife.ledger import Batch, Contract, Ledger, Plan
+from blocklife.ledger.invariants import check
+from blocklife.ledger.places import ID_MASK, NULL
+from blocklife.offload import Geometry, HostTier, LastStep, Mode, Policies
+from blocklife.offload.stores import Chunk, StoreLine
+from blocklife.states import Block
+from tests.rigs import Rig, letters, sources
+from tests.worlds import held, keys, make_ledger, ready, report, world_key
+
+
+def line_of(
+    groups: str = "full:4",
+    size: int = 1,
+    *,
+    blocks: int = 20,
+    slots: int = 4,
+    max_jobs: int = 8,
+    policies: Policies | None = None,
+    contract: Contract = Contract.FENCE,
+) -> tuple[Ledger, StoreLine]:
+    """A line with nothing in it; requests a, b and c run."""
+    geometry = Geometry.parse(groups, size)
+    ledger = make_ledger(
+        num_blocks=blocks,
+        num_slots=slots,
+        max_jobs=max_jobs,
+        groups=len(geometry.groups),
+        contract=contract,
+        requests=("a", "b", "c"),
+    )
+    return ledger, StoreLine(ledger, HostTier(ledger), geometry, policies or Policies())
+
+
+def lives_of(ledger: Ledger, request: str, names: Sequence[bytes], group: int = 0) -> list[int]:
+    """Lives of final content that a request holds."""
+    batch = ledger.allocate(request, len(names), group)
+    return [int(life) for life in ledger.seal(batch, names).lives]
+
+
+def offered(ledger: Ledger, line: StoreLine, owner: str, *names: str, group: int = 0) -> list[int]:
+    """A request offers one chunk for each name; gives the blocks."""
+    lives = lives_of(ledger, owner, keys(*names), group)
+    for life, name in zip(lives, keys(*names), strict=True):
+        line.offer(Chunk(owner, group, name, [life]))
+    return [life & ID_MASK for life in lives]
+
+
+def step(ledger: Ledger, line: StoreLine, *, land: bool = False) -> Plan:
+    """One step: what is ripe is planned, and submitted; where told, it lands."""
+    line.plan()
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, completions=[report(each.job) for each in plan.stores] if land else [])
+    assert check(ledger) == []
+    return plan
+
+
+# --- order -------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_job_an_owner_in_the_order_of_their_oldest_chunk() -> None:
+    """Chunks of one owner go together and in order, although others came between."""
+    ledger, line = line_of()
+    first = offered(ledger, line, "b", "x")
+    other = offered(ledger, line, "a", "y")
+    second = offered(ledger, line, "b", "z")
+
+    assert sources(step(ledger, line)) == [first + second, other]
+    assert line.waiting == 0
+
+
+def test_only_the_owners_asked_for_are_planned() -> None:
+    """A request that ends reserves its own; the others keep their turn. Who has nothing in the line is passed over."""
+    ledger, line = line_of()
+    mine, _ = offered(ledger, line, "a", "x"), offered(ledger, line, "b", "y")
+    line.plan(["c", "a"])
+
+    assert [job.owner for job in ledger.jobs.alive()] == ["a"]
+    assert [life & ID_MASK for life in ledger.jobs.alive()[0].lives] == mine
+    assert line.waiting == 1
+
+
+def test_what_is_larger_than_a_job_goes_in_several_steps() -> None:
+    """A job a step; the rest keeps its order, and a job is never larger than the tier."""
+    ledger, line = line_of(policies=Policies(max_job_blocks=2))
+    blocks = offered(ledger, line, "a", *"vwxyz")
+    found = [sources(step(ledger, line, land=True)) for _ in range(3)]
+
+    assert found == [[blocks[:2]], [blocks[2:4]], [blocks[4:]]]
+    ledger, line = line_of(slots=3)
+    blocks = offered(ledger, line, "a", *"vwxyz")
+
+    assert sources(step(ledger, line)) == [blocks[:3]]
+
+
+def test_groups_of_one_job_are_in_order_and_counted() -> None:
+    """Whatever the order of the offers: sizes count what is appended of each group."""
+    ledger, line = line_of("full:4,swa:4:9")
+    lives = {name: lives_of(ledger, "a", keys(name), group)[0] for name, group in (("x", 1), ("y", 0), ("z", 1))}
+    for name, group in (("x", 1), ("y", 0), ("z", 1)):
+        line.offer(Chunk("a", group, name.encode(), [lives[name]]))
+    (transfer,) = step(ledger, line).stores
+
+    assert transfer.source.tolist() == [lives[name] & ID_MASK for name in "yxz"]
+    assert transfer.group_sizes == (1, 2)
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["slots", "jobs"])
+def test_a_refusal_changes_nothing_and_nobody_overtakes(why: str) -> None:
+    """What is refused stays at the head; a smaller store behind it would fit and waits all the same."""
+    ledger, line = line_of(slots=2, max_jobs=1 if why == "jobs" else 8)
+    busy = offered(ledger, line, "c", "p")
+    running = step(ledger, line)
+    first, second = offered(ledger, line, "a", "x", "y"), offered(ledger, line, "b", "z")
+    before = world_key(ledger)
+    line.plan()
+    after = world_key(ledger)
+    waiting = line.waiting
+    refused = ledger.dispatch(0.0)
+    ledger.settle(refused.number, 0.0, completions=[report(running.stores[0].job)])
+    plans = [step(ledger, line, land=True) for _ in range(2)]
+
+    assert sources(running) == [busy]
+    assert before == after
+    assert refused.empty
+    assert (waiting, line.counts["refused"] >= 1) == (3, True)
+    assert [each for plan in plans for each in sources(plan)] == [first, second]
+
+
+def test_one_owner_is_accepted_and_the_next_refused() -> None:
+    """What fits goes, in order; the first that does not fit ends the turn for all behind it."""
+    ledger, line = line_of(slots=3)
+    first = offered(ledger, line, "a", "x", "y")
+    second = offered(ledger, line, "b", "z", "w")
+    third = offered(ledger, line, "c", "v")
+    plans = [step(ledger, line), step(ledger, line)]
+
+    assert [sources(plan) for plan in plans] == [[first], []]
+    assert line.waiting == 3
+    assert line.counts["refused"] == 2
+    ledger.complete(report(plans[0].stores[0].job))
+
+    assert sources(step(ledger, line)) == [second, third]
+
+
+def test_what_is_accepted_in_part_leaves_the_line_as_a_whole() -> None:
+    """Of four chunks one is stored already, one is stale and one on its way: one goes, and none of them comes again."""
+    ledger, line = line_of()
+    ready(ledger, "there", 0, "c")
+    way = offered(ledger, line, "b", "way")
+    step(ledger, line)
+    lives = lives_of(ledger, "a", keys("new", "there", "gone"))
+    for life, name in zip(lives, keys("new", "there", "gone"), strict=True):
+        line.offer(Chunk("a", 0, name, [life]))
+    line.offer(Chunk("a", 0, b"way", [ledger.life(way[0])]))
+    ledger.release("a", [2])
+    ledger.drop(lives[2:])
+    plan = step(ledger, line)
+
+    assert sources(plan) == [[lives[0] & ID_MASK]]
+    assert line.waiting == 0
+    assert {name: line.counts[name] for name in ("already stored", "stale", "in flight", "refused")} == {
+        "already stored": 1,
+        "stale": 1,
+        "in flight": 1,
+        "refused": 0,
+    }
+
+
+def test_a_slot_that_a_lookup_counts_on_does_not_make_room() -> None:
+    """The store waits for the pin, not the other way round."""
+    ledger, line = line_of(slots=1)
+    ready(ledger, "k", 0, "c")
+    line._tier.touch([0])
+    ledger.pin("lookup", [0])
+    blocks = offered(ledger, line, "a", "x")
+    refused = step(ledger, line)
+    ledger.unpin("lookup", [0])
+
+    assert refused.empty
+    assert sources(step(ledger, line)) == [blocks]
+
+
+# --- content and lives -------------------------------------------------------------------------------------------------------
+
+
+def test_content_is_stored_once_by_two_owners() -> None:
+    """One block that both hold: in one plan the second waits, then finds it in flight, or stored."""
+    for land in (False, True):
+        ledger, line = line_of()
+        (life,) = lives_of(ledger, "a", keys("x"))
+        ledger.acquire("b", [life])
+        line.offer(Chunk("a", 0, b"x", [life]))
+        line.offer(Chunk("b", 0, b"x", [life]))
+        plans = [step(ledger, line, land=land) for _ in range(2)]
+
+        assert [sources(plan) for plan in plans] == [[[life & ID_MASK]], []]
+        assert line.waiting == 0
+        assert line.counts["already stored" if land else "in flight"] == 1
+
+
+def test_a_name_comes_once_in_a_job() -> None:
+    """Two lives of one content, offered by one owner: the first goes."""
+    ledger, line = line_of()
+    blocks = offered(ledger, line, "a", "x", "x")
+
+    assert sources(step(ledger, line)) == [blocks[:1]]
+    assert line.waiting == 0
+
+
+def test_a_new_tenant_is_never_stored_under_an_old_name() -> None:
+    """The block is the same, held and sealed again; only its epoch says that the offer meant somebody else."""
+    ledger, line = line_of(blocks=2)
+    old = offered(ledger, line, "a", "old")
+    ledger.preempt("a")
+    new = lives_of(ledger, "b", keys("new"))
+
+    assert [life & ID_MASK for life in new] == old
+    assert step(ledger, line).empty
+    assert line.counts["stale"] == 1
+
+
+def test_a_lost_report_does_not_exempt_the_next_life() -> None:
+    """The mark of a store in flight is the block's own: the next tenant of the block is stored."""
+    ledger, line = line_of(blocks=2, slots=4)
+    offered(ledger, line, "a", "x")
+    plan = step(ledger, line)
+    ledger.preempt("a")
+    (life,) = (int(each) for each in ledger.allocate("b", 1).lives)
+    flush = step(ledger, line)
+    ledger.seal(Batch([life]), keys("y"))
+    line.offer(Chunk("b", 0, b"y", [life]))
+
+    assert flush.flushes == (plan.stores[0].job,)
+    assert sources(step(ledger, line)) == [[life & ID_MASK]]
+
+
+def test_behind_a_fence_a_chunk_waits_for_the_proof() -> None:
+    """A store of a block that stands behind a wait is planned when the wait is proven, and later chunks pass it."""
+    ledger, line = line_of(blocks=3)
+    offered(ledger, line, "a", "old", "more")
+    step(ledger, line)
+    ledger.preempt("a")
+    lives = [int(life) for life in held(ledger, "b", 2).lives]
+    for life, name in zip(lives, keys("x", "y"), strict=True):
+        line.offer(Chunk("b", 0, name, [life]))
+    states = [ledger.blocks.at(life & ID_MASK) for life in lives]
+    waits = step(ledger, line)
+    line.plan()
+    planned = [job.owner for job in ledger.jobs.alive()]
+
+    assert states == [Block.FLUSHED] * 2
+    assert not waits.stores
+    assert planned == ["b"]
+    assert [ledger.blocks.at(life & ID_MASK) for life in lives] == [Block.PLEDGED] * 2
+
+
+def test_clear_forgets_every_wish() -> None:
+    """The content is gone, and so is every reason to store it."""
+    ledger, line = line_of()
+    offered(ledger, line, "a", "x")
+    line.clear()
+
+    assert line.waiting == 0
+    assert step(ledger, line).empty
+
+
+# --- chunks ------------------------------------------------------------------------------------------------------------------
+
+
+def chunk_of(ledger: Ledger, request: str, name: str, count: int, group: int = 0, holes: Sequence[int] = ()) -> Chunk:
+    """A chunk of so many blocks, with holes at some positions; it is named after its last block."""
+    names = keys(*(f"{name}{position}" for position in range(count)))
+    lives = lives_of(ledger, request, names, group)
+    return Chunk(request, group, names[-1], [NULL if at in holes else life for at, life in enumerate(lives)])
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["whole", "partial"])
+@pytest.mark.parametrize(
+    ("groups", "holes", "always"),
+    [
+        ("full:4", (), True),
+        ("full:4", (0,), False),
+        ("full:4", (1,), False),
+        ("full:4", (0, 1), False),
+        ("swa:4:9", (0,), True),  # a hit reads two blocks at most
+        ("swa:4:9", (1,), False),
+        ("swa:4:5", (0, 1), True),
+        ("swa:4:5", (0,), True),
+    ],
+)
+def test_a_chunk_with_a_hole_is_stored_where_no_hit_needs_it(
+    groups: str, holes: tuple[int, ...], always: bool, partial: bool
+) -> None:
+    """Else it is not stored at all, or as what it is: the slot knows how much of its end is there."""
+    ledger, line = line_of(groups, 3, policies=Policies(partial_chunks=partial))
+    chunk = chunk_of(ledger, "a", "x", 3, holes=holes)
+    line.offer(chunk)
+    plan = step(ledger, line)
+    there = [at for at in range(3) if at not in holes]
+
+    assert bool(plan.stores) == (always or partial)
+    assert line.counts["partial"] == (not plan.stores)
+    if plan.stores:
+        (transfer,) = plan.stores
+        assert transfer.target.tolist() == [3 * 0 + at for at in there]
+        assert transfer.group_sizes == (len(there),)
+        assert line.suffix[0] == 2 - max(holes, default=-1)
+
+
+def test_a_chunk_without_its_end_is_never_stored() -> None:
+    """Its key is that of its last block: without it there is nothing that it could be found for."""
+    ledger, line = line_of("swa:4:5", 2, policies=Policies(partial_chunks=True))
+    line.offer(chunk_of(ledger, "a", "x", 2, holes=(1,)))
+
+    assert step(ledger, line).empty
+    assert (line.waiting, line.counts["partial"]) == (0, 1)
+
+
+def test_a_block_that_went_stale_becomes_a_hole() -> None:
+    """Blocks that left the window were handed out again before the chunk's turn came: the rest of it is judged."""
+    ledger, line = line_of("swa:4:5", 2)
+    chunk = chunk_of(ledger, "a", "x", 2)
+    line.offer(chunk)
+    first = chunk.lives[0]
+    ledger.release("a", [0])
+    ledger.drop([first])
+    (transfer,) = step(ledger, line).stores
+
+    assert line.counts["stale"] == 1
+    assert transfer.target.tolist() == [1]
+    assert chunk.lives[0] == NULL
+
+
+@pytest.mark.parametrize("land", [False, True], ids=["out", "landed"])
+def test_chunks_that_share_their_beginning_are_both_stored(land: bool) -> None:
+    """Two texts part inside a chunk: the second waits for the copy that reads the shared block, and is not forgotten."""
+    ledger, line = line_of(size=2)
+    shared, one = lives_of(ledger, "a", keys("s", "x"))
+    ledger.acquire("b", [shared])
+    (other,) = lives_of(ledger, "b", keys("y"))
+    line.offer(Chunk("a", 0, b"x", [shared, one]))
+    line.offer(Chunk("b", 0, b"y", [shared, other]))
+    first = step(ledger, line, land=land)
+    if not land:
+        between = step(ledger, line)
+        assert between.empty
+        assert line.waiting == 1
+        ledger.complete(report(first.stores[0].job))
+    second = step(ledger, line)
+
+    assert sources(first) == [[shared & ID_MASK, one & ID_MASK]]
+    assert sources(second) == [[shared & ID_MASK, other & ID_MASK]]
+
+
+# --- lazy --------------------------------------------------------------------------------------------------------------------
+
+
+def lazy_rig(*, blocks: int = 9, lazy_blocks: int = 2, slots: int = 16, chunk: int = 1) -> Rig:
+    """Content is stored when its block is among the next that are handed out."""
+    policies = Policies(mode=Mode.LAZY, lazy_blocks=lazy_blocks, last_step=LastStep.DRAIN)
+    return Rig("full:4", chunk, blocks=blocks, slots=slots, policies=policies)
+
+
+def test_lazy_stores_nothing_while_nothing_is_about_to_go() -> None:
+    """Blocks that are held are not in the queue; neither are those far from its head."""
+    rig = lazy_rig()
+    rig.add("a", letters(12))
+    rig.let_in("a")
+    plans = [rig.tick() for _ in range(3)]
+
+    assert all(plan.empty for plan in plans)
+    rig.scheduler.finish("a")
+    plans = [rig.tick() for _ in range(6)]
+
+    # five blocks were never used and stand before the three that were given back
+    assert all(plan.empty for plan in plans)
+    assert rig.stored() == []
+    assert not rig.scheduler.has_pending_work()
+
+
+def test_lazy_stores_what_is_next_and_stops_when_nothing_is_about_to_go() -> None:
+    """Of the blocks that were given back only the next two, end of the text first; what is stored goes before the rest."""
+    rig = lazy_rig(blocks=4)
+    rig.add("a", letters(12))
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler.finish("a")
+    plans = [rig.tick() for _ in range(6)]
+    queue = rig.ledger.blocks.queue.peek(3)
+
+    assert rig.stored() == ["abcdefgh", "abcdefghijkl"]
+    assert [len(plan.stores) for plan in plans[2:]] == [0, 0, 0, 0]
+    assert sorted(int(each) for each in queue[:2]) == [2, 3]
+    assert not rig.scheduler.has_pending_work()
+
+
+def test_lazy_goes_on_when_what_is_stored_has_been_handed_out() -> None:
+    """The next blocks come to the head, and are stored in turn."""
+    rig = lazy_rig(blocks=4)
+    rig.add("a", letters(12))
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler.finish("a")
+    for _ in range(4):
+        rig.tick()
+    rig.add("b", letters(4, "p"))
+    rig.let_in("b")
+    for _ in range(4):
+        rig.tick()
+
+    assert "abcd" in rig.stored()
+
+
+def test_lazy_hit_takes_the_block_out_of_danger() -> None:
+    """What somebody holds again is not about to go, and keeps its wish for later."""
+    rig = lazy_rig(blocks=4, lazy_blocks=3)
+    rig.add("a", letters(8))
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler.finish("a")
+    rig.add("b", letters(9))
+    rig.let_in("b")
+    plans = [rig.tick() for _ in range(3)]
+
+    assert all(plan.empty for plan in plans)
+    rig.scheduler.finish("b")
+    for _ in range(4):
+        rig.tick()
+
+    assert rig.stored() == ["abcd", "abcdefgh"]
+
+
+def test_lazy_stores_only_confirmed_content() -> None:
+    """A block whose content was never sealed is no candidate, whoever offered it."""
+    rig = lazy_rig(blocks=4, lazy_blocks=3)
+    rig.add("a", letters(9))
+    rig.let_in("a")
+    rig.plan()
+    rig.scheduler.abort("a")
+    rig.scheduler.reset()
+    rig.settle()
+    plans = [rig.tick() for _ in range(3)]
+
+    assert all(plan.empty for plan in plans)
+
+
+def test_lazy_chunk_goes_as_a_whole_when_its_first_block_is_about_to_go() -> None:
+    """One block in danger is enough; a chunk is not stored twice because of its other block."""
+    rig = lazy_rig(blocks=5, lazy_blocks=1, chunk=2)
+    rig.add("a", letters(16))
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler.finish("a")
+    plans = [rig.tick() for _ in range(8)]
+
+    assert [len(each.source) for plan in plans for each in plan.stores] == [2]
+    assert rig.stored() == ["abcdefghijklmnop"]
+
+
+def test_lazy_refusal_keeps_the_chunk_in_the_line() -> None:
+    """The host has no room: the wish waits, and is granted when there is."""
+    rig = lazy_rig(blocks=4, slots=1)
+    rig.add("a", letters(12))
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler.finish("a")
+    rig.tick()
+    first = rig.stored()
+    rig.ledger.pin("lookup", [0])
+    refused = [rig.tick() for _ in range(2)]
+    statistics = rig.scheduler.statistics()
+    rig.ledger.unpin("lookup", [0])
+    rig.drain()
+
+    assert first == ["abcdefghijkl"]
+    assert all(plan.empty for plan in refused)
+    assert (statistics.waiting, statistics.refused_stores) == (1, 2)
+    assert rig.stored() == ["abcdefgh"]
+
+
+def test_no_more_waits_than_the_device_holds() -> None:
+    """Stores are refused for ever while blocks change hands: what is over, or waits twice, leaves the line by and by."""
+    ledger, line = line_of(blocks=6, max_jobs=1)
+    (busy,) = offered(ledger, line, "a", "first")
+    step(ledger, line)
+    for number in range(200):
+        lives = lives_of(ledger, "b", keys(f"k{number}"))
+        for _ in range(2):
+            line.offer(Chunk("b", 0, keys(f"k{number}")[0], lives))
+        ledger.preempt("b")
+        ledger.admit("b")
+        line.plan()
+
+    assert line.waiting <= 2 * len(ledger.blocks) + 64
+    assert line.counts["refused"] == 200
+    assert ledger.blocks.at(busy) is not Block.FREED
