@@ -13,7 +13,7 @@ import functools
 import heapq
 import operator
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Concatenate, NoReturn, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger.book import BLOCK, JOB, PLEDGED, READY, SLOT, Book, RequestRow
-from blocklife.ledger.jobs import (
-    TERMINAL,
-    JobRow,
-)
+from blocklife.ledger.jobs import TERMINAL, Cargo, JobRow
 from blocklife.ledger.limits import Checking, Contract, Limits
 from blocklife.ledger.places import (
     BULK,
@@ -73,6 +70,15 @@ def in_name_of(rows: Sequence[JobRow], sizes: Sequence[int]) -> _Named:
     if len(rows) == 1:
         return {"job": rows[0].number, "jobs": ()}
     return {"job": 0, "jobs": [job.number for job, size in zip(rows, sizes, strict=True) for _ in range(size)]}
+
+
+def contents_by_group(cargos: Sequence[Cargo]) -> Iterator[tuple[int, list[int], list[bytes]]]:
+    """Each group that is moved, with its slots and their keys, over all of these jobs."""
+    contents = [each for cargo in cargos for each in cargo.contents]
+    for group in range(len(cargos[0].group_sizes)):
+        own = [slot for at, places, _ in contents if at == group for slot in listed(places)]
+        if own:
+            yield group, own, [key for at, _, keys in contents if at == group for key in keys]
 
 
 def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatenate[CoreT, P], ReturnT]:
@@ -331,12 +337,10 @@ class Core(Book):
         """Publish what has landed; of two stores of one content the second to land is not needed (I14)."""
         if not ok:
             return self.slots.ask(SLOT["land"], slots)
-        contents = [each for job in jobs for each in job.cargo.contents]
-        for group, index in enumerate(self.slots.index):
-            own = [slot for at, places, _ in contents if at == group for slot in places]
-            keys = [key for at, _, names in contents if at == group for key in names]
-            if list(map(index.get, keys)) != own:  # a key that does not name its slot has a twin, or had one
-                return self._land_twins(contents, slots)
+        cargos = [job.cargo for job in jobs]
+        for group, own, keys in contents_by_group(cargos):
+            if list(map(self.slots.index[group].get, keys)) != own:  # a key that does not name its slot has a twin, or had one
+                return self._land_twins([each for cargo in cargos for each in cargo.contents], slots)
         return self.slots.ask(SLOT["land"], slots, constant=int(Situation.OK))
 
     def _land_twins(self, contents: Sequence[tuple[int, Ids, Sequence[bytes]]], slots: Ids) -> Step:

@@ -103,7 +103,9 @@ class Cargo:
     def of(cls, parcels: Sequence[Parcel[BlockT_co]], num_groups: int) -> Cargo:
         """Count and join. Refuses what no job can be: nothing to copy, groups out of order, numbers that do not agree (I15)."""
         sizes, slot_sizes = [0] * num_groups, [0] * num_groups
-        lives, slots, places = list[Lives](), list[Ids](), list[Ids]()
+        lives: list[Lives] = []
+        slots: list[Ids] = []
+        places: list[Ids] = []
         keys: list[bytes] = []
         names: list[bytes] | None = []
         contents = []

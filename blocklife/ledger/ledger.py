@@ -27,7 +27,7 @@ import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger.book import BLOCK, SLOT, Listener, RequestRow
-from blocklife.ledger.core import Core, in_name_of, verb
+from blocklife.ledger.core import Core, contents_by_group, in_name_of, verb
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
@@ -483,9 +483,8 @@ class Ledger(Core):
         self._commit(block_step, **in_name_of(rows, [len(job.lives) for job in rows]))
         self._commit(slot_step, **in_name_of(rows, [len(job.slots) for job in rows]))
         self.blocks.name_jobs(ids, [job.row for job in rows], [len(job.lives) for job in rows])
-        for job in rows:
-            for group, own, keys in job.cargo.contents:
-                self.slots.name(own if type(own) is list else listed(own), keys, group)
+        for group, own, keys in contents_by_group(cargos):
+            self.slots.name(own, keys, group)
         return Jobs(tuple(map(self._id, rows)))
 
     @verb
