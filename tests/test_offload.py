@@ -6,6 +6,7 @@ leave the ledger and the scheduler as they were, byte for byte.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 
@@ -13,10 +14,10 @@ import pytest
 
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Result, Worker
-from blocklife.offload import FullHit, Geometry, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies
+from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
 from blocklife.states import Request
-from tests.rigs import Rig, key, letters, scheduler_refuses, sources, targets
-from tests.worlds import BOTH
+from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
+from tests.worlds import BOTH, world_key
 
 # --- one life ----------------------------------------------------------------------------------------------------------------
 
@@ -1031,6 +1032,72 @@ def test_lazy_stores_of_a_foreign_pool_are_what_its_allocator_says_goes() -> Non
     assert (quiet.stores, sources(plan)) == ((), [[1]])
     with pytest.raises(MisuseError, match="this ledger owns the pool and knows what goes next"):
         Rig().scheduler.about_to_go([1])
+
+
+def windowed() -> tuple[Rig, dict[str, Hit]]:
+    """Two requests of a foreign pool with a full and a sliding group, looked up and not let in."""
+    rig = Rig("full:4,swa:4:5", blocks=30, own_pool=False)
+    hits = {}
+    for name, text in (("a", letters(9)), ("b", letters(6, "p"))):
+        rig.add(name, text)
+        hits[name] = rig.scheduler.lookup(name, len(text), 0)
+    return rig, hits
+
+
+def test_a_step_as_one_record_is_its_calls_in_order() -> None:
+    """Placed, let in, grown, freed, preempted, finished: the record and the calls end in the same world, plan by plan."""
+    (one, _), (many, hits) = windowed(), windowed()
+    tables = {
+        "a": [Placed(0, fresh=(1, 2, 3)), Placed(1, fresh=(4, 5, 6))],
+        "b": [Placed(0, fresh=(7, 8)), Placed(1, fresh=(9, 10))],
+    }
+    steps = [
+        Step(now=1.0, placed=tables, admitted={"a": 9, "b": 6}),
+        Step(now=2.0, freed=(Freed("a", 1, (4,)),), tokens={"b": 0}),
+        Step(now=3.0, placed={"b": [Placed(0, fresh=(11,))]}, preempted=("a",), tokens={"b": 0}),
+        Step(now=4.0, finished=("b",)),
+        Step(now=5.0, aborted=("a",)),
+    ]
+    for step in pickle.loads(pickle.dumps(steps)):
+        first = one.scheduler.plan_step(step)
+        scheduler = many.scheduler
+        for name in step.finished:
+            scheduler.finish(name)
+        for name in step.aborted:
+            scheduler.abort(name)
+        for name in step.preempted:
+            scheduler.preempt(name)
+        for freed in step.freed:
+            scheduler.free(freed.request, freed.group, freed.blocks)
+        for name, placed in step.placed.items():
+            scheduler.place(name, placed)
+        scheduler.grow(step.tokens)
+        for name, tokens in step.admitted.items():
+            scheduler.admit(name, hits[name], tokens)
+        second = scheduler.build_plan(step.now)
+
+        assert (sources(first), first.flushes) == (sources(second), second.flushes)
+        for rig, plan in ((one, first), (many, second)):
+            rig.scheduler.settle(plan.number, step.now)
+        assert scheduler_key(one.scheduler) == scheduler_key(many.scheduler)
+        assert world_key(one.ledger) == world_key(many.ledger)
+    assert one.ledger.statistics().requests == 0
+
+
+@pytest.mark.parametrize(
+    ("own_pool", "step", "match"),
+    [
+        (True, Step(now=1.0), "plan_step: who has no room is known only on the way"),
+        (False, Step(now=1.0, finished=("nobody",)), "request nobody: it is not known"),
+        (False, Step(now=1.0, freed=(Freed("nobody", 0, (1,)),)), "request nobody: it is not known"),
+    ],
+)
+def test_a_step_as_one_record_is_refused_before_anything_is_done(own_pool: bool, step: Step, match: str) -> None:
+    """Who is not known, and a pool that the ledger owns."""
+    rig = Rig(own_pool=own_pool)
+    rig.add("a", letters(8))
+    with scheduler_refuses(rig, MisuseError, match):
+        rig.scheduler.plan_step(step)
 
 
 def test_a_foreign_lookup_needs_the_hit_of_the_allocator() -> None:

@@ -3,7 +3,9 @@
 from blocklife.offload.groups import FullAttention, Geometry, Mamba, SlidingWindow
 from blocklife.offload.host import EventKind, HostEvent, HostTier, TierStatistics
 from blocklife.offload.records import (
+    Freed,
     FullHit,
+    HandedOff,
     Hit,
     LastStep,
     Mode,
@@ -12,15 +14,18 @@ from blocklife.offload.records import (
     Policies,
     Progress,
     Settled,
+    Step,
 )
 from blocklife.offload.replacement import Replacement, register
 from blocklife.offload.scheduler import OffloadScheduler
 
 __all__ = [
     "EventKind",
+    "Freed",
     "FullAttention",
     "FullHit",
     "Geometry",
+    "HandedOff",
     "Hit",
     "HostEvent",
     "HostTier",
@@ -35,6 +40,7 @@ __all__ = [
     "Replacement",
     "Settled",
     "SlidingWindow",
+    "Step",
     "TierStatistics",
     "register",
 ]

@@ -9,7 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from attrs import field, frozen
@@ -121,6 +121,47 @@ class Placed:
     """Targets of the load."""
     fresh: tuple[int, ...] = field(default=(), converter=_ids)
     """To be computed."""
+
+
+@frozen
+class Freed:
+    """Blocks of one request and group that an engine's own allocator has taken back, because they have left the window."""
+
+    request: str
+    group: int
+    blocks: tuple[int, ...] = field(converter=_ids)
+
+
+@frozen
+class HandedOff:
+    """A state that a step leaves in the block before token ``boundary``."""
+
+    request: str
+    group: int
+    boundary: int
+
+
+@frozen(kw_only=True)
+class Step:
+    """Everything that an engine with an allocator of its own has decided in one step; what is not named has not changed.
+
+    A running request that is not named gets one token more. Silence is the common case, and costs nothing.
+    """
+
+    now: float
+    finished: tuple[str, ...] = ()
+    aborted: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    freed: tuple[Freed, ...] = ()
+    placed: Mapping[str, Sequence[Placed]] = field(factory=dict)
+    """Behind which tables blocks were put, by request: shared, external and fresh ones told apart."""
+    admitted: Mapping[str, int] = field(factory=dict)
+    """Requests that were looked up in this step and let in, with the tokens that they run; any number for one that loads."""
+    tokens: Mapping[str, int] = field(factory=dict)
+    """Running requests that get another number of tokens than one; 0 for one that pauses."""
+    handed_off: tuple[HandedOff, ...] = ()
+    going: tuple[int, ...] = ()
+    """Blocks that the allocator will hand out next; of use to lazy stores."""
 
 
 @frozen

@@ -41,6 +41,7 @@ from blocklife.offload.records import (
     Placed,
     Progress,
     Settled,
+    Step,
 )
 from blocklife.states import Request
 
@@ -309,6 +310,42 @@ class OffloadScheduler(SchedulerCore):
         self._handed = {}
         self._step += 1
         return plan
+
+    def plan_step(self, step: Step) -> Plan:
+        """All of one step at once, for an engine that has decided everything: the calls of a step in their order, then the plan.
+
+        The order: ends, preemptions, what left the windows, what was placed, growth, admissions, hand-offs. Refuses, before
+        anything is done, a name that is not known and a ledger that owns the pool (there, what finds no room is known only on
+        the way); and what those calls refuse, when what came before has been done.
+        """
+        if self.ledger.own_pool:
+            raise MisuseError("plan_step: who has no room is known only on the way here (own_pool=True: use grow and admit)")
+        self._check_open()
+        named = [*step.finished, *step.aborted, *step.preempted, *step.placed, *step.admitted, *step.tokens]
+        named += [freed.request for freed in step.freed] + [handed.request for handed in step.handed_off]
+        for name in named:
+            self._tracked(name)
+        for name in step.finished:
+            self.finish(name)
+        for name in step.aborted:
+            self.abort(name)
+        for name in step.preempted:
+            self.preempt(name)
+        for freed in step.freed:
+            self.free(freed.request, freed.group, freed.blocks)
+        for name, placed in step.placed.items():
+            self.place(name, placed)
+        self.grow(step.tokens)
+        for name, tokens in step.admitted.items():
+            hit = self._tracked(name).hit
+            if hit is None:
+                raise MisuseError(f"request {name}: it was not looked up (look it up in the step in which it is let in)")
+            self.admit(name, hit, tokens)
+        for handed in step.handed_off:
+            self.hand_off(handed.request, handed.group, handed.boundary)
+        if step.going:
+            self.about_to_go(step.going)
+        return self.build_plan(step.now)
 
     def settle(
         self,
