@@ -94,6 +94,12 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number") from None
 
 
+def _file(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("'' is not the name of a file")
+    return text
+
+
 def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     from blocklife.engines.toy.replay import ReplayOptions
 
@@ -106,8 +112,8 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     defaults = ReplayOptions()
-    parser.add_argument("workload", nargs="?", metavar="WORKLOAD", help="JSON lines; - is standard input; none: generate one")
     add = parser.add_argument
+    add("workload", nargs="?", type=_file, metavar="WORKLOAD", help="JSON lines; - is standard input; none: generate one")
     add("--requests", type=_whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
     sizes: tuple[tuple[str, str], ...] = (
         ("gpu-blocks", "blocks on the device, the null block included"),
@@ -124,7 +130,12 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
         default = getattr(defaults, name.replace("-", "_"))
         add(f"--{name}", type=_whole, metavar="N", default=default, help=f"{meaning} (default {default})")
     _add_groups(parser)
-    add("--contract", choices=("fence", "hold"), default="fence", help="what may happen to a block that a copy reads")
+    add(
+        "--contract",
+        choices=("fence", "hold"),
+        default="fence",
+        help="what may happen to a block that a copy reads (default fence)",
+    )
     add(
         "--checking",
         choices=("strict", "count", "off"),
@@ -154,7 +165,7 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="milliseconds of the workload that pass in a step (default: all have arrived)",
     )
     add("--verify", type=_number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
-    add("--record", metavar="FILE", help="write every committed transition as a JSON line")
+    add("--record", type=_file, metavar="FILE", help="write every committed transition as a JSON line")
     add("--json", action="store_true", help="print one JSON report instead of tables")
     parser.set_defaults(run=_replay)
 
@@ -200,7 +211,7 @@ def _add_workload(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     generate.add_argument("--requests", type=_whole, default=DEFAULT_REQUESTS, metavar="N", help="(default %(default)s)")
     generate.add_argument("--seed", type=_whole, default=0, metavar="N", help="(default 0)")
-    generate.add_argument("--output", metavar="FILE", default="-", help="(default - is standard output)")
+    generate.add_argument("--output", type=_file, metavar="FILE", default="-", help="(default - is standard output)")
     generate.set_defaults(run=_generate)
 
 
@@ -377,6 +388,8 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
         console.print("interrupted: every request was aborted and every copy has landed; the figures are those so far")
     elif report.clean:
         console.print("clean: nothing corrupt, nothing leaked, no violation")
+        if report.requests and report.skipped_requests == report.requests:
+            console.print("but nothing ran: no request fits into the device (raise --gpu-blocks)")
     else:
         console.print("NOT clean")
     print(console.end_capture(), end="")

@@ -158,6 +158,9 @@ def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: 
         (["replay", "--contract", "maybe"], "invalid choice: 'maybe'"),
         (["replay", "--checking", "some"], "invalid choice: 'some'"),
         (["replay", "--record"], "expected one argument"),
+        (["replay", "--record", ""], "--record: '' is not the name of a file"),
+        (["replay", ""], "WORKLOAD: '' is not the name of a file"),
+        (["workload", "generate", "--output", ""], "--output: '' is not the name of a file"),
         (["replay", "--block-tokens", "100"], "--block-tokens must divide 512"),
         (["replay", "--block-tokens", "1024"], "--block-tokens can be at most 512"),
         (["replay", "--groups", "full:16", "--block-tokens", "128"], "--block-tokens 128 and --groups full:16 both name"),
@@ -332,6 +335,14 @@ def test_cli_skips_a_request_that_does_not_fit(workload: Path, capsys: Capture) 
 
     assert status == 0
     assert json.loads(out)["skipped_requests"] == 3
+
+
+def test_replay_says_so_when_nothing_ran(capsys: Capture) -> None:
+    """A run in which no request fits is clean, and worth a word."""
+    status, out, _ = call(capsys, "replay", "--requests", "3", "--gpu-blocks", "2")
+
+    assert status == 0
+    assert "but nothing ran: no request fits into the device (raise --gpu-blocks)" in out
 
 
 def test_cli_reads_standard_input(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger
 from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
 from blocklife.states import Request
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
-from tests.worlds import BOTH, world_key
+from tests.worlds import BOTH, make_ledger, ready, world_key
 
 # --- one life ----------------------------------------------------------------------------------------------------------------
 
@@ -1152,3 +1152,184 @@ def test_quarantined_load_is_heard_of_at_once_and_waits_for_nobody() -> None:
     assert (before.quarantined, before.free, pending) == (2, 14, True)
     assert rig.ledger.statistics().free == 16
     assert not rig.scheduler.has_pending_work()
+
+
+# --- waits that nobody would end ----------------------------------------------------------------------------------------------
+
+
+def test_request_whose_own_copy_is_in_quarantine_computes_instead_of_waiting_for_ever() -> None:
+    """Nobody knows whether that copy ever lands: it may not load meanwhile, and a wait for it would have no end."""
+    rig = Rig(deadline=2.0, policies=Policies(last_step=LastStep.DRAIN))
+    rig.fill("a", letters(9))
+    rig.forget_device()
+    rig.add("b", letters(9))
+    rig.let_in("b")
+    plan = rig.plan()
+    rig.plans.clear()
+    rig.out.clear()
+    rig.scheduler.settle(plan.number, rig.now, launched=[Launched(plan.loads[0].job, Worker(0))])
+    rig.tick()
+    early = rig.scheduler.progress("b").computed
+    rig.tick()
+    rig.add("c", letters(9))
+    rig.let_in("c")
+    for _ in range(3):
+        rig.tick()
+    rig.scheduler.finish("c")
+    rig.forget_device()
+    hit = rig.hit("b")
+
+    assert early == 0
+    assert rig.stored() == ["abcd", "abcdefgh"]
+    assert (hit.tokens, hit.deferred) == (0, False)
+    assert rig.scheduler.admit("b", hit, 9)
+
+
+def test_admission_without_a_free_job_gives_back_what_was_placed_for_it() -> None:
+    """All jobs are out: the load is refused, and the request holds nothing of what the engine's allocator gave it."""
+    rig = Rig(own_pool=False, max_jobs=1)
+    scheduler = rig.scheduler
+    for name, text, blocks in (("a", letters(9), (1, 2, 3)), ("c", letters(5, "m"), (4, 5))):
+        rig.add(name, text)
+        hit = scheduler.lookup(name, len(text), 0)
+        scheduler.place(name, [Placed(0, fresh=blocks)])
+        scheduler.admit(name, hit, len(text))
+        rig.tick(land=name == "a")
+        rig.tick(land=name == "a")
+    rig.add("b", letters(9))
+    hit = scheduler.lookup("b", 9, 0)
+    scheduler.place("b", [Placed(0, external=(6, 7), fresh=(8,))])
+    with pytest.raises(CapacityError, match="max_jobs"):
+        scheduler.admit("b", hit, 1)
+
+    assert hit.host_tokens == 8
+    assert rig.blocks("b") == []
+    assert rig.ledger.request_state("b") is Request.WAITING
+
+
+@pytest.mark.parametrize("groups", ["mamba:4,full:4", "mamba:4,mamba:4,full:4"])
+def test_request_without_room_in_one_group_takes_nothing_in_the_others(groups: str) -> None:
+    """Else the place of a state would stand where this step ends, and a shorter one would have no block for its own."""
+    rig = Rig(groups, blocks=12)
+    rig.add("a", letters(20))
+    rig.let_in("a", 4)
+    rig.tick()
+    tables = [rig.blocks("a", group) for group in range(len(rig.geometry.groups))]
+    rig.ledger.add_request("x")
+    rig.ledger.allocate("x", rig.ledger.free - 2, len(tables) - 1)
+    short = rig.scheduler.grow({"a": 12})
+    after = [rig.blocks("a", group) for group in range(len(tables))]
+    rig.tick()
+    rig.ledger.finish("x")
+
+    assert short == ["a"]
+    assert after == tables
+    assert rig.scheduler.grow({"a": 4}) == []
+    rig.scheduler.hand_off("a", 0, 8)
+
+
+def test_more_plans_ahead_than_the_ledger_lets_out_are_refused_at_once() -> None:
+    """Else a plan would be refused when half of it has been made."""
+    with pytest.raises(MisuseError, match=r"plans_ahead=64 .* max_plans=64"):
+        Rig(policies=Policies(plans_ahead=64))
+
+
+def test_state_that_was_taken_back_is_not_stored() -> None:
+    """Its last token was never sampled: the block holds no such state, and nobody may wait for its store."""
+    rig = Rig("mamba:4", policies=Policies(plans_ahead=1))
+    rig.add("a", letters(40), prompt=7)
+    rig.let_in("a")
+    rig.plan()
+    rig.scheduler.grow()
+    rig.scheduler.hand_off("a", 0, 8)
+    rig.plan()
+    rig.settle(sampled={"a": 0})
+    rig.settle(sampled={"a": 0})
+    rig.scheduler.grow()
+    rig.plan()
+    rig.settle()
+    rig.tick()
+    rig.add("b", letters(40))
+
+    assert rig.scheduler.progress("a").known == 8
+    assert rig.ledger.jobs.live == 0
+    assert not rig.hit("b").deferred
+
+
+def test_state_of_a_step_that_an_abort_has_called_off_makes_no_room_for_itself() -> None:
+    """The request is over before the step that would have made the state: nothing is forgotten for its sake."""
+    rig = Rig("mamba:4", slots=1, policies=Policies(plans_ahead=1))
+    rig.add("z", letters(5, "p"))
+    rig.let_in("z", 4)
+    rig.scheduler.hand_off("z", 0, 4)
+    rig.tick()
+    rig.tick()
+    rig.scheduler.finish("z")
+    rig.drain()
+    rig.add("a", letters(40))
+    rig.let_in("a", 4)
+    rig.plan()
+    rig.scheduler.grow({"a": 4})
+    rig.scheduler.hand_off("a", 0, 8)
+    rig.scheduler.abort("a")
+    rig.plan()
+    rig.drain()
+
+    assert rig.stored() == ["pqrs"]
+
+
+def test_hit_that_a_copy_still_reads_takes_no_free_block() -> None:
+    """Its blocks are not among the free ones: what is free is all for the new tokens."""
+    rig = Rig(blocks=4, contract=Contract.HOLD, policies=Policies(last_step=LastStep.DRAIN))
+    rig.add("a", letters(9))
+    rig.let_in("a")
+    rig.tick(land=False)
+    rig.tick(land=False)
+    rig.scheduler.finish("a")
+    rig.add("b", letters(9))
+    hit = rig.hit("b")
+
+    assert (hit.device_tokens, rig.ledger.free) == (8, 1)
+    assert rig.scheduler.admit("b", hit, 1)
+
+
+def test_deferred_answer_is_not_kept_for_another_question() -> None:
+    """The engine's allocator has the content by now: nothing has to be waited for, although no job has ended."""
+    rig = Rig(own_pool=False)
+    scheduler = rig.scheduler
+    rig.add("a", letters(8))
+    hit = scheduler.lookup("a", 8, 0)
+    scheduler.place("a", [Placed(0, fresh=(1, 2))])
+    scheduler.admit("a", hit, 8)
+    rig.tick(land=False)
+    rig.tick(land=False)
+    rig.add("b", letters(9))
+    first, shorter, again = (scheduler.lookup("b", known, device) for known, device in ((9, 0), (4, 0), (9, 8)))
+
+    assert (first.tokens, first.deferred) == (8, True)
+    assert (shorter.tokens, shorter.deferred) == (0, False)
+    assert (again.tokens, again.deferred) == (8, False)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_drafts_beside_a_state_are_refused(ahead: int) -> None:
+    """A state that was overwritten cannot come back: only the token that a plan ahead will sample may be scheduled unseen."""
+    rig = Rig("full:4,mamba:4", blocks=30, policies=Policies(plans_ahead=ahead))
+    rig.add("a", letters(9))
+    rig.let_in("a", 6)
+    rig.tick()
+    with scheduler_refuses(rig, MisuseError, f"at most {ahead} tokens beyond the known 9 can be scheduled"):
+        rig.scheduler.grow({"a": 4 + ahead})
+
+    assert rig.scheduler.grow({"a": 3 + ahead}) == []
+
+
+def test_content_that_was_there_before_the_scheduler_is_found() -> None:
+    """A tier that somebody else has filled is of use from the first lookup on."""
+    ledger = make_ledger(num_blocks=8, num_slots=4)
+    ready(ledger, "k")
+    ledger.reset(host=False)
+    scheduler = OffloadScheduler(ledger, HostTier(ledger), Geometry.parse("full:4"))
+    scheduler.add_request("late", lambda group, start, stop: [b"k", b"l"][start:stop], prompt_tokens=8)
+
+    assert scheduler.lookup("late", 8).host_tokens == 4

@@ -230,3 +230,10 @@ def test_a_hit_of_the_engine_is_taken_as_it_is(told: int, device: int) -> None:
 def test_a_hit_names_its_step_and_request() -> None:
     """So that it can be refused in another one."""
     assert (Shelf("full:4").run(5).step, Shelf("full:4").run(5).request) == (7, "r")
+
+
+def test_a_window_of_one_token_needs_nothing_from_the_host() -> None:
+    """A load would have nothing to bring: the hit ends where the device's does."""
+    hit = Shelf("swa:4:1").run(9, 0)
+
+    assert (hit.tokens, hit.host_tokens) == (0, 0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from blocklife.ledger import Batch, Contract, Ledger, Plan
+from blocklife.ledger import Batch, Contract, Launched, Ledger, Plan, Worker
 from blocklife.ledger.invariants import check
 from blocklife.ledger.places import ID_MASK, NULL
 from blocklife.offload import Geometry, HostTier, LastStep, Mode, Policies
@@ -509,3 +509,31 @@ def test_no_more_waits_than_the_device_holds() -> None:
     assert line.waiting <= 2 * len(ledger.blocks) + 64
     assert line.counts["refused"] == 200
     assert ledger.blocks.at(busy) is not Block.FREED
+
+
+def test_no_more_waits_than_the_device_holds_in_lazy_mode_either() -> None:
+    """No job can be made for ever while blocks go: what is over leaves the line by and by."""
+    ledger, line = line_of(blocks=6, max_jobs=1, policies=Policies(mode=Mode.LAZY))
+    for number in range(300):
+        places = offered(ledger, line, "a", f"k{number}")
+        ledger.release("a", [number])
+        line.collect(places)
+        line.plan()
+        if number == 0:
+            ledger.dispatch(0.0)
+
+    assert line.waiting <= 2 * len(ledger.blocks) + 64
+
+
+def test_job_is_no_larger_than_what_is_left_of_the_tier() -> None:
+    """A slot in quarantine may never come back: a job that needs all slots would be refused for ever, and all behind it."""
+    ledger, line = line_of(slots=3)
+    offered(ledger, line, "a", "lost")
+    plan = step(ledger, line)
+    ledger.launched(Launched(plan.stores[0].job, Worker(0)), 0.0)
+    ledger.expire(1000.0)
+    blocks = offered(ledger, line, "b", *"vwx")
+    other = offered(ledger, line, "c", "y")
+    found = [sources(step(ledger, line, land=True)) for _ in range(3)]
+
+    assert found == [[blocks[:2]], [blocks[2:], other], []]

@@ -133,6 +133,11 @@ class Ledger(Core):
         """Blocks that `allocate` can give without any wait."""
         return self.blocks.free
 
+    def has_room(self, count: int) -> bool:
+        """Whether `allocate` would find so many blocks now; under fence with those that a copy still reads."""
+        missing = count - self.blocks.free
+        return missing <= 0 or (bool(self._fence) and missing <= len(self.blocks.lendable(self._copied())))
+
     def statistics(self) -> Statistics:
         """Count everything now."""
         blocks = {state.name: count for state, count in self.blocks.column.count().items()}
@@ -356,6 +361,7 @@ class Ledger(Core):
     def demote(self, lives: Lives) -> None:
         """Hand these blocks out before others, where they are CACHED: their content lies elsewhere too."""
         self._check_pool(own=True)
+        self._check_lives(lives, "demote")
         chosen = select(lives, self.blocks.fresh(lives))
         cached = BlockLife.table.index[Block.CACHED]
         state = self.blocks.column.state

@@ -26,9 +26,11 @@ from blocklife.offload.progress import ProgressTable
 from blocklife.offload.records import FullHit, Hit, Keys, LastStep, Policies
 from blocklife.offload.search import Search
 from blocklife.offload.stores import Chunk, StoreLine
-from blocklife.states import Request
+from blocklife.states import Block, BlockLife, Request
 
 Rows: TypeAlias = NDArray[np.int64]
+
+_CACHED = BlockLife.table.index[Block.CACHED]
 
 
 @define(eq=False)
@@ -43,8 +45,8 @@ class Tracked:
     """Loads of it that were lost."""
     ending: str = ""
     """`finish` or `abort`, where its end waits for a plan that is out."""
-    checked: int = -1
-    """When its deferred lookup was answered, in verdicts on jobs and loads given up by then."""
+    asked: tuple[int, int, int | None] | None = None
+    """Its latest lookup that was answered: verdicts on jobs and loads given up by then, known tokens, tokens on the device."""
 
 
 @define(eq=False)
@@ -118,16 +120,19 @@ class SchedulerCore:
             count = max(0, stop - begin - len(lives) - skip)
             plans.append((group, begin, lives, skip, count))
             fresh += count
-        cold = 0
+        cold = copied = 0
         for _, _, lives, _, _ in plans:
             for life in lives:
                 place = life & ID_MASK
                 if ledger.blocks.epoch[place] != life >> EPOCH_SHIFT:
                     raise CapacityError(f"request {name}: block {place} of its hit was handed out meanwhile (look it up again)")
-                cold += ledger.blocks.refs[place] == 0
+                if ledger.blocks.refs[place] == 0:
+                    free = ledger.blocks.column.state[place] == _CACHED
+                    cold += free
+                    copied += not free
         # a wait for a copy is worth it only where nobody else makes progress
         alone = ledger.contract is Contract.FENCE and not (self._progress.running.any() or self._waiting_loads)
-        if fresh + cold > ledger.blocks.free + (ledger.statistics().freeing_soon if alone else 0):
+        if fresh + cold > ledger.blocks.free + (ledger.statistics().freeing_soon - copied if alone else 0):
             raise CapacityError(
                 f"request {name}: {fresh} blocks wanted besides {cold} of its hit, {ledger.blocks.free} are free (preempt a "
                 "request, or wait for a copy to land)"
@@ -238,12 +243,13 @@ class SchedulerCore:
         queue = [*first, *(row for row in by_row if row not in first)]
         for at, row in enumerate(queue):
             position = by_row[row]
-            try:
-                for group in self._groups:
-                    if missing[group][position]:
-                        self._allocate(rows[position : position + 1], missing[group][position : position + 1], group)
-            except CapacityError:
+            wanted = [group for group in self._groups if missing[group][position]]
+            blocks = sum(1 if group not in self._attention else int(missing[group][position]) for group in wanted)
+            # all groups or none: the place of a state depends on where the step ends, and the next one may end elsewhere
+            if not self.ledger.has_room(blocks):
                 return queue[at:]
+            for group in wanted:
+                self._allocate(rows[position : position + 1], missing[group][position : position + 1], group)
         return []
 
     def _allocate(self, rows: Rows, counts: Rows, group: int) -> None:
@@ -289,7 +295,7 @@ class SchedulerCore:
             if chunks > self._progress.offered[group, tracked.row]:
                 self._offer_chunks(name, tracked.row, group, chunks)
         if name in self._states:
-            self._states[name] = [state for state in self._states[name] if state[1] <= tokens]
+            self._cut_states(name, tokens)
             self._offer_states(name, tracked.row)
 
     def _offer_chunks(self, name: str, row: int, group: int, stop: int) -> None:
@@ -317,6 +323,11 @@ class SchedulerCore:
                 self.stores.offer(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
         if later:
             self._states[name] = later
+
+    def _cut_states(self, name: str, tokens: int) -> None:
+        """Of the states that were handed off and not offered, keep those of the first *tokens*."""
+        if name in self._states:
+            self._states[name] = [state for state in self._states[name] if state[1] <= tokens]
 
     # --- settling -----------------------------------------------------------------------------------------------------------
 
@@ -373,6 +384,13 @@ class SchedulerCore:
             keys += tracked.keys(group, position, position + 1)
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
 
+    def _forget_taken_back(self, handed: Iterable[tuple[str, int, int, int]]) -> None:
+        """States whose last token was taken back when their plan settled do not exist."""
+        for name, serial, group, boundary in handed:
+            row = self._requests[name].row if name in self._states else -1
+            if row >= 0 and self._progress.serial[row] == serial and self._progress.computed[row] < boundary:
+                self._states[name] = [state for state in self._states[name] if state[:2] != (group, boundary)]
+
     def _hear_of_loads(self) -> tuple[list[str], list[str]]:
         """Requests whose load is over: they run, or wait again."""
         loaded: list[str] = []
@@ -405,6 +423,7 @@ class SchedulerCore:
             self._ending.add(name)
             table.running[row] = False
             table.wanted[row] = 0
+            self._cut_states(name, int(table.computed[row] + table.in_flight[row]))
             return
         if self.ledger.request_state(name) is Request.RUNNING:
             computed = int(table.computed[row])
@@ -509,6 +528,18 @@ class SchedulerCore:
         if awake and self._asleep:
             raise MisuseError("the scheduler sleeps (wake it first)")
 
+    def _check_no_drafts(self, rows: Rows) -> None:
+        """A state cannot step back: beyond the known tokens there is one for each plan ahead, and no draft."""
+        table, most = self._progress, self.policies.plans_ahead
+        wrong = np.flatnonzero(table.ends(rows) > table.known[rows] + most)
+        if len(wrong):
+            row = int(rows[wrong[0]])
+            table.wanted[rows] = 0
+            raise MisuseError(
+                f"request {self._names[row]}: a Mamba state cannot be taken back, so that at most {most} tokens beyond the "
+                f"known {int(table.known[row])} can be scheduled (plans_ahead={most})"
+            )
+
     def _check_waiting(self, name: str, what: str) -> None:
         state = self.ledger.request_state(name)
         if state not in (Request.WAITING, Request.PREEMPTED):
@@ -521,6 +552,10 @@ def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:
     if len(geometry.groups) != ledger.limits.num_groups:
         raise MisuseError(
             f"{len(geometry.groups)} groups do not fit a ledger of num_groups={ledger.limits.num_groups} (make them equal)"
+        )
+    if policies.plans_ahead >= ledger.limits.max_plans:
+        raise MisuseError(
+            f"plans_ahead={policies.plans_ahead} does not fit a ledger of max_plans={ledger.limits.max_plans} (it must be less)"
         )
     if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN:
         for number, group in enumerate(geometry.groups):

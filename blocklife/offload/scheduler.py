@@ -99,14 +99,14 @@ class OffloadScheduler(SchedulerCore):
             )
         self._unpin(name)
         self._progress.known[tracked.row] = known_tokens
-        now = self._given_up + self.ledger.verdicts
+        asked = (self._given_up + self.ledger.verdicts, known_tokens, device_tokens)
         last = tracked.hit
-        if last is not None and last.deferred and tracked.checked == now:
+        if last is not None and last.deferred and tracked.asked == asked:
             tracked.hit = evolve(last, step=self._step)  # nothing has ended since: the answer is the same
             return tracked.hit
         host = not self._lost and tracked.failures < self.policies.max_load_failures
         hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._step, host=host)
-        tracked.hit, tracked.checked = hit, now
+        tracked.hit, tracked.asked = hit, asked
         if hit.deferred:
             self._counts["deferred"] += 1
             return hit
@@ -137,9 +137,9 @@ class OffloadScheduler(SchedulerCore):
         if not loads and tokens < 1:
             raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
         end = hit.tokens if loads else hit.compute_from + tokens
-        if loads:  # before blocks are taken: those that are handed out lose their content
-            self.ledger.jobs.check_room()
         try:
+            if loads:  # before blocks are taken: those that are handed out lose their content
+                self.ledger.jobs.check_room()
             if self.ledger.own_pool:
                 self._take_in(name, hit, end)
             else:
@@ -177,6 +177,8 @@ class OffloadScheduler(SchedulerCore):
         table.wanted[rows] = 1
         for row, count in wanted.items():
             table.wanted[row] = count
+        if self._attention != list(self._groups):
+            self._check_no_drafts(rows)
         if self.ledger.own_pool:
             self._leave_windows(rows)
             short = self._make_room(rows, list(wanted))
@@ -312,7 +314,7 @@ class OffloadScheduler(SchedulerCore):
         return plan
 
     def plan_step(self, step: Step) -> Plan:
-        """All of one step at once, for an engine that has decided everything: the calls of a step in their order, then the plan.
+        """All of one step at once, for an engine that has decided everything: the calls of a step in order, then the plan.
 
         The order: ends, preemptions, what left the windows, what was placed, growth, admissions, hand-offs. Refuses, before
         anything is done, a name that is not known and a ledger that owns the pool (there, what finds no room is known only on
@@ -379,6 +381,7 @@ class OffloadScheduler(SchedulerCore):
         table.in_flight[rows] -= tokens
         for group, full in sealed.items():
             table.sealed[group, rows] = full
+        self._forget_taken_back(done.handed)
         loaded, failed = self._hear_of_loads()
         over = [self._names[row] for row in rows[table.in_flight[rows] == 0].tolist()]
         ended = [name for name in over if self._requests[name].ending]

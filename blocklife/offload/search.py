@@ -17,6 +17,7 @@ from blocklife.offload.groups import Geometry, SlidingWindow
 from blocklife.offload.host import HostTier
 from blocklife.offload.lookup import Answer, Found, Unit, common_length
 from blocklife.offload.records import FullHit, Hit, Keys, Policies
+from blocklife.states import Job
 
 
 class Search:
@@ -42,6 +43,8 @@ class Search:
         groups = range(len(geometry.groups))
         self._device_units = [_unit(geometry, group, 1, extra) for group in groups]
         self._host_units = [_unit(geometry, group, geometry.blocks_per_chunk, extra) for group in groups]
+        # Where every token attends to itself only, a load has nothing to bring.
+        self._loads = any(unit.window != 0 for unit in self._host_units)
 
     def run(self, name: str, keys: Keys, known: int, device_tokens: int | None, step: int, *, host: bool) -> Hit:
         """The hit of one request with so many known tokens; without *host* only on the device."""
@@ -53,6 +56,7 @@ class Search:
         if device.deferred:
             return Hit(name, device.length, device.length, device.length, True, step)
         start = device.length
+        host = host and self._loads and not self._is_in_doubt(name)
         found = self._in_host(names, start, limit) if host else device
         if found.deferred or (found.length > start and name in self._ledger.jobs.owned):
             # no load for a request whose earlier store is unresolved (I10)
@@ -69,6 +73,13 @@ class Search:
             lives=self._lives(names, start, compute_from) if own else (),
             slots=self._slots(names, start, length, compute_from),
         )
+
+    def _is_in_doubt(self, name: str) -> bool:
+        """Whether a copy of the request is in quarantine: it may not load, and a wait for the copy may have no end."""
+        jobs = self._ledger.jobs
+        if name not in jobs.owned:
+            return False
+        return any(job.owner == name and jobs.state(job) is Job.QUARANTINED for job in jobs.alive())
 
     def _on_device(self, names: Sequence[Sequence[bytes]], limit: int) -> Found:
         index, loading = self._ledger.blocks.index, self._loading

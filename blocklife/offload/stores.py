@@ -88,9 +88,11 @@ class StoreLine:
         """Lazy stores that are out, by job number, with their lives."""
         self._made: dict[int, tuple[str, list[Chunk]]] = {}
         """Stores that were planned and, when last looked at, not submitted, by job number, with their owner and chunks."""
-        self._offered = 0
-        """Chunks offered since the line was swept."""
-        self.suffix = bytearray(len(ledger.slots))
+        self._entered = 0
+        """Chunks that entered the line since it was swept."""
+        # Of a chunk of several blocks that was there before, nobody knows how much is there: it is not found.
+        filled = [self._size == 1 and key is not None for key in ledger.slots.key]
+        self.suffix = bytearray(filled)
         self.counts: Counter[str] = Counter()
 
     @property
@@ -108,17 +110,20 @@ class StoreLine:
     def offer(self, chunk: Chunk) -> None:
         """A chunk is full: it enters the line, or, in lazy mode, waits until one of its blocks is about to go."""
         if not self._lazy:
-            found = self._line.get(chunk.owner)
-            if found is None:
-                found = self._line[chunk.owner] = deque()
-            found.append(chunk)
-            self._offered += 1
-            if self._offered > len(self._ledger.blocks) + _SPARE:
-                self._sweep()
+            self._enter(chunk)
             return
         for life in chunk.lives:
             if life != NULL:
                 self._candidates[life & ID_MASK] = chunk
+
+    def _enter(self, chunk: Chunk) -> None:
+        found = self._line.get(chunk.owner)
+        if found is None:
+            found = self._line[chunk.owner] = deque()
+        found.append(chunk)
+        self._entered += 1
+        if self._entered > len(self._ledger.blocks) + _SPARE:
+            self._sweep()
 
     def is_stored(self, group: int, key: bytes) -> bool:
         """Whether content can be read in the host tier; counted as a chunk that needs no store."""
@@ -147,15 +152,18 @@ class StoreLine:
                 orders.append((owner, chunks))
         if not orders or self._make(orders):
             return
-        for order in orders:
-            if not self._make([order]):
+        # what is in quarantine may never come back: a job that needs it would be refused for ever
+        slots = self._ledger.slots.column.count()
+        usable = max(1, len(self._ledger.slots) - slots[Slot.QUARANTINED])
+        for owner, chunks in orders:
+            if not self._make([(owner, chunks[:usable])]):
                 self.counts["refused"] += 1
                 return
 
     def _sweep(self) -> None:
         """Take out what can never be stored and what waits twice: about as much as the device holds ever waits.
 
-        Each sweep is paid for by as many offers as the device has blocks.
+        Each sweep is paid for by as many chunks that entered as the device has blocks.
         """
         epoch = self._ledger.blocks.epoch
         seen: set[tuple[int, bytes, int]] = set()
@@ -172,7 +180,7 @@ class StoreLine:
                 self._line[owner] = kept
             else:
                 del self._line[owner]
-        self._offered = 0
+        self._entered = 0
 
     # --- one chunk ----------------------------------------------------------------------------------------------------------
 
@@ -242,9 +250,8 @@ class StoreLine:
 
     def _make(self, orders: Sequence[tuple[str, list[Chunk]]]) -> bool:
         """Reserve slots for these chunks and plan their stores, all or none; False where the tier refuses."""
-        for _, chunks in orders:
-            if len(chunks) > 1:
-                chunks.sort(key=_group)
+        # copies: the line has them in the order in which they were offered
+        orders = [(owner, sorted(chunks, key=_group)) for owner, chunks in orders]
         slots = self._tier.reserve([(chunk.group, chunk.key) for _, chunks in orders for chunk in chunks])
         if slots is None:
             return False
@@ -306,7 +313,7 @@ class StoreLine:
             if chunk is None:
                 continue
             if epoch[place] << EPOCH_SHIFT | place in chunk.lives:
-                self._line.setdefault(chunk.owner, deque()).append(chunk)
+                self._enter(chunk)
             for life in chunk.lives:
                 if self._candidates.get(life & ID_MASK) is chunk:
                     del self._candidates[life & ID_MASK]

@@ -127,7 +127,7 @@ class PlainTables:
 
 
 def milliseconds(step: Callable[[], object], count: int) -> float:
-    """The mean cost of one call, after a first third that warms up."""
+    """The median cost of one call, after a first third that warms up."""
     found = []
     gc.collect()
     gc.disable()
@@ -138,7 +138,7 @@ def milliseconds(step: Callable[[], object], count: int) -> float:
             found.append((time.perf_counter_ns() - begin) / 1e6)
     finally:
         gc.enable()
-    return statistics.mean(found[count // 3 :])
+    return statistics.median(found[count // 3 :])
 
 
 def measure(scale: Scale) -> list[Figure]:
