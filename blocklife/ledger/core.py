@@ -394,8 +394,9 @@ class Core(Book):
     def _ripe(self) -> list[JobRow]:
         """The planned jobs whose content is final, oldest first."""
         planned = list(self.jobs.planned.values())
-        if not planned:
-            return []
+        if sum(len(job.lives) for job in planned) < BULK:
+            state = self.blocks.column.state
+            return [job for job in planned if all(state[place] != PLEDGED for place in listed(ids_of(job.lives)))]
         ids = np.asarray(ids_of(joined([job.lives for job in planned])), dtype=np.int64)
         starts = np.cumsum([0, *(len(job.lives) for job in planned[:-1])])
         pledged = np.logical_or.reduceat(self.blocks.column.view[ids] == PLEDGED, starts)
