@@ -21,11 +21,9 @@ What is not here: speculative draft groups, partial tails of a chunk, retention 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from attrs import evolve
-from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Plan
@@ -44,8 +42,6 @@ from blocklife.offload.records import (
     Step,
 )
 from blocklife.states import Request
-
-Rows: TypeAlias = NDArray[np.int64]
 
 _NOBODY: Mapping[str, int] = {}
 
