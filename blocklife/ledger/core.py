@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger.book import BLOCK, JOB, PLEDGED, READY, SLOT, Book, RequestRow
 from blocklife.ledger.jobs import TERMINAL, Cargo, JobRow
-from blocklife.ledger.limits import Checking, Contract, Limits
+from blocklife.ledger.limits import Checking
 from blocklife.ledger.places import (
     BULK,
     NULL,
@@ -103,30 +103,19 @@ def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatena
 class Core(Book):
     """The steps that a ledger's verbs are made of."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        *,
-        contract: Contract = Contract.FENCE,
-        checking: Checking = Checking.STRICT,
-        incarnation: int = 1,
-        deadline: float = 64.0,
-        own_pool: bool = True,
-    ) -> None:
-        super().__init__(
-            limits,
-            contract=contract,
-            checking=checking,
-            incarnation=incarnation,
-            deadline=deadline,
-            own_pool=own_pool,
-        )
-        self._block_effects: Mapping[str, Callable[[JobRow, bool], Step]] = {
+    @functools.cached_property
+    def _block_effects(self) -> Mapping[str, Callable[[JobRow, bool], Step]]:
+        """How the effects of a coupling on the blocks of a job are asked."""
+        return {
             "block.land": self._land_blocks,
             "block.cancel": self._cancel_blocks,
             "block.expire": self._expire_blocks,
         }
-        self._slot_effects: Mapping[str, Callable[[JobRow, bool], Step]] = {
+
+    @functools.cached_property
+    def _slot_effects(self) -> Mapping[str, Callable[[JobRow, bool], Step]]:
+        """The same for its slots."""
+        return {
             "slot.land": lambda job, ok: self._land_slots([job], job.slots, ok),
             "slot.cancel": lambda job, ok: self.slots.ask(SLOT["cancel"], job.slots),
             "slot.expire": lambda job, ok: self.slots.ask(SLOT["expire"], job.slots),
