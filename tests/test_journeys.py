@@ -31,7 +31,6 @@ from tests.worlds import (
     refuses,
     report,
     sealed,
-    snapshot_key,
     store,
 )
 
@@ -467,11 +466,11 @@ def test_a23_plan_cancelled_before_launch_leaves_everything_as_before() -> None:
     """Locks, reservations and unready keys are gone; only the job's number is used up."""
     ledger = make_ledger()
     source = sealed(ledger, "a", keys("k"))
-    before = snapshot_key(ledger)
+    before = ledger.snapshot()
     jobs = store(ledger, source, keys("k"))
-    during = snapshot_key(ledger)
+    during = ledger.snapshot()
     ledger.cancel(jobs)
-    after = snapshot_key(ledger)
+    after = ledger.snapshot()
 
     assert during != before
     assert [position for position, (old, new) in enumerate(zip(before, after, strict=True)) if old != new] == [6]

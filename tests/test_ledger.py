@@ -45,7 +45,6 @@ from tests.worlds import (
     refuses,
     report,
     sealed,
-    snapshot_key,
     store,
     unchanged,
     world_key,
@@ -580,11 +579,11 @@ def test_job_does_not_share_lists_with_its_caller() -> None:
     lives = list(sealed(ledger, "a", keys("k0", "k1")).lives)
     slots, names, places = [0, 1], keys("k0", "k1"), [8, 9]
     job = ledger.plan_store(Batch(lives), slots, names, places=places).ids[0]
-    before = snapshot_key(ledger)
+    before = ledger.snapshot()
     for each in (lives, slots, places):
         each.clear()
     names.clear()
-    same = snapshot_key(ledger) == before
+    same = ledger.snapshot() == before
     plan = ledger.dispatch(0.0)
 
     assert same
@@ -599,11 +598,11 @@ def test_job_does_not_share_arrays_with_its_caller() -> None:
     lives = np.array(sealed(ledger, "a", keys(*range(MANY))).lives)
     slots, places = np.arange(MANY), np.arange(MANY) + 100
     ledger.plan_store(Batch(lives), anything(slots), keys(*range(MANY)), places=anything(places))
-    before = snapshot_key(ledger)
+    before = ledger.snapshot()
     for each in (lives, slots, places):
         each[:] = 0
 
-    assert snapshot_key(ledger) == before
+    assert ledger.snapshot() == before
     (transfer,) = ledger.dispatch(0.0).stores
     assert transfer.target.tolist() == [place + 100 for place in range(MANY)]
 
@@ -679,12 +678,12 @@ def test_report_that_is_late_is_counted_and_changes_no_verdict() -> None:
     _, job = in_flight(ledger)
     ledger.abandon(Jobs((job,)))
     ledger.quiesce(Jobs((job,)))
-    before = snapshot_key(ledger)
+    before = ledger.snapshot()
     ledger.complete(report(job))
 
     assert ledger.job_state(job) is Job.CANCELLED
     assert ledger.statistics().late == 1
-    assert [a == b for a, b in zip(before, snapshot_key(ledger), strict=True)].count(False) == 1
+    assert [a == b for a, b in zip(before, ledger.snapshot(), strict=True)].count(False) == 1
 
 
 def test_report_that_comes_twice_counts_once() -> None:
@@ -708,11 +707,11 @@ def test_report_for_an_unknown_job_is_counted(job: JobId) -> None:
     """Nobody knows it; nothing changes but the count."""
     ledger = make_ledger()
     in_flight(ledger)
-    before = snapshot_key(ledger)
+    before = ledger.snapshot()
     ledger.complete(report(job))
     ledger.launched(Launched(job, Worker(0)), 0.0)
 
-    assert snapshot_key(ledger) == before
+    assert ledger.snapshot() == before
     assert ledger.statistics().unknown == 1
 
 
@@ -777,10 +776,10 @@ def test_launch_of_a_job_that_is_over_starts_nothing() -> None:
     ledger = make_ledger()
     _, job = in_flight(ledger)
     ledger.complete(report(job))
-    before = snapshot_key(ledger)
+    before = ledger.snapshot()
     ledger.launched(Launched(job, Worker(0)), 0.0)
 
-    assert snapshot_key(ledger) == before
+    assert ledger.snapshot() == before
     assert ledger.expire(1e9).ids == ()
 
 
@@ -1035,7 +1034,7 @@ def test_listener_that_raises_undoes_nothing() -> None:
     twin.complete(report(job))
 
     assert heard == ["job", "block", "slot"]
-    assert snapshot_key(ledger) == snapshot_key(twin)
+    assert ledger.snapshot() == twin.snapshot()
     assert check(ledger) == []
 
 
@@ -1115,29 +1114,29 @@ def go_on(ledger: Ledger) -> list[object]:
     seen += [load.ids, plan.number, plan.flushes, [each.job for each in plan.loads]]
     ledger.pin("me", [0])
     ledger.settle(plan.number, 9.0, launched=[Launched(load.ids[0], Worker(0))])
-    seen += [ledger.expire(17.0).ids, ledger.request_state("b"), snapshot_key(ledger)]
+    seen += [ledger.expire(17.0).ids, ledger.request_state("b"), ledger.snapshot()]
     ledger.unpin("me", [0])
     ledger.complete(report(load.ids[0]))
     ledger.add_request("c")
     seen += [list(ledger.allocate("c", 1).lives), ledger.blocks.queue.order(), ledger.history("block", 1)[-1]]
-    return [*seen, snapshot_key(ledger)]
+    return [*seen, ledger.snapshot()]
 
 
 def test_snapshot_restores_the_middle_of_everything() -> None:
     """The original, and another ledger with the same limits, go on alike; then the original goes back and goes on again."""
     ledger = make_ledger(num_blocks=2)
     behind_fence(ledger)
-    saved, key = ledger.snapshot(), snapshot_key(ledger)
+    saved, key = ledger.snapshot(), ledger.snapshot()
     other = make_ledger(num_blocks=2, requests=("x", "y"))
     other.restore(saved)
-    same = snapshot_key(other) == key
+    same = other.snapshot() == key
     first = go_on(ledger)
     second = go_on(other)
     ledger.restore(saved)
 
     assert same
     assert first == second
-    assert snapshot_key(ledger) == key
+    assert ledger.snapshot() == key
     assert go_on(ledger) == first
 
 
@@ -1242,7 +1241,7 @@ def test_one_call_with_many_places_does_what_many_calls_do() -> None:
     bulk, scalar = tour(make(), True), tour(make(), False)
 
     assert check(bulk) == check(scalar) == []
-    assert snapshot_key(bulk)[:6] == snapshot_key(scalar)[:6]
+    assert bulk.snapshot()[:6] == scalar.snapshot()[:6]
     assert [bulk.blocks.queue.order(), bulk.slots.free] == [scalar.blocks.queue.order(), scalar.slots.free]
 
 

@@ -44,7 +44,6 @@ from tests.worlds import (
     refuses,
     report,
     sealed,
-    snapshot_key,
     store,
     unchanged,
 )
@@ -550,10 +549,10 @@ def test_twins_survive_a_snapshot() -> None:
     """Where two stores of one content were on their way, they are again, and the second to land is dropped."""
     ledger = make_ledger()
     ids = twins(ledger)
-    saved, before = ledger.snapshot(), snapshot_key(ledger)
+    saved, before = ledger.snapshot(), ledger.snapshot()
     ledger.complete(report(ids[1]))
     ledger.restore(saved)
-    same = snapshot_key(ledger) == before
+    same = ledger.snapshot() == before
     sound(ledger)
     ledger.complete(report(ids[1]))
     ledger.complete(report(ids[0]))

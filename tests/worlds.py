@@ -149,37 +149,12 @@ def hand_out_all(ledger: Ledger, request: str) -> list[int]:
 # --- unchanged ----------------------------------------------------------------------------------------------------------
 
 
-def snapshot_key(ledger: Ledger) -> tuple[object, ...]:
-    """A snapshot as a value that can be compared: equal exactly if nothing that decides what comes next differs."""
-    saved = ledger.snapshot()
-    jobs = saved.jobs
-    rows = tuple(
-        (
-            *(job.row, job.number, job.direction, job.owner, tuple(map(int, job.lives)), tuple(map(int, job.slots))),
-            *(tuple(map(int, job.cargo.places)), tuple(job.keys), job.cargo.slot_sizes, job.cargo.group_sizes),
-            *(job.reported, job.failed, job.doubted, job.deadline),
-        )
-        for job in jobs.rows
-    )
-    requests = tuple(
-        (row, name, tuple(table.tobytes() for table in tables), load) for row, name, tables, load in saved.requests
-    )
-    return (
-        *(saved.blocks, saved.block_keys, saved.slots, saved.slot_keys, saved.queue),
-        tuple(tuple(tuple(index.items()) for index in side) for side in saved.indexes),
-        (jobs.state, rows, jobs.last_number, jobs.out, jobs.spare),
-        *(requests, saved.request_states, saved.spare_requests),
-        tuple((name, tuple(sorted(held.items()))) for name, held in saved.holders),
-        saved.plan,
-    )
-
-
 def world_key(ledger: Ledger) -> tuple[object, ...]:
-    """`snapshot_key`, and all that is only counted or written down as well."""
+    """The snapshot, and all that is only counted or written down as well."""
     columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
     taken = tuple(tuple(column.taken) for column in columns)
     last = ledger.journal[-1].sequence if ledger.journal else 0
-    return snapshot_key(ledger), taken, dict(ledger.tally), len(ledger.journal), last
+    return ledger.snapshot(), taken, dict(ledger.tally), len(ledger.journal), last
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar
 
@@ -171,13 +171,6 @@ class JobRow:
     """Past its deadline: its places carry one doubt of it."""
     deadline: float | None = None
 
-    def copy(self) -> JobRow:
-        """A row that can change without this one changing; what is never changed is shared."""
-        return JobRow(
-            self.row, self.number, self.direction, self.owner, self.cargo, self.lives, self.slots, self.keys,
-            self.reported, self.failed, self.doubted, self.deadline,
-        )  # fmt: skip
-
     def blocks_by_group(self) -> Iterator[tuple[int, slice]]:
         """Each group that the job moves, with where its blocks stand in ``lives``."""
         start = 0
@@ -185,17 +178,6 @@ class JobRow:
             if size:
                 yield group, slice(start, start + size)
                 start += size
-
-
-@frozen(eq=False)
-class JobsSnapshot:
-    """All jobs at one moment."""
-
-    state: bytes
-    rows: tuple[JobRow, ...]
-    last_number: int
-    out: tuple[int, ...]
-    spare: tuple[int, ...]
 
 
 class JobTable:
@@ -273,19 +255,3 @@ class JobTable:
     def alive(self) -> list[JobRow]:
         """Jobs that are not terminal, oldest first."""
         return list(self.out.values())
-
-    def snapshot(self) -> JobsSnapshot:
-        """Everything that `restore` needs."""
-        rows = tuple(job.copy() for job in self.by_number.values())
-        return JobsSnapshot(self.column.snapshot(), rows, self.last_number, tuple(self.out), tuple(self._spare))
-
-    def restore(self, saved: JobsSnapshot) -> None:
-        """Go back to a snapshot."""
-        self.column.restore(saved.state)
-        self.by_number = {job.number: job.copy() for job in saved.rows}
-        self.rows = {job.row: job for job in self.by_number.values()}
-        self.out = {number: self.by_number[number] for number in saved.out}
-        self.planned = {number: job for number, job in self.out.items() if self.state(job) is Job.PLANNED}
-        self.owned = dict(Counter(job.owner for job in self.out.values() if job.owner is not None))
-        self.last_number = saved.last_number
-        self._spare = deque(saved.spare)

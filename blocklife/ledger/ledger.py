@@ -59,7 +59,7 @@ from blocklife.ledger.places import (
     select,
 )
 from blocklife.ledger.records import Completion, Direction, JobId, Launched, Placement, Plan, Result, Seal, Transfer, Worker
-from blocklife.ledger.snapshot import Snapshot, put_back, take
+from blocklife.ledger.snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.states import MACHINES, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife
 
 
@@ -805,13 +805,16 @@ class Ledger(Core):
         if host:
             self._commit(self.slots.ask(SLOT["drop"], batch(self.slots.column.where(Slot.READY))))
 
-    def snapshot(self) -> Snapshot:
-        """Everything that decides what the ledger does next. What was counted, and the journal, are not part of it."""
-        return take(self)
+    def snapshot(self, names: Names | None = None) -> Snapshot:
+        """Everything that decides what the ledger does next, as a value; under other *names* where they are given.
 
-    def restore(self, saved: Snapshot) -> None:
-        """Go back to a snapshot of a ledger with the same limits."""
-        put_back(self, saved)
+        What was counted, and the journal, are not part of it.
+        """
+        return take(self, names or own_names(self))
+
+    def restore(self, saved: Snapshot, now: float = 0.0) -> None:
+        """Go back to a snapshot of a ledger with the same limits; *now* is the time from which its deadlines count."""
+        put_back(self, saved, now)
 
     def __repr__(self) -> str:
         return f"<Ledger plan {self.plan_number}: {self.free} free, {self.jobs.live} jobs out, {len(self.requests)} requests>"

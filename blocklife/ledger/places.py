@@ -16,7 +16,9 @@ from __future__ import annotations
 import enum
 import operator
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -467,16 +469,15 @@ class Slots(Places):
     """The slots of the lower tier.
 
     Invariant: a slot has a key exactly in the states WRITING and READY.
-    Invariant: ``free`` is the number of EMPTY slots.
+    Invariant: ``free`` is the number of EMPTY slots, and ``_empty`` names each of them once, the most recently emptied last.
     Invariant: of the slots with one key at most one is READY, and then the index names that one; the others are being written.
     """
 
     def __init__(self, num_slots: int, num_groups: int) -> None:
         super().__init__(SlotLife.table, num_slots, num_groups, _SLOT_MEANING)
         self.free = num_slots
-        # A stack with lazy removal: an entry counts only while its slot is EMPTY, and a slot that empties is pushed again.
-        self._empty = list(range(num_slots - 1, -1, -1))
-        self._stacked = bytearray([1]) * num_slots
+        # Not a dict: whoever takes from its end leaves holes there, and each walk from the end passes over all of them.
+        self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots - 1, -1, -1))
         self.on_change: SlotWatcher | None = None
 
     def ask(self, event: Event, ids: Ids, *, pins: int = 0, constant: int = 0, unwanted: frozenset[int] = frozenset()) -> Step:
@@ -510,11 +511,10 @@ class Slots(Places):
                 self.forget(place)
             if meaning & ENTERS_FREE:
                 self.free += 1
-                if not self._stacked[place]:
-                    self._stacked[place] = 1
-                    self._empty.append(place)
+                self._empty[place] = None
             elif meaning & LEAVES_FREE:
                 self.free -= 1
+                del self._empty[place]
         if step.pins:
             self._change(self.pins, self.pins_view, step.ids, step.pins)
         return []
@@ -538,23 +538,11 @@ class Slots(Places):
 
     def peek_empty(self, count: int) -> list[int]:
         """Up to *count* empty slots, the most recently emptied first; nothing is reserved."""
-        empty = SlotLife.table.index[Slot.EMPTY]
-        found: list[int] = []
-        while self._empty and self.column.state[self._empty[-1]] != empty:
-            self._stacked[self._empty.pop()] = 0
-        for place in reversed(self._empty):
-            if len(found) == count:
-                break
-            if self.column.state[place] == empty:
-                found.append(place)
-        return found
+        return list(islice(reversed(self._empty), count))
 
     def rebuild(self, empty: Iterable[int]) -> None:
         """Take over the order of the empty slots, after a restore."""
-        self._empty = list(empty)[::-1]
-        self._stacked = bytearray(len(self))
-        for place in self._empty:
-            self._stacked[place] = 1
+        self._empty = OrderedDict.fromkeys(reversed(list(empty)))
         self.free = len(self._empty)
 
 

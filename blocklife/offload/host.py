@@ -92,6 +92,11 @@ class HostTier:
         self._listened_before = slots.on_change
         slots.on_change = self._hear
 
+    @property
+    def policy(self) -> Replacement:
+        """What decides which content goes first."""
+        return self._replacement
+
     def answer(self, group: int, key: bytes) -> Answer:
         """Whether content can be read: HIT; PENDING while a store brings it; else MISS."""
         slot = self._slots.index[group].get(key)

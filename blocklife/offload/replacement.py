@@ -14,8 +14,8 @@ Replacement Cache", USENIX FAST 2003, with their names in the comments. What dif
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from blocklife.errors import MisuseError
 
@@ -49,6 +49,17 @@ class Replacement(Protocol):
         """
 
 
+@runtime_checkable
+class Saveable(Protocol):
+    """A policy whose order can be saved as a value: what snapshots of a scheduler, and the explorer, need besides."""
+
+    def snapshot(self, names: Sequence[int]) -> Hashable:
+        """Everything that decides what it does next, with ``names[slot]`` for each slot."""
+
+    def restore(self, saved: Hashable) -> None:
+        """Go back to what `snapshot` gave."""
+
+
 class Lru:
     """The least recently used goes first.
 
@@ -74,6 +85,14 @@ class Lru:
     def remove(self, slot: int) -> None:
         """Forget a slot."""
         self._order.pop(slot, None)
+
+    def snapshot(self, names: Sequence[int]) -> Hashable:
+        """The order."""
+        return tuple(names[slot] for slot in self._order)
+
+    def restore(self, saved: Hashable) -> None:
+        """Go back to an order."""
+        self._order = OrderedDict.fromkeys(_saved(saved))
 
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
         """The first *count* evictable slots; those passed over are in use, and move to the end."""
@@ -155,6 +174,25 @@ class Arc:
         if slot in self._chosen and name is not None:
             self._leaving.append((first, name))
 
+    def snapshot(self, names: Sequence[int]) -> Hashable:
+        """Lists, ghosts, balance, and who is about to become a ghost."""
+        return (
+            tuple((names[slot], name) for slot, name in self._once.items()),
+            tuple((names[slot], name) for slot, name in self._again.items()),
+            tuple(self._once_ghosts),
+            tuple(self._again_ghosts),
+            self._target,
+            tuple(sorted(names[slot] for slot in self._chosen)),
+            tuple(self._leaving),
+        )
+
+    def restore(self, saved: Hashable) -> None:
+        """Go back to what `snapshot` gave."""
+        once, again, once_ghosts, again_ghosts, self._target, chosen, leaving = _saved(saved)
+        self._once, self._again = OrderedDict(once), OrderedDict(again)
+        self._once_ghosts, self._again_ghosts = OrderedDict.fromkeys(once_ghosts), OrderedDict.fromkeys(again_ghosts)
+        self._chosen, self._leaving = set(chosen), list(leaving)
+
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
         """REPLACE of the paper for the last *count* of the coming names, each after the ones before it.
 
@@ -221,6 +259,13 @@ class Arc:
         listed = len(self._once) + len(self._again) + len(self._once_ghosts)
         while self._again_ghosts and listed + len(self._again_ghosts) > 2 * self.num_slots:
             self._again_ghosts.popitem(last=False)
+
+
+def _saved(saved: Hashable) -> tuple[Any, ...]:
+    """What a policy has given as a snapshot: only it knows what is in there."""
+    if not isinstance(saved, tuple):
+        raise MisuseError(f"{saved!r}: it is no snapshot of a policy of this kind")
+    return saved
 
 
 def _from_front(order: Iterable[int], evictable: Callable[[int], bool], passed: list[int]) -> Iterator[int]:

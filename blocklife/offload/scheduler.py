@@ -29,6 +29,7 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Plan
 from blocklife.ledger.places import NULL
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
+from blocklife.ledger.snapshot import Names
 from blocklife.offload.core import OnItsWay, SchedulerCore, Tracked
 from blocklife.offload.groups import Mamba
 from blocklife.offload.records import (
@@ -41,6 +42,7 @@ from blocklife.offload.records import (
     Settled,
     Step,
 )
+from blocklife.offload.snapshot import SavedScheduler, names_of, put_back, take
 from blocklife.states import Request
 
 _NOBODY: Mapping[str, int] = {}
@@ -447,6 +449,26 @@ class OffloadScheduler(SchedulerCore):
             raise MisuseError(f"worker {rank}: it is not lost")
         self._lost.discard(rank)
         return self._forget(drain=False, host=True)
+
+    # --- as a value ---------------------------------------------------------------------------------------------------------
+
+    def canonical_names(self, *, jobs: Iterable[int] = (), now: float = 0.0) -> Names:
+        """Names by role, for `snapshot`: schedulers that differ in names only give equal snapshots under them.
+
+        Of jobs that are over those in *jobs* keep a name, and are known after a restore; *now* is what deadlines count from.
+        """
+        return names_of(self, jobs, now, canonical=True)
+
+    def snapshot(self, names: Names | None = None) -> SavedScheduler:
+        """Everything that decides what comes next, ledger and host tier included, as a value that can be hashed.
+
+        Refuses a host tier whose policy cannot be saved. What was counted is not part of it.
+        """
+        return take(self, names or names_of(self, canonical=False))
+
+    def restore(self, saved: SavedScheduler, now: float = 0.0) -> None:
+        """Go back to a snapshot of a scheduler that was made alike. A hit of before has to be looked up again."""
+        put_back(self, saved, now)
 
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""
