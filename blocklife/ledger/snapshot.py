@@ -216,6 +216,8 @@ def _new_epochs(core: Core, named: Iterable[int], new_blocks: Sequence[int]) -> 
 
 _FREED, _EMPTY = BlockLife.table.index[Block.FREED], SlotLife.table.index[Slot.EMPTY]
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
+_PASSED = _OVER | {JobLife.table.index[Job.QUARANTINED]}
+"""States of a job in which nobody watches its deadline."""
 
 
 def take(core: Core, names: Names) -> Snapshot:
@@ -281,9 +283,11 @@ def _save_job(job: JobRow, core: Core, names: Names, row: int) -> SavedJob:
         cargo.group_sizes,
         cargo.slot_sizes,
     )
-    deadline = None if job.deadline is None else job.deadline - names.now
+    state = core.jobs.column.state[job.row]
+    passed = names.canonical and state in _PASSED
+    deadline = None if job.deadline is None or passed else job.deadline - names.now
     return SavedJob(
-        names.jobs[job.number], row, core.jobs.column.state[job.row], job.direction, job.owner, saved,
+        names.jobs[job.number], row, state, job.direction, job.owner, saved,
         job.reported, job.failed, job.doubted, deadline,
     )  # fmt: skip
 

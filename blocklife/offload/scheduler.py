@@ -72,6 +72,24 @@ class OffloadScheduler(SchedulerCore):
         row, table = self._tracked(name).row, self._progress
         return Progress(int(table.known[row]), int(table.computed[row]), int(table.in_flight[row]))
 
+    def running(self) -> list[str]:
+        """The requests that can be grown, in the order in which they were added."""
+        return [name for name, tracked in self._requests.items() if self._progress.running[tracked.row]]
+
+    def sealed_blocks(self, name: str, group: int) -> int:
+        """How many blocks of a request's table, from its start, are final in one group; null blocks count."""
+        return int(self._progress.sealed[group, self._tracked(name).row])
+
+    @property
+    def plans_out(self) -> tuple[int, ...]:
+        """The plans that have to settle, oldest first."""
+        return tuple(self._plans)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the device is given up: nothing is looked up, let in or grown."""
+        return self._asleep
+
     def lookup(self, name: str, known_tokens: int, device_tokens: int | None = None) -> Hit:
         """The longest prefix of the request's *known_tokens* that all groups have, on the device and in the host tier.
 

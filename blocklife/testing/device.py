@@ -1,0 +1,399 @@
+"""The second truth: what the devices of all workers are really doing, in which order, and which content lies where.
+
+Rules of this file:
+
+* It imports nothing from the ledger or the scheduler. It is told what the workers were told, and what they did; nothing else.
+* It judges by physics: two operations meet on a place, and no order is between them; or a read finds other content than it was
+  promised. What somebody believes about a place is not asked here.
+* What a fault says is a `DeviceFault`, with the rule that it breaks. A wrong call of the test itself is a `MisuseError`.
+
+Theory. Each worker has memory of its own, and on it three kinds of operations: forward passes in the order of their plans,
+stores and loads. A plan is carried out in the order of the engine contract: the stores that the step before left, the waits of
+the plan, the forward pass, the loads; the plan's own stores are held back for the next step. A copy runs from its launch until
+it lands, whatever anybody is told in between. It waits for the events of the forward passes that were launched before it: of
+the producer of its source, and of the last readers of its target (I2); with ``events=False`` it does not, and meets them.
+Nothing else orders it: two copies, or a copy and a forward pass that is launched later, that meet on a place of which one of
+them writes are a fault, unless the host has waited for the first.
+
+Content is any hashable value; None is garbage. A target is garbage from the launch of the copy on, and stays so where the copy
+fails. A copy reads what was in its sources when it was launched, and a source that changes before it lands is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from attrs import define, field, frozen
+
+from blocklife.errors import MisuseError
+
+Content: TypeAlias = Hashable
+"""What a place holds: any value that can be compared. None is garbage."""
+
+
+class DeviceFault(Exception):  # noqa: N818 - what it reports is no error of the caller
+    """Two operations met on a place, or a read found what it was not promised."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule = rule
+        """The invariant that is broken, `I1` for example."""
+        self.message = message
+
+
+class CopyOrder(NamedTuple):
+    """One copy as a worker is told of it: ``source[i]`` goes to ``target[i]``; blocks on one side, host places on the other."""
+
+    job: int
+    stores: bool
+    """Whether it reads blocks and writes host places."""
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    """How many of them belong to each group."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks that it touches."""
+        return self.source if self.stores else self.target
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The host places that it touches."""
+        return self.target if self.stores else self.source
+
+
+class Pass(NamedTuple):
+    """One forward pass: which content it has to find in which blocks, and what it leaves where."""
+
+    reads: tuple[tuple[int, Content], ...] = ()
+    writes: tuple[tuple[int, Content], ...] = ()
+
+
+class Orders(NamedTuple):
+    """One plan as a worker is told of it."""
+
+    plan: int
+    flushes: tuple[int, ...]
+    loads: tuple[CopyOrder, ...]
+    stores: tuple[CopyOrder, ...]
+    forward: Pass = Pass()
+
+
+class Landing(NamedTuple):
+    """One worker's share of a copy is over."""
+
+    job: int
+    worker: int
+    ok: bool
+
+
+class Touched(NamedTuple):
+    """The blocks that a forward pass touches."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+
+@define(eq=False)
+class Running:
+    """One copy that runs on one worker."""
+
+    order: CopyOrder
+    reads: tuple[Content, ...]
+    """What was in its sources when it was launched."""
+    hung: bool = False
+    """It will not land by itself; a wait for it aborts it."""
+
+
+@define(eq=False)
+class Worker:
+    """One worker's memory and what runs on it.
+
+    Invariant: no two operations that run meet on a place that one of them writes, unless the later one is a copy and the
+    earlier one a forward pass. Initially nothing runs and all content is garbage.
+    """
+
+    rank: int
+    blocks: list[Content]
+    places: list[Content]
+    copies: dict[int, Running] = field(factory=dict)
+    held_back: list[CopyOrder] = field(factory=list)
+    """Stores that are launched when the next plan is carried out."""
+    passes: dict[int, Touched] = field(factory=dict)
+    """Forward passes that may still run, by plan."""
+    lost: bool = False
+    """It is gone: nothing runs there and nothing lies there."""
+
+    def launch(self, order: CopyOrder, *, events: bool) -> None:
+        """A copy begins; with *events* it waits for the forward passes that run."""
+        who = f"worker {self.rank}: copy {order.job}"
+        if order.job in self.copies:
+            raise DeviceFault("I5", f"{who} is launched twice")
+        for other in self.copies.values():
+            blocks, places = set(order.blocks) & set(other.order.blocks), set(order.places) & set(other.order.places)
+            if blocks and not (order.stores and other.order.stores):
+                raise DeviceFault("I1", f"{who} meets copy {other.order.job} on block {min(blocks)}")
+            if places and (order.stores or other.order.stores):
+                raise DeviceFault("I1", f"{who} meets copy {other.order.job} on host place {min(places)}")
+        for plan, touched in () if events else self.passes.items():
+            for block in order.blocks:
+                if block in touched.writes or (not order.stores and block in touched.reads):
+                    raise DeviceFault("I2", f"{who} does not wait for the event of step {plan}, which touches block {block}")
+        source, target = self._sides(order)
+        running = Running(order, tuple(source[place] for place in order.source))
+        for place in order.target:
+            target[place] = None
+        self.copies[order.job] = running
+
+    def forward(self, plan: int, forward: Pass) -> None:
+        """A forward pass begins: it reads and writes beside whatever copies run."""
+        for job, running in self.copies.items():
+            order = running.order
+            for block, _ in forward.reads:
+                if block in order.blocks and not order.stores:
+                    raise DeviceFault("I1", f"worker {self.rank}: step {plan} reads block {block} while copy {job} writes it")
+            for block, _ in forward.writes:
+                if block in order.blocks:
+                    doing = "reads" if order.stores else "writes"
+                    raise DeviceFault("I1", f"worker {self.rank}: step {plan} writes block {block} while copy {job} {doing} it")
+        for block, content in forward.reads:
+            if (found := self.blocks[block]) != content:
+                raise DeviceFault(
+                    "I6",
+                    f"worker {self.rank}: step {plan} reads {_said(found)} in block {block} instead of {_said(content)}",
+                )
+        for block, content in forward.writes:
+            self.blocks[block] = content
+        self.passes[plan] = Touched(frozenset(each for each, _ in forward.reads), frozenset(each for each, _ in forward.writes))
+
+    def land(self, job: int, ok: bool) -> Landing:
+        """A copy is over, and what it waited for with it: its bytes are there, or garbage is."""
+        running = self.copies.pop(job)
+        order = running.order
+        source, target = self._sides(order)
+        for place, was in zip(order.source, running.reads, strict=True):
+            if (now := source[place]) != was:
+                raise DeviceFault(
+                    "I1",
+                    f"worker {self.rank}: copy {job} read place {place} while it changed from {_said(was)} to {_said(now)}",
+                )
+        for place, content in zip(order.target, running.reads, strict=True):
+            target[place] = content if ok else None
+        return Landing(job, self.rank, ok)
+
+    def _sides(self, order: CopyOrder) -> tuple[list[Content], list[Content]]:
+        return (self.blocks, self.places) if order.stores else (self.places, self.blocks)
+
+
+class FrozenWorker(NamedTuple):
+    """A worker as a value."""
+
+    blocks: tuple[Content, ...]
+    places: tuple[Content, ...]
+    copies: tuple[tuple[CopyOrder, tuple[Content, ...], bool], ...]
+    held_back: tuple[CopyOrder, ...]
+    passes: tuple[tuple[int, Touched], ...]
+    lost: bool
+
+
+class FrozenDevice(NamedTuple):
+    """All workers as a value: equal exactly if nothing that decides what comes next differs."""
+
+    workers: tuple[FrozenWorker, ...]
+    awaited: tuple[int, ...]
+    """Copies for which the next plan has to wait."""
+
+
+@frozen
+class Names:
+    """Other names for blocks, host places, jobs and plans: the old one is the index, or the key."""
+
+    blocks: Sequence[int]
+    places: Sequence[int]
+    jobs: Mapping[int, int]
+    plans_before: int = 0
+    """Subtracted from the numbers of plans."""
+
+    def order(self, order: CopyOrder) -> CopyOrder:
+        """The same copy under other names."""
+        if order.job not in self.jobs:
+            raise DeviceFault("I1", f"copy {order.job} runs on, although its job is over")
+        blocks, places = self.blocks, self.places
+        source, target = (blocks, places) if order.stores else (places, blocks)
+        return CopyOrder(
+            self.jobs[order.job],
+            order.stores,
+            tuple([source[each] for each in order.source]),
+            tuple([target[each] for each in order.target]),
+            order.sizes,
+        )
+
+    def touched(self, touched: Touched) -> Touched:
+        """The same blocks under other names."""
+        return Touched(*(frozenset(self.blocks[each] for each in side) for side in touched))
+
+
+class Device:
+    """What all workers are doing. *num_places* counts host places: slots times blocks of a chunk."""
+
+    def __init__(self, num_blocks: int, num_places: int, num_workers: int = 1, *, events: bool = True) -> None:
+        if num_blocks < 1 or num_places < 1 or num_workers < 1:
+            raise MisuseError(f"a device has blocks, places and workers, not {num_blocks}, {num_places} and {num_workers}")
+        self.workers = [Worker(rank, [None] * num_blocks, [None] * num_places) for rank in range(num_workers)]
+        self.events = events
+        """Whether copies wait for the forward passes before them."""
+        self.awaited: dict[int, None] = {}
+        """Copies that touch a block which was handed out: the next plan has to wait for them."""
+
+    # --- what is done -------------------------------------------------------------------------------------------------------
+
+    def hand_out(self, blocks: Iterable[int], *, fence: bool) -> None:
+        """New tenants got these blocks. Without *fence* no copy may touch them; with it the next plan waits for the stores."""
+        for block in blocks:
+            for job, running in self._touching(block):
+                if not fence or not running.stores:
+                    raise DeviceFault("I1", f"block {block} was handed out while copy {job} touches it")
+                self.awaited[job] = None
+
+    def carry_out(self, orders: Orders, *, failing: Iterable[tuple[int, int]] = ()) -> list[Landing]:
+        """Every worker carries a plan out. Returns what landed by being waited for; *failing* (job, worker) do badly."""
+        badly = set(failing)
+        landed: list[Landing] = []
+        present = [worker for worker in self.workers if not worker.lost]
+        for worker in present:
+            for order in worker.held_back:
+                worker.launch(order, events=self.events)
+            worker.held_back = []
+            for job in orders.flushes:
+                running = worker.copies.get(job)
+                if running is not None:
+                    landing = worker.land(job, ok=not running.hung and (job, worker.rank) not in badly)
+                    if not running.hung:
+                        landed.append(landing)
+        for job in self.awaited:
+            if any(job in worker.copies for worker in self.workers):
+                raise DeviceFault("I1", f"plan {orders.plan} does not wait for copy {job}, whose block has a new tenant")
+        self.awaited.clear()
+        for worker in present:
+            worker.forward(orders.plan, orders.forward)
+            for order in orders.loads:
+                worker.launch(order, events=self.events)
+            worker.held_back = list(orders.stores)
+        return landed
+
+    def land(self, job: int, worker: int, *, ok: bool = True) -> Landing:
+        """One worker's share of a copy arrives, or fails. Refuses one that does not run there, or hangs."""
+        running = self.workers[worker].copies.get(job)
+        if running is None or running.hung:
+            raise MisuseError(f"worker {worker}: copy {job} cannot land ({'it hangs' if running else 'it does not run there'})")
+        return self.workers[worker].land(job, ok)
+
+    def hang(self, job: int, worker: int) -> None:
+        """One worker's share of a copy will never land by itself."""
+        running = self.workers[worker].copies.get(job)
+        if running is None:
+            raise MisuseError(f"worker {worker}: copy {job} cannot hang (it does not run there)")
+        running.hung = True
+
+    def finish_pass(self, plan: int) -> None:
+        """The forward pass of a plan, and all before it, are over on every worker."""
+        for worker in self.workers:
+            for number in [each for each in worker.passes if each <= plan]:
+                del worker.passes[number]
+
+    def abort(self, jobs: Iterable[int]) -> None:
+        """These copies are made quiet on every worker, and never run again; what they have not moved they never will."""
+        for job in jobs:
+            for worker in self.workers:
+                if job in worker.copies:
+                    worker.land(job, ok=False)
+                worker.held_back = [order for order in worker.held_back if order.job != job]
+
+    def lose(self, rank: int) -> None:
+        """A worker is gone, and with it all that ran there and all that lay there."""
+        gone = self.workers[rank]
+        self.workers[rank] = Worker(rank, [None] * len(gone.blocks), [None] * len(gone.places), lost=True)
+
+    def regain(self, rank: int) -> None:
+        """A worker is there again, with empty memory."""
+        self.workers[rank].lost = False
+
+    # --- what is so ---------------------------------------------------------------------------------------------------------
+
+    def copies(self) -> list[tuple[int, CopyOrder]]:
+        """Every copy that a worker runs or holds back, with the worker."""
+        return [
+            (worker.rank, order)
+            for worker in self.workers
+            for order in (*(running.order for running in worker.copies.values()), *worker.held_back)
+        ]
+
+    def running(self) -> list[tuple[int, int, bool]]:
+        """Every share that runs: job, worker, and whether it hangs."""
+        return [(job, worker.rank, running.hung) for worker in self.workers for job, running in worker.copies.items()]
+
+    def _touching(self, block: int) -> list[tuple[int, CopyOrder]]:
+        return [(order.job, order) for _, order in self.copies() if block in order.blocks]
+
+    # --- as a value ---------------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenDevice:
+        """Everything that decides what comes next."""
+        return FrozenDevice(
+            tuple(
+                FrozenWorker(
+                    tuple(worker.blocks),
+                    tuple(worker.places),
+                    tuple((each.order, each.reads, each.hung) for each in worker.copies.values()),
+                    tuple(worker.held_back),
+                    tuple(worker.passes.items()),
+                    worker.lost,
+                )
+                for worker in self.workers
+            ),
+            tuple(self.awaited),
+        )
+
+    def thaw(self, frozen_device: FrozenDevice) -> None:
+        """Go back to what was frozen."""
+        for worker, saved in zip(self.workers, frozen_device.workers, strict=True):
+            worker.blocks = list(saved.blocks)
+            worker.places = list(saved.places)
+            worker.copies = {order.job: Running(order, reads, hung) for order, reads, hung in saved.copies}
+            worker.held_back = list(saved.held_back)
+            worker.passes = dict(saved.passes)
+            worker.lost = saved.lost
+        self.awaited = dict.fromkeys(frozen_device.awaited)
+
+
+def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:
+    """The same device under other names. Of content only that of *readable* blocks and *filled* places (old names) is kept.
+
+    What a copy reads is kept, too; everything else is garbage, which whoever reads it will see.
+
+    Copies of one worker are put in the order of their names: nothing depends on the order in which they were launched.
+    """
+    kept, full = set(readable), set(filled)
+    workers = []
+    for worker in frozen_device.workers:
+        read_blocks = kept.union(*[order.source for order, _, _ in worker.copies if order.stores])
+        read_places = full.union(*[order.source for order, _, _ in worker.copies if not order.stores])
+        blocks: list[Content] = [None] * len(worker.blocks)
+        for old in read_blocks:
+            blocks[names.blocks[old]] = worker.blocks[old]
+        places: list[Content] = [None] * len(worker.places)
+        for old in read_places:
+            places[names.places[old]] = worker.places[old]
+        copies = sorted(
+            ((names.order(order), reads, hung) for order, reads, hung in worker.copies), key=lambda each: each[0].job
+        )
+        passes = tuple((plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes)
+        held_back = tuple(names.order(order) for order in worker.held_back)
+        workers.append(FrozenWorker(tuple(blocks), tuple(places), tuple(copies), held_back, passes, worker.lost))
+    return FrozenDevice(tuple(workers), tuple(sorted(names.jobs[job] for job in frozen_device.awaited)))
+
+
+def _said(content: Content) -> str:
+    return "garbage" if content is None else str(content)

@@ -1,0 +1,320 @@
+"""The explorer: every state of a bounded model, breadth first, and what holds in all of them.
+
+Rules of this file:
+
+* It knows no block and no ledger: a model is five questions (`Model`), a property a name and a predicate.
+* A search that hit a bound is never a pass: what was not refuted is then unknown.
+* Breadth first, so that the first counterexample is a shortest one.
+
+Theory. There are four kinds of properties. *always*: something holds in every state. *edge*: something holds of every step,
+that is of a state, an action and the state after it. *sometimes*: something is reached at all, so that the model is not
+vacuous. *leads to*: from every state a goal can be reached by some of the actions alone (those that bring nothing new); it is
+judged at the end, backwards from all states in which the goal holds.
+
+A model that refuses to take a step raises `Broken`: with that the step itself is the counterexample.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from attrs import define, field, frozen
+
+StateT = TypeVar("StateT", bound=Hashable)
+ActionT = TypeVar("ActionT", bound=Hashable)
+
+
+class Broken(Exception):  # noqa: N818 - what it reports is no error of the caller
+    """A step of a model breaks a property that the model itself watches."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+        """The name of the property."""
+
+
+class Model(Protocol[StateT, ActionT]):
+    """What can be explored. States are values that can be hashed; equal states are one state."""
+
+    def initial(self) -> StateT:
+        """Where everything begins."""
+        ...
+
+    def actions(self, state: StateT) -> Iterable[ActionT]:
+        """What can happen next, in an order that is always the same."""
+        ...
+
+    def step(self, state: StateT, action: ActionT) -> StateT:
+        """The state after an action. Raises `Broken` where the step itself breaks a property."""
+        ...
+
+    def properties(self) -> Sequence[Property[StateT, ActionT]]:
+        """What is to hold."""
+        ...
+
+    def rules(self) -> Sequence[str]:
+        """The names that `Broken` can carry: what is watched in each step."""
+        ...
+
+
+class Kind(enum.Enum):
+    """What a property speaks about."""
+
+    ALWAYS = "it holds in every state"
+    EDGE = "it holds of every step"
+    SOMETIMES = "some state is like that"
+    LEADS_TO = "from every state such a state can be reached by some of the actions alone"
+
+
+@frozen
+class Property(Generic[StateT, ActionT]):
+    """A name, a kind, one sentence, and the one predicate that belongs to the kind."""
+
+    name: str
+    kind: Kind
+    doc: str
+    always: Callable[[StateT], str] | None = None
+    """What is wrong in a state; empty where nothing is."""
+    edge: Callable[[StateT, ActionT, StateT], str] | None = None
+    """What is wrong with a step; empty where nothing is."""
+    goal: Callable[[StateT], bool] | None = None
+    """Whether a state is the one that is looked for (*sometimes*, *leads to*)."""
+    closing: Callable[[ActionT], bool] | None = None
+    """Which actions may be used to reach the goal (*leads to*)."""
+
+
+class Verdict(enum.Enum):
+    """What is known of a property."""
+
+    HOLDS = "no state of the whole world refutes it"
+    VIOLATED = "there is a counterexample"
+    UNKNOWN = "a bound was hit, and nothing refutes it so far"
+
+
+@frozen
+class Counterexample(Generic[ActionT]):
+    """A shortest way to a state, or step, that refutes a property."""
+
+    rule: str
+    message: str
+    actions: tuple[ActionT, ...]
+
+
+@frozen
+class Bounds:
+    """Where a search gives up; None for no bound."""
+
+    max_states: int | None = None
+    max_depth: int | None = None
+    max_seconds: float | None = None
+
+
+@frozen(kw_only=True)
+class Exploration(Generic[ActionT]):
+    """What a search has found."""
+
+    states: int
+    edges: int
+    depth: int
+    seconds: float
+    verdicts: Mapping[str, Verdict]
+    kinds: Mapping[str, str]
+    """The kind of each property; ``step`` for what the model watches itself."""
+    counterexamples: Sequence[Counterexample[ActionT]]
+    bounds_hit: Sequence[str]
+    interrupted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every state was visited."""
+        return not self.bounds_hit and not self.interrupted
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of all properties together."""
+        found = set(self.verdicts.values())
+        for worst in (Verdict.VIOLATED, Verdict.UNKNOWN):
+            if worst in found:
+                return worst
+        return Verdict.HOLDS if self.complete else Verdict.UNKNOWN
+
+    @property
+    def states_per_second(self) -> float:
+        """How fast it was."""
+        return self.states / self.seconds if self.seconds else 0.0
+
+
+@define(eq=False)
+class _Search(Generic[StateT, ActionT]):
+    """A search that is going on.
+
+    Invariant: ``numbers[state]`` is the place of a state in ``states``, ``parents`` and ``via``; parents have smaller numbers.
+    ``closing`` holds, for each *leads to* property, the steps of its actions as pairs of numbers, flat.
+    """
+
+    model: Model[StateT, ActionT]
+    properties: Sequence[Property[StateT, ActionT]]
+    numbers: dict[StateT, int] = field(factory=dict)
+    states: list[StateT] = field(factory=list)
+    parents: array[int] = field(factory=lambda: array("l"))
+    via: list[ActionT | None] = field(factory=list)
+    closing: dict[str, array[int]] = field(factory=dict)
+    reached: set[str] = field(factory=set)
+    found: dict[str, Counterexample[ActionT]] = field(factory=dict)
+    edges: int = 0
+
+    def enter(self, state: StateT, parent: int, action: ActionT | None) -> int:
+        """The number of a state; a new one is judged."""
+        number = self.numbers.get(state)
+        if number is not None:
+            return number
+        number = self.numbers[state] = len(self.states)
+        self.states.append(state)
+        self.parents.append(parent)
+        self.via.append(action)
+        for each in self.properties:
+            if each.always is not None and each.name not in self.found and (problem := each.always(state)):
+                self.note(each.name, problem, number)
+            elif each.kind is Kind.SOMETIMES and each.name not in self.reached and each.goal is not None and each.goal(state):
+                self.reached.add(each.name)
+        return number
+
+    def expand(self, number: int) -> None:
+        """All steps out of one state."""
+        state, model = self.states[number], self.model
+        edge_properties = [each for each in self.properties if each.edge is not None]
+        closings = [(self.closing[each.name], each.closing) for each in self.properties if each.closing is not None]
+        for action in model.actions(state):
+            self.edges += 1
+            try:
+                after = model.step(state, action)
+            except Broken as broken:
+                self.note(broken.rule, str(broken), number, action)
+                continue
+            for each in edge_properties:
+                if each.name not in self.found and each.edge is not None and (problem := each.edge(state, action, after)):
+                    self.note(each.name, problem, number, action)
+            target = self.enter(after, number, action)
+            for pairs, allowed in closings:
+                if allowed(action):
+                    pairs.append(number)
+                    pairs.append(target)
+
+    def note(self, rule: str, message: str, number: int, *last: ActionT) -> None:
+        """The first counterexample of a property is kept: it is a shortest one."""
+        if rule not in self.found:
+            self.found[rule] = Counterexample(rule, message, (*self.path(number), *last))
+
+    def path(self, number: int) -> tuple[ActionT, ...]:
+        """The actions that lead to a state."""
+        found: list[ActionT] = []
+        while number > 0:
+            action = self.via[number]
+            if action is not None:
+                found.append(action)
+            number = self.parents[number]
+        return tuple(reversed(found))
+
+    def judge_progress(self) -> None:
+        """*leads to*: who cannot reach a goal, walking backwards from all goals."""
+        for each in self.properties:
+            if each.kind is not Kind.LEADS_TO or each.goal is None:
+                continue
+            before: list[list[int]] = [[] for _ in self.states]
+            pairs = self.closing[each.name]
+            for at in range(0, len(pairs), 2):
+                before[pairs[at + 1]].append(pairs[at])
+            good = bytearray(len(self.states))
+            todo = [number for number, state in enumerate(self.states) if each.goal(state)]
+            for number in todo:
+                good[number] = 1
+            while todo:
+                for number in before[todo.pop()]:
+                    if not good[number]:
+                        good[number] = 1
+                        todo.append(number)
+            lost = good.find(0)
+            if lost >= 0:
+                self.note(each.name, f"{each.doc}: not from here", lost)
+
+
+def explore(
+    model: Model[StateT, ActionT],
+    bounds: Bounds = Bounds(),
+    *,
+    every: bool = False,
+    progress: Callable[[int, int, int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Exploration[ActionT]:
+    """Visit every state of *model*, and judge all properties.
+
+    Ends at the first counterexample, or goes on and finds one of each property with *every*. *progress* is called now and then
+    with states, edges and depth; *stop* is asked as often, and ends the search with what is known so far.
+    """
+    search = _Search(model, model.properties())
+    search.closing = {each.name: array("l") for each in search.properties if each.closing is not None}
+    started = time.perf_counter()
+    search.enter(model.initial(), 0, None)
+    hit: list[str] = []
+    interrupted = False
+    depth = begin = 0
+    while begin < len(search.states) and not hit and not interrupted:
+        if search.found and not every:
+            break
+        if bounds.max_depth is not None and depth >= bounds.max_depth:
+            hit.append(f"max_depth={bounds.max_depth}")
+            break
+        end = len(search.states)
+        for number in range(begin, end):
+            if not number & 63:
+                if progress is not None:
+                    progress(len(search.states), search.edges, depth)
+                if interrupted := stop():
+                    break
+                if bounds.max_seconds is not None and time.perf_counter() - started > bounds.max_seconds:
+                    hit.append(f"max_seconds={bounds.max_seconds:g}")
+                    break
+            if bounds.max_states is not None and len(search.states) > bounds.max_states:
+                hit.append(f"max_states={bounds.max_states}")
+                break
+            search.expand(number)
+            if search.found and not every:
+                break
+        begin = end
+        depth += begin < len(search.states)
+    return _concluded(search, depth, time.perf_counter() - started, hit, interrupted, every)
+
+
+def _concluded(
+    search: _Search[StateT, ActionT], depth: int, seconds: float, hit: list[str], interrupted: bool, every: bool
+) -> Exploration[ActionT]:
+    whole = not hit and not interrupted and (every or not search.found)
+    if whole:
+        search.judge_progress()
+    verdicts: dict[str, Verdict] = {}
+    kinds = dict.fromkeys(search.model.rules(), "step") | {each.name: each.kind.name.lower() for each in search.properties}
+    for rule in (*kinds, *search.found):
+        verdicts[rule] = Verdict.HOLDS if whole else Verdict.UNKNOWN
+    for each in search.properties:
+        if each.kind is Kind.SOMETIMES:
+            reached = each.name in search.reached
+            verdicts[each.name] = Verdict.HOLDS if reached else Verdict.VIOLATED if whole else Verdict.UNKNOWN
+            if verdicts[each.name] is Verdict.VIOLATED:
+                search.found[each.name] = Counterexample(each.name, f"{each.doc}: never reached", ())
+    for rule in search.found:
+        verdicts[rule] = Verdict.VIOLATED
+    return Exploration(
+        states=len(search.states),
+        edges=search.edges,
+        depth=depth,
+        seconds=seconds,
+        verdicts=verdicts,
+        kinds=kinds,
+        counterexamples=tuple(search.found.values()),
+        bounds_hit=tuple(hit),
+        interrupted=interrupted,
+    )

@@ -1,0 +1,768 @@
+"""The world that is explored: the real scheduler and its ledger, the device, and what is on its way between them.
+
+Rules of this file:
+
+* Two truths, always: what the ledger says is compared with what the device does, in every state.
+* The engine in it is the plainest one (`engine`); everything else that can happen is an action, and is offered wherever it can.
+* A state is a value under canonical names: worlds that differ only in how a block, slot, job or plan is called are one.
+
+Theory. The world is a product of parts that never see each other: the *core* (scheduler, host tier, ledger) and the *device*
+only pass plain records. Each is a function of the calls made to it. So every distinct value of a part is kept once and gets a
+number, and each call is made on each value of a part once, by the real code; what it did is remembered. A state of the world
+is a pair of numbers and what is on its way. Most of the steps of a world are new pairs of known halves, which is what makes it
+fast: how reports, faults and landings interleave multiplies states, but not calls.
+
+What is on its way (`Env`): who has come, reports that are with the engine and not yet told (*inbox*), reports that will come
+once more (*echoes*), and how many faults of each kind are left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from attrs import evolve, field, fields, frozen
+
+from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.ledger import Direction, JobId, Jobs
+from blocklife.ledger.invariants import check
+from blocklife.lifecycle import Row
+from blocklife.offload.snapshot import SavedScheduler
+from blocklife.states import MACHINES, Block, Job, Request, Slot
+from blocklife.testing.device import Content, Device, DeviceFault, FrozenDevice, Landing, Orders, renamed
+from blocklife.testing.device import Names as DeviceNames
+from blocklife.testing.engine import Engine, Settings
+from blocklife.testing.explore import Broken, Kind, Property
+
+RULES = tuple(f"I{number}" for number in range(1, 16))
+"""What is watched in every step, by the numbers of `specs/invariants.md`."""
+LAWFUL = "lawful"
+"""The rule that no call of an engine that keeps to the contract is refused."""
+
+
+@frozen(kw_only=True)
+class Faults:
+    """How often each thing that is no part of a quiet life may happen; 0: never."""
+
+    fail: int = 0
+    """A copy fails on one worker."""
+    hang: int = 0
+    """A copy never lands; deadlines pass, and the engine may prove the device quiet."""
+    lose: int = 0
+    """A report is lost; deadlines pass likewise."""
+    repeat: int = 0
+    """A report comes once more, at any later time."""
+    abort: int = 0
+    """A client goes away."""
+    preempt: int = 0
+    """A request has to give way although there is room."""
+    reset: int = 0
+    """All content is forgotten at once."""
+    drain: int = 0
+    """All content is forgotten when no copy is out."""
+    renew: int = 0
+    """Other weights come."""
+    sleep: int = 0
+    """The device is given up for a while."""
+    lose_worker: int = 0
+    """A worker goes, and comes back empty."""
+
+    def __attrs_post_init__(self) -> None:
+        for name, times in self.items():
+            if type(times) is not int or times < 0:
+                raise MisuseError(f"faults: {name} must be a whole number of at least 0, not {times!r}")
+
+    def items(self) -> list[tuple[str, int]]:
+        """Every kind with its number."""
+        return [(each.name, getattr(self, each.name)) for each in fields(Faults)]
+
+
+_FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
+
+
+@frozen
+class Script:
+    """What one request will say; its prompt is the beginning of it. Written ``prompt.output``, ``ab.c`` for example."""
+
+    name: str
+    text: str
+    prompt: int
+
+    @classmethod
+    def parse(cls, name: str, written: str) -> Script:
+        """Read ``prompt.output``."""
+        prompt, dot, output = written.partition(".")
+        if not dot or not prompt.isalnum() or not output.isalnum():
+            raise MisuseError(f"request {written!r}: write its prompt and what it will say as letters, ab.c for example")
+        return cls(name, prompt + output, len(prompt))
+
+    def blocks(self, tokens: int, window: int | None, *, ahead: bool) -> int:
+        """The most blocks of so many tokens that it can hold at once; the last token is never computed."""
+        whole = -(-(len(self.text) - 1) // tokens)
+        return whole if window is None else min(whole, max(-(-self.prompt // tokens), window + 1 + ahead))
+
+
+def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
+    names = map(chr, range(ord("a"), ord("z") + 1))
+    return tuple(each if isinstance(each, Script) else Script.parse(name, each) for name, each in zip(names, written, strict=False))
+
+
+@frozen(kw_only=True)
+class WorldSettings:
+    """A bounded world: the sizes and policies of its engine, who comes, and what goes wrong."""
+
+    engine: Settings = Settings()
+    requests: tuple[Script, ...] = field(default=("a.bc", "a.bd"), converter=_scripts)
+    faults: Faults = Faults()
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= len(self.requests) <= 26:
+            raise MisuseError(f"a world has 1 to 26 requests, not {len(self.requests)}")
+        if self.faults.lose_worker and self.engine.num_workers < 2:
+            raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
+        geometry = self.engine.geometry
+        for script in self.requests:
+            sizes = zip(geometry.block_tokens, geometry.window_blocks, strict=True)
+            needed = sum(script.blocks(*each, ahead=self.engine.asynchronous) for each in sizes)
+            if needed > self.engine.num_blocks:
+                raise MisuseError(
+                    f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
+                    f"{self.engine.num_blocks} (num_blocks)"
+                )
+
+    @property
+    def timed(self) -> bool:
+        """Whether something can be out for ever, so that deadlines have to pass."""
+        return bool(self.faults.hang or self.faults.lose)
+
+
+class Action(NamedTuple):
+    """What happens next: a verb, and what it is about."""
+
+    verb: str
+    request: str = ""
+    job: int = 0
+    worker: int = 0
+
+    def __str__(self) -> str:
+        if self.request:
+            return f"{self.verb} {self.request}"
+        if self.job:
+            return f"{self.verb} {self.job}@{self.worker}"
+        return f"{self.verb} {self.worker}" if self.verb in ("lose_worker", "regain_worker") else self.verb
+
+
+class Env(NamedTuple):
+    """What is on its way between core and device, and what may still happen."""
+
+    arrived: int
+    """Bit per request that has come."""
+    inbox: tuple[Landing, ...]
+    echoes: tuple[Landing, ...]
+    left: tuple[int, ...]
+    """Faults of each kind that may still happen."""
+
+
+class State(NamedTuple):
+    """A state of the world; ``core`` and ``device`` are numbers of values that the world keeps."""
+
+    core: int
+    device: int
+    env: Env
+
+
+@frozen(eq=False)
+class Core:
+    """One value of the core, and all that is asked about it."""
+
+    saved: SavedScheduler
+    requests: tuple[tuple[str, Request], ...]
+    """Requests whose end is not under way, with their states."""
+    plans_out: int
+    busy: bool
+    """Whether a step could do something."""
+    idle: bool
+    """Whether nobody is there and nothing is out."""
+    asleep: bool
+    lost: tuple[int, ...]
+    live: tuple[int, ...]
+    """Jobs that the workers have."""
+    doubtful: tuple[int, ...]
+    """Jobs past their deadline."""
+    blocks: tuple[str, ...]
+    """The state of each block."""
+    slots: tuple[str, ...]
+    readable_blocks: tuple[tuple[int, Content], ...]
+    """What can be found on the device, and what it is found as."""
+    readable_places: tuple[tuple[int, Content], ...]
+    problems: tuple[tuple[str, str], ...]
+    """Rules of the ledger that do not hold."""
+
+
+@frozen(eq=False)
+class CoreStep:
+    """What one call made of a value of the core: its new value, and what the device has to know."""
+
+    number: int
+    core: int
+    orders: Orders | None
+    handed_out: tuple[int, ...]
+    names: DeviceNames
+    kept_blocks: tuple[int, ...]
+    """Old names of blocks whose content somebody may read."""
+    kept_places: tuple[int, ...]
+    proven: tuple[int, ...] = ()
+    """Jobs whose copies were made quiet first."""
+    problem: tuple[str, str] | None = None
+
+
+STORE_READS = frozenset(each.name for each in (Block.IN_FLIGHT, Block.FLUSHED, Block.LOADING, Block.STALE, Block.QUARANTINED))
+"""Where a block may stand while the device reads it. Behind a fence a load may be planned already; it runs after the wait."""
+LOAD_WRITES = frozenset(each.name for each in (Block.LOADING, Block.STALE, Block.QUARANTINED))
+STORE_WRITES = frozenset(each.name for each in (Slot.WRITING, Slot.QUARANTINED))
+LOAD_READS = frozenset(each.name for each in (Slot.READY, Slot.STALE))
+_CLOSING = frozenset({"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo"})
+"""What brings nobody new and breaks nothing."""
+
+
+class World:
+    """A model for `explore.explore`: every way in which a small engine, its copies and its clients can go on."""
+
+    def __init__(self, settings: WorldSettings) -> None:
+        if settings.timed:
+            settings = evolve(settings, engine=evolve(settings.engine, deadline=1.0))
+        self.settings = settings
+        self.engine = Engine(settings.engine)
+        for script in settings.requests:
+            self.engine.know(script.name, script.text)
+        geometry = self.engine.geometry
+        self._size = geometry.blocks_per_chunk
+        self._device = Device(
+            settings.engine.num_blocks + 1, settings.engine.num_slots * self._size, settings.engine.num_workers
+        )
+        self._fence = settings.engine.contract.name == "FENCE"
+        self._timed = settings.timed
+        self._cores: list[Core] = []
+        self._core_numbers: dict[SavedScheduler, int] = {}
+        self._steps: dict[tuple[int, Action, tuple[object, ...]], CoreStep] = {}
+        self._devices: list[FrozenDevice] = []
+        self._device_numbers: dict[FrozenDevice, int] = {}
+        self._device_steps: dict[tuple[int, object], tuple[int, tuple[Landing, ...]] | DeviceFault] = {}
+        self._judged: dict[tuple[int, int], tuple[str, str] | None] = {}
+        self.core_calls = 0
+        """How often the real code was run."""
+        self._core_number(self.engine.freeze()[0])
+        self._device_number(self._device.freeze())
+
+    # --- the model ----------------------------------------------------------------------------------------------------------
+
+    def initial(self) -> State:
+        """Nobody is there."""
+        return State(0, 0, Env(0, (), (), tuple(times for _, times in self.settings.faults.items())))
+
+    def rules(self) -> Sequence[str]:
+        """What is watched in each step."""
+        return (*RULES, LAWFUL)
+
+    def properties(self) -> Sequence[Property[State, Action]]:
+        """Everything drains, and there is something to drain."""
+        everybody = (1 << len(self.settings.requests)) - 1
+        return (
+            Property("drains", Kind.LEADS_TO, "everybody ends and every copy lands", goal=self._drained, closing=_closing),
+            Property(
+                "finishes",
+                Kind.SOMETIMES,
+                "all requests have come and gone",
+                goal=lambda state: state.env.arrived == everybody and self._drained(state),
+            ),
+        )
+
+    def actions(self, state: State) -> Iterator[Action]:
+        """What can happen next."""
+        core, env = self._cores[state.core], state.env
+        for number, script in enumerate(self.settings.requests):
+            if not env.arrived >> number & 1 and not self._twin_waits(number, env.arrived):
+                yield Action("arrive", script.name)
+        if core.plans_out <= int(self.settings.engine.asynchronous) and core.busy:
+            yield Action("step")
+            if env.left[_FAULT["fail"]] and self._waits_for(state):
+                yield Action("step_failing")
+        if core.plans_out:
+            yield Action("settle")
+            if self._timed and core.live:
+                yield Action("settle_late")
+        yield from self._copy_actions(state)
+        yield from self._client_actions(core, env)
+        yield from self._upheavals(core, env)
+
+    def step(self, state: State, action: Action) -> State:
+        """The state after an action; raises `Broken` with the rule that does not hold."""
+        after = self._take(state, action)
+        if (problem := self._judge(after.core, after.device)) is not None:
+            raise Broken(*problem)
+        return after
+
+    def coverage(self) -> dict[str, dict[Row, int]]:
+        """How often the real code took each row of each table."""
+        ledger = self.engine.ledger
+        columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
+        return {name: dict(column.row_counts()) for name, column in zip(MACHINES, columns, strict=True)}
+
+    # --- what can happen ----------------------------------------------------------------------------------------------------
+
+    def _twin_waits(self, number: int, arrived: int) -> bool:
+        """Of requests that say the same the first comes first: who is who makes no difference."""
+        mine = self.settings.requests[number]
+        return any(
+            (other.text, other.prompt) == (mine.text, mine.prompt) and not arrived >> earlier & 1
+            for earlier, other in enumerate(self.settings.requests[:number])
+        )
+
+    def _waits_for(self, state: State) -> bool:
+        """Whether the next plan would wait for a copy that runs."""
+        step = self._core_step(state.core, Action("step"), _kept(state.env))
+        runs = {job for job, _, hung in self._running(state.device) if not hung}
+        return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
+
+    def _copy_actions(self, state: State) -> Iterator[Action]:
+        left, env = state.env.left, state.env
+        for job, worker, hung in self._running(state.device):
+            if not hung:
+                yield Action("land", job=job, worker=worker)
+                if left[_FAULT["fail"]]:
+                    yield Action("fail", job=job, worker=worker)
+                if left[_FAULT["hang"]]:
+                    yield Action("hang", job=job, worker=worker)
+        for landing in env.inbox:
+            if left[_FAULT["lose"]]:
+                yield Action("lose", job=landing.job, worker=landing.worker)
+            if left[_FAULT["repeat"]] and landing not in env.echoes:
+                yield Action("repeat", job=landing.job, worker=landing.worker)
+        for landing in env.echoes:
+            if landing not in env.inbox:
+                yield Action("echo", job=landing.job, worker=landing.worker)
+
+    def _client_actions(self, core: Core, env: Env) -> Iterator[Action]:
+        for name, at in core.requests:
+            if env.left[_FAULT["abort"]]:
+                yield Action("abort", name)
+            if env.left[_FAULT["preempt"]] and at in (Request.RUNNING, Request.LOADING):
+                yield Action("preempt", name)
+
+    def _upheavals(self, core: Core, env: Env) -> Iterator[Action]:
+        left = env.left
+        if left[_FAULT["reset"]]:
+            yield Action("reset")
+        if left[_FAULT["drain"]] and not self._live_or_planned(core):
+            yield Action("drain")
+        if left[_FAULT["renew"]]:
+            yield Action("renew")
+        if left[_FAULT["sleep"]] and not core.asleep:
+            yield Action("sleep")
+        if core.asleep and not core.plans_out and not self._live_or_planned(core):
+            yield Action("wake")
+        for worker in range(self.settings.engine.num_workers) if left[_FAULT["lose_worker"]] and not core.lost else ():
+            yield Action("lose_worker", worker=worker)
+        for worker in core.lost:
+            yield Action("regain_worker", worker=worker)
+        if core.doubtful:
+            yield Action("prove")
+
+    def _live_or_planned(self, core: Core) -> bool:
+        return any(job.state not in _OVER for job in core.saved.ledger.jobs)
+
+    # --- taking a step ------------------------------------------------------------------------------------------------------
+
+    def _take(self, state: State, action: Action) -> State:
+        env = state.env
+        verb = action.verb
+        if verb in ("land", "fail", "hang"):
+            device, landed = self._device_step(state.device, action, lambda device: self._land(device, action))
+            if verb != "land":
+                env = self._spent(env, verb)
+            return State(state.core, device, env._replace(inbox=tuple(sorted((*env.inbox, *landed)))))
+        if verb in ("lose", "repeat", "echo"):
+            return state._replace(env=self._mislay(env, action))
+        if verb == "settle" or verb == "settle_late":
+            return self._settle(state, action)
+        step = self._core_step(state.core, _core_action(action), _kept(env))
+        if verb in _FAULT:
+            env = self._spent(env, verb)
+        if verb == "step_failing":
+            env = self._spent(env, "fail")
+        if verb == "arrive":
+            number = next(at for at, script in enumerate(self.settings.requests) if script.name == action.request)
+            env = env._replace(arrived=env.arrived | 1 << number)
+        return self._with_device(state, step, action, env)
+
+    def _settle(self, state: State, action: Action) -> State:
+        """All reports are told; with deadlines, also which copies have begun to run."""
+        launched: tuple[tuple[int, int], ...] = ()
+        if self._timed:
+            launched = tuple((job, worker) for job, worker, _ in self._running(state.device))
+        told = (state.env.inbox, launched)
+        env = state.env._replace(inbox=())
+        step = self._core_step(state.core, action, _kept(env), *told)
+        return self._with_device(state, step, action, env)
+
+    def _with_device(self, state: State, step: CoreStep, action: Action, env: Env) -> State:
+        """Let the device hear of what the core did, and go over to the new names."""
+        if step.problem is not None:
+            raise Broken(*step.problem)
+        device, landed = self._device_step(
+            state.device, (step.number, action.verb), lambda each: self._follow(each, step, action)
+        )
+        jobs = step.names.jobs
+        told = [landing._replace(job=jobs[landing.job]) for landing in env.inbox]
+        echoes = [landing._replace(job=jobs[landing.job]) for landing in env.echoes]
+        return State(step.core, device, env._replace(inbox=tuple(sorted((*told, *landed))), echoes=tuple(sorted(echoes))))
+
+    def _spent(self, env: Env, fault: str) -> Env:
+        at = _FAULT[fault]
+        return env._replace(left=(*env.left[:at], env.left[at] - 1, *env.left[at + 1 :]))
+
+    def _mislay(self, env: Env, action: Action) -> Env:
+        """A report is lost, will come again, or comes again."""
+        found = next(
+            each
+            for each in (env.echoes if action.verb == "echo" else env.inbox)
+            if (each.job, each.worker) == (action.job, action.worker)
+        )
+        if action.verb == "echo":
+            echoes = tuple(each for each in env.echoes if each is not found)
+            return env._replace(inbox=tuple(sorted((*env.inbox, found))), echoes=echoes)
+        env = self._spent(env, action.verb)
+        if action.verb == "repeat":
+            return env._replace(echoes=tuple(sorted((*env.echoes, found))))
+        return env._replace(inbox=tuple(each for each in env.inbox if each is not found))
+
+    # --- the device ---------------------------------------------------------------------------------------------------------
+
+    def _device_number(self, frozen_device: FrozenDevice) -> int:
+        number = self._device_numbers.get(frozen_device)
+        if number is None:
+            number = self._device_numbers[frozen_device] = len(self._devices)
+            self._devices.append(frozen_device)
+        return number
+
+    def _device_step(
+        self, number: int, what: object, act: Callable[[Device], tuple[FrozenDevice, tuple[Landing, ...]]]
+    ) -> tuple[int, tuple[Landing, ...]]:
+        """Do something to a value of the device, once; later it is remembered."""
+        key = number, what
+        found = self._device_steps.get(key)
+        if found is None:
+            self._device.thaw(self._devices[number])
+            try:
+                after, landed = act(self._device)
+                found = self._device_number(after), landed
+            except DeviceFault as fault:
+                found = fault
+            self._device_steps[key] = found
+        if isinstance(found, DeviceFault):
+            raise Broken(found.rule, found.message)
+        return found
+
+    @staticmethod
+    def _land(device: Device, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+        landed: tuple[Landing, ...] = ()
+        if action.verb == "hang":
+            device.hang(action.job, action.worker)
+        else:
+            landed = (device.land(action.job, action.worker, ok=action.verb == "land"),)
+        return device.freeze(), landed
+
+    def _follow(self, device: Device, step: CoreStep, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+        """What a call to the core means for the device; the answer is under the new names."""
+        landed: list[Landing] = []
+        if action.verb == "prove":
+            device.abort(step.proven)
+        elif action.verb == "lose_worker":
+            device.lose(action.worker)
+        elif action.verb == "regain_worker":
+            device.regain(action.worker)
+        if step.orders is not None:
+            device.hand_out(step.handed_out, fence=self._fence)
+            failing: list[tuple[int, int]] = []
+            if action.verb == "step_failing":
+                failing = [(job, worker) for job in step.orders.flushes for worker in range(len(device.workers))]
+            landed = device.carry_out(step.orders, failing=failing)
+        elif action.verb in ("settle", "settle_late"):
+            device.finish_pass(1)  # the oldest plan that is out has this name
+        after = renamed(device.freeze(), step.names, step.kept_blocks, step.kept_places)
+        jobs = step.names.jobs
+        return after, tuple(landing._replace(job=jobs[landing.job]) for landing in landed)
+
+    def _running(self, number: int) -> list[tuple[int, int, bool]]:
+        return [
+            (order.job, rank, hung)
+            for rank, worker in enumerate(self._devices[number].workers)
+            for order, _, hung in worker.copies
+        ]
+
+    # --- the core -----------------------------------------------------------------------------------------------------------
+
+    def _core_number(self, saved: SavedScheduler) -> int:
+        number = self._core_numbers.get(saved)
+        if number is None:
+            number = self._core_numbers[saved] = len(self._cores)
+            self.engine.thaw(saved)
+            self._cores.append(_described(self.engine, saved))
+        return number
+
+    def _core_step(
+        self,
+        core: int,
+        action: Action,
+        kept: tuple[int, ...],
+        inbox: tuple[Landing, ...] = (),
+        launched: tuple[tuple[int, int], ...] = (),
+    ) -> CoreStep:
+        """Make a call on a value of the core, once; later it is remembered."""
+        key = core, action, (kept, inbox, launched)
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = self._call(core, action, kept, inbox, launched)
+        return found
+
+    def _call(
+        self,
+        number: int,
+        action: Action,
+        kept: tuple[int, ...],
+        inbox: tuple[Landing, ...],
+        launched: tuple[tuple[int, int], ...],
+    ) -> CoreStep:
+        self.core_calls += 1
+        engine, before = self.engine, self._cores[number]
+        engine.thaw(before.saved)
+        here = len(self._steps)
+        try:
+            orders, handed_out = self._act(engine, action, before, inbox, launched)
+            problem = _misplanned(engine, before, orders)
+            saved, names = engine.freeze(kept)
+            kept_blocks, kept_places = _kept_content(engine)
+            core = self._core_number(saved)
+        except Exception as broken:
+            # whatever the code under test raises is a finding: mutants raise all kinds
+            nothing = DeviceNames((), (), {})
+            return CoreStep(here, 0, None, (), nothing, (), (), problem=_blamed(broken))
+        size = self._size
+        places = [slot * size + part for slot in names.slots for part in range(size)]
+        return CoreStep(
+            here,
+            core,
+            orders,
+            handed_out,
+            DeviceNames(names.blocks, places, names.jobs, names.plans_before),
+            kept_blocks,
+            kept_places,
+            before.doubtful if action.verb == "prove" else (),
+            problem,
+        )
+
+    def _act(
+        self,
+        engine: Engine,
+        action: Action,
+        core: Core,
+        inbox: tuple[Landing, ...],
+        launched: tuple[tuple[int, int], ...],
+    ) -> tuple[Orders | None, tuple[int, ...]]:
+        """Make one call; only a step has orders for the device."""
+        scheduler = engine.scheduler
+        match action.verb:
+            case "step":
+                stepped = engine.step()
+                return stepped.orders, stepped.handed_out
+            case "settle":
+                engine.settle(inbox, launched=launched)
+            case "settle_late":
+                engine.now += self.settings.engine.deadline
+                engine.settle(inbox, launched=launched)
+            case "arrive":
+                script = next(each for each in self.settings.requests if each.name == action.request)
+                engine.add(script.name, script.text, script.prompt)
+            case "abort":
+                engine.abort(action.request)
+            case "preempt":
+                engine.preempt(action.request)
+            case "reset":
+                scheduler.reset()
+            case "drain":
+                scheduler.reset(drain=True)
+            case "renew":
+                scheduler.renew(scheduler.generation + "x")
+            case "sleep":
+                scheduler.sleep()
+            case "wake":
+                scheduler.wake()
+            case "lose_worker":
+                scheduler.lose_worker(action.worker)
+            case "regain_worker":
+                scheduler.regain_worker(action.worker)
+            case "prove":
+                engine.ledger.quiesce(Jobs(tuple(JobId(engine.ledger.incarnation, job) for job in core.doubtful)))
+            case verb:
+                raise MisuseError(f"action {verb}: it is unknown")
+        return None, ()
+
+    # --- both truths --------------------------------------------------------------------------------------------------------
+
+    def _judge(self, core: int, device: int) -> tuple[str, str] | None:
+        """What does not hold, with its rule: the ledger counted again, and compared with the device."""
+        key = core, device
+        if key not in self._judged:
+            found = self._cores[core]
+            problems = iter(found.problems) if found.problems else _disagreements(found, self._devices[device])
+            self._judged[key] = next(problems, None)
+        return self._judged[key]
+
+    def _drained(self, state: State) -> bool:
+        """Nobody is there and no copy is out. A report that nobody waits for may never be told."""
+        workers = self._devices[state.device].workers
+        return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
+
+
+_READ_LATER = frozenset(Block) - {Block.FREED, Block.STALE, Block.QUARANTINED}
+_OVER = frozenset(MACHINES["job"].index[state] for state in (Job.DONE, Job.FAILED, Job.CANCELLED))
+_DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
+_PLANNED = MACHINES["job"].index[Job.PLANNED]
+
+
+def _closing(action: Action) -> bool:
+    return action.verb in _CLOSING
+
+
+def _core_action(action: Action) -> Action:
+    """The call that an action makes: how the copies fare that a plan waits for is the device's affair."""
+    return Action("step") if action.verb == "step_failing" else action
+
+
+def _kept(env: Env) -> tuple[int, ...]:
+    """Jobs of which the engine will still hear."""
+    return tuple(sorted({landing.job for landing in (*env.inbox, *env.echoes)}))
+
+
+def _blamed(broken: Exception) -> tuple[str, str]:
+    """The rule that an error speaks of, and what it says."""
+    said = re.search(r"\((I\d+)\)", str(broken)) if isinstance(broken, BlocklifeError) else None
+    return (said.group(1) if said else LAWFUL), f"{type(broken).__name__}: {broken}"
+
+
+def _described(engine: Engine, saved: SavedScheduler) -> Core:
+    """Everything that is asked about a value of the core; the engine stands there now."""
+    ledger, scheduler = engine.ledger, engine.scheduler
+    idle = not ledger.requests and not scheduler.has_pending_work()
+    problems = [(each.rule, each.message) for each in check(ledger)]
+    if idle:
+        problems += _left_behind(engine)
+    jobs = [(job.number, job.state) for job in saved.ledger.jobs if job.state not in _OVER]
+    return Core(
+        saved=saved,
+        requests=tuple((each.name, ledger.request_state(each.name)) for each in saved.requests if not each.ending),
+        plans_out=len(saved.plans),
+        busy=bool(saved.requests or scheduler.has_pending_work() or scheduler.stores.waiting),
+        idle=idle,
+        asleep=saved.asleep,
+        lost=saved.lost,
+        live=tuple(number for number, at in jobs if at != _PLANNED),
+        doubtful=tuple(number for number, at in jobs if at == _DOUBTFUL),
+        blocks=tuple(ledger.blocks.at(place).name for place in range(len(ledger.blocks))),
+        slots=tuple(ledger.slots.at(place).name for place in range(len(ledger.slots))),
+        readable_blocks=tuple(
+            (place, engine.content_of(key)) for place, key in enumerate(ledger.blocks.key) if key is not None
+        ),
+        readable_places=tuple(_readable_places(engine)),
+        problems=tuple(problems),
+    )
+
+
+def _left_behind(engine: Engine) -> Iterator[tuple[str, str]]:
+    """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
+    ledger = engine.ledger
+    for place in range(1, len(ledger.blocks)):
+        if (at := ledger.blocks.at(place)) not in (Block.FREED, Block.CACHED):
+            yield "I13", f"block {place} is {at.name} although nobody is there and nothing is out"
+    for place in range(len(ledger.slots)):
+        if (at := ledger.slots.at(place)) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins[place]:
+            yield "I13", f"slot {place} is {at.name} with {ledger.slots.pins[place]} pins although nothing is out"
+
+
+def _readable_places(engine: Engine) -> Iterator[tuple[int, Content]]:
+    """The host places that a load may read, and what has to be there."""
+    slots, size = engine.ledger.slots, engine.geometry.blocks_per_chunk
+    for slot in slots.column.where(Slot.READY).tolist():
+        key, group = slots.key[slot], slots.group[slot]
+        if key is None:
+            continue
+        _, _, text = key.decode().partition(":")
+        for back in range(engine.scheduler.stores.suffix[slot]):
+            shorter = text[: len(text) - back * engine.geometry.block_tokens[group]]
+            yield slot * size + size - 1 - back, engine.content(group, shorter)
+
+
+def _kept_content(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Blocks and host places, under their present names, whose content may be read by somebody later."""
+    ledger, size = engine.ledger, engine.geometry.blocks_per_chunk
+    blocks = tuple(place for place in range(len(ledger.blocks)) if ledger.blocks.at(place) in _READ_LATER)
+    places = [
+        slot * size + part
+        for slot in range(len(ledger.slots))
+        if ledger.slots.at(slot) is not Slot.EMPTY
+        for part in range(size)
+    ]
+    return blocks, tuple(places)
+
+
+def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[str, str] | None:
+    """What is wrong with jobs that were just made (I14), or with what the workers are told (I15)."""
+    ledger = engine.ledger
+    last = before.saved.ledger.last_number
+    for number, job in ledger.jobs.by_number.items():
+        if number > last and job.direction is Direction.STORE:
+            for group, _, keys in job.cargo.contents:
+                for key in keys:
+                    slot = next((at for at, each in enumerate(ledger.slots.key) if each == key), None)
+                    if slot is not None and before.slots[slot] == ledger.slots.at(slot).name == Slot.READY.name:
+                        return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
+    for order in (*orders.loads, *orders.stores) if orders is not None else ():
+        found = [0] * len(order.sizes)
+        for block in order.blocks:
+            found[ledger.blocks.group[block]] += 1
+        if tuple(found) != order.sizes:
+            return "I15", f"job {order.job} has group sizes {order.sizes}, and moves {tuple(found)}"
+    return None
+
+
+def _disagreements(core: Core, device: FrozenDevice) -> Iterator[tuple[str, str]]:
+    """Where the two truths differ."""
+    for rank, worker in enumerate(device.workers):
+        for order in (*(order for order, _, _ in worker.copies), *worker.held_back):
+            blocks, places = (STORE_READS, STORE_WRITES) if order.stores else (LOAD_WRITES, LOAD_READS)
+            for block in order.blocks:
+                if core.blocks[block] not in blocks:
+                    yield (
+                        "I1",
+                        f"worker {rank}: copy {order.job} touches block {block}, which is said to be {core.blocks[block]}",
+                    )
+            size = len(worker.places) // len(core.slots)
+            for slot in {place // size for place in order.places}:
+                if core.slots[slot] not in places:
+                    yield "I1", f"worker {rank}: copy {order.job} touches slot {slot}, which is said to be {core.slots[slot]}"
+        if worker.lost:
+            continue
+        for block, content in core.readable_blocks:
+            if worker.blocks[block] != content:
+                yield "I6", f"worker {rank}: block {block} is found as {content}, and holds {_said(worker.blocks[block])}"
+        for place, content in core.readable_places:
+            if worker.places[place] != content:
+                yield (
+                    "I6",
+                    f"worker {rank}: host place {place} is found as {content}, and holds {_said(worker.places[place])}",
+                )
+
+
+def _said(content: Content) -> str:
+    return "garbage" if content is None else str(content)
