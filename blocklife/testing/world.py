@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from string import ascii_lowercase
 from typing import NamedTuple
 
 from attrs import evolve, field, fields, frozen
@@ -104,21 +105,22 @@ class Script:
 
 
 def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
-    names = map(chr, range(ord("a"), ord("z") + 1))
-    return tuple(each if isinstance(each, Script) else Script.parse(name, each) for name, each in zip(names, written, strict=False))
+    found = list(written)
+    if not 1 <= len(found) <= len(ascii_lowercase):
+        raise MisuseError(f"a world has 1 to {len(ascii_lowercase)} requests, not {len(found)}")
+    named = zip(found, ascii_lowercase[: len(found)], strict=True)
+    return tuple(each if isinstance(each, Script) else Script.parse(name, each) for each, name in named)
 
 
 @frozen(kw_only=True)
 class WorldSettings:
     """A bounded world: the sizes and policies of its engine, who comes, and what goes wrong."""
 
-    engine: Settings = Settings()
+    engine: Settings = field(factory=Settings)
     requests: tuple[Script, ...] = field(default=("a.bc", "a.bd"), converter=_scripts)
-    faults: Faults = Faults()
+    faults: Faults = field(factory=Faults)
 
     def __attrs_post_init__(self) -> None:
-        if not 1 <= len(self.requests) <= 26:
-            raise MisuseError(f"a world has 1 to 26 requests, not {len(self.requests)}")
         if self.faults.lose_worker and self.engine.num_workers < 2:
             raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
         geometry = self.engine.geometry
