@@ -159,11 +159,12 @@ def canonical_names(
 
     Blocks are counted in the order in which requests hold them, then jobs, then the free queue; slots in that of jobs, then of
     content, then of the empty ones; epochs by how many older lives of the block somebody still names; jobs by age, those that
-    are over only where *jobs* names them. *lives* are those that somebody outside the ledger remembers.
+    are over only from the oldest on that *jobs* names. *lives* are those that somebody outside the ledger remembers.
     """
     blocks, slots = core.blocks, core.slots
-    kept = set(jobs)
-    known = [job for job in core.jobs.by_number.values() if job.number in core.jobs.out or job.number in kept]
+    # who remembers a job that is over remembers those that came after it: one of them may have had its places since
+    oldest = min((number for number in jobs if number not in core.jobs.out), default=core.jobs.last_number + 1)
+    known = [job for job in core.jobs.by_number.values() if job.number in core.jobs.out or job.number >= oldest]
     named = [life for request in core.requests.values() for table in request.tables for life in table]
     order = dict.fromkeys([NULL, *(life & ID_MASK for life in named)])
     for job in known:

@@ -204,6 +204,8 @@ class FrozenDevice(NamedTuple):
     workers: tuple[FrozenWorker, ...]
     awaited: tuple[int, ...]
     """Copies for which the next plan has to wait."""
+    begun: tuple[tuple[int, int], ...]
+    """Shares (job, worker) that began to run, and nobody was told."""
 
 
 @frozen
@@ -246,6 +248,8 @@ class Device:
         """Whether copies wait for the forward passes before them."""
         self.awaited: dict[int, None] = {}
         """Copies that touch a block which was handed out: the next plan has to wait for them."""
+        self.begun: dict[tuple[int, int], None] = {}
+        """Shares that began to run, by job and worker, since `take_begun`."""
 
     # --- what is done -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +268,7 @@ class Device:
         present = [worker for worker in self.workers if not worker.lost]
         for worker in present:
             for order in worker.held_back:
-                worker.launch(order, events=self.events)
+                self._launch(worker, order)
             worker.held_back = []
             for job in orders.flushes:
                 running = worker.copies.get(job)
@@ -279,9 +283,19 @@ class Device:
         for worker in present:
             worker.forward(orders.plan, orders.forward)
             for order in orders.loads:
-                worker.launch(order, events=self.events)
+                self._launch(worker, order)
             worker.held_back = list(orders.stores)
         return landed
+
+    def _launch(self, worker: Worker, order: CopyOrder) -> None:
+        worker.launch(order, events=self.events)
+        self.begun[order.job, worker.rank] = None
+
+    def take_begun(self) -> list[tuple[int, int]]:
+        """The shares that began to run since this was last asked."""
+        found = list(self.begun)
+        self.begun.clear()
+        return found
 
     def land(self, job: int, worker: int, *, ok: bool = True) -> Landing:
         """One worker's share of a copy arrives, or fails. Refuses one that does not run there, or hangs."""
@@ -354,6 +368,7 @@ class Device:
                 for worker in self.workers
             ),
             tuple(self.awaited),
+            tuple(sorted(self.begun)),
         )
 
     def thaw(self, frozen_device: FrozenDevice) -> None:
@@ -366,6 +381,7 @@ class Device:
             worker.passes = dict(saved.passes)
             worker.lost = saved.lost
         self.awaited = dict.fromkeys(frozen_device.awaited)
+        self.begun = dict.fromkeys(frozen_device.begun)
 
 
 def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:
@@ -378,8 +394,9 @@ def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], 
     kept, full = set(readable), set(filled)
     workers = []
     for worker in frozen_device.workers:
-        read_blocks = kept.union(*[order.source for order, _, _ in worker.copies if order.stores])
-        read_places = full.union(*[order.source for order, _, _ in worker.copies if not order.stores])
+        orders = [*(order for order, _, _ in worker.copies), *worker.held_back]
+        read_blocks = kept.union(*[order.source for order in orders if order.stores])
+        read_places = full.union(*[order.source for order in orders if not order.stores])
         blocks: list[Content] = [None] * len(worker.blocks)
         for old in read_blocks:
             blocks[names.blocks[old]] = worker.blocks[old]
@@ -392,7 +409,9 @@ def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], 
         passes = tuple((plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes)
         held_back = tuple(names.order(order) for order in worker.held_back)
         workers.append(FrozenWorker(tuple(blocks), tuple(places), tuple(copies), held_back, passes, worker.lost))
-    return FrozenDevice(tuple(workers), tuple(sorted(names.jobs[job] for job in frozen_device.awaited)))
+    awaited = tuple(sorted(names.jobs[job] for job in frozen_device.awaited))
+    begun = tuple(sorted((names.jobs[job], rank) for job, rank in frozen_device.begun if job in names.jobs))
+    return FrozenDevice(tuple(workers), awaited, begun)
 
 
 def _said(content: Content) -> str:

@@ -29,6 +29,7 @@ from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction, JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
+from blocklife.offload import LastStep
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES, Block, Job, Request, Slot
 from blocklife.testing.device import Content, Device, DeviceFault, FrozenDevice, Landing, Orders, renamed
@@ -38,6 +39,8 @@ from blocklife.testing.explore import Broken, Kind, Property
 
 RULES = tuple(f"I{number}" for number in range(1, 16))
 """What is watched in every step, by the numbers of `specs/invariants.md`."""
+LAST_STEP = "last step"
+"""The rule that, with the policy `flush`, the step in which all tracked requests are over waits for every job."""
 LAWFUL = "lawful"
 """The rule that no call of an engine that keeps to the contract is refused."""
 
@@ -186,6 +189,8 @@ class Core:
     """Whether a step could do something."""
     idle: bool
     """Whether nobody is there and nothing is out."""
+    over: bool
+    """Whether at least one request is tracked, for itself or for its jobs, and all of them are over."""
     asleep: bool
     lost: tuple[int, ...]
     live: tuple[int, ...]
@@ -265,7 +270,7 @@ class World:
 
     def rules(self) -> Sequence[str]:
         """What is watched in each step."""
-        return (*RULES, LAWFUL)
+        return (*RULES, LAST_STEP, LAWFUL)
 
     def properties(self) -> Sequence[Property[State, Action]]:
         """Everything drains, and there is something to drain."""
@@ -402,7 +407,7 @@ class World:
         """All reports are told; with deadlines, also which copies have begun to run."""
         launched: tuple[tuple[int, int], ...] = ()
         if self._timed:
-            launched = tuple((job, worker) for job, worker, _ in self._running(state.device))
+            launched = self._devices[state.device].begun
         told = (state.env.inbox, launched)
         env = state.env._replace(inbox=())
         step = self._core_step(state.core, action, _kept(env), *told)
@@ -492,6 +497,9 @@ class World:
             landed = device.carry_out(step.orders, failing=failing)
         elif action.verb in ("settle", "settle_late"):
             device.finish_pass(1)  # the oldest plan that is out has this name
+            device.take_begun()
+        if not self._timed:
+            device.take_begun()  # nobody waits for a deadline
         after = renamed(device.freeze(), step.names, step.kept_blocks, step.kept_places)
         jobs = step.names.jobs
         return after, tuple(landing._replace(job=jobs[landing.job]) for landing in landed)
@@ -667,6 +675,7 @@ def _described(engine: Engine, saved: SavedScheduler) -> Core:
         plans_out=len(saved.plans),
         busy=bool(saved.requests or scheduler.has_pending_work() or scheduler.stores.waiting),
         idle=idle,
+        over=all(each.ending for each in saved.requests) and bool(saved.requests or saved.ended),
         asleep=saved.asleep,
         lost=saved.lost,
         live=tuple(number for number, at in jobs if at != _PLANNED),
@@ -719,8 +728,12 @@ def _kept_content(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[str, str] | None:
-    """What is wrong with jobs that were just made (I14), or with what the workers are told (I15)."""
+    """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
     ledger = engine.ledger
+    if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
+        missed = [job for job in before.live if job not in orders.flushes and job in ledger.jobs.out]
+        if missed:
+            return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
     last = before.saved.ledger.last_number
     for number, job in ledger.jobs.by_number.items():
         if number > last and job.direction is Direction.STORE:
