@@ -118,7 +118,7 @@ class Book:
         self._inside = False
         self._telling = False
         self._spare_requests: deque[int] = deque(range(limits.max_requests))
-        # Extra state that is no machine's: jobs to wait for in the next plan, and plans whose waits are not yet proven.
+        # Extra state that is no machine's: jobs that are out and that the next plan waits for, plans whose waits are unproven.
         self._to_flush: dict[int, None] = {}
         self.holders: dict[str, Counter[int]] = {}
         """Who counts on which slots beside the jobs: a lookup that will be used (I7)."""

@@ -167,9 +167,12 @@ class Core(Book):
         return batch(ids)
 
     def _copied(self) -> NDArray[np.int64]:
-        """Every block that a job which is out may touch, once."""
+        """Every block that a job which is out may touch, once: those of the oldest job first, whose copy lands first."""
         touched = [np.asarray(ids_of(job.lives), dtype=np.int64) for job in self.jobs.alive()]
-        return np.unique(np.concatenate(touched)) if touched else np.zeros(0, dtype=np.int64)
+        if not touched:
+            return np.zeros(0, dtype=np.int64)
+        ids = np.concatenate(touched)
+        return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
     def _refuse_allocation(self, who: str, count: int, copied: NDArray[np.int64]) -> NoReturn:
         """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
@@ -279,6 +282,7 @@ class Core(Book):
             job.doubted = True
         elif into in TERMINAL:
             self.jobs.end(job)
+            self._to_flush.pop(job.number, None)
             self.ended[into.name] += 1
             if ok:
                 self.moved[job.direction.name] += len(job.lives)
@@ -472,6 +476,7 @@ class Core(Book):
         self.moved[Direction.STORE.name] += len(lives)
         for job in rows:
             self.jobs.end(job)
+            self._to_flush.pop(job.number, None)
             if self.checking is not Checking.OFF:
                 self._recheck(job)
 

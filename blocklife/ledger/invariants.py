@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from attrs import frozen
@@ -34,11 +35,16 @@ class Violation:
         return f"{self.rule}: {self.message}"
 
 
-def _state_in(view: NDArray[np.uint8], states: frozenset[Block]) -> NDArray[np.bool_]:
+@lru_cache(maxsize=64)
+def _mask(states: frozenset[Block]) -> NDArray[np.bool_]:
     wanted = np.zeros(256, dtype=np.bool_)
     for state in states:
         wanted[BlockLife.table.index[state]] = True
-    found: NDArray[np.bool_] = wanted[view]
+    return wanted
+
+
+def _state_in(view: NDArray[np.uint8], states: frozenset[Block]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = _mask(states)[view]
     return found
 
 
@@ -53,11 +59,12 @@ def _differ(what: str, claimed: NDArray[np.unsignedinteger], counted: NDArray[np
 
 
 _HELD = frozenset({Block.ALLOCATED, Block.PLEDGED, Block.LOADING, Block.SEALED, Block.FLUSHED})
+_GIVEN_UP = frozenset({Block.IN_FLIGHT, Block.STALE, Block.QUARANTINED})
 _UNTOUCHED = frozenset({Block.FREED, Block.CACHED, Block.ALLOCATED, Block.SEALED})
 
 
 def busy_blocks_are_pinned(core: Core) -> Iterator[str]:
-    """I1: a block is pinned by every job that may touch it, and nothing that is free or newly owned is pinned."""
+    """I1: a block is pinned by every job that may touch it, nothing free or new is, and what is QUARANTINED is in doubt."""
     blocks = core.blocks
     pins, writes, doubts = (np.zeros(len(blocks), dtype=np.int64) for _ in range(3))
     for job, state in _alive(core):
@@ -73,6 +80,10 @@ def busy_blocks_are_pinned(core: Core) -> Iterator[str]:
         yield f"block {place} is {blocks.at(place).name} while {pins[place]} copies may touch it"
     for place in np.flatnonzero(~untouched & (pins == 0)).tolist():
         yield f"block {place} is {blocks.at(place).name} although no copy touches it"
+    given_up = _state_in(blocks.column.view, _GIVEN_UP) & (blocks.refs_view == 0)
+    quarantined = blocks.column.view == BlockLife.table.index[Block.QUARANTINED]
+    for place in np.flatnonzero(given_up & (quarantined != (doubts > 0))).tolist():
+        yield f"block {place} is {blocks.at(place).name} with {doubts[place]} copies past their deadline"
 
 
 def jobs_have_one_identity(core: Core) -> Iterator[str]:

@@ -799,11 +799,15 @@ class Ledger(Core):
         for job in self.jobs.alive():
             if host or job.number in self.jobs.planned:
                 self._give_up_job(job)
-        for found in (Block.CACHED, Block.IN_FLIGHT):
-            where = self.blocks.column.where(found)
-            self._commit(self.blocks.ask(BLOCK["drop"], batch(where)))
+        cached, ready = BlockLife.table.index[Block.CACHED], SlotLife.table.index[Slot.READY]
+        # in an order that does not depend on how places are called: it is the one in which they are used again
+        free = [place for place in self.blocks.queue.order() if self.blocks.column.state[place] == cached]
+        for dropped in (batch(free), batch(self.blocks.column.where(Block.IN_FLIGHT))):
+            self._commit(self.blocks.ask(BLOCK["drop"], dropped))
         if host:
-            self._commit(self.slots.ask(SLOT["drop"], batch(self.slots.column.where(Slot.READY))))
+            named = [(group, key, slot) for group, index in enumerate(self.slots.index) for key, slot in index.items()]
+            slots = [slot for _, _, slot in sorted(named) if self.slots.column.state[slot] == ready]
+            self._commit(self.slots.ask(SLOT["drop"], batch(slots)))
 
     def snapshot(self, names: Names | None = None) -> Snapshot:
         """Everything that decides what the ledger does next, as a value; under other *names* where they are given.

@@ -111,16 +111,22 @@ class SavedScheduler(NamedTuple):
 
 def names_of(core: SchedulerCore, jobs: Iterable[int] = (), now: float = 0.0, *, canonical: bool) -> Names:
     """Names for everything that ledger and scheduler speak of; canonical ones, or their own."""
-    lives = _remembered(core)
     if not canonical:
-        return own_names(core.ledger, lives)
+        return own_names(core.ledger, _remembered(core, [tracked.hit for tracked in core._requests.values()]))
+    lives = _remembered(core, [tracked.hit for tracked in core._requests.values() if _waits(core, tracked)])
     remembered = [*jobs, *core.stores._made, *core.stores._exposed]
     size = core.geometry.blocks_per_chunk
     return canonical_names(core.ledger, lives=lives, jobs=remembered, now=now, places_per_slot=size)
 
 
-def _remembered(core: SchedulerCore) -> list[int]:
-    """Every life that the scheduler names."""
+def _waits(core: SchedulerCore, tracked: Tracked) -> bool:
+    """Whether the answer of a request's last lookup was to wait, and would be the same now; no other is asked for again."""
+    hit, asked = tracked.hit, tracked.asked
+    return hit is not None and hit.deferred and asked is not None and asked[0] == core._given_up + core.ledger.verdicts
+
+
+def _remembered(core: SchedulerCore, hits: Iterable[Hit | None]) -> list[int]:
+    """Every life that the scheduler names; *hits* are those that it remembers."""
     stores = core.stores
     chunks = [chunk for line in stores._line.values() for chunk in line]
     chunks += stores._candidates.values()
@@ -128,10 +134,8 @@ def _remembered(core: SchedulerCore) -> list[int]:
     lives = [life for chunk in chunks for life in chunk.lives]
     lives += [life for exposed in stores._exposed.values() for life in exposed]
     lives += [life for states in core._states.values() for _, _, life in states]
-    for tracked in core._requests.values():
-        if tracked.hit is not None:
-            lives += [life for own in tracked.hit.lives for life in own]
-    lives += [life for hit in core._waiting_loads.values() for own in hit.lives for life in own]
+    known = [*core._waiting_loads.values(), *(hit for hit in hits if hit is not None)]
+    lives += [life for hit in known for own in hit.lives for life in own]
     return lives
 
 
@@ -182,7 +186,7 @@ def _shares(core: SchedulerCore, plan: OnItsWay) -> tuple[tuple[int, int], ...]:
 
 def _save_tracked(core: SchedulerCore, name: str, tracked: Tracked, names: Names) -> SavedTracked:
     row, table, hit, asked = tracked.row, core._progress, tracked.hit, tracked.asked
-    waits = hit is not None and hit.deferred and asked is not None and asked[0] == core._given_up + core.ledger.verdicts
+    waits = _waits(core, tracked)
     if names.canonical and not waits:
         hit = None  # it is looked up again, or loads and is kept there
     columns = (table.placed, table.first, table.sealed, table.offered)

@@ -385,33 +385,36 @@ class Device:
 
 
 def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:
-    """The same device under other names. Of content only that of *readable* blocks and *filled* places (old names) is kept.
+    """The same device under other names. Of content only that of *readable* blocks and *filled* places (new names) is kept.
 
     What a copy reads is kept, too; everything else is garbage, which whoever reads it will see.
 
     Copies of one worker are put in the order of their names: nothing depends on the order in which they were launched.
     """
-    kept, full = set(readable), set(filled)
+    kept, full = frozenset(readable), frozenset(filled)
     workers = []
     for worker in frozen_device.workers:
-        orders = [*(order for order, _, _ in worker.copies), *worker.held_back]
-        read_blocks = kept.union(*[order.source for order in orders if order.stores])
-        read_places = full.union(*[order.source for order in orders if not order.stores])
-        blocks: list[Content] = [None] * len(worker.blocks)
-        for old in read_blocks:
-            blocks[names.blocks[old]] = worker.blocks[old]
-        places: list[Content] = [None] * len(worker.places)
-        for old in read_places:
-            places[names.places[old]] = worker.places[old]
         copies = sorted(
-            ((names.order(order), reads, hung) for order, reads, hung in worker.copies), key=lambda each: each[0].job
+            [(names.order(order), reads, hung) for order, reads, hung in worker.copies], key=lambda each: each[0].job
         )
-        passes = tuple((plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes)
-        held_back = tuple(names.order(order) for order in worker.held_back)
-        workers.append(FrozenWorker(tuple(blocks), tuple(places), tuple(copies), held_back, passes, worker.lost))
+        held_back = tuple([names.order(order) for order in worker.held_back])
+        orders = [*(order for order, _, _ in copies), *held_back]
+        blocks = _moved(worker.blocks, names.blocks, kept.union(*[order.source for order in orders if order.stores]))
+        places = _moved(worker.places, names.places, full.union(*[order.source for order in orders if not order.stores]))
+        passes = tuple([(plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes])
+        workers.append(FrozenWorker(blocks, places, tuple(copies), held_back, passes, worker.lost))
     awaited = tuple(sorted(names.jobs[job] for job in frozen_device.awaited))
     begun = tuple(sorted((names.jobs[job], rank) for job, rank in frozen_device.begun if job in names.jobs))
     return FrozenDevice(tuple(workers), awaited, begun)
+
+
+def _moved(content: Sequence[Content], names: Sequence[int], kept: frozenset[int]) -> tuple[Content, ...]:
+    """Content under new names, as far as it is kept."""
+    found: list[Content] = [None] * len(content)
+    for old, new in enumerate(names):
+        if new in kept:
+            found[new] = content[old]
+    return tuple(found)
 
 
 def _said(content: Content) -> str:

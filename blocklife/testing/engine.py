@@ -91,6 +91,19 @@ class Settings:
         return Geometry.parse(self.groups, self.blocks_per_chunk)
 
 
+@frozen
+class Spelling:
+    """A key function: the key of a block is its group and all text up to its end. Equal texts are spelt by equal functions."""
+
+    text: str
+    block_tokens: tuple[int, ...]
+
+    def __call__(self, group: int, start: int, stop: int) -> list[bytes]:
+        """The keys of some blocks."""
+        text, size = self.text, self.block_tokens[group]
+        return [f"{group}:{text[: (position + 1) * size]}".encode() for position in range(start, stop)]
+
+
 class Stepped(NamedTuple):
     """What one step of the engine was."""
 
@@ -151,21 +164,12 @@ class Engine:
 
     def content(self, group: int, text: str) -> Content:
         """What a block holds after the last token of *text*, under the present weights."""
-        weights = self.scheduler.generation
-        return f"{group}:{text}@{weights}" if weights else f"{group}:{text}"
+        return self.content_of(f"{group}:{text}".encode(), self.scheduler.generation)
 
-    def content_of(self, key: bytes) -> Content:
-        """What a key promises, under the present weights."""
-        group, _, text = key.decode().partition(":")
-        return self.content(int(group), text)
-
-    def _keys_of(self, name: str) -> Keys:
-        text, sizes = self.texts[name], self.geometry.block_tokens
-
-        def keys(group: int, start: int, stop: int) -> list[bytes]:
-            return [f"{group}:{text[: (position + 1) * sizes[group]]}".encode() for position in range(start, stop)]
-
-        return keys
+    @staticmethod
+    def content_of(key: bytes, weights: str) -> Content:
+        """What a key promises under some weights."""
+        return f"{key.decode()}@{weights}" if weights else key.decode()
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
@@ -177,10 +181,10 @@ class Engine:
         self.scheduler.add_request(name, self._keys[name], prompt_tokens=prompt)
 
     def know(self, name: str, text: str) -> None:
-        """Say what a request will say, before it is added. Equal texts give one key function, so that states can be equal."""
+        """Say what a request will say, before it is added."""
         if self.texts.get(name) != text:
             self.texts[name] = text
-            self._keys[name] = self._keys_of(name)
+            self._keys[name] = Spelling(text, self.geometry.block_tokens)
 
     def waiting(self) -> list[str]:
         """Requests that hold nothing, in the order in which they came."""

@@ -37,6 +37,7 @@ from blocklife.ledger.core import Core
 from blocklife.ledger.jobs import Cargo, JobTable
 from blocklife.ledger.ledger import Ledger
 from blocklife.ledger.places import Blocks, Places, Slots, Step
+from blocklife.lifecycle import Event
 from blocklife.offload import search as scheduler_search
 from blocklife.offload import snapshot as scheduler_snapshot
 from blocklife.offload.core import SchedulerCore
@@ -49,6 +50,18 @@ from blocklife.states import COUPLINGS, MACHINES, Coupling
 Undo: TypeAlias = Callable[[], None]
 
 
+@frozen
+class Site:
+    """A place in the code: a cleanup step of a function, by its number, or a row of a table."""
+
+    owner: type | str
+    """A class, or the name of a machine."""
+    name: str
+    """A function, or an event."""
+    number: int
+    """Of the step in its function, or of the row in its table."""
+
+
 @frozen(eq=False)
 class Mutant:
     """One thing that is switched off."""
@@ -56,18 +69,41 @@ class Mutant:
     name: str
     kind: str
     """``guard``, ``effect``, ``step`` or ``seed``."""
-    plant: Callable[[Callable[[], None]], Undo]
-    """Switches it off; calls what it is given whenever the code comes by. Returns what switches it on again."""
+    plant: Callable[[], Undo]
+    """Switches it off. Returns what switches it on again."""
+    site: Site | None = None
+    """Where it is, if it can be watched whether the code comes by."""
 
 
 @contextmanager
-def planted(mutant: Mutant, reached: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """With a mutant in the running code; *reached* is called whenever the code comes by."""
-    undo = mutant.plant(reached)
+def planted(mutant: Mutant) -> Iterator[None]:
+    """With a mutant in the running code."""
+    undo = mutant.plant()
     try:
         yield
     finally:
         undo()
+
+
+@contextmanager
+def watched(mutants: Iterable[Mutant]) -> Iterator[set[str]]:
+    """With the code as it is; collects the names of those mutants that the code comes by. Those without a site always count."""
+    names = {each.site: each.name for each in mutants if each.site is not None}
+    reached = {each.name for each in mutants if each.site is None}
+    undos: list[Undo] = []
+    functions = {(site.owner, site.name) for site in names if isinstance(site.owner, type)}
+    events = {(site.owner, site.name) for site in names if isinstance(site.owner, str)}
+    try:
+        for owner, name in functions:
+            if isinstance(owner, type):
+                undos.append(_note_steps(owner, name, names, reached))
+        for machine, event in events:
+            if isinstance(machine, str):
+                undos.append(_note_rows(machine, event, names, reached))
+        yield reached
+    finally:
+        for undo in reversed(undos):
+            undo()
 
 
 def all_mutants() -> list[Mutant]:
@@ -88,47 +124,69 @@ def guard_mutants() -> Iterator[Mutant]:
         for row in table.rows:
             if row.guard is not None:
                 name = f"{machine}.{row.event} from {row.source.name} to {row.target.name} without {row.guard.name}"
-                yield Mutant(name, "guard", functools.partial(_forget_guard, machine, row.index))
+                site = Site(machine, row.event, row.index)
+                yield Mutant(name, "guard", functools.partial(_forget_guard, machine, row.index), site)
 
 
-def _forget_guard(machine: str, index: int, reached: Callable[[], None]) -> Undo:
+def _without_guard(machine: str, index: int) -> bytearray:
+    """The look-up of an event if one of its rows had no guard."""
     table = MACHINES[machine]
     row = table.row(index)
     event = table.events[row.event]
     if row.guard is None:
         raise MisuseError(f"row {index} of {machine} has no guard")
-    width, bit, right = len(event.guards), event.bit(row.guard), event.lut
+    width, bit = len(event.guards), event.bit(row.guard)
     start = table.index[row.source] << width
-    wrong = bytearray(right)
+    wrong = bytearray(event.lut)
     for facts in range(1 << width):
-        wrong[start | facts] = right[start | facts | bit]
-    # a table is frozen for everybody else; the view shares the bytes of the look-up, and is made anew with it
-    before = event._lut_view
-    changed = [place for place in range(len(right)) if wrong[place] != right[place]]
-    object.__setattr__(event, "lut", _Watched(wrong, changed, reached))
-    object.__setattr__(event, "_lut_view", np.frombuffer(bytes(wrong), dtype=np.uint8))
+        wrong[start | facts] = event.lut[start | facts | bit]
+    return wrong
+
+
+def _forget_guard(machine: str, index: int) -> Undo:
+    return _look_up(MACHINES[machine].events[MACHINES[machine].row(index).event], bytes(_without_guard(machine, index)))
+
+
+def _note_rows(machine: str, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
+    """Watch where forgotten guards of one event would make a difference."""
+    event = MACHINES[machine].events[name]
+    places: dict[int, list[str]] = {}
+    for site, mutant in names.items():
+        if (site.owner, site.name) == (machine, name):
+            wrong = _without_guard(machine, site.number)
+            for place in range(len(wrong)):
+                if wrong[place] != event.lut[place]:
+                    places.setdefault(place, []).append(mutant)
+    return _look_up(event, _Watched(event.lut, places, reached))
+
+
+def _look_up(event: Event, instead: bytes) -> Undo:
+    """Give an event another look-up; a table is frozen for everybody else."""
+    right, view = event.lut, event._lut_view
+    object.__setattr__(event, "lut", instead)
+    object.__setattr__(event, "_lut_view", np.frombuffer(bytes(instead), dtype=np.uint8))
 
     def undo() -> None:
         object.__setattr__(event, "lut", right)
-        object.__setattr__(event, "_lut_view", before)
+        object.__setattr__(event, "_lut_view", view)
 
     return undo
 
 
 class _Watched(bytes):
-    """A look-up that says when one of some of its places is read."""
+    """A look-up that notes when one of some of its places is read."""
 
-    places: frozenset[int]
-    reached: Callable[[], None]
+    places: Mapping[int, Sequence[str]]
+    reached: set[str]
 
-    def __new__(cls, content: bytes | bytearray, places: Iterable[int], reached: Callable[[], None]) -> _Watched:
+    def __new__(cls, content: bytes, places: Mapping[int, Sequence[str]], reached: set[str]) -> _Watched:
         made = super().__new__(cls, content)
-        made.places, made.reached = frozenset(places), reached
+        made.places, made.reached = places, reached
         return made
 
     def __getitem__(self, place: Any) -> Any:
         if place in self.places:
-            self.reached()
+            self.reached.update(self.places[place])
         return super().__getitem__(place)
 
 
@@ -154,15 +212,14 @@ _CAUSED_IN = {
 """The function in which a cause takes its effects; those of a job's own steps are looked up in the table while it runs."""
 
 
-def _drop_effect(coupling: Coupling, effect: str, reached: Callable[[], None]) -> Undo:
+def _drop_effect(coupling: Coupling, effect: str) -> Undo:
     if coupling.cause in _CAUSED_IN:
-        return _drop_inside(*_CAUSED_IN[coupling.cause], effect, reached)
+        return _drop_inside(*_CAUSED_IN[coupling.cause], effect)
     effects = ledger_core._EFFECTS
     changed = {key: value for key, value in effects.items() if value is coupling.effects}
     if not isinstance(effects, dict) or not changed:
         raise MisuseError(f"coupling {coupling.name}: nobody looks its effects up, and no function is named for its cause")
-    left = _Noting([each for each in coupling.effects if each != effect], reached)
-    effects.update(dict.fromkeys(changed, left))
+    effects.update(dict.fromkeys(changed, tuple(each for each in coupling.effects if each != effect)))
 
     def undo() -> None:
         effects.update(changed)
@@ -170,22 +227,7 @@ def _drop_effect(coupling: Coupling, effect: str, reached: Callable[[], None]) -
     return undo
 
 
-class _Noting(tuple[str, ...]):
-    """The effects that are left; says when they are looked at."""
-
-    reached: Callable[[], None]
-
-    def __new__(cls, left: Iterable[str], reached: Callable[[], None]) -> _Noting:
-        made = super().__new__(cls, left)
-        made.reached = reached
-        return made
-
-    def __iter__(self) -> Iterator[str]:
-        self.reached()
-        return super().__iter__()
-
-
-def _drop_inside(owner: type, name: str, effect: str, reached: Callable[[], None]) -> Undo:
+def _drop_inside(owner: type, name: str, effect: str) -> Undo:
     """While one function runs, the steps that an effect stands for are not taken."""
     inside = [0]
     machine, _, events = effect.partition(".")
@@ -200,33 +242,28 @@ def _drop_inside(owner: type, name: str, effect: str, reached: Callable[[], None
         finally:
             inside[0] -= 1
 
-    def dropped() -> bool:
-        if inside[0]:
-            reached()
-        return bool(inside[0])
-
     def end(self: Core, job: Any, event: str, facts: int) -> None:
-        if not (event in wanted and dropped()):
+        if not (event in wanted and inside[0]):
             right["_end"](self, job, event, facts)
 
     def flush(self: Core, job: Any, cause: str) -> None:
-        if not dropped():
+        if not inside[0]:
             right["_flush"](self, job, cause)
 
     def abandon(self: Core, job: Any) -> None:
-        if not dropped():
+        if not inside[0]:
             right["_abandon"](self, job)
 
     def fire_request(self: Core, request: Any, event: str, job: int = 0) -> None:
-        if not (event in wanted and dropped()):
+        if not (event in wanted and inside[0]):
             right["_fire_request"](self, request, event, job)
 
     def give_up(self: Core, request: Any, event: str) -> None:
-        if not (event in wanted and dropped()):
+        if not (event in wanted and inside[0]):
             right["_give_up"](self, request, event)
 
     def commit(self: Core, *steps: Step, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
-        kept = [step for step in steps if not (step.places.machine == machine and step.event.name in wanted and dropped())]
+        kept = [step for step in steps if not (step.places.machine == machine and step.event.name in wanted and inside[0])]
         return list(right["_commit"](self, *kept, job=job, jobs=jobs))
 
     instead: dict[str, Callable[..., Any]] = {}
@@ -280,7 +317,10 @@ def step_mutants() -> Iterator[Mutant]:
             seen[text] += 1
             again = f" #{seen[text]}" if seen[text] > 1 else ""
             yield Mutant(
-                f"{owner.__name__}.{name} without {text}{again}", "step", functools.partial(_drop_step, owner, name, number)
+                f"{owner.__name__}.{name} without {text}{again}",
+                "step",
+                functools.partial(_drop_step, owner, name, number),
+                Site(owner, name, number),
             )
 
 
@@ -362,22 +402,42 @@ def callable_name(name: str) -> bool:
     return any(callable(getattr(owner, name, None)) for owner in _CLASSES)
 
 
-def _drop_step(owner: type, name: str, number: int, reached: Callable[[], None]) -> Undo:
-    """Compile the function anew, with a note in the place of one statement."""
+def _drop_step(owner: type, name: str, number: int) -> Undo:
+    """Compile the function anew, without one statement."""
+    tree = _copy_of(owner, name)
+    victim = list(_cleanups(tree))[number]
+    _put(tree, {id(victim): [ast.Pass()]})
+    return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree)))])
+
+
+def _note_steps(owner: type, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
+    """Compile the function anew, with a note before each cleanup step."""
+    tree = _copy_of(owner, name)
+    notes: dict[int, list[ast.stmt]] = {}
+    for number, step in enumerate(_cleanups(tree)):
+        if (mutant := names.get(Site(owner, name, number))) is not None:
+            notes[id(step)] = [*ast.parse(f"_reached({mutant!r})").body, step]
+    _put(tree, notes)
+    return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree), reached.add))])
+
+
+def _copy_of(owner: type, name: str) -> ast.FunctionDef:
     tree = ast.parse(ast.unparse(_source_of(owner, name))).body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise MisuseError(f"{owner.__name__}.{name}: it is no plain function")
-    victim = list(_cleanups(tree))[number]
-    note = ast.copy_location(ast.parse("_reached()").body[0], victim)
+    return tree
+
+
+def _put(tree: ast.FunctionDef, instead: Mapping[int, list[ast.stmt]]) -> None:
+    """Put other statements in the place of some, which are named by their identity."""
     for node in ast.walk(tree):
         for block in ("body", "orelse", "finalbody"):
             statements = getattr(node, block, None)
-            if isinstance(statements, list) and victim in statements:
-                statements[statements.index(victim)] = note
-    return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree), reached))])
+            if isinstance(statements, list):
+                statements[:] = [new for old in statements for new in instead.get(id(old), [old])]
 
 
-def _compiled(owner: object, name: str, source: str, reached: Callable[[], None]) -> object:
+def _compiled(owner: object, name: str, source: str, reached: Callable[[str], None] | None = None) -> object:
     """A function of other source, in the module of the one that it stands for."""
     original = inspect.unwrap(getattr(owner, name))
     scope: dict[str, Any] = dict(original.__globals__) | {"_reached": reached}
@@ -434,12 +494,11 @@ def seed_mutants() -> Iterator[Mutant]:
         yield Mutant(seed.name, "seed", functools.partial(_take_back, seed))
 
 
-def _take_back(seed: Seed, reached: Callable[[], None]) -> Undo:
+def _take_back(seed: Seed) -> Undo:
     original = inspect.unwrap(getattr(seed.owner, seed.function))
     source = textwrap.dedent(inspect.getsource(original))
     for text, instead in seed.instead.items():
         if source.count(text) != 1:
             raise MisuseError(f"{seed.name}: {seed.function} no longer has the text {text!r} once (say the bug another way)")
         source = source.replace(text, instead)
-    reached()
-    return _patched([(seed.owner, seed.function, _compiled(seed.owner, seed.function, source, reached))])
+    return _patched([(seed.owner, seed.function, _compiled(seed.owner, seed.function, source))])

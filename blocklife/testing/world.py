@@ -203,8 +203,6 @@ class Core:
     readable_blocks: tuple[tuple[int, Content], ...]
     """What can be found on the device, and what it is found as."""
     readable_places: tuple[tuple[int, Content], ...]
-    problems: tuple[tuple[str, str], ...]
-    """Rules of the ledger that do not hold."""
 
 
 @frozen(eq=False)
@@ -216,9 +214,6 @@ class CoreStep:
     orders: Orders | None
     handed_out: tuple[int, ...]
     names: DeviceNames
-    kept_blocks: tuple[int, ...]
-    """Old names of blocks whose content somebody may read."""
-    kept_places: tuple[int, ...]
     proven: tuple[int, ...] = ()
     """Jobs whose copies were made quiet first."""
     problem: tuple[str, str] | None = None
@@ -252,6 +247,8 @@ class World:
         self._timed = settings.timed
         self._cores: list[Core] = []
         self._core_numbers: dict[SavedScheduler, int] = {}
+        self._problems: list[tuple[str, str] | None] = [None]
+        """What the rules of the ledger say to each value of the core; nothing to the first."""
         self._steps: dict[tuple[int, Action, tuple[object, ...]], CoreStep] = {}
         self._devices: list[FrozenDevice] = []
         self._device_numbers: dict[FrozenDevice, int] = {}
@@ -315,6 +312,18 @@ class World:
         ledger = self.engine.ledger
         columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
         return {name: dict(column.row_counts()) for name, column in zip(MACHINES, columns, strict=True)}
+
+    def core(self, state: State) -> Core:
+        """The value of the core in a state, with all that is asked about it."""
+        return self._cores[state.core]
+
+    def device(self, state: State) -> FrozenDevice:
+        """The value of the device in a state."""
+        return self._devices[state.device]
+
+    def digest(self) -> int:
+        """A number that worlds with the same values of the core agree on, and hardly any others; of one process only."""
+        return hash(frozenset(self._core_numbers))
 
     # --- what can happen ----------------------------------------------------------------------------------------------------
 
@@ -500,7 +509,7 @@ class World:
             device.take_begun()
         if not self._timed:
             device.take_begun()  # nobody waits for a deadline
-        after = renamed(device.freeze(), step.names, step.kept_blocks, step.kept_places)
+        after = renamed(device.freeze(), step.names, *_kept_content(self._cores[step.core], self._size))
         jobs = step.names.jobs
         return after, tuple(landing._replace(job=jobs[landing.job]) for landing in landed)
 
@@ -517,9 +526,17 @@ class World:
         number = self._core_numbers.get(saved)
         if number is None:
             number = self._core_numbers[saved] = len(self._cores)
-            self.engine.thaw(saved)
             self._cores.append(_described(self.engine, saved))
         return number
+
+    def _counted_again(self, core: int) -> tuple[str, str] | None:
+        """What the rules of the ledger say to a value of the core; the engine stands there, under other names."""
+        described = self._cores[core]
+        if check(self.engine.ledger):
+            self.engine.thaw(described.saved)
+            found = check(self.engine.ledger)[0]
+            return found.rule, found.message
+        return next(_left_behind(described), None) if described.idle else None
 
     def _core_step(
         self,
@@ -552,12 +569,13 @@ class World:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
             problem = _misplanned(engine, before, orders)
             saved, names = engine.freeze(kept)
-            kept_blocks, kept_places = _kept_content(engine)
             core = self._core_number(saved)
+            if core == len(self._problems):
+                self._problems.append(self._counted_again(core))
         except Exception as broken:
             # whatever the code under test raises is a finding: mutants raise all kinds
             nothing = DeviceNames((), (), {})
-            return CoreStep(here, 0, None, (), nothing, (), (), problem=_blamed(broken))
+            return CoreStep(here, 0, None, (), nothing, problem=_blamed(broken))
         size = self._size
         places = [slot * size + part for slot in names.slots for part in range(size)]
         return CoreStep(
@@ -566,10 +584,8 @@ class World:
             orders,
             handed_out,
             DeviceNames(names.blocks, places, names.jobs, names.plans_before),
-            kept_blocks,
-            kept_places,
             before.doubtful if action.verb == "prove" else (),
-            problem,
+            problem or self._problems[core],
         )
 
     def _act(
@@ -621,12 +637,10 @@ class World:
     # --- both truths --------------------------------------------------------------------------------------------------------
 
     def _judge(self, core: int, device: int) -> tuple[str, str] | None:
-        """What does not hold, with its rule: the ledger counted again, and compared with the device."""
+        """Where the two truths differ, with the rule."""
         key = core, device
         if key not in self._judged:
-            found = self._cores[core]
-            problems = iter(found.problems) if found.problems else _disagreements(found, self._devices[device])
-            self._judged[key] = next(problems, None)
+            self._judged[key] = next(_disagreements(self._cores[core], self._devices[device]), None)
         return self._judged[key]
 
     def _drained(self, state: State) -> bool:
@@ -635,8 +649,9 @@ class World:
         return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
 
 
-_READ_LATER = frozenset(Block) - {Block.FREED, Block.STALE, Block.QUARANTINED}
+_READ_LATER = frozenset(each.name for each in Block if each not in (Block.FREED, Block.STALE, Block.QUARANTINED))
 _OVER = frozenset(MACHINES["job"].index[state] for state in (Job.DONE, Job.FAILED, Job.CANCELLED))
+_REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
 _DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
 _PLANNED = MACHINES["job"].index[Job.PLANNED]
 
@@ -662,69 +677,60 @@ def _blamed(broken: Exception) -> tuple[str, str]:
 
 
 def _described(engine: Engine, saved: SavedScheduler) -> Core:
-    """Everything that is asked about a value of the core; the engine stands there now."""
-    ledger, scheduler = engine.ledger, engine.scheduler
-    idle = not ledger.requests and not scheduler.has_pending_work()
-    problems = [(each.rule, each.message) for each in check(ledger)]
-    if idle:
-        problems += _left_behind(engine)
-    jobs = [(job.number, job.state) for job in saved.ledger.jobs if job.state not in _OVER]
+    """Everything that is asked about a value of the core; it is read off the value itself."""
+    ledger = saved.ledger
+    blocks, slots = MACHINES["block"].states, MACHINES["slot"].states
+    jobs = [(job.number, job.state) for job in ledger.jobs if job.state not in _OVER]
+    pending = bool(saved.plans or jobs or ledger.to_flush or ledger.waiting)
+    states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
     return Core(
         saved=saved,
-        requests=tuple((each.name, ledger.request_state(each.name)) for each in saved.requests if not each.ending),
+        requests=tuple((each.name, states[each.name]) for each in saved.requests if not each.ending),
         plans_out=len(saved.plans),
-        busy=bool(saved.requests or scheduler.has_pending_work() or scheduler.stores.waiting),
-        idle=idle,
+        busy=bool(saved.requests or pending or saved.stores.line),
+        idle=not (saved.requests or pending),
         over=all(each.ending for each in saved.requests) and bool(saved.requests or saved.ended),
         asleep=saved.asleep,
         lost=saved.lost,
         live=tuple(number for number, at in jobs if at != _PLANNED),
         doubtful=tuple(number for number, at in jobs if at == _DOUBTFUL),
-        blocks=tuple(ledger.blocks.at(place).name for place in range(len(ledger.blocks))),
-        slots=tuple(ledger.slots.at(place).name for place in range(len(ledger.slots))),
+        blocks=tuple(blocks[each.state].name for each in ledger.blocks),
+        slots=tuple(slots[each.state].name for each in ledger.slots),
         readable_blocks=tuple(
-            (place, engine.content_of(key)) for place, key in enumerate(ledger.blocks.key) if key is not None
+            (place, engine.content_of(each.key, saved.generation))
+            for place, each in enumerate(ledger.blocks)
+            if each.key is not None
         ),
-        readable_places=tuple(_readable_places(engine)),
-        problems=tuple(problems),
+        readable_places=tuple(_readable_places(engine, saved)),
     )
 
 
-def _left_behind(engine: Engine) -> Iterator[tuple[str, str]]:
+def _left_behind(core: Core) -> Iterator[tuple[str, str]]:
     """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
-    ledger = engine.ledger
-    for place in range(1, len(ledger.blocks)):
-        if (at := ledger.blocks.at(place)) not in (Block.FREED, Block.CACHED):
-            yield "I13", f"block {place} is {at.name} although nobody is there and nothing is out"
-    for place in range(len(ledger.slots)):
-        if (at := ledger.slots.at(place)) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins[place]:
-            yield "I13", f"slot {place} is {at.name} with {ledger.slots.pins[place]} pins although nothing is out"
+    for place, at in enumerate(core.blocks):
+        if at not in (Block.FREED.name, Block.CACHED.name):
+            yield "I13", f"block {place} is {at} although nobody is there and nothing is out"
+    for place, slot in enumerate(core.saved.ledger.slots):
+        if core.slots[place] not in (Slot.EMPTY.name, Slot.READY.name) or slot.pins:
+            yield "I13", f"slot {place} is {core.slots[place]} with {slot.pins} pins although nothing is out"
 
 
-def _readable_places(engine: Engine) -> Iterator[tuple[int, Content]]:
+def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[int, Content]]:
     """The host places that a load may read, and what has to be there."""
-    slots, size = engine.ledger.slots, engine.geometry.blocks_per_chunk
-    for slot in slots.column.where(Slot.READY).tolist():
-        key, group = slots.key[slot], slots.group[slot]
-        if key is None:
+    size, ready = engine.geometry.blocks_per_chunk, MACHINES["slot"].index[Slot.READY]
+    for place, slot in enumerate(saved.ledger.slots):
+        if slot.state != ready or slot.key is None:
             continue
-        _, _, text = key.decode().partition(":")
-        for back in range(engine.scheduler.stores.suffix[slot]):
-            shorter = text[: len(text) - back * engine.geometry.block_tokens[group]]
-            yield slot * size + size - 1 - back, engine.content(group, shorter)
+        for back in range(saved.stores.suffix[place]):
+            shorter = slot.key[: len(slot.key) - back * engine.geometry.block_tokens[slot.group]]
+            yield place * size + size - 1 - back, engine.content_of(shorter, saved.generation)
 
 
-def _kept_content(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Blocks and host places, under their present names, whose content may be read by somebody later."""
-    ledger, size = engine.ledger, engine.geometry.blocks_per_chunk
-    blocks = tuple(place for place in range(len(ledger.blocks)) if ledger.blocks.at(place) in _READ_LATER)
-    places = [
-        slot * size + part
-        for slot in range(len(ledger.slots))
-        if ledger.slots.at(slot) is not Slot.EMPTY
-        for part in range(size)
-    ]
-    return blocks, tuple(places)
+def _kept_content(core: Core, size: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Blocks and host places whose content may be read by somebody later."""
+    blocks = frozenset(place for place, at in enumerate(core.blocks) if at in _READ_LATER)
+    slots = [slot for slot, at in enumerate(core.slots) if at != Slot.EMPTY.name]
+    return blocks, frozenset(slot * size + part for slot in slots for part in range(size))
 
 
 def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[str, str] | None:
