@@ -146,6 +146,22 @@ def test_i3_job_owns_its_row() -> None:
     breaks(ledger, "I3", "job 1 does not own row")
 
 
+def test_i1_what_nobody_has_is_quarantined_exactly_if_in_doubt() -> None:
+    """A place that is in doubt could be handed out under fence; one that is not would never come back."""
+    for state, doubts, said in ((Block.STALE, 1, "STALE with 1"), (Block.QUARANTINED, 0, "QUARANTINED with 0")):
+        ledger = make_ledger()
+        source, job = in_flight(ledger)
+        ledger.release("a", [0])
+        place = block_of(source)
+        ledger.blocks.column.state[place] = BlockLife.table.index[state]
+        ledger.blocks.doubts[place] = doubts
+        row = ledger.jobs.by_number[job.number]
+        row.doubted = bool(doubts)
+        put_job(ledger, job.number, Job.QUARANTINED if doubts else Job.STALE)
+
+        assert any(f"is {said} copies past their deadline" in each.message for each in check(ledger, "I1"))
+
+
 def test_i4_refs_count_the_tables() -> None:
     """One reference too many is a block that is never free again, one too few a block with two owners."""
     for change in (+1, -1):
@@ -224,6 +240,15 @@ def test_i6_failed_store_leaves_nothing_to_read() -> None:
     put_job(ledger, job.number, Job.FAILED)
 
     breaks(ledger, "I6", "slot 0 is READY with what job 1 failed to bring")
+
+
+def test_i6_unwanted_store_is_not_found_to_be_on_its_way() -> None:
+    """A lookup would wait for what is thrown away."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    put_job(ledger, job.number, Job.STALE)
+
+    breaks(ledger, "I6", "slot 0 is found to be on its way, although nobody wants what its store brings")
 
 
 def test_i7_slot_is_pinned_by_its_readers() -> None:
@@ -306,6 +331,16 @@ def test_i10_load_that_a_request_waits_for_can_come(number: int) -> None:
     breaks(ledger, "I10", f"request w waits for job {number}, which will not come")
 
 
+def test_i10_load_that_nobody_waits_for_is_given_up() -> None:
+    """The request has gone, and its load counts as wanted."""
+    ledger = busy()
+    load = ledger.requests["w"].load
+    ledger.requests["w"].load = 0
+    put_request(ledger, "w", Request.WAITING)
+
+    breaks(ledger, "I10", f"job {load} is {ledger.jobs.state(ledger.jobs.by_number[load]).name}, and no request waits for it")
+
+
 def test_i12_block_behind_a_fence_has_a_wait() -> None:
     """The flush was forgotten: the new tenant stands there for ever, or writes too early."""
     ledger = make_ledger(num_blocks=2)
@@ -316,6 +351,26 @@ def test_i12_block_behind_a_fence_has_a_wait() -> None:
 
 
 # --- I13, I14, I15 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [(Slot.EMPTY, "its store is IN_FLIGHT"), (Slot.QUARANTINED, "its store is IN_FLIGHT")]
+)
+def test_i13_slot_is_reserved_by_its_store(state: Slot, said: str) -> None:
+    """A slot that a store fills is nobody else's, and in doubt only with its store."""
+    ledger = make_ledger()
+    in_flight(ledger)
+    ledger.slots.column.state[0] = SlotLife.table.index[state]
+
+    assert f"slot 0 is {state.name}, and {said}" in [each.message for each in check(ledger, "I13")]
+
+
+def test_i13_reserved_slot_has_a_store() -> None:
+    """Nobody fills it, and nobody ever will."""
+    ledger = make_ledger()
+    ledger.slots.column.state[3] = SlotLife.table.index[Slot.WRITING]
+
+    assert "slot 3 is WRITING, and its store is over" in [each.message for each in check(ledger, "I13")]
 
 
 def test_i13_block_without_a_life_is_held_by_nobody() -> None:

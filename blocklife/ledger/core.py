@@ -273,7 +273,7 @@ class Core(Book):
         steps = [self._block_effects[effect](job, ok) for effect in effects if effect in self._block_effects]
         own = self.blocks.fresh(job.lives)
         self._write_job(job, compiled, row)
-        orphans = self._commit(*steps, job=job.number)
+        self._commit(*steps, job=job.number)
         for effect in effects:
             if effect in self._slot_effects:
                 self._commit(self._slot_effects[effect](job, ok), job=job.number)
@@ -287,7 +287,6 @@ class Core(Book):
             if ok:
                 self.moved[job.direction.name] += len(job.lives)
             self._unname(job, own, ok)
-        self._cancel_orphans(orphans)
         self._tell_request(job, effects)
         if self.checking is not Checking.OFF:
             self._recheck(job)

@@ -60,6 +60,8 @@ def _differ(what: str, claimed: NDArray[np.unsignedinteger], counted: NDArray[np
 
 _HELD = frozenset({Block.ALLOCATED, Block.PLEDGED, Block.LOADING, Block.SEALED, Block.FLUSHED})
 _GIVEN_UP = frozenset({Block.IN_FLIGHT, Block.STALE, Block.QUARANTINED})
+_FILLING = [SlotLife.table.index[each] for each in (Slot.WRITING, Slot.QUARANTINED)]
+_UNWANTED = frozenset({Job.STALE, Job.QUARANTINED})
 _UNTOUCHED = frozenset({Block.FREED, Block.CACHED, Block.ALLOCATED, Block.SEALED})
 
 
@@ -142,10 +144,13 @@ def only_success_is_readable(core: Core) -> Iterator[str]:
                 yield f"key {key.hex()} is filed under block {place}, which has another"
             if core.blocks.at(place) not in KEYED:
                 yield f"block {place} can be found under its key while {core.blocks.at(place).name}"
+    unwanted = {slot for job, state in _alive(core) if state in _UNWANTED for slot in job.slots}
     for index in core.slots.index:
         for key, place in index.items():
             if core.slots.key[place] != key or core.slots.at(place) not in (Slot.READY, Slot.WRITING):
                 yield f"slot {place} can be found under its key while {core.slots.at(place).name}"
+            elif core.slots.at(place) is Slot.WRITING and place in unwanted:
+                yield f"slot {place} is found to be on its way, although nobody wants what its store brings"
     for job in core.jobs.by_number.values():
         if job.direction is Direction.STORE and core.jobs.state(job) in (Job.FAILED, Job.CANCELLED):
             for slot, key in zip(job.slots, job.keys, strict=True):
@@ -210,6 +215,10 @@ def requests_match_their_loads(core: Core) -> Iterator[str]:
             yield f"request {request.name} is {state.name} with load {request.load}"
         if request.load and (load is None or core.jobs.state(load) in (*TERMINAL, Job.STALE, Job.QUARANTINED)):
             yield f"request {request.name} waits for job {request.load}, which will not come"
+    awaited = {request.load for request in core.requests.values()}
+    for job, state in _alive(core):
+        if job.direction is Direction.LOAD and state not in _UNWANTED and job.number not in awaited:
+            yield f"job {job.number} is {state.name}, and no request waits for it"
 
 
 def waits_can_end(core: Core) -> Iterator[str]:
@@ -238,6 +247,13 @@ def places_are_conserved(core: Core) -> Iterator[str]:
         yield f"block {place} is {blocks.at(place).name} and held by nobody"
     if blocks.at(NULL) is not Block.FREED or blocks.epoch[NULL]:
         yield "the null block was handed out"
+    reserved = {int(slot): state for job, state in _alive(core) if job.direction is Direction.STORE for slot in job.slots}
+    filling = np.flatnonzero(np.isin(core.slots.column.view, _FILLING)).tolist()
+    for place in sorted({*reserved, *filling}):
+        at, job_state = core.slots.at(place), reserved.get(place)
+        expected = None if job_state is None else Slot.QUARANTINED if job_state is Job.QUARANTINED else Slot.WRITING
+        if at is not expected:
+            yield f"slot {place} is {at.name}, and its store is {job_state.name if job_state else 'over'}"
     empty = int(np.count_nonzero(core.slots.column.view == SlotLife.table.index[Slot.EMPTY]))
     if core.slots.free != empty:
         yield f"{core.slots.free} slots are counted empty, {empty} are"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from blocklife.errors import MisuseError
 
@@ -49,7 +49,6 @@ class Replacement(Protocol):
         """
 
 
-@runtime_checkable
 class Saveable(Protocol):
     """A policy whose order can be saved as a value: what snapshots of a scheduler, and the explorer, need besides."""
 
@@ -58,6 +57,11 @@ class Saveable(Protocol):
 
     def restore(self, saved: Hashable) -> None:
         """Go back to what `snapshot` gave."""
+
+
+def can_be_saved(policy: Replacement) -> TypeGuard[Saveable]:
+    """Whether a policy has what `Saveable` asks for."""
+    return hasattr(policy, "snapshot") and hasattr(policy, "restore")
 
 
 class Lru:

@@ -20,7 +20,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.snapshot import Names, Snapshot, canonical_names, own_names
 from blocklife.offload.core import OnItsWay, SchedulerCore, Tracked
 from blocklife.offload.records import Hit, Keys
-from blocklife.offload.replacement import Saveable
+from blocklife.offload.replacement import can_be_saved
 from blocklife.offload.stores import Chunk, StoreLine
 
 
@@ -145,7 +145,7 @@ def _remembered(core: SchedulerCore, hits: Iterable[Hit | None]) -> list[int]:
 def take(core: SchedulerCore, names: Names) -> SavedScheduler:
     """Everything that decides what the scheduler does next, under these names."""
     policy = core.tier.policy
-    if not isinstance(policy, Saveable):
+    if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
     serials = {name: int(core._progress.serial[tracked.row]) for name, tracked in core._requests.items()}
 
@@ -269,7 +269,7 @@ _STEP = 1
 def put_back(core: SchedulerCore, saved: SavedScheduler, now: float) -> None:
     """Go back to a snapshot of a scheduler that was made alike."""
     policy = core.tier.policy
-    if not isinstance(policy, Saveable):
+    if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be restored (give it both)")
     core.ledger.restore(saved.ledger, now)
     policy.restore(saved.replacement)

@@ -567,7 +567,7 @@ class World:
         here = len(self._steps)
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
-            problem = _misplanned(engine, before, orders)
+            problem = _misplanned(engine, before, orders) or _offered_again(engine, before)
             saved, names = engine.freeze(kept)
             core = self._core_number(saved)
             if core == len(self._problems):
@@ -653,6 +653,7 @@ _READ_LATER = frozenset(each.name for each in Block if each not in (Block.FREED,
 _OVER = frozenset(MACHINES["job"].index[state] for state in (Job.DONE, Job.FAILED, Job.CANCELLED))
 _REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
 _DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
+_LOST = _OVER | {_DOUBTFUL}
 _PLANNED = MACHINES["job"].index[Job.PLANNED]
 
 
@@ -754,6 +755,20 @@ def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[st
             found[ledger.blocks.group[block]] += 1
         if tuple(found) != order.sizes:
             return "I15", f"job {order.job} has group sizes {order.sizes}, and moves {tuple(found)}"
+    return None
+
+
+def _offered_again(engine: Engine, before: Core) -> tuple[str, str] | None:
+    """Content whose load was just lost and that can still be found: the same hit would come back (I7)."""
+    ledger = engine.ledger
+    for saved in before.saved.ledger.jobs:
+        job = ledger.jobs.by_number.get(saved.number)
+        if saved.direction is Direction.STORE or saved.state in _LOST or job is None:
+            continue
+        if ledger.jobs.state(job) in (Job.FAILED, Job.QUARANTINED):
+            for slot, key in zip(job.slots, job.keys, strict=True):
+                if ledger.slots.at(slot) is Slot.READY and ledger.slots.key[slot] == key:
+                    return "I7", f"the load {job.number} is lost, and slot {slot} can still be found as {key.decode()}"
     return None
 
 
