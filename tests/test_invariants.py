@@ -216,6 +216,14 @@ def test_i6_block_is_found_only_under_its_own_key() -> None:
     breaks(ledger, "I6", "is filed under block 7, which has another")
 
 
+def test_i6_final_content_has_a_key() -> None:
+    """Nobody could ever find it, and it would be computed again and again."""
+    ledger = busy()
+    ledger.blocks.forget(SEALED)
+
+    breaks(ledger, "I6", "block 7 is SEALED and has no key")
+
+
 def test_i6_open_content_is_not_found() -> None:
     """A key that names a block whose content is being made."""
     ledger = busy()
@@ -288,6 +296,7 @@ def test_i8_only_sealed_content_is_submitted(place: int, state: Block, job: str)
     """A submitted store whose block was never submitted, or a block that is read before its store was submitted."""
     ledger = busy()
     put_block(ledger, place, state)
+    ledger.blocks.key[place] = ledger.blocks.key[place] or b"pledged"
 
     breaks(ledger, "I8", f"block {place} is {state.name} while its store")
     assert job in check(ledger)[0].message

@@ -144,6 +144,9 @@ def only_success_is_readable(core: Core) -> Iterator[str]:
                 yield f"key {key.hex()} is filed under block {place}, which has another"
             if core.blocks.at(place) not in KEYED:
                 yield f"block {place} can be found under its key while {core.blocks.at(place).name}"
+    for place in np.flatnonzero(_state_in(core.blocks.column.view, KEYED)).tolist():
+        if core.blocks.key[place] is None:
+            yield f"block {place} is {core.blocks.at(place).name} and has no key"
     unwanted = {slot for job, state in _alive(core) if state in _UNWANTED for slot in job.slots}
     for index in core.slots.index:
         for key, place in index.items():

@@ -33,6 +33,7 @@ from attrs import frozen
 from blocklife.errors import MisuseError
 from blocklife.ledger import core as ledger_core
 from blocklife.ledger import snapshot as ledger_snapshot
+from blocklife.ledger.book import Book
 from blocklife.ledger.core import Core
 from blocklife.ledger.jobs import Cargo, JobTable
 from blocklife.ledger.ledger import Ledger
@@ -354,7 +355,19 @@ def _state_names() -> frozenset[str]:
     """Every attribute that snapshots speak of: what is not among them decides nothing."""
     modules = (ledger_snapshot, scheduler_snapshot)
     trees = [ast.parse(inspect.getsource(module)) for module in modules]
-    return frozenset(node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return frozenset(named - _counters())
+
+
+def _counters() -> set[str]:
+    """Attributes that are made as empty counters: what is only counted."""
+    found: set[str] = set()
+    for owner in (Book, SchedulerCore, StoreLine):
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(owner)))):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call) and isinstance(node.target, ast.Attribute):
+                if ast.unparse(node.value.func) == "Counter":
+                    found.add(node.target.attr)
+    return found
 
 
 def _cleanups(tree: ast.FunctionDef) -> Iterator[ast.stmt]:

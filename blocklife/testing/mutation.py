@@ -20,9 +20,10 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.testing.explore import Bounds, Exploration, Verdict, explore
+from blocklife.testing.explore import ActionT, Bounds, Exploration, Verdict, explore
 from blocklife.testing.mutants import Mutant, planted, watched
-from blocklife.testing.world import Action, World, WorldSettings
+from blocklife.testing.world import World, WorldSettings
+from blocklife.testing.worlds import WORLDS
 
 SECONDS_MAX = 30.0
 """How long a world may go without progress under a mutant before a call counts as hung."""
@@ -49,7 +50,8 @@ class Judgement:
     world: str = ""
     rule: str = ""
     message: str = ""
-    actions: tuple[Action, ...] = ()
+    actions: tuple[str, ...] = ()
+    """A shortest way to it."""
     seconds: float = 0.0
 
     @property
@@ -68,11 +70,24 @@ class Ground(Protocol):
 
 @frozen
 class Ran:
-    """What came of it."""
+    """What came of it; the last three tell of the first counterexample."""
 
-    seen: Exploration[Action]
+    states: int
+    edges: int
     digest: int
-    """A number that the values of the core agree on only if they are the same ones."""
+    """A number that two runs agree on only if they saw the same values of the code under test."""
+    verdict: Verdict
+    rule: str = ""
+    message: str = ""
+    actions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, seen: Exploration[ActionT], digest: int) -> Ran:
+        """What an exploration found."""
+        if not seen.counterexamples:
+            return cls(seen.states, seen.edges, digest, seen.verdict)
+        first = seen.counterexamples[0]
+        return cls(seen.states, seen.edges, digest, seen.verdict, first.rule, first.message, tuple(map(str, first.actions)))
 
 
 def ground_of(settings: WorldSettings) -> Ground:
@@ -80,10 +95,14 @@ def ground_of(settings: WorldSettings) -> Ground:
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
         world = World(settings)
-        seen = explore(world, bounds, progress=lambda *_: wind())
-        return Ran(seen, world.digest())
+        return Ran.of(explore(world, bounds, progress=lambda *_: wind()), world.digest())
 
     return run
+
+
+def grounds() -> dict[str, Ground]:
+    """Every small pinned world, by name."""
+    return {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
 
 
 @frozen
@@ -108,9 +127,9 @@ def baselines(grounds: Mapping[str, Ground], mutants: Sequence[Mutant]) -> dict[
     for name, ground in grounds.items():
         with watched(mutants) as reached:
             ran = ground(Bounds(), lambda: None)
-        if ran.seen.verdict is not Verdict.HOLDS:
-            raise MisuseError(f"{name}: it does not hold without any mutant ({ran.seen.counterexamples[0].message})")
-        found[name] = Baseline(ground, ran.seen.states, ran.seen.edges, ran.digest, frozenset(reached))
+        if ran.verdict is not Verdict.HOLDS:
+            raise MisuseError(f"{name}: it does not hold without any mutant ({ran.message})")
+        found[name] = Baseline(ground, ran.states, ran.edges, ran.digest, frozenset(reached))
     return dict(sorted(found.items(), key=lambda each: each[1].states))
 
 
@@ -122,28 +141,23 @@ def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
     for name, baseline in concerned.items():
         with planted(mutant):
             ran = _explored(baseline)
-        if isinstance(ran, str):
-            return Judgement(mutant.name, mutant.kind, Fate.FOUND, name, "I5", ran, (), time.perf_counter() - started)
-        if ran.seen.verdict is Verdict.VIOLATED:
-            first = ran.seen.counterexamples[0]
-            return Judgement(
-                mutant.name, mutant.kind, Fate.FOUND, name, first.rule, first.message, first.actions,
-                time.perf_counter() - started,
-            )  # fmt: skip
-        changed |= (ran.seen.states, ran.seen.edges, ran.digest) != (baseline.states, baseline.edges, baseline.digest)
+        if ran.verdict is Verdict.VIOLATED:
+            took = time.perf_counter() - started
+            return Judgement(mutant.name, mutant.kind, Fate.FOUND, name, ran.rule, ran.message, ran.actions, took)
+        changed |= (ran.states, ran.edges, ran.digest) != (baseline.states, baseline.edges, baseline.digest)
     fate = Fate.SURVIVED if changed else Fate.UNCHANGED if concerned else Fate.UNREACHED
     return Judgement(mutant.name, mutant.kind, fate, seconds=time.perf_counter() - started)
 
 
-def _explored(baseline: Baseline) -> Ran | str:
-    """One ground under a mutant, or what it is that does not return or cannot even begin."""
+def _explored(baseline: Baseline) -> Ran:
+    """One ground under a mutant; what cannot even begin, or does not return, is a counterexample of no steps."""
     bounds = Bounds(max_states=GROWTH_MAX * baseline.states + 1000)
     try:
         with _alarm() as wind:
             return baseline.ground(bounds, wind)
     except Exception as broken:
         # a mutant can break the making of a world, too
-        return f"{type(broken).__name__}: {broken}"
+        return Ran(0, 0, 0, Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
 
 
 @contextmanager
