@@ -310,7 +310,6 @@ class Core(Book):
             request.load = 0
             self._fire_request(request, "loaded", job.number)
         elif "request.load_failed" in effects:
-            request.load = 0
             self._give_up(request, "load_failed")
 
     def _land_blocks(self, job: JobRow, ok: bool) -> Step:

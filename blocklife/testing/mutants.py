@@ -361,13 +361,15 @@ def _state_names() -> frozenset[str]:
 
 def _counters() -> set[str]:
     """Attributes that are made as empty counters: what is only counted."""
-    found: set[str] = set()
-    for owner in (Book, SchedulerCore, StoreLine):
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(owner)))):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call) and isinstance(node.target, ast.Attribute):
-                if ast.unparse(node.value.func) == "Counter":
-                    found.add(node.target.attr)
-    return found
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(owner))) for owner in (Book, SchedulerCore, StoreLine)]
+    made = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    return {
+        each.target.attr
+        for each in made
+        if isinstance(each.value, ast.Call)
+        and isinstance(each.target, ast.Attribute)
+        and ast.unparse(each.value.func) == "Counter"
+    }
 
 
 def _cleanups(tree: ast.FunctionDef) -> Iterator[ast.stmt]:

@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from blocklife.errors import MisuseError
+from blocklife.ledger import core, ledger, places
+from blocklife.lifecycle import Row
 from blocklife.testing.explore import ActionT, Bounds, Exploration, Verdict, explore
 from blocklife.testing.mutants import Mutant, planted, watched
 from blocklife.testing.world import World, WorldSettings
@@ -29,6 +31,10 @@ SECONDS_MAX = 30.0
 """How long a world may go without progress under a mutant before a call counts as hung."""
 GROWTH_MAX = 3
 """How much larger than without it a world may get under a mutant before it is left."""
+
+
+ROWS = "rows"
+"""The rule that rows which a world takes are taken."""
 
 
 class Fate(enum.Enum):
@@ -76,18 +82,22 @@ class Ran:
     edges: int
     digest: int
     """A number that two runs agree on only if they saw the same values of the code under test."""
+    rows: frozenset[str]
+    """The rows of the tables that were taken."""
     verdict: Verdict
     rule: str = ""
     message: str = ""
     actions: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, seen: Exploration[ActionT], digest: int) -> Ran:
+    def of(cls, seen: Exploration[ActionT], digest: int, coverage: Mapping[str, Mapping[Row, int]]) -> Ran:
         """What an exploration found."""
+        taken = frozenset(f"{machine}: {row}" for machine, rows in coverage.items() for row, times in rows.items() if times)
         if not seen.counterexamples:
-            return cls(seen.states, seen.edges, digest, seen.verdict)
+            return cls(seen.states, seen.edges, digest, taken, seen.verdict)
         first = seen.counterexamples[0]
-        return cls(seen.states, seen.edges, digest, seen.verdict, first.rule, first.message, tuple(map(str, first.actions)))
+        actions = tuple(map(str, first.actions))
+        return cls(seen.states, seen.edges, digest, taken, seen.verdict, first.rule, first.message, actions)
 
 
 def ground_of(settings: WorldSettings) -> Ground:
@@ -95,14 +105,36 @@ def ground_of(settings: WorldSettings) -> Ground:
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
         world = World(settings)
-        return Ran.of(explore(world, bounds, progress=lambda *_: wind()), world.digest())
+        seen = explore(world, bounds, progress=lambda *_: wind())
+        return Ran.of(seen, world.digest(), world.coverage())
+
+    return run
+
+
+_IN_BULK = ("clients-fence", "doubts-fence", "upheavals")
+"""Worlds that are explored a second time, with every batch as an array."""
+
+
+def in_bulk(ground: Ground) -> Ground:
+    """The same ground on the path for many places, which small worlds would never take."""
+
+    def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
+        before = {module: getattr(module, "BULK") for module in (places, core, ledger)}  # noqa: B009 - see below
+        for module in before:
+            setattr(module, "BULK", 1)  # noqa: B010 - a constant to everybody else, mypy included
+        try:
+            return ground(bounds, wind)
+        finally:
+            for module, size in before.items():
+                setattr(module, "BULK", size)  # noqa: B010 - as above
 
     return run
 
 
 def grounds() -> dict[str, Ground]:
-    """Every small pinned world, by name."""
-    return {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
+    """Every small pinned world, by name; some of them in bulk, too."""
+    found = {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
+    return found | {f"{name} in bulk": in_bulk(found[name]) for name in _IN_BULK}
 
 
 @frozen
@@ -110,9 +142,7 @@ class Baseline:
     """A ground without any mutant."""
 
     ground: Ground
-    states: int
-    edges: int
-    digest: int
+    ran: Ran
     reached: frozenset[str]
     """The mutants that the code comes by in this world."""
 
@@ -129,8 +159,8 @@ def baselines(grounds: Mapping[str, Ground], mutants: Sequence[Mutant]) -> dict[
             ran = ground(Bounds(), lambda: None)
         if ran.verdict is not Verdict.HOLDS:
             raise MisuseError(f"{name}: it does not hold without any mutant ({ran.message})")
-        found[name] = Baseline(ground, ran.states, ran.edges, ran.digest, frozenset(reached))
-    return dict(sorted(found.items(), key=lambda each: each[1].states))
+        found[name] = Baseline(ground, ran, frozenset(reached))
+    return dict(sorted(found.items(), key=lambda each: each[1].ran.states))
 
 
 def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
@@ -141,23 +171,32 @@ def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
     for name, baseline in concerned.items():
         with planted(mutant):
             ran = _explored(baseline)
+        ran = missing_rows(ran, baseline.ran)
         if ran.verdict is Verdict.VIOLATED:
             took = time.perf_counter() - started
             return Judgement(mutant.name, mutant.kind, Fate.FOUND, name, ran.rule, ran.message, ran.actions, took)
-        changed |= (ran.states, ran.edges, ran.digest) != (baseline.states, baseline.edges, baseline.digest)
+        changed |= ran != baseline.ran
     fate = Fate.SURVIVED if changed else Fate.UNCHANGED if concerned else Fate.UNREACHED
     return Judgement(mutant.name, mutant.kind, fate, seconds=time.perf_counter() - started)
 
 
+def missing_rows(ran: Ran, base: Ran) -> Ran:
+    """A world that was seen whole and holds, and in which a row of a table is never taken any more, is broken by that."""
+    missing = sorted(base.rows - ran.rows)
+    if ran.verdict is not Verdict.HOLDS or not missing:
+        return ran
+    return evolve(ran, verdict=Verdict.VIOLATED, rule=ROWS, message=f"{missing[0]} is never taken")
+
+
 def _explored(baseline: Baseline) -> Ran:
     """One ground under a mutant; what cannot even begin, or does not return, is a counterexample of no steps."""
-    bounds = Bounds(max_states=GROWTH_MAX * baseline.states + 1000)
+    bounds = Bounds(max_states=GROWTH_MAX * baseline.ran.states + 1000)
     try:
         with _alarm() as wind:
             return baseline.ground(bounds, wind)
     except Exception as broken:
         # a mutant can break the making of a world, too
-        return Ran(0, 0, 0, Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
+        return Ran(0, 0, 0, frozenset(), Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
 
 
 @contextmanager

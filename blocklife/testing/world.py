@@ -356,8 +356,7 @@ class World:
             if left[_FAULT["repeat"]] and landing not in env.echoes:
                 yield Action("repeat", job=landing.job, worker=landing.worker)
         for landing in env.echoes:
-            if landing not in env.inbox:
-                yield Action("echo", job=landing.job, worker=landing.worker)
+            yield Action("echo", job=landing.job, worker=landing.worker)
 
     def _client_actions(self, core: Core, env: Env) -> Iterator[Action]:
         for name, at in core.requests:
@@ -568,6 +567,7 @@ class World:
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
             problem = _misplanned(engine, before, orders) or _offered_again(engine, before)
+            problem = problem or _unheard(engine, before, handed_out)
             saved, names = engine.freeze(kept)
             core = self._core_number(saved)
             if core == len(self._problems):
@@ -769,6 +769,15 @@ def _offered_again(engine: Engine, before: Core) -> tuple[str, str] | None:
             for slot, key in zip(job.slots, job.keys, strict=True):
                 if ledger.slots.at(slot) is Slot.READY and ledger.slots.key[slot] == key:
                     return "I7", f"the load {job.number} is lost, and slot {slot} can still be found as {key.decode()}"
+    return None
+
+
+def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[str, str] | None:
+    """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
+    blocks = engine.ledger.blocks
+    for place, saved in enumerate(before.saved.ledger.blocks):
+        if blocks.refs[place] and blocks.epoch[place] != saved.epoch and place not in handed_out:
+            return "I1", f"block {place} has a new tenant, and no listener heard of it"
     return None
 
 
