@@ -23,7 +23,7 @@ from blocklife.testing import world as world_module
 from blocklife.testing.device import Device, Landing
 from blocklife.testing.engine import Engine, Settings
 from blocklife.testing.explore import Bounds, Broken, Kind, Verdict, explore
-from blocklife.testing.world import LAST_STEP, LAWFUL, RULES, Action, Core, Faults, Script, State, World, WorldSettings
+from blocklife.testing.world import LAST_STEP, LAWFUL, RULES, TOLD, Action, Core, Faults, Script, State, World, WorldSettings
 
 TEXTS = ("abc.defgh", "abc.dexy", "abcd.uvw", "qrs.tuvwx")
 SETTINGS = {
@@ -171,7 +171,7 @@ def test_world_watches_every_invariant() -> None:
     world = World(WorldSettings())
     seen = explore(world)
 
-    assert set(seen.verdicts) == {*RULES, LAST_STEP, LAWFUL, "drains", "finishes"}
+    assert set(seen.verdicts) == {*RULES, LAST_STEP, TOLD, LAWFUL, "drains", "finishes"}
     assert seen.verdict is Verdict.HOLDS
     assert seen.complete
 

@@ -152,11 +152,14 @@ class Engine:
         self.now = 0.0
         self.texts: dict[str, str] = {}
         self._keys: dict[str, Keys] = {}
+        self.told: list[Committed] = []
+        """Every commit that listeners heard of since it was put back, or emptied."""
         self._handed_out: list[int] = []
         self._groups = range(len(self.geometry.groups))
         self.ledger.listen(self._hear)
 
     def _hear(self, told: Committed) -> None:
+        self.told.append(told)
         if told.event == "allocate":
             self._handed_out += [int(each) for each in told.ids]
 
@@ -386,6 +389,7 @@ class Engine:
         """Go back to what was frozen; the time starts anew."""
         self.now = 0.0
         self._handed_out = []
+        self.told.clear()
         self.scheduler.restore(saved)
 
 

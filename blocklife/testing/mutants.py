@@ -304,6 +304,8 @@ _ENDINGS = frozenset(
     | {"abort", "renew", "sleep", "wake", "lose_worker", "regain_worker"}
 )
 """The verbs with which a job, a hold, a request or content ends."""
+_NOTE = "_mutant_reached"
+"""The name under which a watched function finds whom to tell."""
 _ASKS = ("_check", "_recheck", "_ask", "ask")
 """How functions are called that only ask: a question that is not asked leaves nothing behind."""
 
@@ -431,7 +433,7 @@ def _note_steps(owner: type, name: str, names: Mapping[Site, str], reached: set[
     notes: dict[int, list[ast.stmt]] = {}
     for number, step in enumerate(_cleanups(tree)):
         if (mutant := names.get(Site(owner, name, number))) is not None:
-            notes[id(step)] = [*ast.parse(f"_reached({mutant!r})").body, step]
+            notes[id(step)] = [*ast.parse(f"{_NOTE}({mutant!r})").body, step]
     _put(tree, notes)
     return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree), reached.add))])
 
@@ -453,11 +455,13 @@ def _put(tree: ast.FunctionDef, instead: Mapping[int, list[ast.stmt]]) -> None:
 
 
 def _compiled(owner: object, name: str, source: str, reached: Callable[[str], None] | None = None) -> object:
-    """A function of other source, in the module of the one that it stands for."""
-    original = inspect.unwrap(getattr(owner, name))
-    scope: dict[str, Any] = dict(original.__globals__) | {"_reached": reached}
-    exec(compile("from __future__ import annotations\n" + source, f"<mutant of {name}>", "exec"), scope)
-    return scope[name]
+    """A function of other source, in the very module of the one that it stands for."""
+    module = inspect.unwrap(getattr(owner, name)).__globals__
+    made: dict[str, Any] = {}
+    if reached is not None:
+        module[_NOTE] = reached  # it stays: nothing but a watched function asks for it
+    exec(compile("from __future__ import annotations\n" + source, f"<mutant of {name}>", "exec"), module, made)
+    return made[name]
 
 
 # --- the seeds ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction, JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
-from blocklife.offload import LastStep
+from blocklife.offload import FullAttention, LastStep, Mamba
+from blocklife.offload.groups import Group
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES, Block, Job, Request, Slot
 from blocklife.testing.device import Content, Device, DeviceFault, FrozenDevice, Landing, Orders, renamed
@@ -41,6 +42,8 @@ RULES = tuple(f"I{number}" for number in range(1, 16))
 """What is watched in every step, by the numbers of `specs/invariants.md`."""
 LAST_STEP = "last step"
 """The rule that, with the policy `flush`, the step in which all tracked requests are over waits for every job."""
+TOLD = "told"
+"""The rule that listeners hear of every transition, in order, and of nothing else."""
 LAWFUL = "lawful"
 """The rule that no call of an engine that keeps to the contract is refused."""
 
@@ -82,6 +85,8 @@ class Faults:
         return [(each.name, getattr(self, each.name)) for each in fields(Faults)]
 
 
+_HARMLESS = frozenset({"abort", "repeat"})
+"""Faults that never make a request compute again what it has computed."""
 _FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
 
 
@@ -101,10 +106,24 @@ class Script:
             raise MisuseError(f"request {written!r}: write its prompt and what it will say as letters, ab.c for example")
         return cls(name, prompt + output, len(prompt))
 
-    def blocks(self, tokens: int, window: int | None, *, ahead: bool) -> int:
-        """The most blocks of so many tokens that it can hold at once; the last token is never computed."""
-        whole = -(-(len(self.text) - 1) // tokens)
-        return whole if window is None else min(whole, max(-(-self.prompt // tokens), window + 1 + ahead))
+    def blocks(self, group: Group, step_tokens: int | None, *, ahead: bool, again: bool) -> int:
+        """The most blocks of one group that it can hold at once; *again*: it may have to give way, and compute all it knows.
+
+        The last token is never computed. What leaves a window goes when the step that moved it has settled.
+        """
+        last, size = len(self.text) - 1, group.block_tokens
+        if isinstance(group, FullAttention):
+            return -(-last // size)
+        if isinstance(group, Mamba):
+            return min(-(-last // size), 2 + ahead)
+        most = 0
+        for known in range(self.prompt, last + 1 if again else self.prompt + 1):
+            settled = begin = 0
+            while begin < last:
+                end = min(begin + (step_tokens or known), max(known, begin + 1), last)
+                most = max(most, -(-end // size) - max(0, settled - group.window_tokens + 1) // size)
+                settled, begin = begin if ahead else end, end
+        return most
 
 
 def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
@@ -127,9 +146,12 @@ class WorldSettings:
         if self.faults.lose_worker and self.engine.num_workers < 2:
             raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
         geometry = self.engine.geometry
+        again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
         for script in self.requests:
-            sizes = zip(geometry.block_tokens, geometry.window_blocks, strict=True)
-            needed = sum(script.blocks(*each, ahead=self.engine.asynchronous) for each in sizes)
+            needed = sum(
+                script.blocks(group, self.engine.step_tokens, ahead=self.engine.asynchronous, again=again)
+                for group in geometry.groups
+            )
             if needed > self.engine.num_blocks:
                 raise MisuseError(
                     f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
@@ -267,7 +289,7 @@ class World:
 
     def rules(self) -> Sequence[str]:
         """What is watched in each step."""
-        return (*RULES, LAST_STEP, LAWFUL)
+        return (*RULES, LAST_STEP, TOLD, LAWFUL)
 
     def properties(self) -> Sequence[Property[State, Action]]:
         """Everything drains, and there is something to drain."""
@@ -320,6 +342,22 @@ class World:
     def device(self, state: State) -> FrozenDevice:
         """The value of the device in a state."""
         return self._devices[state.device]
+
+    def running(self, state: State) -> list[tuple[int, int, bool]]:
+        """Every share of a copy that runs: job, worker, and whether it hangs."""
+        return self._running(state.device)
+
+    def enter(self, saved: SavedScheduler, device: FrozenDevice, env: Env) -> State:
+        """The state with these values, which another world of the same settings has found lawful."""
+        core = self._core_number(saved)
+        if core == len(self._problems):
+            self._problems.append(None)
+        return State(core, self._device_number(device), env)
+
+    @property
+    def remembered(self) -> int:
+        """How many values and calls the world keeps; it forgets none."""
+        return sum(map(len, (self._cores, self._steps, self._devices, self._device_steps, self._judged)))
 
     def digest(self) -> int:
         """A number that worlds with the same values of the core agree on, and hardly any others; of one process only."""
@@ -429,8 +467,9 @@ class World:
             state.device, (step.number, action.verb), lambda each: self._follow(each, step, action)
         )
         jobs = step.names.jobs
-        told = [landing._replace(job=jobs[landing.job]) for landing in env.inbox]
-        echoes = [landing._replace(job=jobs[landing.job]) for landing in env.echoes]
+        # a job that has been over for so long that its row is another's has no name: a report of it changes nothing
+        told = [landing._replace(job=jobs[landing.job]) for landing in env.inbox if landing.job in jobs]
+        echoes = [landing._replace(job=jobs[landing.job]) for landing in env.echoes if landing.job in jobs]
         return State(step.core, device, env._replace(inbox=tuple(sorted((*told, *landed))), echoes=tuple(sorted(echoes))))
 
     def _spent(self, env: Env, fault: str) -> Env:
@@ -567,7 +606,7 @@ class World:
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
             problem = _misplanned(engine, before, orders) or _offered_again(engine, before)
-            problem = problem or _unheard(engine, before, handed_out)
+            problem = problem or _unheard(engine, before, handed_out) or _mistold(engine, before)
             saved, names = engine.freeze(kept)
             core = self._core_number(saved)
             if core == len(self._problems):
@@ -778,6 +817,35 @@ def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[s
     for place, saved in enumerate(before.saved.ledger.blocks):
         if blocks.refs[place] and blocks.epoch[place] != saved.epoch and place not in handed_out:
             return "I1", f"block {place} has a new tenant, and no listener heard of it"
+    return None
+
+
+def _mistold(engine: Engine, before: Core) -> tuple[str, str] | None:
+    """Who applies what listeners hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
+    ledger, saved = engine.ledger, before.saved.ledger
+    columns = {"block": ledger.blocks.column, "slot": ledger.slots.column, "request": ledger.request_column}
+    at: dict[str, dict[int, int]] = {
+        "block": {place: each.state for place, each in enumerate(saved.blocks)},
+        "slot": {place: each.state for place, each in enumerate(saved.slots)},
+        "job": {each.number: each.state for each in saved.jobs},
+        "request": {each.row: each.state for each in saved.requests},
+    }
+    for told in engine.told:
+        table, states = MACHINES[told.machine], at[told.machine]
+        for place, number in told.steps():
+            row, stood = table.row(number), states.get(place, table.index[table.initial])
+            if table.index[row.source] != stood:
+                return TOLD, f"{told.machine} {place}: {row} is told while it is {table.states[stood].name}"
+            states[place] = table.index[row.target]
+    for machine, column in columns.items():
+        for place, stands in at[machine].items():
+            if column.state[place] != stands and (machine != "request" or place not in ledger._spare_requests):
+                told_of = column.table.states[stands].name
+                return TOLD, f"{machine} {place} is {column.at(place).name}, and listeners heard that it is {told_of}"
+    for number, stands in at["job"].items():
+        job = ledger.jobs.by_number.get(number)
+        if job is not None and ledger.jobs.column.state[job.row] != stands:
+            return TOLD, f"job {number} is {ledger.jobs.state(job).name}, and listeners heard something else"
     return None
 
 
