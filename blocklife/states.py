@@ -156,6 +156,12 @@ def arrived(own: bool, ok: bool) -> bool:
 
 
 @guard
+def own_doubt(own: bool, doubts: int) -> bool:
+    """The landing job is the load of this life, and another job that may touch the place is past its deadline."""
+    return own & (doubts > 0)
+
+
+@guard
 def own_pinned(own: bool, pins: int) -> bool:
     """The landing job is the load of this life, and another job may still touch the place."""
     return own & (pins > 0)
@@ -249,6 +255,7 @@ class BlockLife(Lifecycle, initial=Block.FREED):
         """One request lets go."""
 
     @edge(Block.LOADING, to=Block.SEALED, when=arrived)
+    @edge(Block.LOADING, to=Block.QUARANTINED, when=own_doubt)
     @edge(Block.LOADING, to=Block.STALE, when=own_pinned)
     @edge(Block.LOADING, to=Block.FREED, when=is_own)
     @edge(Block.LOADING, to=Block.LOADING)

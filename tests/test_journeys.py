@@ -178,6 +178,28 @@ def abandoned_behind_fence() -> tuple[Ledger, int, JobId, JobId]:
     return ledger, block_of(target), old, load
 
 
+def test_load_that_is_given_up_behind_a_copy_in_doubt_leaves_its_target_in_quarantine() -> None:
+    """The old copy is past its deadline when the planned load is given up: the block was STALE then, and under fence went on.
+
+    Whoever got it would have been written over, or read, by a copy of which nobody knows whether the device is done with it.
+    """
+    ledger = make_ledger(num_blocks=2, deadline=8.0)
+    target, old = behind_fence(ledger)
+    ledger.dispatch(0.0)  # waits for the old copy, and arms its deadline
+    ledger.plan_load("b", target, [0])
+    ledger.expire(8.0)
+    ledger.finish("b")
+
+    assert ledger.job_state(old) is Job.QUARANTINED
+    assert ledger.blocks.at(1) is Block.QUARANTINED
+    assert check(ledger) == []
+    ledger.add_request("c")
+    with pytest.raises(CapacityError, match="1 are quarantined"):
+        ledger.allocate("c", 1)
+    ledger.complete(report(old))
+    assert ledger.blocks.at(1) is Block.FREED
+
+
 def test_load_behind_a_fence_that_is_given_up_before_it_was_submitted() -> None:
     """Nobody has written the place, but the old copy still reads it."""
     ledger = make_ledger(num_blocks=2)

@@ -71,6 +71,7 @@ PINNED = {
         FLUSHED release -> QUARANTINED [doubt]
         FLUSHED release -> STALE
         LOADING land -> SEALED [arrived]
+        LOADING land -> QUARANTINED [own_doubt]
         LOADING land -> STALE [own_pinned]
         LOADING land -> FREED [is_own]
         LOADING land -> LOADING
@@ -164,6 +165,7 @@ GUARDS: Mapping[str, Callable[[Mapping[str, int]], bool]] = {
     "idle": lambda given: given["refs"] == 0,
     "orphaned": lambda given: given["refs"] == 0 and given["doubts"] > 0,
     "arrived": lambda given: bool(given["own"] and given["ok"]),
+    "own_doubt": lambda given: bool(given["own"]) and given["doubts"] > 0,
     "own_pinned": lambda given: bool(given["own"]) and given["pins"] > 0,
     "is_own": lambda given: bool(given["own"]),
     "published": lambda given: bool(given["ok"]),
@@ -184,6 +186,7 @@ ENDS_LIFE = """
     IN_FLIGHT release -> QUARANTINED [orphaned]
     FLUSHED release -> QUARANTINED [doubt]
     FLUSHED release -> STALE
+    LOADING land -> QUARANTINED [own_doubt]
     LOADING land -> STALE [own_pinned]
     LOADING land -> FREED [is_own]
     LOADING expire -> QUARANTINED [is_own]

@@ -88,6 +88,7 @@ VERBS = [
 
 DEEP = {
     "block: LOADING --land [own_pinned]--> STALE": "a load behind a fence is given up before the older copy is proven quiet",
+    "block: LOADING --land [own_doubt]--> QUARANTINED": "the same, and the older copy is past its deadline by then",
     "block: LOADING --expire--> LOADING": "the older copy expires between the plan that waits for it and its settling",
     "block: LOADING --release [doubt]--> QUARANTINED": "the same, and then the request lets go",
     "block: FLUSHED --release [doubt]--> QUARANTINED": "the same, without a load",
