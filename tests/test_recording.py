@@ -139,6 +139,28 @@ def test_recording_begins_when_it_is_told() -> None:
     assert [(line["machine"], line["event"], line["to"]) for line in lines] == [("block", "allocate", "ALLOCATED")] * 2
 
 
+def test_recording_says_how_many_lines_a_commit_has(run: tuple[dict[str, Any], Lines, ReplayReport]) -> None:
+    """Each line of a commit of several says so; a commit of one says nothing."""
+    _, lines, _ = run
+    counts = Counter(line["n"] for line in lines)
+
+    assert max(counts.values()) > 1
+    assert all(line.get("of", 1) == counts[line["n"]] for line in lines)
+    assert all(line.get("of") != 1 for line in lines)
+
+
+def test_recording_ends_with_what_it_counted() -> None:
+    """The last line has the number of the last commit and of all lines, so that a cut can be seen."""
+    ledger, stream = make_ledger(), io.StringIO()
+    recorder = Recorder(stream)
+    recorder.begin(ledger)
+    held(ledger, "a", 2)
+    recorder.end()
+    *_, last, end = (json.loads(line) for line in stream.getvalue().splitlines())
+
+    assert end == {"blocklife": "end", "n": last["n"], "lines": 2}
+
+
 def test_recording_to_a_full_disk_fails_after_the_commit() -> None:
     """The error reaches the caller of the verb; what the verb did has been done."""
 

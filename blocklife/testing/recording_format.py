@@ -1,0 +1,276 @@
+"""What a recording looks like: its head, its lines in their one spelling, and how a file of them is read in large pieces.
+
+Rules of this file:
+
+* Nothing here knows what is legal. A line that cannot be read is *damaged*; whether one that can be read is true, is asked
+  elsewhere.
+* There is one spelling that is checked, the recorder's own. A line of another writer is brought into it first, so that keys may
+  stand in any order, with any white space.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import IO
+
+from attrs import field, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract
+from blocklife.recording import VERSION
+
+CHUNK_BYTES = 1 << 20
+LINE_BYTES_MAX = 1 << 16
+"""Longer than any line can lawfully be; what is longer is no line."""
+WINDOW_BYTES = 32 << 20
+"""How much of a stream that cannot be read twice is kept for the history of a place."""
+
+_KEYS = ("num_blocks", "num_slots", "max_jobs", "max_requests", "num_workers")
+
+
+class DamagedError(Exception):
+    """A line that cannot be read; the message says what is wrong with it.
+
+    ``cut`` says that it may be the beginning of one that can.
+    """
+
+    def __init__(self, problem: str, *, cut: bool = False) -> None:
+        super().__init__(problem)
+        self.cut = cut
+
+
+@frozen
+class Head:
+    """What the first line says, as far as a check needs it."""
+
+    num_blocks: int
+    num_slots: int
+    max_jobs: int
+    max_requests: int
+    num_workers: int
+    fence: bool
+
+
+@frozen
+class End:
+    """What the last line says: the recording is whole."""
+
+    n: int
+    lines: int
+
+
+def read_head(name: str, line: str) -> Head:
+    """Read the first line; `MisuseError` where this is no recording, or not one that can be checked."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or said.get("blocklife") != "recording":
+        raise MisuseError(f"{name}: its first line is not the head of a recording (write one with blocklife replay --record)")
+    if said.get("version") != VERSION or type(said["version"]) is not int:
+        raise MisuseError(
+            f"{name}: it is of version {json.dumps(said.get('version'))}, and {VERSION} can be read (record again)"
+        )
+    limits = said.get("limits")
+    if not isinstance(limits, dict):
+        raise MisuseError(f"{name}: its head has no limits (write what the ledger was made with)")
+    for key in _KEYS:
+        if type(limits.get(key)) is not int or limits[key] < 1:
+            raise MisuseError(f"{name}: {key} of its limits must be a whole number of at least 1, not {_said(limits.get(key))}")
+    contracts = [contract.name.lower() for contract in Contract]
+    if said.get("contract") not in contracts:
+        raise MisuseError(f"{name}: its contract must be {' or '.join(contracts)}, not {_said(said.get('contract'))}")
+    return Head(fence=said["contract"] == Contract.FENCE.name.lower(), **{key: limits[key] for key in _KEYS})
+
+
+def _said(value: object) -> str:
+    return json.dumps(value)[:40]
+
+
+# --- lines -------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Line:
+    """One transition, as it was written."""
+
+    n: int
+    of: int | None
+    plan: int
+    machine: str
+    id: int
+    epoch: int | None
+    event: str
+    source: str
+    target: str
+    guard: str | None
+    job: int | None
+
+    def spelt(self) -> str:
+        """The line as the recorder writes it."""
+        of = "" if self.of is None else f'"of":{self.of},'
+        epoch = "" if self.epoch is None else f',"epoch":{self.epoch}'
+        job = "" if self.job is None else f',"job":{self.job}'
+        row = spell_row(self.event, self.source, self.target, self.guard)
+        return f'{{"n":{self.n},{of}"plan":{self.plan},"machine":"{self.machine}","id":{self.id}{epoch},"event":{row}{job}}}'
+
+    def __str__(self) -> str:
+        condition = "" if self.guard is None else f" [{self.guard}]"
+        job = "" if self.job is None else f" (job {self.job})"
+        return f"plan {self.plan}: {self.source} --{self.event}{condition}--> {self.target}{job}"
+
+
+def spell_row(event: str, source: str, target: str, guard: str | None) -> str:
+    """The row of a line as the recorder writes it, from behind the key of the event on."""
+    return f'"{event}","from":"{source}","to":"{target}"' + ("" if guard is None else f',"guard":"{guard}"')
+
+
+def read_line(line: str) -> Line | End:
+    """Read a line of any writer; raises `DamagedError`. Keys that are not known are passed over."""
+    try:
+        said = json.loads(line)
+        line.encode()
+    except UnicodeEncodeError:
+        raise DamagedError("it holds bytes that are no UTF-8") from None
+    except (ValueError, RecursionError):
+        raise DamagedError("it is no JSON", cut=True) from None
+    if not isinstance(said, dict):
+        raise DamagedError("it is no JSON object")
+    if said.get("blocklife") == "end":
+        return End(_whole(said, "n"), _whole(said, "lines"))
+    if "blocklife" in said:
+        raise DamagedError("a second head stands here; one file holds one recording")
+    return Line(
+        _whole(said, "n"),
+        None if said.get("of") is None else _whole(said, "of"),
+        _whole(said, "plan"),
+        _word(said, "machine"),
+        _whole(said, "id"),
+        None if said.get("epoch") is None else _whole(said, "epoch"),
+        _word(said, "event"),
+        _word(said, "from"),
+        _word(said, "to"),
+        None if said.get("guard") is None else _word(said, "guard"),
+        None if said.get("job") is None else _whole(said, "job"),
+    )
+
+
+def respell(line: str) -> str:
+    """`read_line`, spelt as the recorder does, for lines that are well: nothing, or no line at all, where anything is odd."""
+    try:
+        said = json.loads(line)
+        n, plan, place, epoch, job, of = said["n"], said["plan"], said["id"], said.get("epoch"), said.get("job"), said.get("of")
+        guard = said.get("guard")
+        row = f'"event":"{said["event"]}","from":"{said["from"]}","to":"{said["to"]}"'
+        machine = said["machine"]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return ""
+    if not (type(n) is type(plan) is type(place) is int and line.isascii()):
+        return ""
+    if type(epoch) is int:
+        row = f'"epoch":{epoch},{row}'
+    elif epoch is not None:
+        return ""
+    if guard is not None:
+        row = f'{row},"guard":"{guard}"'
+    if type(job) is int:
+        row = f'{row},"job":{job}'
+    elif job is not None:
+        return ""
+    if of is None:
+        return f'{{"n":{n},"plan":{plan},"machine":"{machine}","id":{place},{row}}}'
+    return f'{{"n":{n},"of":{of},"plan":{plan},"machine":"{machine}","id":{place},{row}}}' if type(of) is int else ""
+
+
+def _whole(said: Mapping[str, object], key: str) -> int:
+    value = said.get(key)
+    if type(value) is not int or value < 0:
+        raise DamagedError(f"{key} must be a whole number, not {_said(value)}" if key in said else f"it has no {key}")
+    return value
+
+
+def _word(said: Mapping[str, object], key: str) -> str:
+    value = said.get(key)
+    if type(value) is not str:
+        raise DamagedError(f"{key} must be a word, not {_said(value)}" if key in said else f"it has no {key}")
+    return value
+
+
+def number_of(text: str) -> int | None:
+    """The number that *text* spells, where it is the one spelling of it."""
+    return int(text) if text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0") and len(text) < 20 else None
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class Source:
+    """A stream of lines, numbered from 1, that can be asked once more for what it has said."""
+
+    stream: IO[bytes]
+    _window: deque[tuple[int, list[str], int]] = field(factory=deque, init=False)
+
+    def pieces(self) -> Iterator[tuple[list[str], int, bool]]:
+        """Some whole lines, how many bytes they are, and whether the last of them was cut off where the stream ends."""
+        keep = not self._again()
+        kept, number = 0, 1
+        for lines, size, cut in _pieces(self.stream):
+            if keep:
+                self._window.append((number, lines, size))
+                kept += size
+                while kept > WINDOW_BYTES and len(self._window) > 1:
+                    kept -= self._window.popleft()[2]
+            yield lines, size, cut
+            number += len(lines)
+
+    def until(self, last: int) -> Iterator[tuple[int, str]]:
+        """The lines up to number *last* that can still be read; a pipe has forgotten the older ones."""
+        if self._again():
+            self.stream.seek(0)
+            number = 0
+            for lines, _, _ in _pieces(self.stream):
+                for line in lines:
+                    number += 1
+                    if number > last:
+                        return
+                    yield number, line
+            return
+        for first, lines, _ in self._window:
+            yield from ((number, line) for number, line in enumerate(lines, first) if number <= last)
+
+    def history(self, machine: str, place: int, last: int, count: int) -> list[tuple[int, Line]]:
+        """The latest lines about one place up to number *last*, oldest first."""
+        found: deque[tuple[int, Line]] = deque(maxlen=count)
+        name, spelt = f'"{machine}"', str(place)
+        for number, text in self.until(last):
+            if spelt in text and name in text:
+                try:
+                    line = read_line(text)
+                except DamagedError:
+                    continue
+                if isinstance(line, Line) and line.id == place and line.machine == machine:
+                    found.append((number, line))
+        return list(found)
+
+    def _again(self) -> bool:
+        return self.stream.seekable()
+
+
+def _pieces(stream: IO[bytes]) -> Iterator[tuple[list[str], int, bool]]:
+    rest = b""
+    while chunk := stream.read(CHUNK_BYTES):
+        whole, newline, rest = (rest + chunk).rpartition(b"\n")
+        if newline:
+            yield _text(whole).split("\n"), len(chunk), False
+        elif len(rest) > LINE_BYTES_MAX:  # nobody's line: what else follows it is not looked for
+            yield [_text(rest[:LINE_BYTES_MAX])], len(chunk), False
+            return
+    if rest:
+        yield [_text(rest)], 0, True
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
