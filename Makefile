@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 ARGS   ?=
 
-.PHONY: help run test unit types lint bench spec format clean
+.PHONY: help run test unit types lint explore mutants bench spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -26,6 +26,13 @@ types: $(VENV)/.dev
 lint: $(VENV)/.dev
 	@$(BIN)/python -m ruff check --quiet .
 	@$(BIN)/python -m ruff format --quiet --check .
+
+explore: $(VENV)/.dev mutants  ## the deeper runs: large worlds, all mutants from nothing, a long walk
+	@$(BIN)/python -m pytest --numprocesses auto -m slow $(ARGS)
+	@$(BIN)/blocklife check --walk 200000 --seed 1
+
+mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.md
+	@$(BIN)/blocklife check --mutants --page specs/mutants.md
 
 bench: $(VENV)/.dev  ## ratios against the peers, measured in one run
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -95,10 +95,20 @@ def test_cli_without_arguments_prints_help(capsys: Capture) -> None:
 
     assert (status, err) == (0, "")
     assert out == call(capsys, "--help")[1]
-    assert all(command in out for command in ("replay", "workload", "spec"))
+    assert all(command in out for command in ("replay", "check", "scenario", "recording", "workload", "spec"))
 
 
-@pytest.mark.parametrize("command", [("replay",), ("workload", "generate"), ("spec",)], ids=" ".join)
+COMMANDS = [
+    ("replay",),
+    ("check",),
+    ("scenario", "run"),
+    ("recording", "check"),
+    ("workload", "generate"),
+    ("spec",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_cli_help_has_examples_that_parse(command: tuple[str, ...], capsys: Capture) -> None:
     """Each help ends in examples, and each example names options that exist."""
     status, out, err = call(capsys, *command, "--help")
@@ -152,7 +162,7 @@ def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: 
         (["fly"], "invalid choice: 'fly'"),
         (["replay", "--wings", "2"], "unrecognized arguments: --wings"),
         (["workload", "eat"], "invalid choice: 'eat'"),
-        (["spec"], "--check --write is required"),
+        (["spec"], "--check --write --promela --tla is required"),
         (["spec", "--check", "--write"], "not allowed with argument"),
         (["replay", "a", "b"], "unrecognized arguments: b"),
         (["replay", "--contract", "maybe"], "invalid choice: 'maybe'"),
@@ -511,7 +521,8 @@ def test_cli_reports_after_an_interrupt(long_run: tuple[list[str], Path], json_t
         assert "interrupted: every request was aborted" in out
     lines = record.read_text().splitlines(keepends=True)
     assert all(line.endswith("}\n") for line in lines)
-    assert json.loads(lines[-1])["to"]
+    assert json.loads(lines[-2])["to"]
+    assert json.loads(lines[-1])["blocklife"] == "end"
 
 
 def test_cli_stops_at_once_at_the_second_interrupt(long_run: tuple[list[str], Path]) -> None:

@@ -87,6 +87,20 @@ def test_explore_takes_a_broken_step_for_a_counterexample() -> None:
     assert seen.verdicts["law"] is Verdict.VIOLATED
 
 
+def test_explore_takes_broken_trying_for_a_counterexample() -> None:
+    """A model that finds out by trying what is possible, and breaks a property with that."""
+
+    class Trying(Toy):
+        def actions(self, state: int) -> Iterable[str]:
+            if state == 1:
+                raise Broken("law", "tried")
+            return super().actions(state)
+
+    (found,) = explore(Trying({0: {"a": 1}})).counterexamples
+
+    assert (found.rule, found.message, found.actions) == ("law", "tried", ("a",))
+
+
 def test_explore_stops_at_the_first_counterexample_unless_told() -> None:
     """With *every* it goes on, and finds one of each rule."""
     steps = {0: {"a": -1, "b": 1}, 1: {"c": 9}}

@@ -359,6 +359,16 @@ def test_i12_block_behind_a_fence_has_a_wait() -> None:
     breaks(ledger, "I12", "block 1 is FLUSHED and no plan waits for its copy")
 
 
+def test_i12_nobody_waits_for_what_is_over() -> None:
+    """The engine would tick on for a job that nobody has."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    ledger.complete(report(job))
+    ledger._to_flush[job.number] = None
+
+    breaks(ledger, "I12", "the next plan is to wait for job 1, which is over")
+
+
 # --- I13, I14, I15 ------------------------------------------------------------------------------------------------------
 
 

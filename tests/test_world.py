@@ -19,11 +19,12 @@ from blocklife.ledger.invariants import check
 from blocklife.offload import LastStep, Mode
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES
-from blocklife.testing import world as world_module
+from blocklife.testing import truths
 from blocklife.testing.device import Device, Landing
 from blocklife.testing.engine import Engine, Settings
 from blocklife.testing.explore import Bounds, Broken, Kind, Verdict, explore
-from blocklife.testing.world import LAST_STEP, LAWFUL, RULES, TOLD, Action, Core, Faults, Script, State, World, WorldSettings
+from blocklife.testing.truths import LAST_STEP, LAWFUL, RULES, TOLD, Core
+from blocklife.testing.world import Action, Faults, Script, State, World, WorldSettings
 
 TEXTS = ("abc.defgh", "abc.dexy", "abcd.uvw", "qrs.tuvwx")
 SETTINGS = {
@@ -167,11 +168,11 @@ def test_world_runs_the_real_code_once_for_each_call() -> None:
 
 
 def test_world_watches_every_invariant() -> None:
-    """Fifteen rules, the last step, and that no lawful call is refused; and it drains."""
+    """All rules that this world can break, the last step, what is told, and that no lawful call is refused; and it drains."""
     world = World(WorldSettings())
     seen = explore(world)
 
-    assert set(seen.verdicts) == {*RULES, LAST_STEP, TOLD, LAWFUL, "drains", "finishes"}
+    assert set(seen.verdicts) == {*RULES, LAST_STEP, TOLD, LAWFUL, "drains", "stores", "finishes"}
     assert seen.verdict is Verdict.HOLDS
     assert seen.complete
 
@@ -285,12 +286,12 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
     world = World(WorldSettings())
     state = walked(world, BEGIN)
     said = tuple("FREED" for _ in world.core(state).blocks)
-    right = world_module._described
+    right = truths.described
 
-    def mistaken(engine: Engine, saved: SavedScheduler) -> Core:
-        return evolve(right(engine, saved), blocks=said)
+    def mistaken(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
+        return evolve(right(engine, saved, weights), blocks=said)
 
-    monkeypatch.setattr(world_module, "_described", mistaken)
+    monkeypatch.setattr("blocklife.testing.world.described", mistaken)
     with pytest.raises(Broken, match="which is said to be FREED") as broken:
         world.step(state, Action("arrive", "b"))
 
@@ -327,7 +328,7 @@ def test_world_is_explored_within_bounds() -> None:
 
 
 def test_world_properties_have_their_kinds() -> None:
-    """One of progress, one of reachability."""
+    """One of progress, two of reachability."""
     kinds = {each.name: each.kind for each in World(WorldSettings()).properties()}
 
-    assert kinds == {"drains": Kind.LEADS_TO, "finishes": Kind.SOMETIMES}
+    assert kinds == {"drains": Kind.LEADS_TO, "stores": Kind.SOMETIMES, "finishes": Kind.SOMETIMES}

@@ -226,6 +226,9 @@ def requests_match_their_loads(core: Core) -> Iterator[str]:
 
 def waits_can_end(core: Core) -> Iterator[str]:
     """I12: who stands behind a wait has a job to wait for, ordered in a plan or about to be."""
+    for number in core._to_flush:
+        if number not in core.jobs.out:
+            yield f"the next plan is to wait for job {number}, which is over"
     waited = {number for numbers in core._waiting.values() for number in numbers} | set(core._to_flush)
     flushed = core.blocks.column.where(Block.FLUSHED).tolist()
     touching: dict[int, set[int]] = {place: set() for place in flushed}

@@ -262,7 +262,7 @@ def take(core: Core, names: Names) -> Snapshot:
             )
         ),
         plan_number=core.plan_number - names.plans_before,
-        to_flush=tuple([names.jobs[number] for number in core._to_flush if number in names.jobs]),
+        to_flush=tuple([names.jobs[number] for number in core._to_flush]),
         waiting=tuple(
             [
                 (plan - names.plans_before, tuple([names.jobs[number] for number in numbers if number in names.jobs]))

@@ -162,7 +162,7 @@ class Worker:
             if (found := self.blocks[block]) != content:
                 raise DeviceFault(
                     "I6",
-                    f"worker {self.rank}: step {plan} reads {_said(found)} in block {block} instead of {_said(content)}",
+                    f"worker {self.rank}: step {plan} reads {said(found)} in block {block} instead of {said(content)}",
                 )
         for block, content in forward.writes:
             self.blocks[block] = content
@@ -177,7 +177,7 @@ class Worker:
             if (now := source[place]) != was:
                 raise DeviceFault(
                     "I1",
-                    f"worker {self.rank}: copy {job} read place {place} while it changed from {_said(was)} to {_said(now)}",
+                    f"worker {self.rank}: copy {job} read place {place} while it changed from {said(was)} to {said(now)}",
                 )
         for place, content in zip(order.target, running.reads, strict=True):
             target[place] = content if ok else None
@@ -282,6 +282,8 @@ class Device:
         self.awaited.clear()
         for worker in present:
             worker.forward(orders.plan, orders.forward)
+            if self.events:  # whatever is launched from now on waits for it
+                worker.passes.clear()
             for order in orders.loads:
                 self._launch(worker, order)
             worker.held_back = list(orders.stores)
@@ -333,6 +335,11 @@ class Device:
     def regain(self, rank: int) -> None:
         """A worker is there again, with empty memory."""
         self.workers[rank].lost = False
+
+    def forget_blocks(self) -> None:
+        """The memory of the device was somebody else's: what lay there is gone. The host's memory stays."""
+        for worker in self.workers:
+            worker.blocks = [None] * len(worker.blocks)
 
     # --- what is so ---------------------------------------------------------------------------------------------------------
 
@@ -417,5 +424,6 @@ def _moved(content: Sequence[Content], names: Sequence[int], kept: frozenset[int
     return tuple(found)
 
 
-def _said(content: Content) -> str:
+def said(content: Content) -> str:
+    """Content in words."""
     return "garbage" if content is None else str(content)

@@ -53,6 +53,8 @@ from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import Request
 from blocklife.testing.device import Content, CopyOrder, Landing, Orders, Pass
 
+LONG_OVER = 0
+"""The name of every job that is over and forgotten, in reports that still come."""
 FOREVER = 1e9
 """A deadline that never comes."""
 
@@ -150,6 +152,8 @@ class Engine:
         )
         self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
         self.now = 0.0
+        self.weights = ""
+        """What the workers compute with now, as the engine knows it; the scheduler has only been told."""
         self.texts: dict[str, str] = {}
         self._keys: dict[str, Keys] = {}
         self.told: list[Committed] = []
@@ -167,7 +171,7 @@ class Engine:
 
     def content(self, group: int, text: str) -> Content:
         """What a block holds after the last token of *text*, under the present weights."""
-        return self.content_of(f"{group}:{text}".encode(), self.scheduler.generation)
+        return self.content_of(f"{group}:{text}".encode(), self.weights)
 
     @staticmethod
     def content_of(key: bytes, weights: str) -> Content:
@@ -207,6 +211,11 @@ class Engine:
     def abort(self, name: str) -> None:
         """The client has gone."""
         self.scheduler.abort(name)
+
+    def renew(self, weights: str) -> list[str]:
+        """Other weights are there: what was made with the former ones must never be found again."""
+        self.weights = weights
+        return self.scheduler.renew(weights)
 
     def preempt(self, name: str) -> None:
         """A request gives way, and comes again."""
@@ -374,8 +383,11 @@ class Engine:
         return settled
 
     def completion(self, landing: Landing) -> Completion:
-        """A worker's report of a landing."""
-        job = JobId(self.ledger.incarnation, landing.job)
+        """A worker's report of a landing; one of a job that nobody knows any more comes from another start of the scheduler."""
+        ledger = self.ledger
+        job = JobId(ledger.incarnation, landing.job)
+        if landing.job == LONG_OVER:
+            job = JobId(ledger.incarnation + 1, max(1, ledger.jobs.last_number))
         return Completion(job, Rank(landing.worker), Result.OK if landing.ok else Result.FAILED)
 
     # --- as a value ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
+from blocklife.errors import MisuseError
+
 StateT = TypeVar("StateT", bound=Hashable)
 ActionT = TypeVar("ActionT", bound=Hashable)
 
@@ -45,7 +47,7 @@ class Model(Protocol[StateT, ActionT]):
         ...
 
     def actions(self, state: StateT) -> Iterable[ActionT]:
-        """What can happen next, in an order that is always the same."""
+        """What can happen next, in an order that is always the same. Raises `Broken` where finding out breaks a property."""
         ...
 
     def step(self, state: StateT, action: ActionT) -> StateT:
@@ -70,6 +72,14 @@ class Kind(enum.Enum):
     LEADS_TO = "from every state such a state can be reached by some of the actions alone"
 
 
+_PREDICATES = {
+    Kind.ALWAYS: {"always"},
+    Kind.EDGE: {"edge"},
+    Kind.SOMETIMES: {"goal"},
+    Kind.LEADS_TO: {"goal", "closing"},
+}
+
+
 @frozen
 class Property(Generic[StateT, ActionT]):
     """A name, a kind, one sentence, and the one predicate that belongs to the kind."""
@@ -85,6 +95,12 @@ class Property(Generic[StateT, ActionT]):
     """Whether a state is the one that is looked for (*sometimes*, *leads to*)."""
     closing: Callable[[ActionT], bool] | None = None
     """Which actions may be used to reach the goal (*leads to*)."""
+
+    def __attrs_post_init__(self) -> None:
+        given = {name for name in ("always", "edge", "goal", "closing") if getattr(self, name) is not None}
+        if given != _PREDICATES[self.kind]:
+            wanted = " and ".join(sorted(_PREDICATES[self.kind]))
+            raise MisuseError(f"property {self.name}: one of the kind {self.kind.name} is judged by {wanted} alone")
 
 
 class Verdict(enum.Enum):
@@ -166,6 +182,8 @@ class _Search(Generic[StateT, ActionT]):
     reached: set[str] = field(factory=set)
     found: dict[str, Counterexample[ActionT]] = field(factory=dict)
     edges: int = 0
+    cut: bool = False
+    """Whether a step was broken, so that nobody knows what comes after it."""
 
     def enter(self, state: StateT, parent: int, action: ActionT | None) -> int:
         """The number of a state; a new one is judged."""
@@ -188,12 +206,19 @@ class _Search(Generic[StateT, ActionT]):
         state, model = self.states[number], self.model
         edge_properties = [each for each in self.properties if each.edge is not None]
         closings = [(self.closing[each.name], each.closing) for each in self.properties if each.closing is not None]
-        for action in model.actions(state):
+        try:
+            offered = list(model.actions(state))
+        except Broken as broken:  # what can happen next is found by trying, and trying broke something
+            self.note(broken.rule, str(broken), number)
+            self.cut = True
+            return
+        for action in offered:
             self.edges += 1
             try:
                 after = model.step(state, action)
             except Broken as broken:
                 self.note(broken.rule, str(broken), number, action)
+                self.cut = True
                 continue
             for each in edge_properties:
                 if each.name not in self.found and each.edge is not None and (problem := each.edge(state, action, after)):
@@ -256,6 +281,9 @@ def explore(
     with states, edges and depth; *stop* is asked as often, and ends the search with what is known so far.
     """
     search = _Search(model, model.properties())
+    names = [*model.rules(), *(each.name for each in search.properties)]
+    if len(set(names)) < len(names):
+        raise MisuseError(f"two properties or rules of a model have one name: {sorted(names)}")
     search.closing = {each.name: array("l") for each in search.properties if each.closing is not None}
     started = time.perf_counter()
     search.enter(model.initial(), 0, None)
@@ -292,7 +320,7 @@ def explore(
 def _concluded(
     search: _Search[StateT, ActionT], depth: int, seconds: float, hit: list[str], interrupted: bool, every: bool
 ) -> Exploration[ActionT]:
-    whole = not hit and not interrupted and (every or not search.found)
+    whole = not hit and not interrupted and not search.cut and (every or not search.found)
     if whole:
         search.judge_progress()
     verdicts: dict[str, Verdict] = {}

@@ -30,16 +30,18 @@ from blocklife.states import KEYED, MACHINES, Block, Job, Slot
 from blocklife.testing.device import CopyOrder, Device, DeviceFault, FrozenDevice, Landing, Names, Orders, Pass, renamed
 from blocklife.testing.explore import Broken, Kind, Property
 from blocklife.testing.ledger_verbs import Action, LedgerSettings, LedgerValue, Named, Report, Verbs
+from blocklife.testing.touching import blocks_touched, slots_touched
 
 __all__ = ["Action", "LedgerSettings", "LedgerWorld", "State"]
 
 BLOCK, SLOT, JOB = (MACHINES[name].index for name in ("block", "slot", "job"))
-STORE_READS = frozenset(BLOCK[each] for each in (Block.IN_FLIGHT, Block.FLUSHED, Block.LOADING, Block.STALE, Block.QUARANTINED))
-"""Where a block may stand while a store reads it. Behind a fence a load may be planned already; it runs after the wait."""
-LOAD_WRITES = frozenset(BLOCK[each] for each in (Block.LOADING, Block.STALE, Block.QUARANTINED))
-STORE_WRITES = frozenset(SLOT[each] for each in (Slot.WRITING, Slot.QUARANTINED))
-LOAD_READS = frozenset(SLOT[each] for each in (Slot.READY, Slot.STALE))
-_LAWFUL = {True: (STORE_READS, STORE_WRITES), False: (LOAD_WRITES, LOAD_READS)}
+_LAWFUL = {
+    stores: (
+        frozenset(BLOCK[each] for each in blocks_touched(stores=stores)),
+        frozenset(SLOT[each] for each in slots_touched(stores=stores)),
+    )
+    for stores in (True, False)
+}
 _READABLE = frozenset(BLOCK[each] for each in KEYED)
 _READY = SLOT[Slot.READY]
 _KEPT_BLOCKS = _READABLE | {BLOCK[Block.LOADING]}
@@ -47,7 +49,7 @@ _KEPT_SLOTS = frozenset(SLOT[each] for each in (Slot.WRITING, Slot.READY, Slot.S
 """Places whose content somebody may read, now or when a copy has landed. What a copy reads is kept, too."""
 _SUBMITTED = frozenset(1 + JOB[each] for each in (Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, Job.QUARANTINED))
 
-RULES = ("I1", "I2", "I5", "I6", "ledger", "refusals", "claims")
+RULES = ("I1", "I2", "I5", "I6", "ledger", "refusals")
 """What is watched in every step: the device's own rules, those of `ledger.invariants`, that a refusal changes nothing, and that
 what the ledger says of a place fits what the device does there."""
 
@@ -339,6 +341,10 @@ class LedgerWorld:
             name: {row.index: count for row, count in column.row_counts()}
             for name, column in zip(MACHINES, columns, strict=True)
         }
+
+    def digest(self) -> int:
+        """A number that worlds with the same values of the ledger agree on, and hardly any others; of one process only."""
+        return hash(frozenset(each.value for each in self.ledger.kept))
 
     # --- the abstraction ----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ _KINDS = {
     "step": "Cleanup steps: a function that something ends with runs without one of its statements",
     "seed": "Seeds: the code as it was before a released fix",
 }
-_REST = "## Not found, and why\n\n| mutant | worlds | why that is no hole |\n| --- | --- | --- |\n"
+_REST = "## No rule breaks, and why that is no hole\n\n| mutant | what changes | why that is no hole |\n| --- | --- | --- |\n"
 
 
 @frozen
@@ -45,8 +45,25 @@ class Found:
     length: int
 
 
-def holes(judgements: Iterable[Judgement], arguments: Mapping[str, str]) -> list[str]:
-    """What is wrong with a list: mutants with neither counterexample nor argument, and arguments that are not needed."""
+def lines(judgements: Sequence[Judgement], arguments: Mapping[str, str]) -> list[str]:
+    """For people: each mutant with what it is found by, and what is open."""
+    said = []
+    for each in judgements:
+        if each.fate is Fate.FOUND:
+            said.append(f"found in {each.world} after {each.length} steps ({each.rule}): {each.mutant}")
+        else:
+            said.append(f"{each.fate.name.lower()}: {each.mutant}\n    {arguments.get(each.mutant, 'NOBODY KNOWS WHY')}")
+    found = sum(each.fate is Fate.FOUND for each in judgements)
+    open_ones = holes(judgements, arguments, whole=False)
+    said.append(f"{len(judgements)} mutants: {found} found, {len(judgements) - found} not, {len(open_ones)} of them a hole")
+    return said
+
+
+def holes(judgements: Iterable[Judgement], arguments: Mapping[str, str], *, whole: bool = True) -> list[str]:
+    """What is wrong with a list: mutants with neither counterexample nor argument, and arguments that are not needed.
+
+    *whole*: the list has all mutants, so that an argument for none of them is one too many.
+    """
     judged = list(judgements)
     found = {each.mutant for each in judged if each.fate is Fate.FOUND}
     missing = [f"{each.mutant}: {each.fate.name.lower()}" for each in judged if not {each.mutant} & (found | set(arguments))]
@@ -54,7 +71,7 @@ def holes(judgements: Iterable[Judgement], arguments: Mapping[str, str]) -> list
     gone = [
         f"{name}: there is an argument for it, and no such mutant" for name in set(arguments) - {each.mutant for each in judged}
     ]
-    return [*missing, *stale, *sorted(gone)]
+    return [*missing, *stale, *(sorted(gone) if whole else ())]
 
 
 def page(judgements: Sequence[Judgement], arguments: Mapping[str, str]) -> str:
@@ -69,7 +86,7 @@ def page(judgements: Sequence[Judgement], arguments: Mapping[str, str]) -> str:
         parts.append(f"## {title}\n\n{_COLUMNS}{''.join(lines)}")
     rest = [each for each in judgements if each.fate is not Fate.FOUND]
     lines = [
-        f"| `{_safe(each.mutant)}` | {each.fate.name.lower()} | {_safe(arguments.get(each.mutant, '**nobody knows**'))} |\n"
+        f"| `{_safe(each.mutant)}` | {_changed(each)} | {_safe(arguments.get(each.mutant, '**nobody knows**'))} |\n"
         for each in rest
     ]
     parts.append(_REST + "".join(lines))
@@ -91,3 +108,10 @@ def read_page(text: str) -> list[Found]:
 
 def _safe(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _changed(judgement: Judgement) -> str:
+    """What the worlds show of a mutant under which every rule holds."""
+    if judgement.fate is Fate.COUNTED:
+        return f"numbers of {judgement.world}: {_safe(judgement.message)}"
+    return {Fate.UNREACHED: "no world comes by", Fate.UNCHANGED: "nothing"}.get(judgement.fate, "values, in the same number")

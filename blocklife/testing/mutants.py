@@ -306,7 +306,7 @@ _ENDINGS = frozenset(
 """The verbs with which a job, a hold, a request or content ends."""
 _NOTE = "_mutant_reached"
 """The name under which a watched function finds whom to tell."""
-_ASKS = ("_check", "_recheck", "_ask", "ask")
+_ASKS = ("check", "_check", "_recheck", "_ask", "ask")
 """How functions are called that only ask: a question that is not asked leaves nothing behind."""
 
 
@@ -411,10 +411,10 @@ def _outside(node: ast.expr, own: set[str]) -> bool:
         node = node.func if isinstance(node, ast.Call) else node.value
     if not isinstance(node, ast.Name) or node.id in own:
         return False
-    return all(each in _state_names() or callable_name(each) for each in attributes)
+    return all(each in _state_names() or _is_function(each) for each in attributes)
 
 
-def callable_name(name: str) -> bool:
+def _is_function(name: str) -> bool:
     """Whether some class here has a function of that name."""
     return any(callable(getattr(owner, name, None)) for owner in _CLASSES)
 

@@ -9,41 +9,42 @@ Rules of this file:
 from __future__ import annotations
 
 import enum
+import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Protocol
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import core, ledger, places
-from blocklife.lifecycle import Row
+from blocklife.states import MACHINES
 from blocklife.testing.explore import ActionT, Bounds, Exploration, Verdict, explore
+from blocklife.testing.ledger_verbs import LedgerSettings
+from blocklife.testing.ledger_world import LedgerWorld
 from blocklife.testing.mutants import Mutant, planted, watched
 from blocklife.testing.world import World, WorldSettings
 from blocklife.testing.worlds import WORLDS
 
 SECONDS_MAX = 30.0
 """How long a world may go without progress under a mutant before a call counts as hung."""
-GROWTH_MAX = 3
+GROWTH_MAX = 2
 """How much larger than without it a world may get under a mutant before it is left."""
-
-
-ROWS = "rows"
-"""The rule that rows which a world takes are taken."""
 
 
 class Fate(enum.Enum):
     """What became of a mutant."""
 
     FOUND = "a world does not hold with it"
+    COUNTED = "every rule holds, and a pinned world has other states, steps or rows: what is chosen changes, not what is safe"
     UNREACHED = "no world comes by"
     UNCHANGED = "every world has exactly the states and steps that it has without it"
-    SURVIVED = "worlds change with it, and all of them hold"
+    SURVIVED = "worlds change with it, and nothing notices"
 
 
 @frozen
@@ -90,9 +91,14 @@ class Ran:
     actions: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, seen: Exploration[ActionT], digest: int, coverage: Mapping[str, Mapping[Row, int]]) -> Ran:
-        """What an exploration found."""
-        taken = frozenset(f"{machine}: {row}" for machine, rows in coverage.items() for row, times in rows.items() if times)
+    def of(cls, seen: Exploration[ActionT], digest: int, coverage: Mapping[str, Mapping[int, int]]) -> Ran:
+        """What an exploration found; *coverage* counts rows by machine and number."""
+        taken = frozenset(
+            f"{machine}: {MACHINES[machine].row(number)}"
+            for machine, rows in coverage.items()
+            for number, times in rows.items()
+            if times
+        )
         if not seen.counterexamples:
             return cls(seen.states, seen.edges, digest, taken, seen.verdict)
         first = seen.counterexamples[0]
@@ -106,13 +112,33 @@ def ground_of(settings: WorldSettings) -> Ground:
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
         world = World(settings)
         seen = explore(world, bounds, progress=lambda *_: wind())
+        rows = {machine: {row.index: times for row, times in each.items()} for machine, each in world.coverage().items()}
+        return Ran.of(seen, world.digest(), rows)
+
+    return run
+
+
+def ledger_ground_of(settings: LedgerSettings) -> Ground:
+    """A world of the ledger's verbs as a ground."""
+
+    def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
+        world = LedgerWorld(settings)
+        seen = explore(world, bounds, progress=lambda *_: wind())
         return Ran.of(seen, world.digest(), world.coverage())
 
     return run
 
 
-_IN_BULK = ("clients-fence", "doubts-fence", "upheavals")
+_IN_BULK = ("clients-fence", "doubts-fence", "upheavals", "ledger verbs")
 """Worlds that are explored a second time, with every batch as an array."""
+
+
+_OF_VERBS = (
+    "smallest", "verbs", "verbs=drop+evict+pin", "requests=2", "requests=2,contract=hold",
+    "requests=2,contract=hold,verbs=drop", "loads", "failures", "ahead", "echoes", "windows", "deadlines,contract=hold",
+    "deadlines", "rivals,verbs=expire",
+)  # fmt: skip
+"""Worlds of the ledger's verbs, as `drawing.model` reads them: who does whatever the tables allow takes every row."""
 
 
 def in_bulk(ground: Ground) -> Ground:
@@ -132,8 +158,9 @@ def in_bulk(ground: Ground) -> Ground:
 
 
 def grounds() -> dict[str, Ground]:
-    """Every small pinned world, by name; some of them in bulk, too."""
+    """Every small pinned world, by name, some of them in bulk, too; and worlds of the ledger's verbs."""
     found = {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
+    found |= {f"ledger {text}": ledger_ground_of(LedgerSettings.parse(text)) for text in _OF_VERBS}
     return found | {f"{name} in bulk": in_bulk(found[name]) for name in _IN_BULK}
 
 
@@ -164,36 +191,44 @@ def baselines(grounds: Mapping[str, Ground], mutants: Sequence[Mutant]) -> dict[
 
 
 def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
-    """Explore the grounds that come by, in their order, with the mutant in the code, until one does not hold."""
+    """Explore the grounds that come by, in their order, with the mutant in the code, until one does not hold.
+
+    Where all of them hold, it is noted which one has other states, steps or rows than before: the tests pin them.
+    """
     changed = False
+    counted: tuple[str, str] | None = None
     started = time.perf_counter()
     concerned = {name: baseline for name, baseline in known.items() if mutant.name in baseline.reached}
     for name, baseline in concerned.items():
         with planted(mutant):
-            ran = _explored(baseline)
-        ran = missing_rows(ran, baseline.ran)
+            ran = explored(baseline.ground, Bounds(max_states=GROWTH_MAX * baseline.ran.states + 1000))
         if ran.verdict is Verdict.VIOLATED:
             took = time.perf_counter() - started
             return Judgement(mutant.name, mutant.kind, Fate.FOUND, name, ran.rule, ran.message, ran.actions, took)
         changed |= ran != baseline.ran
+        if counted is None and (said := difference(ran, baseline.ran)):
+            counted = name, said
+    if counted is not None:
+        took = time.perf_counter() - started
+        return Judgement(mutant.name, mutant.kind, Fate.COUNTED, counted[0], "", counted[1], (), took)
     fate = Fate.SURVIVED if changed else Fate.UNCHANGED if concerned else Fate.UNREACHED
     return Judgement(mutant.name, mutant.kind, fate, seconds=time.perf_counter() - started)
 
 
-def missing_rows(ran: Ran, base: Ran) -> Ran:
-    """A world that was seen whole and holds, and in which a row of a table is never taken any more, is broken by that."""
+def difference(ran: Ran, base: Ran) -> str:
+    """How a world in which every rule holds differs from what the tests pin of it; empty where it does not."""
+    more = " and more" if ran.verdict is Verdict.UNKNOWN else ""
+    if (ran.states, ran.edges) != (base.states, base.edges):
+        return f"{ran.states} states and {ran.edges} steps{more} instead of {base.states} and {base.edges}"
     missing = sorted(base.rows - ran.rows)
-    if ran.verdict is not Verdict.HOLDS or not missing:
-        return ran
-    return evolve(ran, verdict=Verdict.VIOLATED, rule=ROWS, message=f"{missing[0]} is never taken")
+    return f"{missing[0]} is never taken" if missing else ""
 
 
-def _explored(baseline: Baseline) -> Ran:
-    """One ground under a mutant; what cannot even begin, or does not return, is a counterexample of no steps."""
-    bounds = Bounds(max_states=GROWTH_MAX * baseline.ran.states + 1000)
+def explored(ground: Ground, bounds: Bounds | None = None) -> Ran:
+    """One ground as the code is now; what cannot even begin, or does not return, is a counterexample of no steps."""
     try:
         with _alarm() as wind:
-            return baseline.ground(bounds, wind)
+            return ground(bounds or Bounds(), wind)
     except Exception as broken:
         # a mutant can break the making of a world, too
         return Ran(0, 0, 0, frozenset(), Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
@@ -225,16 +260,46 @@ def judge_all(
     mutants: Sequence[Mutant],
     grounds: Mapping[str, Ground],
     *,
+    processes: int = 1,
     progress: Callable[[int, Judgement], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Judgement]:
-    """Judge one after the other; *progress* hears of each, *stop* ends it with those judged so far."""
+    """Judge all of them, in their order; *progress* hears of each, *stop* ends it with those judged so far.
+
+    Several *processes* share the work where the system can fork: they inherit the grounds as they are.
+    """
     known = baselines(grounds, mutants)
     found: list[Judgement] = []
-    for number, mutant in enumerate(mutants, 1):
-        if stop():
-            break
-        found.append(judge(mutant, known))
-        if progress is not None:
-            progress(number, found[-1])
+    with _judging(mutants, known, processes) as judgements:
+        for number, judgement in enumerate(judgements, 1):
+            found.append(judgement)
+            if progress is not None:
+                progress(number, judgement)
+            if stop():
+                break
     return found
+
+
+_inherited: tuple[Sequence[Mutant], Mapping[str, Baseline]] = ((), {})
+"""What a forked process judges: closures and planted code cannot be sent to it."""
+
+
+def _judge_inherited(number: int) -> Judgement:
+    mutants, known = _inherited
+    return judge(mutants[number], known)
+
+
+@contextmanager
+def _judging(mutants: Sequence[Mutant], known: Mapping[str, Baseline], processes: int) -> Iterator[Iterable[Judgement]]:
+    global _inherited
+    if processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        yield (judge(mutant, known) for mutant in mutants)
+        return
+    _inherited = mutants, known
+    # an interrupt is the parent's affair: it ends the others
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    try:
+        with multiprocessing.get_context("fork").Pool(processes, initializer=ignore) as pool:
+            yield pool.imap(_judge_inherited, range(len(mutants)))
+    finally:
+        _inherited = (), {}

@@ -27,16 +27,12 @@ from blocklife.states import MACHINES, Block, JobLife, Slot
 from blocklife.testing.device import Device, Landing
 from blocklife.testing.driver import NOBODY, Driver, Found, Problem, Progress, Settled, Stepped, Unsupported, World
 from blocklife.testing.engine import Engine, Settings
+from blocklife.testing.touching import blocks_touched, slots_touched
 
 _SAID = 200
 """Tokens that a request samples if nobody says when it ends."""
 _ALIEN = "alien"
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
-_STORE_READS = frozenset({Block.IN_FLIGHT, Block.FLUSHED, Block.LOADING, Block.STALE, Block.QUARANTINED})
-"""Where a block may stand while the device reads it. Behind a fence a load may be planned already; it runs after the wait."""
-_LOAD_WRITES = frozenset({Block.LOADING, Block.STALE, Block.QUARANTINED})
-_STORE_WRITES = frozenset({Slot.WRITING, Slot.QUARANTINED})
-_LOAD_READS = frozenset({Slot.READY, Slot.STALE})
 
 
 class _Engine(Engine):
@@ -193,7 +189,7 @@ class OurDriver(Driver):
 
     def renew(self, generation: str) -> None:
         """Other weights."""
-        self.scheduler.renew(generation)
+        self.engine.renew(generation)
 
     def sleep(self) -> None:
         """Give the device up."""
@@ -493,11 +489,11 @@ class OurDriver(Driver):
         for _, order in device.copies():
             for block in order.blocks:
                 state = self.ledger.blocks.at(block)
-                if state not in (_STORE_READS if order.stores else _LOAD_WRITES):
+                if state not in blocks_touched(stores=order.stores):
                     yield Problem("I1", f"copy {order.job} touches block {block}, which is said to be {state.name}")
             for slot in {place // size for place in order.places}:
                 now = self.ledger.slots.at(slot)
-                if now not in (_STORE_WRITES if order.stores else _LOAD_READS):
+                if now not in slots_touched(stores=order.stores):
                     yield Problem("I1", f"copy {order.job} touches slot {slot}, which is said to be {now.name}")
 
     def transitions(self) -> list[str]:

@@ -470,7 +470,7 @@ class Stage:
 
     def do_regain_worker(self, worker: int) -> None:
         """Empty."""
-        self.device.lose(worker)
+        self.device.regain(worker)
         self.driver.regain_worker(worker)
 
     def do_pass_time(self, steps: int) -> None:

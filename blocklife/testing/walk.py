@@ -187,7 +187,7 @@ class Walked:
 
 def carry(state: State, old: World, new: World) -> State:
     """The same state in another world of the same settings, whose memory is empty."""
-    return new.enter(old.core(state).saved, old.device(state), state.env)
+    return new.enter(old.core(state), old.device(state), state.env)
 
 
 def _present(world: World, state: State) -> int:

@@ -18,34 +18,39 @@ once more (*echoes*), and how many faults of each kind are left.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
 
 from attrs import evolve, field, fields, frozen
 
-from blocklife.errors import BlocklifeError, MisuseError
-from blocklife.ledger import Direction, JobId, Jobs
+from blocklife.errors import CapacityError, InvariantError, MisuseError
+from blocklife.ledger import JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
-from blocklife.offload import FullAttention, LastStep, Mamba
+from blocklife.offload import FullAttention, Mamba
 from blocklife.offload.groups import Group
 from blocklife.offload.snapshot import SavedScheduler
-from blocklife.states import MACHINES, Block, Job, Request, Slot
-from blocklife.testing.device import Content, Device, DeviceFault, FrozenDevice, Landing, Orders, renamed
+from blocklife.states import MACHINES, Request
+from blocklife.testing.device import Device, DeviceFault, FrozenDevice, Landing, Orders, renamed
 from blocklife.testing.device import Names as DeviceNames
-from blocklife.testing.engine import Engine, Settings
+from blocklife.testing.engine import LONG_OVER, Engine, Settings
 from blocklife.testing.explore import Broken, Kind, Property
-
-RULES = tuple(f"I{number}" for number in range(1, 16))
-"""What is watched in every step, by the numbers of `specs/invariants.md`."""
-LAST_STEP = "last step"
-"""The rule that, with the policy `flush`, the step in which all tracked requests are over waits for every job."""
-TOLD = "told"
-"""The rule that listeners hear of every transition, in order, and of nothing else."""
-LAWFUL = "lawful"
-"""The rule that no call of an engine that keeps to the contract is refused."""
+from blocklife.testing.truths import (
+    LAST_STEP,
+    LAWFUL,
+    OVER,
+    RULES,
+    TOLD,
+    Core,
+    blamed,
+    described,
+    disagreements,
+    kept_content,
+    left_behind,
+    loads,
+    misdone,
+)
 
 
 @frozen(kw_only=True)
@@ -102,7 +107,7 @@ class Script:
     def parse(cls, name: str, written: str) -> Script:
         """Read ``prompt.output``."""
         prompt, dot, output = written.partition(".")
-        if not dot or not prompt.isalnum() or not output.isalnum():
+        if not dot or not all(part.isascii() and part.isalnum() for part in (prompt, output)):
             raise MisuseError(f"request {written!r}: write its prompt and what it will say as letters, ab.c for example")
         return cls(name, prompt + output, len(prompt))
 
@@ -189,6 +194,8 @@ class Env(NamedTuple):
     echoes: tuple[Landing, ...]
     left: tuple[int, ...]
     """Faults of each kind that may still happen."""
+    lost: tuple[str, ...] = ()
+    """Requests that are there, once for each of their loads that was lost."""
 
 
 class State(NamedTuple):
@@ -197,34 +204,6 @@ class State(NamedTuple):
     core: int
     device: int
     env: Env
-
-
-@frozen(eq=False)
-class Core:
-    """One value of the core, and all that is asked about it."""
-
-    saved: SavedScheduler
-    requests: tuple[tuple[str, Request], ...]
-    """Requests whose end is not under way, with their states."""
-    plans_out: int
-    busy: bool
-    """Whether a step could do something."""
-    idle: bool
-    """Whether nobody is there and nothing is out."""
-    over: bool
-    """Whether at least one request is tracked, for itself or for its jobs, and all of them are over."""
-    asleep: bool
-    lost: tuple[int, ...]
-    live: tuple[int, ...]
-    """Jobs that the workers have."""
-    doubtful: tuple[int, ...]
-    """Jobs past their deadline."""
-    blocks: tuple[str, ...]
-    """The state of each block."""
-    slots: tuple[str, ...]
-    readable_blocks: tuple[tuple[int, Content], ...]
-    """What can be found on the device, and what it is found as."""
-    readable_places: tuple[tuple[int, Content], ...]
 
 
 @frozen(eq=False)
@@ -238,14 +217,15 @@ class CoreStep:
     names: DeviceNames
     proven: tuple[int, ...] = ()
     """Jobs whose copies were made quiet first."""
+    failed: tuple[str, ...] = ()
+    """Requests whose load was lost."""
+    loading: tuple[str, ...] = ()
+    """Requests for which a load was planned."""
     problem: tuple[str, str] | None = None
 
 
-STORE_READS = frozenset(each.name for each in (Block.IN_FLIGHT, Block.FLUSHED, Block.LOADING, Block.STALE, Block.QUARANTINED))
-"""Where a block may stand while the device reads it. Behind a fence a load may be planned already; it runs after the wait."""
-LOAD_WRITES = frozenset(each.name for each in (Block.LOADING, Block.STALE, Block.QUARANTINED))
-STORE_WRITES = frozenset(each.name for each in (Slot.WRITING, Slot.QUARANTINED))
-LOAD_READS = frozenset(each.name for each in (Slot.READY, Slot.STALE))
+_FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
+"""After these nothing can be found on the device, and but for the last nothing in the host tier."""
 _CLOSING = frozenset({"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo"})
 """What brings nobody new and breaks nothing."""
 
@@ -268,7 +248,7 @@ class World:
         self._fence = settings.engine.contract.name == "FENCE"
         self._timed = settings.timed
         self._cores: list[Core] = []
-        self._core_numbers: dict[SavedScheduler, int] = {}
+        self._core_numbers: dict[tuple[SavedScheduler, str], int] = {}
         self._problems: list[tuple[str, str] | None] = [None]
         """What the rules of the ledger say to each value of the core; nothing to the first."""
         self._steps: dict[tuple[int, Action, tuple[object, ...]], CoreStep] = {}
@@ -278,7 +258,7 @@ class World:
         self._judged: dict[tuple[int, int], tuple[str, str] | None] = {}
         self.core_calls = 0
         """How often the real code was run."""
-        self._core_number(self.engine.freeze()[0])
+        self._core_number(self.engine.freeze()[0], "")
         self._device_number(self._device.freeze())
 
     # --- the model ----------------------------------------------------------------------------------------------------------
@@ -296,6 +276,7 @@ class World:
         everybody = (1 << len(self.settings.requests)) - 1
         return (
             Property("drains", Kind.LEADS_TO, "everybody ends and every copy lands", goal=self._drained, closing=_closing),
+            Property("stores", Kind.SOMETIMES, "something can be read in the host tier", goal=self._stored),
             Property(
                 "finishes",
                 Kind.SOMETIMES,
@@ -307,7 +288,8 @@ class World:
     def actions(self, state: State) -> Iterator[Action]:
         """What can happen next."""
         core, env = self._cores[state.core], state.env
-        for number, script in enumerate(self.settings.requests):
+        room = len(core.saved.requests) < self.settings.engine.max_requests
+        for number, script in enumerate(self.settings.requests) if room else ():
             if not env.arrived >> number & 1 and not self._twin_waits(number, env.arrived):
                 yield Action("arrive", script.name)
         if core.plans_out <= int(self.settings.engine.asynchronous) and core.busy:
@@ -325,9 +307,22 @@ class World:
     def step(self, state: State, action: Action) -> State:
         """The state after an action; raises `Broken` with the rule that does not hold."""
         after = self._take(state, action)
+        if (remembered := self._not_forgotten(after, action)) is not None:
+            raise Broken("I10", remembered)
         if (problem := self._judge(after.core, after.device)) is not None:
             raise Broken(*problem)
         return after
+
+    def _not_forgotten(self, after: State, action: Action) -> str | None:
+        """Content that can still be found right after all of it was to be forgotten."""
+        core = self._cores[after.core]
+        if action.verb == "drain" and self._live_or_planned(core):
+            return None  # it was refused
+        if action.verb in _FORGETS and core.readable_blocks:
+            return f"after {action.verb} block {core.readable_blocks[0][0]} can still be found"
+        if action.verb in _FORGETS - {"sleep"} and core.readable_places:
+            return f"after {action.verb} host place {core.readable_places[0][0]} can still be found"
+        return None
 
     def coverage(self) -> dict[str, dict[Row, int]]:
         """How often the real code took each row of each table."""
@@ -347,12 +342,9 @@ class World:
         """Every share of a copy that runs: job, worker, and whether it hangs."""
         return self._running(state.device)
 
-    def enter(self, saved: SavedScheduler, device: FrozenDevice, env: Env) -> State:
+    def enter(self, core: Core, device: FrozenDevice, env: Env) -> State:
         """The state with these values, which another world of the same settings has found lawful."""
-        core = self._core_number(saved)
-        if core == len(self._problems):
-            self._problems.append(None)
-        return State(core, self._device_number(device), env)
+        return State(self._core_number(core.saved, core.weights), self._device_number(device), env)
 
     @property
     def remembered(self) -> int:
@@ -377,6 +369,7 @@ class World:
         """Whether the next plan would wait for a copy that runs."""
         step = self._core_step(state.core, Action("step"), _kept(state.env))
         runs = {job for job, _, hung in self._running(state.device) if not hung}
+        runs |= {order.job for worker in self._devices[state.device].workers for order in worker.held_back}
         return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
 
     def _copy_actions(self, state: State) -> Iterator[Action]:
@@ -388,7 +381,7 @@ class World:
                     yield Action("fail", job=job, worker=worker)
                 if left[_FAULT["hang"]]:
                     yield Action("hang", job=job, worker=worker)
-        for landing in env.inbox:
+        for landing in dict.fromkeys(env.inbox):
             if left[_FAULT["lose"]]:
                 yield Action("lose", job=landing.job, worker=landing.worker)
             if left[_FAULT["repeat"]] and landing not in env.echoes:
@@ -407,7 +400,7 @@ class World:
         left = env.left
         if left[_FAULT["reset"]]:
             yield Action("reset")
-        if left[_FAULT["drain"]] and not self._live_or_planned(core):
+        if left[_FAULT["drain"]]:
             yield Action("drain")
         if left[_FAULT["renew"]]:
             yield Action("renew")
@@ -423,7 +416,7 @@ class World:
             yield Action("prove")
 
     def _live_or_planned(self, core: Core) -> bool:
-        return any(job.state not in _OVER for job in core.saved.ledger.jobs)
+        return any(job.state not in OVER for job in core.saved.ledger.jobs)
 
     # --- taking a step ------------------------------------------------------------------------------------------------------
 
@@ -466,10 +459,16 @@ class World:
         device, landed = self._device_step(
             state.device, (step.number, action.verb), lambda each: self._follow(each, step, action)
         )
+        here = {each.name for each in self._cores[step.core].saved.requests}
+        lost = tuple(sorted(name for name in (*env.lost, *step.failed) if name in here))
+        for name in step.loading:
+            if env.lost.count(name) >= self.settings.engine.max_load_failures:
+                raise Broken("I7", f"request {name} has lost {env.lost.count(name)} loads, and gets another one")
+        env = env._replace(lost=lost)
         jobs = step.names.jobs
-        # a job that has been over for so long that its row is another's has no name: a report of it changes nothing
-        told = [landing._replace(job=jobs[landing.job]) for landing in env.inbox if landing.job in jobs]
-        echoes = [landing._replace(job=jobs[landing.job]) for landing in env.echoes if landing.job in jobs]
+        # a job that has been over for so long that its row is another's has no name left; a report of it still comes
+        told = [landing._replace(job=jobs.get(landing.job, LONG_OVER)) for landing in env.inbox]
+        echoes = [landing._replace(job=jobs.get(landing.job, LONG_OVER)) for landing in env.echoes]
         return State(step.core, device, env._replace(inbox=tuple(sorted((*told, *landed))), echoes=tuple(sorted(echoes))))
 
     def _spent(self, env: Env, fault: str) -> Env:
@@ -484,12 +483,11 @@ class World:
             if (each.job, each.worker) == (action.job, action.worker)
         )
         if action.verb == "echo":
-            echoes = tuple(each for each in env.echoes if each is not found)
-            return env._replace(inbox=tuple(sorted((*env.inbox, found))), echoes=echoes)
+            return env._replace(inbox=tuple(sorted((*env.inbox, found))), echoes=_without(env.echoes, found))
         env = self._spent(env, action.verb)
         if action.verb == "repeat":
             return env._replace(echoes=tuple(sorted((*env.echoes, found))))
-        return env._replace(inbox=tuple(each for each in env.inbox if each is not found))
+        return env._replace(inbox=_without(env.inbox, found))
 
     # --- the device ---------------------------------------------------------------------------------------------------------
 
@@ -536,6 +534,8 @@ class World:
             device.lose(action.worker)
         elif action.verb == "regain_worker":
             device.regain(action.worker)
+        elif action.verb == "wake":
+            device.forget_blocks()
         if step.orders is not None:
             device.hand_out(step.handed_out, fence=self._fence)
             failing: list[tuple[int, int]] = []
@@ -543,11 +543,10 @@ class World:
                 failing = [(job, worker) for job in step.orders.flushes for worker in range(len(device.workers))]
             landed = device.carry_out(step.orders, failing=failing)
         elif action.verb in ("settle", "settle_late"):
-            device.finish_pass(1)  # the oldest plan that is out has this name
             device.take_begun()
         if not self._timed:
             device.take_begun()  # nobody waits for a deadline
-        after = renamed(device.freeze(), step.names, *_kept_content(self._cores[step.core], self._size))
+        after = renamed(device.freeze(), step.names, *kept_content(self._cores[step.core], self._size))
         jobs = step.names.jobs
         return after, tuple(landing._replace(job=jobs[landing.job]) for landing in landed)
 
@@ -560,21 +559,23 @@ class World:
 
     # --- the core -----------------------------------------------------------------------------------------------------------
 
-    def _core_number(self, saved: SavedScheduler) -> int:
-        number = self._core_numbers.get(saved)
+    def _core_number(self, saved: SavedScheduler, weights: str) -> int:
+        key = saved, weights
+        number = self._core_numbers.get(key)
         if number is None:
-            number = self._core_numbers[saved] = len(self._cores)
-            self._cores.append(_described(self.engine, saved))
+            number = self._core_numbers[key] = len(self._cores)
+            self._cores.append(described(self.engine, saved, weights))
+            self._problems.append(None)
         return number
 
     def _counted_again(self, core: int) -> tuple[str, str] | None:
-        """What the rules of the ledger say to a value of the core; the engine stands there, under other names."""
+        """What the rules of the ledger say after a call that led to this value; the engine stands there, under other names."""
         described = self._cores[core]
-        if check(self.engine.ledger):
+        if found := check(self.engine.ledger):
             self.engine.thaw(described.saved)
-            found = check(self.engine.ledger)[0]
-            return found.rule, found.message
-        return next(_left_behind(described), None) if described.idle else None
+            first = (check(self.engine.ledger) or found)[0]  # what a snapshot leaves out can be wrong, too
+            return first.rule, first.message
+        return next(left_behind(described), None) if described.idle else None
 
     def _core_step(
         self,
@@ -602,19 +603,22 @@ class World:
         self.core_calls += 1
         engine, before = self.engine, self._cores[number]
         engine.thaw(before.saved)
+        engine.weights = before.weights
         here = len(self._steps)
+        violations = engine.ledger.tally["violations"]
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
-            problem = _misplanned(engine, before, orders) or _offered_again(engine, before)
-            problem = problem or _unheard(engine, before, handed_out) or _mistold(engine, before)
+            problem = next((found for found in misdone(engine, before, orders, handed_out) if found is not None), None)
+            if problem is None and engine.ledger.tally["violations"] > violations:
+                problem = LAWFUL, "the ledger itself has counted a violation"
+            failed, loading = loads(engine, before)
             saved, names = engine.freeze(kept)
-            core = self._core_number(saved)
-            if core == len(self._problems):
-                self._problems.append(self._counted_again(core))
+            core = self._core_number(saved, engine.weights)
+            self._problems[core] = self._problems[core] or self._counted_again(core)
         except Exception as broken:
             # whatever the code under test raises is a finding: mutants raise all kinds
             nothing = DeviceNames((), (), {})
-            return CoreStep(here, 0, None, (), nothing, problem=_blamed(broken))
+            return CoreStep(here, 0, None, (), nothing, problem=blamed(broken))
         size = self._size
         places = [slot * size + part for slot in names.slots for part in range(size)]
         return CoreStep(
@@ -624,6 +628,8 @@ class World:
             handed_out,
             DeviceNames(names.blocks, places, names.jobs, names.plans_before),
             before.doubtful if action.verb == "prove" else (),
+            failed,
+            loading,
             problem or self._problems[core],
         )
 
@@ -656,9 +662,9 @@ class World:
             case "reset":
                 scheduler.reset()
             case "drain":
-                scheduler.reset(drain=True)
+                self._drain(engine, core)
             case "renew":
-                scheduler.renew(scheduler.generation + "x")
+                engine.renew(engine.weights + "x")
             case "sleep":
                 scheduler.sleep()
             case "wake":
@@ -673,27 +679,36 @@ class World:
                 raise MisuseError(f"action {verb}: it is unknown")
         return None, ()
 
+    def _drain(self, engine: Engine, core: Core) -> None:
+        """Forget all content if no job is out; else the call has to refuse, and nothing changes."""
+        if not self._live_or_planned(core):
+            engine.scheduler.reset(drain=True)
+            return
+        before = engine.scheduler.snapshot()
+        try:
+            engine.scheduler.reset(drain=True)
+        except CapacityError:
+            if engine.scheduler.snapshot() != before:
+                raise InvariantError("a drain that was refused has changed something (I5)") from None
+            return
+        raise InvariantError("a drain was not refused although jobs are out (I10)")
+
     # --- both truths --------------------------------------------------------------------------------------------------------
 
     def _judge(self, core: int, device: int) -> tuple[str, str] | None:
         """Where the two truths differ, with the rule."""
         key = core, device
         if key not in self._judged:
-            self._judged[key] = next(_disagreements(self._cores[core], self._devices[device]), None)
+            self._judged[key] = next(disagreements(self._cores[core], self._devices[device]), None)
         return self._judged[key]
+
+    def _stored(self, state: State) -> bool:
+        return bool(self._cores[state.core].readable_places)
 
     def _drained(self, state: State) -> bool:
         """Nobody is there and no copy is out. A report that nobody waits for may never be told."""
         workers = self._devices[state.device].workers
         return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
-
-
-_READ_LATER = frozenset(each.name for each in Block if each not in (Block.FREED, Block.STALE, Block.QUARANTINED))
-_OVER = frozenset(MACHINES["job"].index[state] for state in (Job.DONE, Job.FAILED, Job.CANCELLED))
-_REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
-_DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
-_LOST = _OVER | {_DOUBTFUL}
-_PLANNED = MACHINES["job"].index[Job.PLANNED]
 
 
 def _closing(action: Action) -> bool:
@@ -705,177 +720,12 @@ def _core_action(action: Action) -> Action:
     return Action("step") if action.verb == "step_failing" else action
 
 
+def _without(landings: tuple[Landing, ...], landing: Landing) -> tuple[Landing, ...]:
+    """All but one that is equal to this."""
+    at = landings.index(landing)
+    return (*landings[:at], *landings[at + 1 :])
+
+
 def _kept(env: Env) -> tuple[int, ...]:
     """Jobs of which the engine will still hear."""
     return tuple(sorted({landing.job for landing in (*env.inbox, *env.echoes)}))
-
-
-def _blamed(broken: Exception) -> tuple[str, str]:
-    """The rule that an error speaks of, and what it says."""
-    said = re.search(r"\((I\d+)\)", str(broken)) if isinstance(broken, BlocklifeError) else None
-    return (said.group(1) if said else LAWFUL), f"{type(broken).__name__}: {broken}"
-
-
-def _described(engine: Engine, saved: SavedScheduler) -> Core:
-    """Everything that is asked about a value of the core; it is read off the value itself."""
-    ledger = saved.ledger
-    blocks, slots = MACHINES["block"].states, MACHINES["slot"].states
-    jobs = [(job.number, job.state) for job in ledger.jobs if job.state not in _OVER]
-    pending = bool(saved.plans or jobs or ledger.to_flush or ledger.waiting)
-    states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
-    return Core(
-        saved=saved,
-        requests=tuple((each.name, states[each.name]) for each in saved.requests if not each.ending),
-        plans_out=len(saved.plans),
-        busy=bool(saved.requests or pending or saved.stores.line),
-        idle=not (saved.requests or pending),
-        over=all(each.ending for each in saved.requests) and bool(saved.requests or saved.ended),
-        asleep=saved.asleep,
-        lost=saved.lost,
-        live=tuple(number for number, at in jobs if at != _PLANNED),
-        doubtful=tuple(number for number, at in jobs if at == _DOUBTFUL),
-        blocks=tuple(blocks[each.state].name for each in ledger.blocks),
-        slots=tuple(slots[each.state].name for each in ledger.slots),
-        readable_blocks=tuple(
-            (place, engine.content_of(each.key, saved.generation))
-            for place, each in enumerate(ledger.blocks)
-            if each.key is not None
-        ),
-        readable_places=tuple(_readable_places(engine, saved)),
-    )
-
-
-def _left_behind(core: Core) -> Iterator[tuple[str, str]]:
-    """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
-    for place, at in enumerate(core.blocks):
-        if at not in (Block.FREED.name, Block.CACHED.name):
-            yield "I13", f"block {place} is {at} although nobody is there and nothing is out"
-    for place, slot in enumerate(core.saved.ledger.slots):
-        if core.slots[place] not in (Slot.EMPTY.name, Slot.READY.name) or slot.pins:
-            yield "I13", f"slot {place} is {core.slots[place]} with {slot.pins} pins although nothing is out"
-
-
-def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[int, Content]]:
-    """The host places that a load may read, and what has to be there."""
-    size, ready = engine.geometry.blocks_per_chunk, MACHINES["slot"].index[Slot.READY]
-    for place, slot in enumerate(saved.ledger.slots):
-        if slot.state != ready or slot.key is None:
-            continue
-        for back in range(saved.stores.suffix[place]):
-            shorter = slot.key[: len(slot.key) - back * engine.geometry.block_tokens[slot.group]]
-            yield place * size + size - 1 - back, engine.content_of(shorter, saved.generation)
-
-
-def _kept_content(core: Core, size: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Blocks and host places whose content may be read by somebody later."""
-    blocks = frozenset(place for place, at in enumerate(core.blocks) if at in _READ_LATER)
-    slots = [slot for slot, at in enumerate(core.slots) if at != Slot.EMPTY.name]
-    return blocks, frozenset(slot * size + part for slot in slots for part in range(size))
-
-
-def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[str, str] | None:
-    """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
-    ledger = engine.ledger
-    if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
-        missed = [job for job in before.live if job not in orders.flushes and job in ledger.jobs.out]
-        if missed:
-            return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
-    last = before.saved.ledger.last_number
-    for number, job in ledger.jobs.by_number.items():
-        if number > last and job.direction is Direction.STORE:
-            for group, _, keys in job.cargo.contents:
-                for key in keys:
-                    slot = next((at for at, each in enumerate(ledger.slots.key) if each == key), None)
-                    if slot is not None and before.slots[slot] == ledger.slots.at(slot).name == Slot.READY.name:
-                        return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
-    for order in (*orders.loads, *orders.stores) if orders is not None else ():
-        found = [0] * len(order.sizes)
-        for block in order.blocks:
-            found[ledger.blocks.group[block]] += 1
-        if tuple(found) != order.sizes:
-            return "I15", f"job {order.job} has group sizes {order.sizes}, and moves {tuple(found)}"
-    return None
-
-
-def _offered_again(engine: Engine, before: Core) -> tuple[str, str] | None:
-    """Content whose load was just lost and that can still be found: the same hit would come back (I7)."""
-    ledger = engine.ledger
-    for saved in before.saved.ledger.jobs:
-        job = ledger.jobs.by_number.get(saved.number)
-        if saved.direction is Direction.STORE or saved.state in _LOST or job is None:
-            continue
-        if ledger.jobs.state(job) in (Job.FAILED, Job.QUARANTINED):
-            for slot, key in zip(job.slots, job.keys, strict=True):
-                if ledger.slots.at(slot) is Slot.READY and ledger.slots.key[slot] == key:
-                    return "I7", f"the load {job.number} is lost, and slot {slot} can still be found as {key.decode()}"
-    return None
-
-
-def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[str, str] | None:
-    """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
-    blocks = engine.ledger.blocks
-    for place, saved in enumerate(before.saved.ledger.blocks):
-        if blocks.refs[place] and blocks.epoch[place] != saved.epoch and place not in handed_out:
-            return "I1", f"block {place} has a new tenant, and no listener heard of it"
-    return None
-
-
-def _mistold(engine: Engine, before: Core) -> tuple[str, str] | None:
-    """Who applies what listeners hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
-    ledger, saved = engine.ledger, before.saved.ledger
-    columns = {"block": ledger.blocks.column, "slot": ledger.slots.column, "request": ledger.request_column}
-    at: dict[str, dict[int, int]] = {
-        "block": {place: each.state for place, each in enumerate(saved.blocks)},
-        "slot": {place: each.state for place, each in enumerate(saved.slots)},
-        "job": {each.number: each.state for each in saved.jobs},
-        "request": {each.row: each.state for each in saved.requests},
-    }
-    for told in engine.told:
-        table, states = MACHINES[told.machine], at[told.machine]
-        for place, number in told.steps():
-            row, stood = table.row(number), states.get(place, table.index[table.initial])
-            if table.index[row.source] != stood:
-                return TOLD, f"{told.machine} {place}: {row} is told while it is {table.states[stood].name}"
-            states[place] = table.index[row.target]
-    for machine, column in columns.items():
-        for place, stands in at[machine].items():
-            if column.state[place] != stands and (machine != "request" or place not in ledger._spare_requests):
-                told_of = column.table.states[stands].name
-                return TOLD, f"{machine} {place} is {column.at(place).name}, and listeners heard that it is {told_of}"
-    for number, stands in at["job"].items():
-        job = ledger.jobs.by_number.get(number)
-        if job is not None and ledger.jobs.column.state[job.row] != stands:
-            return TOLD, f"job {number} is {ledger.jobs.state(job).name}, and listeners heard something else"
-    return None
-
-
-def _disagreements(core: Core, device: FrozenDevice) -> Iterator[tuple[str, str]]:
-    """Where the two truths differ."""
-    for rank, worker in enumerate(device.workers):
-        for order in (*(order for order, _, _ in worker.copies), *worker.held_back):
-            blocks, places = (STORE_READS, STORE_WRITES) if order.stores else (LOAD_WRITES, LOAD_READS)
-            for block in order.blocks:
-                if core.blocks[block] not in blocks:
-                    yield (
-                        "I1",
-                        f"worker {rank}: copy {order.job} touches block {block}, which is said to be {core.blocks[block]}",
-                    )
-            size = len(worker.places) // len(core.slots)
-            for slot in {place // size for place in order.places}:
-                if core.slots[slot] not in places:
-                    yield "I1", f"worker {rank}: copy {order.job} touches slot {slot}, which is said to be {core.slots[slot]}"
-        if worker.lost:
-            continue
-        for block, content in core.readable_blocks:
-            if worker.blocks[block] != content:
-                yield "I6", f"worker {rank}: block {block} is found as {content}, and holds {_said(worker.blocks[block])}"
-        for place, content in core.readable_places:
-            if worker.places[place] != content:
-                yield (
-                    "I6",
-                    f"worker {rank}: host place {place} is found as {content}, and holds {_said(worker.places[place])}",
-                )
-
-
-def _said(content: Content) -> str:
-    return "garbage" if content is None else str(content)

@@ -1,8 +1,4 @@
-"""The command line: `blocklife replay`, `workload` and `spec`.
-
-Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 130 after Ctrl-C.
-Errors go to standard error, in one line.
-"""
+"""`blocklife replay`: a workload through explicit lifecycles, with every byte verified."""
 
 from __future__ import annotations
 
@@ -10,23 +6,20 @@ import argparse
 import contextlib
 import json
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife import __version__
+from blocklife.cli.common import INTERRUPTED, OK, WRONG, Commands, Parser, file, number, on_terminal, stopping, whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
     from blocklife.engines.toy.replay import Replay, ReplayOptions, ReplayReport
     from blocklife.engines.toy.workload import WorkloadRequest
 
-OK, WRONG, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 DEFAULT_REQUESTS = 600
 
 _REPLAY_EXAMPLES = """\
@@ -44,63 +37,9 @@ examples:
   blocklife workload generate | blocklife replay -  read the workload from standard input
 """
 
-_WORKLOAD_EXAMPLES = """\
-examples:
-  blocklife workload generate --requests 1000 > workload.jsonl
-  blocklife workload generate --seed 3 --output workload.jsonl
-"""
 
-_SPEC_EXAMPLES = """\
-examples:
-  blocklife spec --check            is every generated part of specs/ fresh?
-  blocklife spec --write            write them anew
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line and the way to more."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="blocklife", description="Typed state machines for the life of every KV-cache block.")
-    parser.add_argument("--version", action="version", version=f"blocklife {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    parser.set_defaults(run=lambda _: _print_help(parser))
-    _add_replay(commands)
-    _add_workload(commands)
-    _add_spec(commands)
-    return parser
-
-
-def _print_help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return OK
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number") from None
-
-
-def _file(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("'' is not the name of a file")
-    return text
-
-
-def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
+def add_replay(commands: Commands) -> None:
+    """Its options."""
     from blocklife.engines.toy.replay import ReplayOptions
 
     parser = commands.add_parser(
@@ -113,8 +52,8 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     defaults = ReplayOptions()
     add = parser.add_argument
-    add("workload", nargs="?", type=_file, metavar="WORKLOAD", help="JSON lines; - is standard input; none: generate one")
-    add("--requests", type=_whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
+    add("workload", nargs="?", type=file, metavar="WORKLOAD", help="JSON lines; - is standard input; none: generate one")
+    add("--requests", type=whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
     sizes: tuple[tuple[str, str], ...] = (
         ("gpu-blocks", "blocks on the device, the null block included"),
         ("host-slots", "slots in host memory; a slot holds one chunk"),
@@ -128,7 +67,7 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     for name, meaning in sizes:
         default = getattr(defaults, name.replace("-", "_"))
-        add(f"--{name}", type=_whole, metavar="N", default=default, help=f"{meaning} (default {default})")
+        add(f"--{name}", type=whole, metavar="N", default=default, help=f"{meaning} (default {default})")
     _add_groups(parser)
     add(
         "--contract",
@@ -151,26 +90,24 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     add(
         "--abort",
-        type=_number,
+        type=number,
         metavar="SHARE",
         help="share of requests whose client goes away (default 0; 0.02 with --faults)",
     )
-    add(
-        "--seed", type=_whole, default=0, metavar="N", help="of faults, aborts, sampling and the generated workload (default 0)"
-    )
+    add("--seed", type=whole, default=0, metavar="N", help="of faults, aborts, sampling and the generated workload (default 0)")
     add(
         "--speed",
-        type=_number,
+        type=number,
         metavar="MS",
         help="milliseconds of the workload that pass in a step (default: all have arrived)",
     )
-    add("--verify", type=_number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
-    add("--record", type=_file, metavar="FILE", help="write every committed transition as a JSON line")
+    add("--verify", type=number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
+    add("--record", type=file, metavar="FILE", help="write every committed transition as a JSON line")
     add("--json", action="store_true", help="print one JSON report instead of tables")
     parser.set_defaults(run=_replay)
 
 
-def _add_groups(parser: argparse.ArgumentParser) -> None:
+def _add_groups(parser: Parser) -> None:
     """What the model is like, and how it is offloaded."""
     from blocklife.engines.toy.replay import DEFAULT_BLOCK_TOKENS
 
@@ -182,11 +119,11 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--block-tokens",
-        type=_whole,
+        type=whole,
         metavar="N",
         help=f"short for --groups full:N (default {DEFAULT_BLOCK_TOKENS}; not together with --groups)",
     )
-    add("--blocks-per-chunk", type=_whole, default=1, metavar="N", help="blocks that are offloaded as one (default 1)")
+    add("--blocks-per-chunk", type=whole, default=1, metavar="N", help="blocks that are offloaded as one (default 1)")
     add(
         "--mode",
         choices=("eager", "lazy"),
@@ -195,42 +132,6 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
     )
     add("--async", dest="asynchronous", action="store_true", help="plan each step while the one before it runs")
     add("--policy", choices=("lru", "arc"), default="lru", help="what the host tier forgets first (default lru)")
-
-
-def _add_workload(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("workload", help="generate request workloads", description="Request workloads as JSON lines.")
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    parser.set_defaults(run=lambda _: _print_help(parser))
-    generate = actions.add_parser(
-        "generate",
-        help="generate multi-turn conversations",
-        description="Generate multi-turn conversations: one JSON object a line with timestamp (ms), input_length, "
-        "output_length and hash_ids of the prompt's 512-token blocks. The same seed gives the same bytes.",
-        epilog=_WORKLOAD_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    generate.add_argument("--requests", type=_whole, default=DEFAULT_REQUESTS, metavar="N", help="(default %(default)s)")
-    generate.add_argument("--seed", type=_whole, default=0, metavar="N", help="(default 0)")
-    generate.add_argument("--output", type=_file, metavar="FILE", default="-", help="(default - is standard output)")
-    generate.set_defaults(run=_generate)
-
-
-def _add_spec(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser(
-        "spec",
-        help="check or write the generated parts of specs/",
-        description="The tables and drawings in specs/ are generated from the machines; Python is the source.",
-        epilog=_SPEC_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="exit 1 and name what is stale")
-    what.add_argument("--write", action="store_true", help="write what is stale")
-    parser.add_argument("--root", default="specs", metavar="DIR", help="(default specs)")
-    parser.set_defaults(run=_spec)
-
-
-# --- replay ------------------------------------------------------------------------------------------------------------
 
 
 def _replay(args: argparse.Namespace) -> int:
@@ -244,9 +145,12 @@ def _replay(args: argparse.Namespace) -> int:
     try:
         with open(args.record, "w", encoding="utf-8") if args.record else contextlib.nullcontext() as stream:
             replay = Replay(workload, options)  # has threads, so that from here on it must run to its end
-            if stream is not None:
-                Recorder(stream).begin(replay.ledger)
+            recorder = None if stream is None else Recorder(stream)
+            if recorder is not None:
+                recorder.begin(replay.ledger)
             report = _run(replay)
+            if recorder is not None:
+                recorder.end()
     except OSError as problem:
         raise MisuseError(f"{args.record or 'replay'}: {problem.strerror or problem}") from problem
     if args.json:
@@ -301,38 +205,17 @@ def _workload(args: argparse.Namespace) -> list[WorkloadRequest]:
 
 
 def _run(replay: Replay) -> ReplayReport:
-    """Run with a progress bar on a terminal; the first Ctrl-C ends the run between two steps, a second one at once."""
-    stopped = False
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal stopped
-        stopped = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    previous = signal.signal(signal.SIGINT, stop)
-    try:
-        with _progress(replay) as progress:
-            return replay.run(stop=lambda: stopped, progress=progress)
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    """Run with a progress bar on a terminal."""
+    with stopping() as stop, _progress(replay) as progress:
+        return replay.run(stop=stop, progress=progress)
 
 
 @contextlib.contextmanager
 def _progress(replay: Replay) -> Iterator[Callable[[], None]]:
-    if not getattr(sys.stderr, "isatty", bool)():  # stderr may be None
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("replay"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[steps]} steps"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with on_terminal(_columns) as bar:
+        if bar is None:
+            yield lambda: None
+            return
         task = bar.add_task("", total=replay.total, steps=0)
 
         def update() -> None:
@@ -341,6 +224,18 @@ def _progress(replay: Replay) -> Iterator[Callable[[], None]]:
                 bar.update(task, completed=replay.finished, steps=steps)
 
         yield update
+
+
+def _columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    return [
+        TextColumn("replay"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[steps]} steps"),
+        TimeElapsedColumn(),
+    ]
 
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -366,8 +261,8 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
     table.add_column()
     table.add_column(justify="right")
     for title, names in _SECTIONS:
-        for number, name in enumerate(names):
-            table.add_row(title if number == 0 else "", name.replace("_", " "), f"{values[name]:,}")
+        for at, name in enumerate(names):
+            table.add_row(title if at == 0 else "", name.replace("_", " "), f"{values[name]:,}")
             if name == "flushes":
                 for cause, count in report.flushes_by_cause.items():
                     table.add_row("", f"flushes, {cause}", f"{count:,}")
@@ -376,8 +271,8 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
                 table.add_row("", f"jobs {state}", f"{count:,}")
         if title == "tokens":
             hits = zip(report.groups.split(","), report.blocks_hit_gpu, report.blocks_hit_host, strict=True)
-            for number, (group, gpu, host) in enumerate(hits):
-                table.add_row("blocks hit" if number == 0 else "", f"{group} gpu", f"{gpu:,}")
+            for at, (group, gpu, host) in enumerate(hits):
+                table.add_row("blocks hit" if at == 0 else "", f"{group} gpu", f"{gpu:,}")
                 table.add_row("", f"{group} host", f"{host:,}")
     console.print(table)
     counts = [count for rows in report.transitions.values() for count in rows.values() if count]
@@ -393,66 +288,3 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
     else:
         console.print("NOT clean")
     print(console.end_capture(), end="")
-
-
-# --- workload and spec -------------------------------------------------------------------------------------------------
-
-
-def _generate(args: argparse.Namespace) -> int:
-    from blocklife.engines.toy.workload import generate_workload, write_workload
-
-    requests = generate_workload(requests=args.requests, seed=args.seed)
-    if args.output == "-":
-        stdout: TextIO | None = sys.stdout  # None where the process was started without one
-        if stdout is None:
-            raise MisuseError("standard output is closed (name a file with --output)")
-        write_workload(requests, stdout)
-        return OK
-    try:
-        with open(args.output, "w", encoding="utf-8") as stream:
-            write_workload(requests, stream)
-    except OSError as problem:
-        raise MisuseError(f"{args.output}: {problem.strerror or problem}") from problem
-    return OK
-
-
-def _spec(args: argparse.Namespace) -> int:
-    from blocklife.drawing.spec import stale, write
-
-    root = Path(args.root)
-    if not root.is_dir():
-        raise MisuseError(f"{root}: no such folder (name it with --root)")
-    if args.write:
-        for name in write(root):
-            print(f"wrote {name}")
-    problems = stale(root)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    return WRONG if problems else OK
-
-
-def _leave_stdout() -> None:
-    """Keep the interpreter from failing at its exit with what could not be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
-    try:
-        args = _parser().parse_args(argv)
-        status: int = args.run(args)
-        print(end="", flush=True)
-    except MisuseError as problem:
-        print(f"blocklife: {problem}", file=sys.stderr)
-        return BAD_INPUT
-    except BrokenPipeError:  # the reader has gone (head, say): nobody is left to be told
-        _leave_stdout()
-        return OK
-    except OSError as problem:
-        _leave_stdout()
-        print(f"blocklife: standard output: {problem.strerror or problem}", file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("blocklife: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return status

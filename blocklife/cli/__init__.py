@@ -1,0 +1,62 @@
+"""The command line: `blocklife replay`, `check`, `scenario`, `recording`, `workload` and `spec`; one module for each command.
+
+Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 3 a search hit a bound
+before it was through, 130 after Ctrl-C. Errors go to standard error, in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from blocklife import __version__
+from blocklife.cli.check import add_check
+from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, print_help
+from blocklife.cli.recording import add_recording
+from blocklife.cli.replay import add_replay
+from blocklife.cli.scenario import add_scenario
+from blocklife.cli.spec import add_spec
+from blocklife.cli.workload import add_workload
+from blocklife.errors import MisuseError
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="blocklife", description="Typed state machines for the life of every KV-cache block.")
+    parser.add_argument("--version", action="version", version=f"blocklife {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parser.set_defaults(run=lambda _: print_help(parser))
+    add_replay(commands)
+    add_check(commands)
+    add_scenario(commands)
+    add_recording(commands)
+    add_workload(commands)
+    add_spec(commands)
+    return parser
+
+
+def _leave_stdout() -> None:
+    """Keep the interpreter from failing at its exit with what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    try:
+        args = _parser().parse_args(argv)
+        status: int = args.run(args)
+        print(end="", flush=True)
+    except MisuseError as problem:
+        print(f"blocklife: {problem}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:  # the reader has gone (head, say): nobody is left to be told
+        _leave_stdout()
+        return OK
+    except OSError as problem:
+        _leave_stdout()
+        print(f"blocklife: standard output: {problem.strerror or problem}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("blocklife: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return status

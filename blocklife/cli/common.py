@@ -1,0 +1,88 @@
+"""What all commands share: exit statuses, bad options in one line, Ctrl-C between two steps, progress on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
+"""What a command can end with."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line and the way to more."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end."""
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""Where a command puts its parser."""
+
+
+def print_help(parser: argparse.ArgumentParser) -> int:
+    """Nothing asked is a question for help."""
+    parser.print_help()
+    return OK
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number") from None
+
+
+def file(text: str) -> str:
+    """The name of a file."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is not the name of a file")
+    return text
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Whether to stop: the first Ctrl-C ends a run between two steps, a second one at once."""
+    stopped = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    previous = signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: stopped
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterator[Progress | None]:
+    """A line of progress on standard error, gone at the end; None where that is no terminal."""
+    if not getattr(sys.stderr, "isatty", bool)():  # stderr may be None
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(*columns(), console=Console(stderr=True), transient=True) as bar:
+        yield bar

@@ -1,0 +1,98 @@
+"""`blocklife check --walk` and `--mutants`: long random ways through a world, and every rule switched off in turn."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from blocklife.cli.common import INTERRUPTED, OK, WRONG, on_terminal, stopping
+from blocklife.cli.exploring import folder_for, write_story
+from blocklife.errors import MisuseError
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+    from blocklife.testing.mutation import Judgement
+    from blocklife.testing.world import WorldSettings
+
+
+def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
+    """Walk through a world at random, and print what was met."""
+    from blocklife.testing.walk import walk
+
+    if args.walk < 1:
+        raise MisuseError(f"--walk must be at least 1 step, not {args.walk}")
+    folder = folder_for(args.write)
+    with stopping() as stop, _steps(args.walk) as progress:
+        walked = walk(settings, steps=args.walk, seed=args.seed or 0, progress=progress, stop=stop)
+    print(json.dumps(walked.record()) if args.json else "\n".join(walked.lines()))
+    if walked.finding is not None and folder is not None:
+        files, notes = write_story(walked.finding.story(), folder)
+        if not args.json:
+            print("\n".join([*(f"wrote {name}" for name in files), *notes]))
+    return WRONG if walked.finding else INTERRUPTED if walked.interrupted else OK
+
+
+@contextlib.contextmanager
+def _steps(total: int) -> Iterator[Callable[[int, int, int], None] | None]:
+    with on_terminal(lambda: _columns("walk", "{task.fields[said]}")) as bar:
+        if bar is None:
+            yield None
+            return
+        task = bar.add_task("", total=total, said="")
+        yield lambda steps, legs, states: bar.update(
+            task, completed=steps, said=f"{steps:,} steps, {legs:,} legs, {states:,} states"
+        )
+
+
+def _columns(name: str, said: str) -> list[str | ProgressColumn]:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    return [TextColumn(name), BarColumn(), TextColumn(said), TimeElapsedColumn()]
+
+
+def hunt(args: argparse.Namespace) -> int:
+    """Judge every mutant, and print what each was found by."""
+    from blocklife.testing.mutant_table import holes, lines, page
+    from blocklife.testing.mutants import all_mutants
+    from blocklife.testing.mutation import grounds, judge_all
+    from blocklife.testing.unfound import UNFOUND
+
+    mutants = [each for each in all_mutants() if args.mutants in each.name]
+    if not mutants:
+        raise MisuseError(f"--mutants {args.mutants!r}: no mutant has that in its name")
+    if args.page and args.mutants:
+        raise MisuseError(f"--page {args.page} needs all mutants (leave out what --mutants names)")
+    with stopping() as stop, _judged(len(mutants)) as progress:
+        judged = judge_all(mutants, grounds(), processes=os.cpu_count() or 1, progress=progress, stop=stop)
+    if args.json:
+        print(json.dumps([{**attrs.asdict(each), "fate": each.fate.name.lower(), "length": each.length} for each in judged]))
+    else:
+        print("\n".join(lines(judged, UNFOUND)))
+    if len(judged) < len(mutants):
+        return INTERRUPTED
+    if args.page:
+        try:
+            Path(args.page).write_text(page(judged, UNFOUND), encoding="utf-8")
+        except OSError as problem:
+            raise MisuseError(f"{args.page}: {problem.strerror or problem}") from problem
+    return WRONG if holes(judged, UNFOUND, whole=not args.mutants) else OK
+
+
+@contextlib.contextmanager
+def _judged(total: int) -> Iterator[Callable[[int, Judgement], None] | None]:
+    with on_terminal(lambda: _columns("mutants", "{task.completed}/{task.total} {task.fields[said]}")) as bar:
+        if bar is None:
+            yield None
+            return
+        task = bar.add_task("", total=total, said="first the worlds as they are")
+        yield lambda number, judgement: bar.update(
+            task, completed=number, said=f"{judgement.fate.name.lower()}: {judgement.mutant[:60]}"
+        )

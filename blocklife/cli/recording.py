@@ -1,0 +1,72 @@
+"""`blocklife recording`: what a run wrote down, checked line by line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from blocklife.cli.common import Commands, Parser, file, on_terminal, print_help
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+_EXAMPLES = """\
+examples:
+  blocklife recording check run.jsonl               is every line of it legal?
+  blocklife recording check run.jsonl --whole       it was recorded to its end, though it does not say so
+  blocklife recording check - --json < run.jsonl    from standard input; one report for machines
+exit status: 0 nothing is wrong, 1 something is illegal, 2 it cannot be read, 130 after Ctrl-C
+"""
+
+
+def add_recording(commands: Commands) -> None:
+    """Its options."""
+    parser = commands.add_parser("recording", help="check recorded runs", description="Recordings: JSON lines of a run.")
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parser.set_defaults(run=lambda _: print_help(parser))
+    check = actions.add_parser(
+        "check",
+        help="is every transition of a recording legal?",
+        description="Read a recording and ask of every line whether it was legal: states, epochs, holders and pins are counted "
+        "again from the lines. The first illegal one is told with what led to it. blocklife replay can write one.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    check.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
+    check.add_argument("--whole", action="store_true", help="the run was recorded to its end; nothing may be left over there")
+    check.add_argument("--json", action="store_true", help="print one JSON report")
+    check.set_defaults(run=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from blocklife.testing.recordings import check_file
+
+    with _progress() as progress:
+        verdict = check_file(args.file, whole=args.whole, progress=progress)
+    if args.json:
+        print(json.dumps({**attrs.asdict(verdict), "clean": verdict.clean, "status": verdict.status}))
+    else:
+        print(verdict)
+    return verdict.status
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    with on_terminal(_columns) as bar:
+        if bar is None:
+            yield None
+            return
+        task = bar.add_task("", total=None, megabytes=0, events=0)
+        yield lambda size, events: bar.update(task, megabytes=size >> 20, events=events)
+
+
+def _columns() -> list[str | ProgressColumn]:
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    counts = "{task.fields[megabytes]:,} MiB, {task.fields[events]:,} transitions"
+    return [TextColumn("recording"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]
