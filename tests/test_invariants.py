@@ -350,6 +350,14 @@ def test_i10_load_that_nobody_waits_for_is_given_up() -> None:
     breaks(ledger, "I10", f"job {load} is {ledger.jobs.state(ledger.jobs.by_number[load]).name}, and no request waits for it")
 
 
+def test_i10_request_that_is_over_is_not_known() -> None:
+    """Its name could never be used again."""
+    ledger = busy()
+    put_request(ledger, "b" if "b" in ledger.requests else "a", Request.FINISHED)
+
+    breaks(ledger, "I10", "is FINISHED, and still known")
+
+
 def test_i12_block_behind_a_fence_has_a_wait() -> None:
     """The flush was forgotten: the new tenant stands there for ever, or writes too early."""
     ledger = make_ledger(num_blocks=2)
@@ -390,6 +398,14 @@ def test_i13_reserved_slot_has_a_store() -> None:
     ledger.slots.column.state[3] = SlotLife.table.index[Slot.WRITING]
 
     assert "slot 3 is WRITING, and its store is over" in [each.message for each in check(ledger, "I13")]
+
+
+def test_i13_every_row_of_requests_is_in_use_or_to_be_had() -> None:
+    """A row that is lost is a request that can never come."""
+    ledger = busy()
+    ledger._spare_requests.pop()
+
+    breaks(ledger, "I13", "are in use or to be had, and there are 8 for requests")
 
 
 def test_i13_block_without_a_life_is_held_by_nobody() -> None:

@@ -214,6 +214,8 @@ def requests_match_their_loads(core: Core) -> Iterator[str]:
     for request in core.requests.values():
         state = core.request_column.at(request.row)
         load = core.jobs.by_number.get(request.load)
+        if state is Request.FINISHED:
+            yield f"request {request.name} is FINISHED, and still known"
         if (state is Request.LOADING) != (request.load != 0):
             yield f"request {request.name} is {state.name} with load {request.load}"
         if request.load and (load is None or core.jobs.state(load) in (*TERMINAL, Job.STALE, Job.QUARANTINED)):
@@ -251,6 +253,9 @@ def places_are_conserved(core: Core) -> Iterator[str]:
     owned = _state_in(blocks.column.view, _HELD)
     for place in np.flatnonzero(owned & ~held).tolist():
         yield f"block {place} is {blocks.at(place).name} and held by nobody"
+    rows = sorted([*(request.row for request in core.requests.values()), *core._spare_requests])
+    if rows != list(range(core.limits.max_requests)):
+        yield f"rows {rows[:8]} are in use or to be had, and there are {core.limits.max_requests} for requests"
     if blocks.at(NULL) is not Block.FREED or blocks.epoch[NULL]:
         yield "the null block was handed out"
     reserved = {int(slot): state for job, state in _alive(core) if job.direction is Direction.STORE for slot in job.slots}
