@@ -195,6 +195,14 @@ def test_i5_jobs_that_are_out_are_filed() -> None:
     assert "are filed as out" in check(ledger, "I5")[0].message
 
 
+def test_i5_row_of_a_job_that_is_over_can_be_used_again() -> None:
+    """Jobs would run out one by one."""
+    ledger = busy()
+    ledger.jobs._spare.pop()
+
+    breaks(ledger, "I5", "can be made, of 12 in all")
+
+
 def test_i5_deadline_is_watched() -> None:
     """A job with a deadline that nobody looks at never ends."""
     ledger = make_ledger()

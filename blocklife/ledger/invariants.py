@@ -124,6 +124,8 @@ def jobs_end_once(core: Core) -> Iterator[str]:
     open_jobs = [job.number for job in core.jobs.by_number.values() if core.jobs.state(job) not in TERMINAL]
     if sorted(core.jobs.out) != sorted(open_jobs):
         yield f"jobs {sorted(core.jobs.out)} are filed as out, {sorted(open_jobs)} are"
+    if len(alive) + core.jobs.room != core.jobs.max_jobs:
+        yield f"{len(alive)} jobs are out and {core.jobs.room} can be made, of {core.jobs.max_jobs} in all"
     planned = [job.number for job in alive if core.jobs.state(job) is Job.PLANNED]
     if sorted(core.jobs.planned) != sorted(planned):
         yield f"jobs {sorted(core.jobs.planned)} are filed as planned, {sorted(planned)} are"

@@ -215,12 +215,29 @@ def _mistold(engine: Engine, before: Core) -> tuple[str, str] | None:
     return None
 
 
-def misdone(engine: Engine, before: Core, orders: Orders | None, handed_out: Sequence[int]) -> Iterator[tuple[str, str] | None]:
+def _overdue(engine: Engine, before: Core, verb: str, worker: int) -> tuple[str, str] | None:
+    """A job that goes on although its deadline has passed (I5), or as if a worker that is gone could still report (I9)."""
+    ledger = engine.ledger
+    for saved in before.saved.ledger.jobs:
+        job = ledger.jobs.out.get(saved.number)
+        if job is None or saved.number not in before.live:
+            continue
+        if verb == "settle_late" and saved.deadline is not None and ledger.jobs.state(job) is not Job.QUARANTINED:
+            return "I5", f"job {saved.number} is {ledger.jobs.state(job).name} after its deadline"
+        if verb == "lose_worker" and not job.reported >> worker & 1:
+            return "I9", f"job {saved.number} still waits for worker {worker}, which is gone"
+    return None
+
+
+def misdone(
+    engine: Engine, before: Core, orders: Orders | None, handed_out: Sequence[int], verb: str, worker: int
+) -> Iterator[tuple[str, str] | None]:
     """What is wrong with a call itself: with what was planned, offered, or told."""
     yield _misplanned(engine, before, orders)
     yield _offered_again(engine, before)
     yield _unheard(engine, before, handed_out)
     yield _mistold(engine, before)
+    yield _overdue(engine, before, verb, worker)
 
 
 def loads(engine: Engine, before: Core) -> tuple[tuple[str, ...], tuple[str, ...]]:

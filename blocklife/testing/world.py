@@ -608,7 +608,14 @@ class World:
         violations = engine.ledger.tally["violations"]
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
-            problem = next((found for found in misdone(engine, before, orders, handed_out) if found is not None), None)
+            problem = next(
+                (
+                    found
+                    for found in misdone(engine, before, orders, handed_out, action.verb, action.worker)
+                    if found is not None
+                ),
+                None,
+            )
             if problem is None and engine.ledger.tally["violations"] > violations:
                 problem = LAWFUL, "the ledger itself has counted a violation"
             failed, loading = loads(engine, before)
