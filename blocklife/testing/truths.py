@@ -240,6 +240,20 @@ def misdone(
     yield _overdue(engine, before, verb, worker)
 
 
+def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:
+    """What was asked for and has not happened, as the value says that the call has led to."""
+    out = {job.number: job.owner for job in saved.ledger.jobs if job.state not in (*OVER, _PLANNED)}
+    if verb == "abort" and any(each.name == request and not each.ending for each in saved.requests):
+        return "I5", f"request {request} was aborted, and goes on"
+    if verb == "preempt" and request in out.values() and request not in saved.preempted:
+        return "I10", f"request {request} gave way, and the next plan does not wait for its copies"
+    if verb == "sleep" and (not saved.asleep or not out.keys() <= set(saved.ledger.to_flush)):
+        return "I10", "the device is given up, and somebody goes on, or a copy is not waited for"
+    if verb == "regain_worker" and worker in saved.lost:
+        return "I10", f"worker {worker} is there again, and counts as lost"
+    return None
+
+
 def loads(engine: Engine, before: Core) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Whose load was lost in a call, and for whom one was planned."""
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number

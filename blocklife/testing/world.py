@@ -50,6 +50,7 @@ from blocklife.testing.truths import (
     left_behind,
     loads,
     misdone,
+    unheeded,
 )
 
 
@@ -620,6 +621,7 @@ class World:
                 problem = LAWFUL, "the ledger itself has counted a violation"
             failed, loading = loads(engine, before)
             saved, names = engine.freeze(kept)
+            problem = problem or unheeded(saved, action.verb, action.request, action.worker)
             core = self._core_number(saved, engine.weights)
             self._problems[core] = self._problems[core] or self._counted_again(core)
         except Exception as broken:
