@@ -304,8 +304,7 @@ def _put_back_requests(core: SchedulerCore, saved: SavedScheduler) -> None:
         column[:] = 0
     for each in (table.placed, table.first, table.sealed, table.offered):
         each[:] = 0
-    table.serial[:] = np.arange(1, len(table.serial) + 1)
-    table._serial = len(table.serial)
+    table.serial[:] = table._serial = 1  # only whether a plan and its request agree is ever asked
     core._requests, core._names = {}, {}
     for request in saved.requests:
         row, progress = request.row, request.progress
