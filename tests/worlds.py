@@ -32,7 +32,8 @@ from blocklife.ledger import (
 )
 from blocklife.ledger.jobs import Allocated, Planned, Sealed
 from blocklife.ledger.places import ID_MASK
-from blocklife.states import Block, Slot
+from blocklife.states import Block
+from blocklife.testing.touching import blocks_touched, slots_touched
 
 BOTH = pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
 """The same test under both contracts."""
@@ -330,11 +331,8 @@ class Claims:
         return self.ledger.slots.at(slot).name
 
 
-STORE_READS = {Block.IN_FLIGHT.name, Block.FLUSHED.name, Block.LOADING.name, Block.STALE.name, Block.QUARANTINED.name}
-"""Where a block may stand while the device reads it. Behind a fence a load may be planned already; it runs after the wait."""
-LOAD_WRITES = {Block.LOADING.name, Block.STALE.name, Block.QUARANTINED.name}
-STORE_WRITES = {Slot.WRITING.name, Slot.QUARANTINED.name}
-LOAD_READS = {Slot.READY.name, Slot.STALE.name}
+STORE_READS, LOAD_WRITES = ({each.name for each in blocks_touched(stores=stores)} for stores in (True, False))
+STORE_WRITES, LOAD_READS = ({each.name for each in slots_touched(stores=stores)} for stores in (True, False))
 
 
 def compare(device: Device, book: Book) -> None:
