@@ -23,7 +23,7 @@ _HEAD = (
     "`blocklife check --mutants` plants one after the other and explores the small worlds until one of them does not hold; "
     "*steps* is the length of a shortest counterexample there.\n"
     "The list is read from the tables and from the source; nobody keeps it. "
-    "This page is written by `make mutants`, and a test asks each row again.\n"
+    "This page is written by `make mutants`, and a test asks each row with a number of steps again.\n"
 )
 _COLUMNS = "| mutant | found in | breaks | steps |\n| --- | --- | --- | ---: |\n"
 _KINDS = {
