@@ -6,8 +6,8 @@ Rules of this file:
   ledger and the scheduler. A new rule is a new mutant, without a line here.
 * A mutant is planted in the running code and taken out again, whatever happens. It is found where a world that holds without it
   does not hold with it; the depth of the search is the length of a shortest counterexample.
-* What is not found is told apart (`mutation.Fate`), and each needs an argument (`unfound`): *counted* (every rule holds, and the
-  numbers that tests pin change), *unreached* (no world comes there), *unchanged* and *survived* (other values, in like number).
+* What is not found is told apart (`mutation.Fate`), and each needs an argument (`unfound`): *counted* (every rule holds, and
+  the numbers that tests pin change), *unreached* (no world comes there), *unchanged* and *survived* (other values, as many).
 
 Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
 not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that something ends
