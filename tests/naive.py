@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blocklife.testing.device import CopyOrder, Landing, Orders, Pass
-from blocklife.testing.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.scenarios.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.worlds.device import CopyOrder, Landing, Orders, Pass
 
 SIZE = 4
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 from blocklife.states import MACHINES
-from blocklife.testing.mutants import all_mutants, planted
-from blocklife.testing.truths import RULES
-from blocklife.testing.world import Action, State, World
-from blocklife.testing.worlds import COUNTS, WORLDS
+from blocklife.testing.mutants.planting import all_mutants, planted
+from blocklife.testing.worlds.pinned import COUNTS, WORLDS
+from blocklife.testing.worlds.truths import RULES
+from blocklife.testing.worlds.world import Action, State, World
 from tests.test_cli import COMMAND, ROOT, SECONDS_MAX, Capture, call, on_terminal, refused
 
 SEED = next(each for each in all_mutants() if each.name.startswith("S1: "))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.testing import device as module
-from blocklife.testing.device import CopyOrder, Device, DeviceFault, Names, Orders, Pass, renamed
+from blocklife.testing.worlds import device as module
+from blocklife.testing.worlds.device import CopyOrder, Device, DeviceFault, Names, Orders, Pass, renamed
 
 
 def store(job: int, block: int, place: int = 0) -> CopyOrder:

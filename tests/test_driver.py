@@ -16,10 +16,10 @@ import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.testing.device import Landing
-from blocklife.testing.driver import Driver, Settled, Stepped, Unsupported, World
-from blocklife.testing.our_driver import OurDriver
-from blocklife.testing.scenario import Outcome, Verdict, driver_named, read_scenario, run_scenario
+from blocklife.testing.scenarios.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.scenarios.our_driver import OurDriver
+from blocklife.testing.scenarios.running import Outcome, Verdict, driver_named, read_scenario, run_scenario
+from blocklife.testing.worlds.device import Landing
 from tests import naive
 
 FOLDER = Path(__file__).parent.parent / "specs" / "scenarios"
@@ -132,7 +132,7 @@ def test_driver_is_named_by_module_and_class() -> None:
         ("tests.none:Naive", "cannot be imported (ModuleNotFoundError: No module named 'tests.none')"),
         ("tests.naive:None_", "cannot be imported (AttributeError"),
         ("tests.naive:SIZE", "SIZE is no class"),
-        ("blocklife.testing.device:CopyOrder", "CopyOrder is no driver"),
+        ("blocklife.testing.worlds.device:CopyOrder", "CopyOrder is no driver"),
     ],
 )
 def test_driver_that_cannot_be_is_refused(name: str, said: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pytest
 from attrs import define, field
 
-from blocklife.testing.explore import Bounds, Broken, Kind, Property, Verdict, explore
+from blocklife.testing.exploring.explore import Bounds, Broken, Kind, Property, Verdict, explore
 
 
 @define(eq=False)

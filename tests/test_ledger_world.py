@@ -18,8 +18,8 @@ from blocklife.ledger import Ledger
 from blocklife.ledger.core import Core
 from blocklife.ledger.places import Blocks, Slots
 from blocklife.states import MACHINES, Slot
-from blocklife.testing.explore import Bounds, Exploration, Kind, Property, Verdict, explore
-from blocklife.testing.ledger_world import Action, LedgerSettings, LedgerWorld, State
+from blocklife.testing.exploring.explore import Bounds, Exploration, Kind, Property, Verdict, explore
+from blocklife.testing.worlds.ledger_world import Action, LedgerSettings, LedgerWorld, State
 
 COUNTS: dict[str, tuple[int, int]] = {
     "smallest": (212, 162),

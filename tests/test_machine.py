@@ -15,10 +15,10 @@ from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from blocklife.ledger import Ledger, Plan
-from blocklife.testing import world as world_module
-from blocklife.testing.machine import VERBS, Violation, WorldMachine, machine_for
-from blocklife.testing.walk import LARGE, walk
-from blocklife.testing.world import Faults, WorldSettings
+from blocklife.testing.exploring.machine import VERBS, Violation, WorldMachine, machine_for
+from blocklife.testing.exploring.walk import LARGE, walk
+from blocklife.testing.worlds import world as world_module
+from blocklife.testing.worlds.world import Faults, WorldSettings
 
 SEED = 7
 SMALL = WorldSettings(faults=Faults(fail=1, abort=1, preempt=1, renew=1))
@@ -82,7 +82,7 @@ def test_machines_of_two_worlds_share_nothing() -> None:
 def test_hypothesis_is_needed_by_the_machine_alone() -> None:
     """Whoever walks, visits or writes tests with the plugin does without it."""
     script = (
-        "import sys, blocklife.testing.walk, blocklife.testing.visit, blocklife.testing.plugin\n"
+        "import sys, blocklife.testing.exploring.walk, blocklife.testing.plugin.visit, blocklife.testing.plugin.hooks\n"
         "sys.exit('hypothesis' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", script], check=False)

@@ -20,10 +20,8 @@ from blocklife.ledger.core import Core
 from blocklife.ledger.ledger import Ledger
 from blocklife.ledger.places import Blocks
 from blocklife.states import COUPLINGS, MACHINES
-from blocklife.testing.explore import Bounds, Verdict, explore
-from blocklife.testing.mutant_table import Found, holes, page, read_page
-from blocklife.testing.mutants import Mutant, all_mutants, planted, seed_mutants, watched
-from blocklife.testing.mutation import (
+from blocklife.testing.exploring.explore import Bounds, Verdict, explore
+from blocklife.testing.mutants.judging import (
     Baseline,
     Fate,
     Judgement,
@@ -34,8 +32,10 @@ from blocklife.testing.mutation import (
     judge,
     judge_all,
 )
-from blocklife.testing.unfound import UNFOUND
-from blocklife.testing.world import Faults, World, WorldSettings
+from blocklife.testing.mutants.planting import Mutant, all_mutants, planted, seed_mutants, watched
+from blocklife.testing.mutants.table import Found, holes, page, read_page
+from blocklife.testing.mutants.unfound import UNFOUND
+from blocklife.testing.worlds.world import Faults, World, WorldSettings
 
 PAGE = Path(__file__).parent.parent / "specs" / "mutants.md"
 MUTANTS = {each.name: each for each in all_mutants()}

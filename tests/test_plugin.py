@@ -19,8 +19,8 @@ from attrs import frozen
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.book import Book
 from blocklife.states import MACHINES
-from blocklife.testing.coverage import Coverage
-from blocklife.testing.plugin import REPORT, REQUIRE
+from blocklife.testing.plugin.coverage import Coverage
+from blocklife.testing.plugin.hooks import REPORT, REQUIRE
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "your_engine"
@@ -100,7 +100,7 @@ import sys
 
 def test_a(pytestconfig):
     heavy = {"numpy", "attrs", "attr", "rich"} | {f"blocklife.{name}" for name in ("ledger", "lifecycle", "states", "errors")}
-    assert pytestconfig.pluginmanager.has_plugin("blocklife.testing.plugin")
+    assert pytestconfig.pluginmanager.has_plugin("blocklife.testing.plugin.hooks")
     assert not heavy & sys.modules.keys()
 """,
     )
@@ -170,7 +170,7 @@ def test_world_is_visited_by_named_actions(tmp_path: Path) -> None:
 import pytest
 from blocklife.errors import MisuseError
 from blocklife.states import Request
-from blocklife.testing.explore import Bounds
+from blocklife.testing.exploring.explore import Bounds
 
 def test_a(blocklife_world):
     visit = blocklife_world("ab.c", "ab.d", faults={"abort": 1})
@@ -314,7 +314,7 @@ def test_driver_of_scenarios_is_the_engine_authors_own(cases: Path) -> None:
     write(
         cases,
         mine="""
-from blocklife.testing.driver import Driver, Unsupported
+from blocklife.testing.scenarios.driver import Driver, Unsupported
 
 class Mine(Driver):
     def start(self, world):

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocklife.testing.driver import World
-from blocklife.testing.scenario_format import (
+from blocklife.testing.scenarios.driver import World
+from blocklife.testing.scenarios.format import (
     Scenario,
     ScenarioError,
     Step,
@@ -23,9 +23,9 @@ from blocklife.testing.scenario_format import (
     read_scenario,
     write_scenario,
 )
-from blocklife.testing.scenario_judge import JUDGED
-from blocklife.testing.scenario_stage import Stage
-from blocklife.testing.scenario_words import (
+from blocklife.testing.scenarios.judge import JUDGED
+from blocklife.testing.scenarios.stage import Stage
+from blocklife.testing.scenarios.words import (
     CHOICES,
     COMMON,
     COUNTS,

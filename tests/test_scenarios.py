@@ -16,10 +16,9 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.jobs import Cargo
 from blocklife.offload import OffloadScheduler, search
 from blocklife.offload.stores import StoreLine
-from blocklife.testing.device import DeviceFault
-from blocklife.testing.driver import Stepped
-from blocklife.testing.our_driver import OurDriver
-from blocklife.testing.scenario import (
+from blocklife.testing.scenarios.driver import Stepped
+from blocklife.testing.scenarios.our_driver import OurDriver
+from blocklife.testing.scenarios.running import (
     Outcome,
     Verdict,
     list_files,
@@ -30,6 +29,7 @@ from blocklife.testing.scenario import (
     summary,
     told,
 )
+from blocklife.testing.worlds.device import DeviceFault
 from tests.engines import without
 from tests.test_acceptance import CASES
 from tests.test_seeds import BY_BLOCK_ID, plant_stale_sources

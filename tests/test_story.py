@@ -17,15 +17,15 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.ledger.ledger import Ledger
 from blocklife.offload import LastStep, Mode
-from blocklife.testing.engine import Engine, Settings
-from blocklife.testing.explore import Bounds, Counterexample, explore
-from blocklife.testing.mutants import Mutant, all_mutants, planted
-from blocklife.testing.scenario import Outcome, parse_scenario, run_scenario
-from blocklife.testing.story import Story, retell, tell
-from blocklife.testing.story_forms import diagram, program, replayed, scenario_text
-from blocklife.testing.truths import LAST_STEP
-from blocklife.testing.world import Action, Faults, World, WorldSettings
-from blocklife.testing.worlds import pinned_world
+from blocklife.testing.exploring.explore import Bounds, Counterexample, explore
+from blocklife.testing.exploring.story import Story, retell, tell
+from blocklife.testing.exploring.story_forms import diagram, program, replayed, scenario_text
+from blocklife.testing.mutants.planting import Mutant, all_mutants, planted
+from blocklife.testing.scenarios.running import Outcome, parse_scenario, run_scenario
+from blocklife.testing.worlds.engine import Engine, Settings
+from blocklife.testing.worlds.pinned import pinned_world
+from blocklife.testing.worlds.truths import LAST_STEP
+from blocklife.testing.worlds.world import Action, Faults, World, WorldSettings
 
 MUTANTS = {each.name: each for each in all_mutants()}
 LOADS = pinned_world("loads-fence").settings

@@ -15,11 +15,11 @@ from attrs import asdict, evolve
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Plan
 from blocklife.offload import Mode
-from blocklife.testing import world as world_module
-from blocklife.testing.engine import Settings
-from blocklife.testing.explore import Broken
-from blocklife.testing.walk import LARGE, WORLD, Walked, carry, shrink, walk
-from blocklife.testing.world import Action, Faults, World, WorldSettings
+from blocklife.testing.exploring.explore import Broken
+from blocklife.testing.exploring.walk import LARGE, WORLD, Walked, carry, shrink, walk
+from blocklife.testing.worlds import world as world_module
+from blocklife.testing.worlds.engine import Settings
+from blocklife.testing.worlds.world import Action, Faults, World, WorldSettings
 
 SEEDS = (11, 12)
 STEPS = 800

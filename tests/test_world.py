@@ -19,12 +19,12 @@ from blocklife.ledger.invariants import check
 from blocklife.offload import LastStep, Mode
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES
-from blocklife.testing import truths
-from blocklife.testing.device import Device, Landing
-from blocklife.testing.engine import Engine, Settings
-from blocklife.testing.explore import Bounds, Broken, Kind, Verdict, explore
-from blocklife.testing.truths import LAST_STEP, LAWFUL, RULES, TOLD, Core
-from blocklife.testing.world import Action, Faults, Script, State, World, WorldSettings
+from blocklife.testing.exploring.explore import Bounds, Broken, Kind, Verdict, explore
+from blocklife.testing.worlds import truths
+from blocklife.testing.worlds.device import Device, Landing
+from blocklife.testing.worlds.engine import Engine, Settings
+from blocklife.testing.worlds.truths import LAST_STEP, LAWFUL, RULES, TOLD, Core
+from blocklife.testing.worlds.world import Action, Faults, Script, State, World, WorldSettings
 
 TEXTS = ("abc.defgh", "abc.dexy", "abcd.uvw", "qrs.tuvwx")
 SETTINGS = {
@@ -291,7 +291,7 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
     def mistaken(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
         return evolve(right(engine, saved, weights), blocks=said)
 
-    monkeypatch.setattr("blocklife.testing.world.described", mistaken)
+    monkeypatch.setattr("blocklife.testing.worlds.world.described", mistaken)
     with pytest.raises(Broken, match="which is said to be FREED") as broken:
         world.step(state, Action("arrive", "b"))
 

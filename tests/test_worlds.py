@@ -22,10 +22,9 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.offload import FullHit, LastStep, Mamba, Mode, SlidingWindow
 from blocklife.states import MACHINES
-from blocklife.testing.engine import Settings
-from blocklife.testing.explore import Counterexample, Verdict, explore
-from blocklife.testing.world import Action, Faults, World, WorldSettings
-from blocklife.testing.world_format import (
+from blocklife.testing.exploring.explore import Counterexample, Verdict, explore
+from blocklife.testing.worlds.engine import Settings
+from blocklife.testing.worlds.format import (
     FAULT_DOCS,
     PYTHON_IMPORTS,
     WORDS,
@@ -37,7 +36,8 @@ from blocklife.testing.world_format import (
     words_of,
     words_table,
 )
-from blocklife.testing.worlds import COUNTS, WORLDS, Counts, Pinned, pinned_world, worlds_table
+from blocklife.testing.worlds.pinned import COUNTS, WORLDS, Counts, Pinned, pinned_world, worlds_table
+from blocklife.testing.worlds.world import Action, Faults, World, WorldSettings
 
 PAGE = Path(__file__).parent.parent / "specs" / "testing.md"
 SMALL = [each for each in WORLDS if not each.large]

@@ -14,8 +14,8 @@ from blocklife.cli.common import OK, Commands, Parser, file, number, whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
-    from blocklife.testing.world import WorldSettings
-    from blocklife.testing.world_format import Value
+    from blocklife.testing.worlds.format import Value
+    from blocklife.testing.worlds.world import WorldSettings
 
 _EXAMPLES = """\
 examples:
@@ -73,7 +73,7 @@ def add_check(commands: Commands) -> None:
 
 
 def _add_words(parser: Parser) -> None:
-    from blocklife.testing.world_format import FAULT_DOCS, WORDS
+    from blocklife.testing.worlds.format import FAULT_DOCS, WORDS
 
     group = parser.add_argument_group("the world", "what a file or a pinned world does not say either is in parentheses")
     group.add_argument("--requests", metavar="LIST", help="who may come: PROMPT.OUTPUT, one letter a token (a.bc,a.bd)")
@@ -137,15 +137,15 @@ def _words_given(args: argparse.Namespace) -> bool:
 
 def _asked_for(args: argparse.Namespace) -> WorldSettings:
     """The world to walk in: a large one where none is described."""
-    from blocklife.testing.walk import LARGE
+    from blocklife.testing.exploring.walk import LARGE
 
     return world_of(args) if args.file or args.world or _words_given(args) else LARGE
 
 
 def world_of(args: argparse.Namespace) -> WorldSettings:
     """The world that is meant: a file or a pinned one, and what options override."""
-    from blocklife.testing.world_format import FAULTS, REQUESTS, make_world, parse_faults, read_world, words_of
-    from blocklife.testing.worlds import pinned_world
+    from blocklife.testing.worlds.format import FAULTS, REQUESTS, make_world, parse_faults, read_world, words_of
+    from blocklife.testing.worlds.pinned import pinned_world
 
     if args.file and args.world:
         raise MisuseError(f"{args.file} and --world {args.world} both name a world (give one)")
@@ -169,7 +169,7 @@ def world_of(args: argparse.Namespace) -> WorldSettings:
 
 def _blame_options(given: Mapping[str, Value]) -> None:
     """A value that is wrong in itself is refused under the name of its option."""
-    from blocklife.testing.world_format import WORDS
+    from blocklife.testing.worlds.format import WORDS
 
     for word in WORDS:
         if word.name in given:
@@ -177,8 +177,8 @@ def _blame_options(given: Mapping[str, Value]) -> None:
 
 
 def _list(*, as_json: bool) -> int:
-    from blocklife.testing.world_format import said, words_of
-    from blocklife.testing.worlds import WORLDS
+    from blocklife.testing.worlds.format import said, words_of
+    from blocklife.testing.worlds.pinned import WORLDS
 
     for each in WORLDS:
         counts = each.counts

@@ -17,9 +17,9 @@ from blocklife.errors import MisuseError
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from blocklife.testing.explore import Bounds, Counterexample, Exploration
-    from blocklife.testing.story import Story
-    from blocklife.testing.world import Action, World, WorldSettings
+    from blocklife.testing.exploring.explore import Bounds, Counterexample, Exploration
+    from blocklife.testing.exploring.story import Story
+    from blocklife.testing.worlds.world import Action, World, WorldSettings
 
 FILES = ("story.txt", "counterexample.toml", "counterexample.py", "counterexample.mmd")
 """What `--write` writes."""
@@ -38,8 +38,8 @@ class Found:
 
 def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
     """Explore a world within the bounds of the options, and print what was found."""
-    from blocklife.testing.explore import explore
-    from blocklife.testing.world import World
+    from blocklife.testing.exploring.explore import explore
+    from blocklife.testing.worlds.world import World
 
     bounds = _bounds(args)
     folder = folder_for(args.write)
@@ -55,7 +55,7 @@ def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
 
 
 def _status(exploration: Exploration[Action]) -> int:
-    from blocklife.testing.explore import Verdict
+    from blocklife.testing.exploring.explore import Verdict
 
     if exploration.interrupted and exploration.verdict is not Verdict.VIOLATED:
         return INTERRUPTED
@@ -63,7 +63,7 @@ def _status(exploration: Exploration[Action]) -> int:
 
 
 def _bounds(args: argparse.Namespace) -> Bounds:
-    from blocklife.testing.explore import Bounds
+    from blocklife.testing.exploring.explore import Bounds
 
     for option, least in (("max_states", 1), ("max_depth", 0)):
         value = getattr(args, option)
@@ -112,7 +112,7 @@ def _columns() -> list[str | ProgressColumn]:
 
 def _told(world: World, counterexample: Counterexample[Action], folder: Path | None, *, many: bool) -> Found:
     """The story of a counterexample, and its files; with *many* each rule gets a folder of its own."""
-    from blocklife.testing.story import retell
+    from blocklife.testing.exploring.story import retell
 
     story = retell(world, counterexample)
     if folder is None:
@@ -127,7 +127,7 @@ def _told(world: World, counterexample: Counterexample[Action], folder: Path | N
 
 def write_story(story: Story, where: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write all forms; a scenario that does not show the same is written all the same, and said to be so."""
-    from blocklife.testing.story_forms import diagram, program, replayed, scenario_text
+    from blocklife.testing.exploring.story_forms import diagram, program, replayed, scenario_text
 
     where.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
@@ -152,7 +152,7 @@ def _never(world: World) -> dict[str, list[str]]:
 
 
 def _record(world: World, pinned: str | None, found: Exploration[Action], stories: Sequence[Found]) -> dict[str, object]:
-    from blocklife.testing.world_format import words_of
+    from blocklife.testing.worlds.format import words_of
 
     never = _never(world)
     return {
@@ -192,7 +192,7 @@ def _print(world: World, found: Exploration[Action], stories: Sequence[Found]) -
     from rich.console import Console
     from rich.table import Table
 
-    from blocklife.testing.world_format import said
+    from blocklife.testing.worlds.format import said
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
@@ -240,7 +240,7 @@ def _print_rows(say: Callable[[str], None], world: World) -> None:
 
 
 def _conclusion(found: Exploration[Action]) -> str:
-    from blocklife.testing.explore import Verdict
+    from blocklife.testing.exploring.explore import Verdict
 
     if found.verdict is Verdict.VIOLATED:
         return "VIOLATED"

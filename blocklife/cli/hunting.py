@@ -19,13 +19,13 @@ from blocklife.errors import MisuseError
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from blocklife.testing.mutation import Judgement
-    from blocklife.testing.world import WorldSettings
+    from blocklife.testing.mutants.judging import Judgement
+    from blocklife.testing.worlds.world import WorldSettings
 
 
 def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
     """Walk through a world at random, and print what was met."""
-    from blocklife.testing.walk import walk
+    from blocklife.testing.exploring.walk import walk
 
     if args.walk < 1:
         raise MisuseError(f"--walk must be at least 1 step, not {args.walk}")
@@ -60,10 +60,10 @@ def _columns(name: str, said: str) -> list[str | ProgressColumn]:
 
 def hunt(args: argparse.Namespace) -> int:
     """Judge every mutant, and print what each was found by."""
-    from blocklife.testing.mutant_table import holes, lines, page
-    from blocklife.testing.mutants import all_mutants
-    from blocklife.testing.mutation import grounds, judge_all
-    from blocklife.testing.unfound import UNFOUND
+    from blocklife.testing.mutants.judging import grounds, judge_all
+    from blocklife.testing.mutants.planting import all_mutants
+    from blocklife.testing.mutants.table import holes, lines, page
+    from blocklife.testing.mutants.unfound import UNFOUND
 
     mutants = [each for each in all_mutants() if args.mutants in each.name]
     if not mutants:

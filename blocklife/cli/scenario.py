@@ -11,7 +11,7 @@ from blocklife.cli.common import INTERRUPTED, OK, WRONG, Commands, Parser, file,
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from blocklife.testing.scenario import Verdict
+    from blocklife.testing.scenarios.running import Verdict
 
 FOLDER = "specs/scenarios"
 
@@ -52,7 +52,7 @@ def add_scenario(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from blocklife.testing.scenario import Outcome, driver_named, run_files, told
+    from blocklife.testing.scenarios.running import Outcome, driver_named, run_files, told
 
     verdicts: list[Verdict] = []
     interrupted = False
@@ -86,7 +86,7 @@ def _columns() -> list[str | ProgressColumn]:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from blocklife.testing.scenario import list_files
+    from blocklife.testing.scenarios.running import list_files
 
     for line in list_files(args.files or [FOLDER]):
         print(line)

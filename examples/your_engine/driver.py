@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import engine
 from engine import BLOCK, Engine
 
-from blocklife.testing.device import CopyOrder, Landing, Orders, Pass
-from blocklife.testing.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.scenarios.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.worlds.device import CopyOrder, Landing, Orders, Pass
 
 
 class YourDriver(Driver):

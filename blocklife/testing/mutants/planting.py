@@ -1,0 +1,523 @@
+"""Mutants: every guard, every effect of a coupling and every cleanup step switched off in turn; each must be found.
+
+Rules of this file:
+
+* No mutant is written down: guards come from the tables, effects from `states.COUPLINGS`, cleanup steps from the source of the
+  ledger and the scheduler. A new rule is a new mutant, without a line here.
+* A mutant is planted in the running code and taken out again, whatever happens. It is found where a world that holds without it
+  does not hold with it; the depth of the search is the length of a shortest counterexample.
+* What is not found is told apart (`judging.Fate`), and each needs an argument (`unfound`): *counted* (every rule holds, and
+  the numbers that tests pin change), *unreached* (no world comes there), *unchanged* and *survived* (other values, as many).
+
+Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
+not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that something ends
+with: one that can be reached from a verb that ends a job, a hold, a request or content. An assignment to what snapshots do not
+contain (a counter, say) is none: nothing that comes next depends on it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, TypeAlias
+
+import numpy as np
+from attrs import frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import core as ledger_core
+from blocklife.ledger import snapshot as ledger_snapshot
+from blocklife.ledger.book import Book
+from blocklife.ledger.core import Core
+from blocklife.ledger.jobs import Cargo, JobTable
+from blocklife.ledger.ledger import Ledger
+from blocklife.ledger.places import Blocks, Places, Slots, Step
+from blocklife.lifecycle import Event
+from blocklife.offload import search as scheduler_search
+from blocklife.offload import snapshot as scheduler_snapshot
+from blocklife.offload.core import SchedulerCore
+from blocklife.offload.host import HostTier
+from blocklife.offload.progress import ProgressTable
+from blocklife.offload.scheduler import OffloadScheduler
+from blocklife.offload.stores import StoreLine
+from blocklife.states import COUPLINGS, MACHINES, Coupling
+
+Undo: TypeAlias = Callable[[], None]
+
+
+@frozen
+class Site:
+    """A place in the code: a cleanup step of a function, by its number, or a row of a table."""
+
+    owner: type | str
+    """A class, or the name of a machine."""
+    name: str
+    """A function, or an event."""
+    number: int
+    """Of the step in its function, or of the row in its table."""
+
+
+@frozen(eq=False)
+class Mutant:
+    """One thing that is switched off."""
+
+    name: str
+    kind: str
+    """``guard``, ``effect``, ``step`` or ``seed``."""
+    plant: Callable[[], Undo]
+    """Switches it off. Returns what switches it on again."""
+    site: Site | None = None
+    """Where it is, if it can be watched whether the code comes by."""
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """With a mutant in the running code."""
+    undo = mutant.plant()
+    try:
+        yield
+    finally:
+        undo()
+
+
+@contextmanager
+def watched(mutants: Iterable[Mutant]) -> Iterator[set[str]]:
+    """With the code as it is; collects the names of those mutants that the code comes by. Those without a site always count."""
+    names = {each.site: each.name for each in mutants if each.site is not None}
+    reached = {each.name for each in mutants if each.site is None}
+    undos: list[Undo] = []
+    functions = {(site.owner, site.name) for site in names if isinstance(site.owner, type)}
+    events = {(site.owner, site.name) for site in names if isinstance(site.owner, str)}
+    try:
+        for owner, name in functions:
+            if isinstance(owner, type):
+                undos.append(_note_steps(owner, name, names, reached))
+        for machine, event in events:
+            if isinstance(machine, str):
+                undos.append(_note_rows(machine, event, names, reached))
+        yield reached
+    finally:
+        for undo in reversed(undos):
+            undo()
+
+
+def all_mutants() -> list[Mutant]:
+    """Every one, in a fixed order; no two have the same name."""
+    found = [*guard_mutants(), *effect_mutants(), *step_mutants(), *seed_mutants()]
+    twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
+    if twice:
+        raise MisuseError(f"mutant {twice[0]}: two have this name")
+    return found
+
+
+# --- guards -------------------------------------------------------------------------------------------------------------
+
+
+def guard_mutants() -> Iterator[Mutant]:
+    """Every row of a table with a guard: it is taken although the guard does not hold."""
+    for machine, table in MACHINES.items():
+        for row in table.rows:
+            if row.guard is not None:
+                name = f"{machine}.{row.event} from {row.source.name} to {row.target.name} without {row.guard.name}"
+                site = Site(machine, row.event, row.index)
+                yield Mutant(name, "guard", functools.partial(_forget_guard, machine, row.index), site)
+
+
+def _without_guard(machine: str, index: int) -> bytearray:
+    """The look-up of an event if one of its rows had no guard."""
+    table = MACHINES[machine]
+    row = table.row(index)
+    event = table.events[row.event]
+    if row.guard is None:
+        raise MisuseError(f"row {index} of {machine} has no guard")
+    width, bit = len(event.guards), event.bit(row.guard)
+    start = table.index[row.source] << width
+    wrong = bytearray(event.lut)
+    for facts in range(1 << width):
+        wrong[start | facts] = event.lut[start | facts | bit]
+    return wrong
+
+
+def _forget_guard(machine: str, index: int) -> Undo:
+    return _look_up(MACHINES[machine].events[MACHINES[machine].row(index).event], bytes(_without_guard(machine, index)))
+
+
+def _note_rows(machine: str, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
+    """Watch where forgotten guards of one event would make a difference."""
+    event = MACHINES[machine].events[name]
+    places: dict[int, list[str]] = {}
+    for site, mutant in names.items():
+        if (site.owner, site.name) == (machine, name):
+            wrong = _without_guard(machine, site.number)
+            for place in range(len(wrong)):
+                if wrong[place] != event.lut[place]:
+                    places.setdefault(place, []).append(mutant)
+    return _look_up(event, _Watched(event.lut, places, reached))
+
+
+def _look_up(event: Event, instead: bytes) -> Undo:
+    """Give an event another look-up; a table is frozen for everybody else."""
+    right, view = event.lut, event._lut_view
+    object.__setattr__(event, "lut", instead)
+    object.__setattr__(event, "_lut_view", np.frombuffer(bytes(instead), dtype=np.uint8))
+
+    def undo() -> None:
+        object.__setattr__(event, "lut", right)
+        object.__setattr__(event, "_lut_view", view)
+
+    return undo
+
+
+class _Watched(bytes):
+    """A look-up that notes when one of some of its places is read."""
+
+    places: Mapping[int, Sequence[str]]
+    reached: set[str]
+
+    def __new__(cls, content: bytes, places: Mapping[int, Sequence[str]], reached: set[str]) -> _Watched:
+        made = super().__new__(cls, content)
+        made.places, made.reached = places, reached
+        return made
+
+    def __getitem__(self, place: Any) -> Any:
+        if place in self.places:
+            self.reached.update(self.places[place])
+        return super().__getitem__(place)
+
+
+# --- effects of couplings -----------------------------------------------------------------------------------------------
+
+
+def effect_mutants() -> Iterator[Mutant]:
+    """Every effect of every coupling: the cause happens, and the effect does not."""
+    for coupling in COUPLINGS:
+        for effect in coupling.effects:
+            yield Mutant(f"{coupling.name}: no {effect}", "effect", functools.partial(_drop_effect, coupling, effect))
+
+
+_CAUSED_IN = {
+    "block.*": (Core, "_cancel_orphans"),
+    "block.allocate": (Core, "_hand_out"),
+    "job.plan(store)": (Ledger, "plan_stores"),
+    "job.plan(load)": (Ledger, "plan_group_load"),
+    "job.submit": (Core, "_submit"),
+    "request.preempt|finish|load_failed": (Core, "_give_up"),
+    "ledger.reset": (Ledger, "reset"),
+}
+"""The function in which a cause takes its effects; those of a job's own steps are looked up in the table while it runs."""
+
+
+def _drop_effect(coupling: Coupling, effect: str) -> Undo:
+    if coupling.cause in _CAUSED_IN:
+        return _drop_inside(*_CAUSED_IN[coupling.cause], effect)
+    effects = ledger_core._EFFECTS
+    changed = {key: value for key, value in effects.items() if value is coupling.effects}
+    if not isinstance(effects, dict) or not changed:
+        raise MisuseError(f"coupling {coupling.name}: nobody looks its effects up, and no function is named for its cause")
+    effects.update(dict.fromkeys(changed, tuple(each for each in coupling.effects if each != effect)))
+
+    def undo() -> None:
+        effects.update(changed)
+
+    return undo
+
+
+def _drop_inside(owner: type, name: str, effect: str) -> Undo:
+    """While one function runs, the steps that an effect stands for are not taken."""
+    inside = [0]
+    machine, _, events = effect.partition(".")
+    wanted = events.split("|")
+    whole = getattr(owner, name)
+
+    @functools.wraps(whole)
+    def running(self: Core, *args: Any, **named: Any) -> Any:
+        inside[0] += 1
+        try:
+            return whole(self, *args, **named)
+        finally:
+            inside[0] -= 1
+
+    def end(self: Core, job: Any, event: str, facts: int) -> None:
+        if not (event in wanted and inside[0]):
+            right["_end"](self, job, event, facts)
+
+    def flush(self: Core, job: Any, cause: str) -> None:
+        if not inside[0]:
+            right["_flush"](self, job, cause)
+
+    def abandon(self: Core, job: Any) -> None:
+        if not inside[0]:
+            right["_abandon"](self, job)
+
+    def fire_request(self: Core, request: Any, event: str, job: int = 0) -> None:
+        if not (event in wanted and inside[0]):
+            right["_fire_request"](self, request, event, job)
+
+    def give_up(self: Core, request: Any, event: str) -> None:
+        if not (event in wanted and inside[0]):
+            right["_give_up"](self, request, event)
+
+    def commit(self: Core, *steps: Step, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
+        kept = [step for step in steps if not (step.places.machine == machine and step.event.name in wanted and inside[0])]
+        return list(right["_commit"](self, *kept, job=job, jobs=jobs))
+
+    instead: dict[str, Callable[..., Any]] = {}
+    if machine == "job":
+        instead = {"_end": end} if "cancel" in wanted else {}
+        instead |= {"_flush": flush} if "flush" in wanted else {}
+        instead |= {"_abandon": abandon} if "abandon" in wanted else {}
+    elif machine == "request":
+        instead = {"_give_up": give_up} if name == "reset" else {"_fire_request": fire_request}
+    else:
+        instead = {"_commit": commit}
+    right = {each: getattr(Core, each) for each in instead}
+    return _patched([(owner, name, running), *((Core, each, function) for each, function in instead.items())])
+
+
+def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
+    """Put other things in the place of attributes; the answer puts the former ones back."""
+    former = [(owner, name, inspect.getattr_static(owner, name)) for owner, name, _ in changes]
+    for owner, name, instead in changes:
+        setattr(owner, name, instead)
+
+    def undo() -> None:
+        for owner, name, was in reversed(former):
+            setattr(owner, name, was)
+
+    return undo
+
+
+# --- cleanup steps ------------------------------------------------------------------------------------------------------
+
+_CLASSES: tuple[type, ...] = (
+    Core, Ledger, JobTable, Places, Blocks, Slots, SchedulerCore, OffloadScheduler, StoreLine, HostTier, ProgressTable,
+)  # fmt: skip
+_ENDINGS = frozenset(
+    {"finish", "preempt", "release", "release_many", "let_go", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
+    | {"evict", "unpin", "lose", "reset", "settle"}
+    | {"abort", "renew", "sleep", "wake", "lose_worker", "regain_worker"}
+)
+"""The verbs with which a job, a hold, a request or content ends."""
+_NOTE = "_mutant_reached"
+"""The name under which a watched function finds whom to tell."""
+_ASKS = ("check", "_check", "_recheck", "_ask", "ask")
+"""How functions are called that only ask: a question that is not asked leaves nothing behind."""
+
+
+def step_mutants() -> Iterator[Mutant]:
+    """Every cleanup step: the function runs without it."""
+    for owner, name in _ending_functions():
+        tree = _source_of(owner, name)
+        seen: Counter[str] = Counter()
+        for number, statement in enumerate(_cleanups(tree)):
+            text = " ".join(ast.unparse(statement).split())
+            seen[text] += 1
+            again = f" #{seen[text]}" if seen[text] > 1 else ""
+            yield Mutant(
+                f"{owner.__name__}.{name} without {text}{again}",
+                "step",
+                functools.partial(_drop_step, owner, name, number),
+                Site(owner, name, number),
+            )
+
+
+def _ending_functions() -> list[tuple[type, str]]:
+    """Every function of the classes that one of the endings can call, by the names that are called."""
+    functions = {
+        (owner, name): _source_of(owner, name)
+        for owner in _CLASSES
+        for name, value in vars(owner).items()
+        if isinstance(inspect.unwrap(value) if callable(value) else value, FunctionType)
+    }
+    calls = {key: {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} for key, tree in functions.items()}
+    wanted, todo = set[str](), set(_ENDINGS)
+    while todo:
+        wanted |= todo
+        todo = {name for key, named in calls.items() if key[1] in wanted for name in named} - wanted
+    return [key for key in functions if key[1] in wanted and not key[1].startswith(("__", *_ASKS))]
+
+
+@functools.cache
+def _source_of(owner: type, name: str) -> ast.FunctionDef:
+    function = inspect.unwrap(inspect.getattr_static(owner, name))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise MisuseError(f"{owner.__name__}.{name}: it is no plain function")
+    return tree
+
+
+@functools.cache
+def _state_names() -> frozenset[str]:
+    """Every attribute that snapshots speak of: what is not among them decides nothing."""
+    modules = (ledger_snapshot, scheduler_snapshot)
+    trees = [ast.parse(inspect.getsource(module)) for module in modules]
+    named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return frozenset(named - _counters())
+
+
+def _counters() -> set[str]:
+    """Attributes that are made as empty counters: what is only counted."""
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(owner))) for owner in (Book, SchedulerCore, StoreLine)]
+    made = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    return {
+        each.target.attr
+        for each in made
+        if isinstance(each.value, ast.Call)
+        and isinstance(each.target, ast.Attribute)
+        and ast.unparse(each.value.func) == "Counter"
+    }
+
+
+def _cleanups(tree: ast.FunctionDef) -> Iterator[ast.stmt]:
+    """The statements of a function that change something outside it."""
+    own = _made_here(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            if isinstance(called, ast.Attribute) and not called.attr.startswith(_ASKS) and _outside(called.value, own):
+                yield node
+        elif isinstance(node, ast.Delete) and all(_outside(each, own) for each in node.targets):
+            yield node
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if all(isinstance(each, ast.Attribute | ast.Subscript) and _outside(each, own) for each in targets):
+                yield node
+
+
+def _made_here(tree: ast.FunctionDef) -> set[str]:
+    """Names of containers that the function itself makes: filling them is its own affair."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            made = isinstance(node.value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp | ast.Tuple)
+            made |= isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name | ast.Subscript)
+            for each in targets:
+                names = each.elts if isinstance(each, ast.Tuple) else [each]
+                found |= {name.id for name in names if made and isinstance(name, ast.Name)}
+    return found
+
+
+def _outside(node: ast.expr, own: set[str]) -> bool:
+    """Whether an expression names state of an object: no local container, and nothing that snapshots leave out."""
+    attributes = [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if not isinstance(node, ast.Name) or node.id in own:
+        return False
+    return all(each in _state_names() or _is_function(each) for each in attributes)
+
+
+def _is_function(name: str) -> bool:
+    """Whether some class here has a function of that name."""
+    return any(callable(getattr(owner, name, None)) for owner in _CLASSES)
+
+
+def _drop_step(owner: type, name: str, number: int) -> Undo:
+    """Compile the function anew, without one statement."""
+    tree = _copy_of(owner, name)
+    victim = list(_cleanups(tree))[number]
+    _put(tree, {id(victim): [ast.Pass()]})
+    return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree)))])
+
+
+def _note_steps(owner: type, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
+    """Compile the function anew, with a note before each cleanup step."""
+    tree = _copy_of(owner, name)
+    notes: dict[int, list[ast.stmt]] = {}
+    for number, step in enumerate(_cleanups(tree)):
+        if (mutant := names.get(Site(owner, name, number))) is not None:
+            notes[id(step)] = [*ast.parse(f"{_NOTE}({mutant!r})").body, step]
+    _put(tree, notes)
+    return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree), reached.add))])
+
+
+def _copy_of(owner: type, name: str) -> ast.FunctionDef:
+    tree = ast.parse(ast.unparse(_source_of(owner, name))).body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise MisuseError(f"{owner.__name__}.{name}: it is no plain function")
+    return tree
+
+
+def _put(tree: ast.FunctionDef, instead: Mapping[int, list[ast.stmt]]) -> None:
+    """Put other statements in the place of some, which are named by their identity."""
+    for node in ast.walk(tree):
+        for block in ("body", "orelse", "finalbody"):
+            statements = getattr(node, block, None)
+            if isinstance(statements, list):
+                statements[:] = [new for old in statements for new in instead.get(id(old), [old])]
+
+
+def _compiled(owner: object, name: str, source: str, reached: Callable[[str], None] | None = None) -> object:
+    """A function of other source, in the very module of the one that it stands for."""
+    module = inspect.unwrap(getattr(owner, name)).__globals__
+    made: dict[str, Any] = {}
+    if reached is not None:
+        module[_NOTE] = reached  # it stays: nothing but a watched function asks for it
+    exec(compile("from __future__ import annotations\n" + source, f"<mutant of {name}>", "exec"), module, made)
+    return made[name]
+
+
+# --- the seeds ----------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Seed:
+    """One released fix taken back: other text in the place of some of one function."""
+
+    name: str
+    owner: object
+    function: str
+    instead: Mapping[str, str]
+
+
+SEEDS: tuple[Seed, ...] = (
+    Seed(
+        "S1: an entry of the line is taken for fresh although its life is over",
+        StoreLine,
+        "_judge",
+        {"if epoch[place] != life >> EPOCH_SHIFT:": "if False:"},
+    ),
+    Seed(
+        "S2: what is on its way is stored again",
+        StoreLine,
+        "_judge",
+        {"if at in _COPYING:": "if False:", "elif at not in _STORABLE:": "elif False:"},
+    ),
+    Seed("S3: a chunk counts as whole, holes or not", Cargo, "of", {"] = count, num_chunks": "] = 3 * num_chunks, num_chunks"}),
+    Seed(
+        "S4: a sliding window needs its last chunk only",
+        scheduler_search,
+        "_unit",
+        {"window = -(-blocks // size)": "window = 1", "tail = blocks - ": "tail = 1 or "},
+    ),
+    Seed(
+        "S5: the last step flushes only where no request is tracked",
+        SchedulerCore,
+        "_is_last_step",
+        {"and bool(self._ending or self._ended)": "and not (self._ending or self._ended)"},
+    ),
+)
+"""The five upstream fixes that the project grew out of, each taken back."""
+
+
+def seed_mutants() -> Iterator[Mutant]:
+    """The code as it was before each of the fixes."""
+    for seed in SEEDS:
+        yield Mutant(seed.name, "seed", functools.partial(_take_back, seed))
+
+
+def _take_back(seed: Seed) -> Undo:
+    original = inspect.unwrap(getattr(seed.owner, seed.function))
+    source = textwrap.dedent(inspect.getsource(original))
+    for text, instead in seed.instead.items():
+        if source.count(text) != 1:
+            raise MisuseError(f"{seed.name}: {seed.function} no longer has the text {text!r} once (say the bug another way)")
+        source = source.replace(text, instead)
+    return _patched([(seed.owner, seed.function, _compiled(seed.owner, seed.function, source))])

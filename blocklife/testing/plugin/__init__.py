@@ -1,0 +1,1 @@
+"""What pytest gets when blocklife is installed: fixtures, scenario files as tests, and a report of what was covered."""

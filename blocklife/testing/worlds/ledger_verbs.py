@@ -1,0 +1,412 @@
+"""The real ledger of a small world: which verbs an engine has a reason to try, the calls, and the ledger as a value.
+
+Rules of this file:
+
+* Whether a verb is legal is the ledger's answer. Here stands only what the engine would have no reason to do, and what can be
+  called at all: nobody hands out a second block to a request that may hold one.
+* A job of the world has a number of its own, the lowest that is free; `Named` says which job of the ledger it is.
+
+A value holds the variables of `drawing.verbs` that belong to the ledger, and what decides about order alone: the ages of jobs,
+the order of waits, and which of two equal contents an index names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from attrs import frozen
+
+from blocklife.drawing.model import ModelSettings
+from blocklife.drawing.rules import LOAD, NONE, STORE
+from blocklife.errors import MisuseError
+from blocklife.ledger import (
+    Batch,
+    Completion,
+    Contract,
+    Direction,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    Limits,
+    Plan,
+    Result,
+    Transfer,
+    Worker,
+)
+from blocklife.ledger.jobs import TERMINAL
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL
+from blocklife.states import MACHINES, JobLife, Request
+from blocklife.testing.worlds.device import CopyOrder, Orders
+
+DEADLINE = 8.0
+"""Every deadline begins at time 0 and ends here; whose deadline runs is chosen by who reports a launch."""
+OVER = frozenset(1 + JobLife.table.index[state] for state in TERMINAL)
+_HOLDER = "lookup"
+_REQUEST = MACHINES["request"].index
+_MAY_GROW = frozenset(_REQUEST[each] for each in (Request.WAITING, Request.RUNNING, Request.PREEMPTED))
+
+
+@frozen(kw_only=True)
+class LedgerSettings(ModelSettings):
+    """How large the world is, what happens in it, and whether reports come in heaps as well."""
+
+    bulk: bool = False
+    """Whether a plan can also be settled together with all reports that are under way."""
+
+
+class Action(NamedTuple):
+    """One thing that happens: its name and places are those of `drawing.verbs.ACTIONS`."""
+
+    verb: str
+    places: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.verb, *map(str, self.places)])
+
+
+Report: TypeAlias = tuple[int, int, bool]
+"""Job, worker, and whether all is well."""
+
+
+class Named(NamedTuple):
+    """Which job of the ledger a job of the world is, and how it ended if it is over."""
+
+    number: int = 0
+    over: int = 0
+
+
+class JobValue(NamedTuple):
+    """The variables of one job."""
+
+    job: int = 0
+    kind: int = 0
+    jblock: int = 0
+    fresh: int = 0
+    jslot: int = 0
+    jkey: int = 0
+    failed: int = 0
+    doubted: int = 0
+    armed: int = 0
+    ordered: int = 0
+    awaited: int = 0
+    awaited_next: int = 0
+    reported: tuple[int, ...] = ()
+
+
+class LedgerValue(NamedTuple):
+    """A ledger as a value; the names are those of the variables of the model."""
+
+    block: tuple[int, ...]
+    refs: tuple[int, ...]
+    pins: tuple[int, ...]
+    writes: tuple[int, ...]
+    doubts: tuple[int, ...]
+    bkey: tuple[int, ...]
+    source: tuple[int, ...]
+    slot: tuple[int, ...]
+    spins: tuple[int, ...]
+    skey: tuple[int, ...]
+    counted: tuple[int, ...]
+    jobs: tuple[JobValue, ...]
+    request: tuple[int, ...]
+    table: tuple[int, ...]
+    load: tuple[int, ...]
+    plans: int
+    order: tuple[object, ...]
+    """What decides about order alone, and is no variable of the model."""
+
+
+class Verbs:
+    """A ledger, and the names that its jobs have in the world.
+
+    Invariant: ``names[job].number`` is the job of the ledger, 0 for none; ``over`` its last state, once it is terminal.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        limits = Limits(
+            num_blocks=settings.blocks + 1,
+            num_slots=settings.slots,
+            max_jobs=settings.jobs,
+            max_requests=settings.requests,
+            num_workers=settings.workers,
+            max_plans=settings.plans,
+            max_journal=1,
+        )
+        self.ledger = Ledger(limits, contract=settings.contract, deadline=DEADLINE, own_pool=False)
+        self.names: tuple[Named, ...] = (Named(),) * settings.jobs
+        self._gone = {over: JobValue(over, reported=(0,) * settings.workers) for over in (0, *OVER)}
+        self.quiet = self._gone[0]
+        """A job that is not there."""
+        self._keys = [b"%c" % (ord("a") + number) for number in range(settings.requests)]
+        self._letters: dict[bytes | None, int] = {None: 0} | {key: 1 + at for at, key in enumerate(self._keys)}
+        self._requests = [chr(ord("p") + number) for number in range(settings.requests)]
+
+    def letter(self, request: int) -> int:
+        """The content of a request, from 1."""
+        return 1 if self.settings.shared else request + 1
+
+    # --- what may be tried --------------------------------------------------------------------------------------------------
+
+    def candidates(self, at: LedgerValue) -> Iterator[Action]:
+        """What the engine has a reason to do, legal or not, that needs nothing from the device."""
+        settings = self.settings
+        for request in range(settings.requests):
+            known = at.request[request] != _REQUEST[Request.FINISHED]
+            yield from (Action(verb, (request,)) for verb in (("admit", "preempt", "finish") if known else ("add",)))
+            held = at.table[request]
+            if held == NONE and at.request[request] in _MAY_GROW:
+                for block in range(settings.blocks):
+                    yield Action("allocate", (request, block))
+                    if at.bkey[block] == self.letter(request):
+                        yield Action("acquire", (request, block))
+            if 0 < held <= settings.blocks:
+                if at.request[request] == _REQUEST[Request.RUNNING]:
+                    yield Action("seal", (request, held - 1))
+                if "release" in settings.verbs:
+                    yield Action("release", (request,))
+        free = next((job for job, named in enumerate(self.names) if not named.number), None)
+        if free is not None:
+            yield from self._job_candidates(at, free)
+        yield from self._verb_candidates(at)
+
+    def _job_candidates(self, at: LedgerValue, free: int) -> Iterator[Action]:
+        settings = self.settings
+        for slot in range(settings.slots):
+            for block in range(settings.blocks):
+                if at.bkey[block]:
+                    yield Action("store", (block, slot, free))
+            for request, held in enumerate(at.table):
+                if not 0 < held <= settings.blocks:
+                    continue
+                if not at.bkey[held - 1] and at.request[request] == _REQUEST[Request.RUNNING]:
+                    yield Action("pledge", (request, held - 1, slot, free))
+                if settings.loads and at.skey[slot] == self.letter(request):
+                    yield Action("load", (request, held - 1, slot, free))
+
+    def _verb_candidates(self, at: LedgerValue) -> Iterator[Action]:
+        verbs = self.settings.verbs
+        for job, named in enumerate(self.names):
+            if named.number and not named.over:
+                for verb in ("submit", "cancel", "abandon"):
+                    if verb in verbs:
+                        yield Action(verb, (job,))
+                if "flush" in verbs and not at.jobs[job].ordered:
+                    yield Action("flush", (job,))
+        if "drop" in verbs:
+            yield from (Action("drop", (block,)) for block in range(self.settings.blocks))
+        for slot in range(self.settings.slots):
+            if "evict" in verbs:
+                yield Action("evict", (slot,))
+            if "pin" in verbs:
+                yield Action("unpin" if at.counted[slot] else "pin", (slot,))
+        if "reset" in verbs:
+            yield Action("reset")
+
+    # --- the calls ----------------------------------------------------------------------------------------------------------
+
+    def do(self, action: Action, reports: Sequence[Report] = ()) -> Orders | None:
+        """Make one call; a plan that it made is returned as orders."""
+        ledger, places = self.ledger, action.places
+        match action.verb:
+            case "dispatch":
+                return self._orders(ledger.dispatch(0.0))
+            case "settle":
+                ledger.settle(next(iter(ledger._waiting)), 0.0, completions=[self._completion(each) for each in reports])
+            case "report":
+                for each in reports:
+                    ledger.complete(self._completion(each))
+            case "expire":
+                if not ledger.expire(DEADLINE).ids:
+                    raise MisuseError("no deadline runs")
+            case "reset":
+                ledger.reset()
+            case "add" | "admit" | "preempt" | "finish" | "allocate" | "acquire" | "seal" | "release":
+                self._do_request(action.verb, *places)
+            case "store" | "pledge" | "load":
+                self._do_plan(action.verb, places)
+            case "drop" | "evict" | "pin" | "unpin":
+                self._do_place(action.verb, places[0])
+            case verb:
+                self._do_job(verb, places[0])
+        self._note_ends()
+        return None
+
+    def _do_request(self, verb: str, request: int, block: int = 0) -> None:
+        ledger, name = self.ledger, self._requests[request]
+        match verb:
+            case "add":
+                ledger.add_request(name)
+            case "admit":
+                ledger.admit(name)
+            case "preempt":
+                ledger.preempt(name)
+            case "finish":
+                ledger.finish(name)
+            case "allocate":
+                ledger.observe_allocate(name, [block + 1])
+            case "acquire":
+                ledger.acquire(name, [ledger.life(block + 1)])
+            case "seal":
+                ledger.seal(Batch([ledger.life(block + 1)]), [self._keys[self.letter(request) - 1]])
+            case _:
+                ledger.release(name, [0])
+
+    def _do_plan(self, verb: str, places: tuple[int, ...]) -> None:
+        ledger, block, slot, job = self.ledger, *places[-3:]
+        life = ledger.life(block + 1)
+        if verb == "load":
+            found = ledger.plan_load(self._requests[places[0]], Batch([life]), [slot])
+        elif verb == "pledge":
+            found = ledger.plan_store(Batch([life]), [slot], [self._keys[self.letter(places[0]) - 1]])
+        else:
+            found = ledger.plan_store(Batch([life]), [slot], [ledger.blocks.key[block + 1] or b""])
+        self._rename(job, Named(found.ids[0].number))
+
+    def _do_place(self, verb: str, place: int) -> None:
+        ledger = self.ledger
+        if verb == "drop":
+            ledger.drop([ledger.life(place + 1)])
+        elif verb == "evict":
+            ledger.evict([place])
+        elif verb == "pin":
+            ledger.pin(_HOLDER, [place])
+        else:
+            ledger.unpin(_HOLDER, [place])
+
+    def _do_job(self, verb: str, job: int) -> None:
+        ledger, name = self.ledger, self._id(job)
+        match verb:
+            case "submit":
+                ledger.submit(Jobs((name,)))
+            case "cancel":
+                ledger.cancel(Jobs((name,)))
+            case "abandon":
+                ledger.abandon(Jobs((name,)))
+            case "flush":
+                ledger.flush(Jobs((name,)))
+            case "launched":
+                ledger.launched(Launched(name, Worker(0)), 0.0)
+            case "quiesce":
+                ledger.quiesce(Jobs((name,)))
+            case _:
+                raise MisuseError(f"{verb}: there is no such verb in this world")
+
+    def _id(self, job: int) -> JobId:
+        return JobId(self.ledger.incarnation, self.names[job].number)
+
+    def _completion(self, report: Report) -> Completion:
+        job, worker, good = report
+        return Completion(self._id(job), Worker(worker), Result.OK if good else Result.FAILED)
+
+    def _rename(self, job: int, named: Named) -> None:
+        self.names = (*self.names[:job], named, *self.names[job + 1 :])
+
+    def _note_ends(self) -> None:
+        jobs = self.ledger.jobs
+        for job, named in enumerate(self.names):
+            if named.number and not named.over:
+                at = 1 + jobs.column.state[jobs.by_number[named.number].row]
+                if at in OVER:
+                    self._rename(job, named._replace(over=at))
+
+    def _orders(self, plan: Plan) -> Orders:
+        """A plan under the names of the world."""
+        own = {named.number: job for job, named in enumerate(self.names)}
+
+        def order(each: Transfer) -> CopyOrder:
+            source, target = tuple(each.source.tolist()), tuple(each.target.tolist())
+            return CopyOrder(own[each.job.number], each.direction is Direction.STORE, source, target)
+
+        flushes = tuple(own[each.number] for each in plan.flushes)
+        return Orders(plan.number, flushes, tuple(map(order, plan.loads)), tuple(map(order, plan.stores)))
+
+    def order_of(self, at: LedgerValue, job: int) -> CopyOrder:
+        """What a worker is told of a job that is handed over beside any plan."""
+        block, slot = (at.jobs[job].jblock + 1,), (at.jobs[job].jslot,)
+        stores = at.jobs[job].kind == STORE
+        return CopyOrder(job, stores, block if stores else slot, slot if stores else block)
+
+    # --- the ledger as a value ----------------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """What differs as soon as a verb has written anything: cheap, and not fit for anything else."""
+        ledger = self.ledger
+        blocks, jobs = ledger.blocks, ledger.jobs
+        counts = tuple(map(bytes, (blocks.refs, blocks.pins, blocks.writes, blocks.doubts, ledger.slots.pins)))
+        return ledger._sequence, ledger.plan_number, jobs.last_number, tuple(ledger.requests), tuple(ledger._to_flush), counts
+
+    def value(self) -> LedgerValue:
+        """The ledger as it stands."""
+        ledger, letters = self.ledger, self._letters
+        blocks, slots, out = ledger.blocks, ledger.slots, ledger.jobs.out
+        own = {named.number: job for job, named in enumerate(self.names) if named.number}
+        rows = {0: 0}
+        for number, row in out.items():
+            rows[row.row] = own[number] + 1
+        waits = list(ledger._waiting.values())
+        counted: Mapping[int, int] = ledger.holders.get(_HOLDER, {})
+        requests = [ledger.requests.get(name) for name in self._requests]
+        finished, state = _REQUEST[Request.FINISHED], ledger.request_column.state
+        return LedgerValue(
+            tuple(blocks.column.state[1:]),
+            tuple(blocks.refs[1:]),
+            tuple(blocks.pins[1:]),
+            tuple(blocks.writes[1:]),
+            tuple(blocks.doubts[1:]),
+            tuple([letters[key] for key in blocks.key[1:]]),
+            tuple([rows[row] for row in blocks.job[1:]]),
+            tuple(slots.column.state),
+            tuple(slots.pins),
+            tuple([letters[key] for key in slots.key]),
+            tuple([counted.get(slot, 0) for slot in range(len(slots))]),
+            tuple([self._job_value(named, waits) for named in self.names]),
+            tuple([finished if each is None else state[each.row] for each in requests]),
+            tuple([0 if each is None else self._held(each.tables[0]) for each in requests]),
+            tuple([0 if each is None or not each.load else own[each.load] + 1 for each in requests]),
+            len(waits),
+            (
+                tuple(sorted(blocks.index[0].items())),
+                tuple(sorted(slots.index[0].items())),
+                tuple([own[number] for number in out]),
+                tuple([own[number] for number in ledger._to_flush if number in out]),
+                tuple([tuple([own[number] for number in plan if number in out]) for plan in waits]),
+            ),
+        )
+
+    def _held(self, table: Sequence[int]) -> int:
+        """The block that a table holds, from 1; one more than there are for the null block."""
+        if len(table) > 1:
+            raise MisuseError(f"a request of this world holds one block, not {len(table)}")
+        if not table:
+            return NONE
+        return self.settings.blocks + 1 if table[0] == NULL else table[0] & ID_MASK
+
+    def _job_value(self, named: Named, waits: Sequence[Sequence[int]]) -> JobValue:
+        if not named.number or named.over:
+            return self._gone[named.over]
+        ledger, number = self.ledger, named.number
+        row = ledger.jobs.by_number[number]
+        life = int(row.lives[0])
+        return JobValue(
+            1 + ledger.jobs.column.state[row.row],
+            STORE if row.direction is Direction.STORE else LOAD,
+            (life & ID_MASK) - 1,
+            int(ledger.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT),
+            int(row.slots[0]),
+            self._letters[row.keys[0]],
+            int(row.failed),
+            int(row.doubted),
+            int(row.deadline is not None),
+            int(number in ledger._to_flush),
+            int(len(waits) > 0 and number in waits[0]),
+            int(len(waits) > 1 and number in waits[1]),
+            tuple([row.reported >> worker & 1 for worker in range(self.settings.workers)]),
+        )
+
+    @property
+    def fence(self) -> bool:
+        """Whether blocks that a copy reads may be handed out."""
+        return self.settings.contract is Contract.FENCE

@@ -1,0 +1,300 @@
+"""Both truths held side by side: what is asked about a value of the core, and everything that can be wrong with it.
+
+Rules of this file:
+
+* It changes nothing. A function reads a value, or an engine that stands there, and says which rule does not hold.
+* What the ledger says of itself is counted again (`ledger.invariants`); what it says of the device is compared with the device;
+  and what a call has planned, offered and told is compared with what it made of the value before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from blocklife.errors import BlocklifeError
+from blocklife.ledger import Direction
+from blocklife.offload import LastStep
+from blocklife.offload.snapshot import SavedScheduler
+from blocklife.states import MACHINES, Block, Job, Request, Slot
+from blocklife.testing.worlds.device import CopyOrder, FrozenDevice, Orders, said
+from blocklife.testing.worlds.engine import Engine
+from blocklife.testing.worlds.touching import blocks_touched, slots_touched
+
+RULES = tuple(f"I{number}" for number in range(1, 16) if number not in (2, 11))
+"""What is watched in every step, by the numbers of `specs/invariants.md`.
+
+Not among them: the copies of this device wait for the forward passes before them, as the engine contract asks (I2), and nothing
+is split, merged or swapped (I11).
+"""
+LAST_STEP = "last step"
+"""The rule that, with the policy `flush`, the step in which all tracked requests are over waits for every job."""
+TOLD = "told"
+"""The rule that listeners hear of every transition, in order, and of nothing else."""
+LAWFUL = "lawful"
+"""The rule that no call of an engine that keeps to the contract is refused."""
+
+
+@frozen(eq=False)
+class Core:
+    """One value of the core, and all that is asked about it."""
+
+    saved: SavedScheduler
+    weights: str
+    """What the workers compute with: the engine knows it, and the scheduler has only been told."""
+    requests: tuple[tuple[str, Request], ...]
+    """Requests whose end is not under way, with their states."""
+    plans_out: int
+    busy: bool
+    """Whether a step could do something."""
+    idle: bool
+    """Whether nobody is there and nothing is out."""
+    over: bool
+    """Whether at least one request is tracked, for itself or for its jobs, and all of them are over."""
+    asleep: bool
+    lost: tuple[int, ...]
+    live: tuple[int, ...]
+    """Jobs that the workers have."""
+    doubtful: tuple[int, ...]
+    """Jobs past their deadline."""
+    blocks: tuple[str, ...]
+    """The state of each block."""
+    slots: tuple[str, ...]
+    readable_blocks: tuple[tuple[int, bytes], ...]
+    """What can be found on the device, and the key that it is found under."""
+    readable_places: tuple[tuple[int, bytes], ...]
+    places_per_slot: int
+
+
+_READ_LATER = frozenset(each.name for each in Block if each not in (Block.FREED, Block.STALE, Block.QUARANTINED))
+OVER = frozenset(MACHINES["job"].index[state] for state in (Job.DONE, Job.FAILED, Job.CANCELLED))
+_REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
+_DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
+_LOST = OVER | {_DOUBTFUL}
+_PLANNED = MACHINES["job"].index[Job.PLANNED]
+
+
+def blamed(broken: Exception) -> tuple[str, str]:
+    """The rule that an error speaks of, and what it says."""
+    said = re.search(r"\((I\d+)\)", str(broken)) if isinstance(broken, BlocklifeError) else None
+    return (said.group(1) if said else LAWFUL), f"{type(broken).__name__}: {broken}"
+
+
+def described(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
+    """Everything that is asked about a value of the core; it is read off the value itself."""
+    ledger = saved.ledger
+    blocks, slots = MACHINES["block"].states, MACHINES["slot"].states
+    jobs = [(job.number, job.state) for job in ledger.jobs if job.state not in OVER]
+    pending = bool(saved.plans or jobs or ledger.to_flush or ledger.waiting)
+    states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
+    return Core(
+        saved=saved,
+        weights=weights,
+        requests=tuple((each.name, states[each.name]) for each in saved.requests if not each.ending),
+        plans_out=len(saved.plans),
+        busy=bool(saved.requests or pending or saved.stores.line),
+        idle=not (saved.requests or pending),
+        over=all(each.ending for each in saved.requests) and bool(saved.requests or saved.ended),
+        asleep=saved.asleep,
+        lost=saved.lost,
+        live=tuple(number for number, at in jobs if at != _PLANNED),
+        doubtful=tuple(number for number, at in jobs if at == _DOUBTFUL),
+        blocks=tuple(blocks[each.state].name for each in ledger.blocks),
+        slots=tuple(slots[each.state].name for each in ledger.slots),
+        readable_blocks=tuple((place, each.key) for place, each in enumerate(ledger.blocks) if each.key is not None),
+        readable_places=tuple(_readable_places(engine, saved)),
+        places_per_slot=engine.geometry.blocks_per_chunk,
+    )
+
+
+def left_behind(core: Core) -> Iterator[tuple[str, str]]:
+    """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
+    for place, at in enumerate(core.blocks):
+        if at not in (Block.FREED.name, Block.CACHED.name):
+            yield "I13", f"block {place} is {at} although nobody is there and nothing is out"
+    for holder, held in core.saved.ledger.holders:
+        yield "I4", f"{holder} still holds {dict(held)} although nobody is there"
+    for place, slot in enumerate(core.saved.ledger.slots):
+        if core.slots[place] not in (Slot.EMPTY.name, Slot.READY.name) or slot.pins:
+            yield "I13", f"slot {place} is {core.slots[place]} with {slot.pins} pins although nothing is out"
+
+
+def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[int, bytes]]:
+    """The host places that a load may read, and what has to be there."""
+    size, ready = engine.geometry.blocks_per_chunk, MACHINES["slot"].index[Slot.READY]
+    for place, slot in enumerate(saved.ledger.slots):
+        if slot.state != ready or slot.key is None:
+            continue
+        for back in range(saved.stores.suffix[place]):
+            shorter = slot.key[: len(slot.key) - back * engine.geometry.block_tokens[slot.group]]
+            yield place * size + size - 1 - back, shorter
+
+
+def kept_content(core: Core, size: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Blocks and host places whose content may be read by somebody later."""
+    blocks = frozenset(place for place, at in enumerate(core.blocks) if at in _READ_LATER)
+    slots = [slot for slot, at in enumerate(core.slots) if at != Slot.EMPTY.name]
+    return blocks, frozenset(slot * size + part for slot in slots for part in range(size))
+
+
+def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[str, str] | None:
+    """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
+    ledger = engine.ledger
+    if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
+        missed = [job for job in before.live if job not in orders.flushes and job in ledger.jobs.out]
+        if missed:
+            return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
+    last = before.saved.ledger.last_number
+    for number, job in ledger.jobs.by_number.items():
+        if number > last and job.direction is Direction.STORE:
+            for group, _, keys in job.cargo.contents:
+                for key in keys:
+                    where = [at for at, each in enumerate(ledger.slots.key) if each == key and ledger.slots.group[at] == group]
+                    if any(before.slots[at] == ledger.slots.at(at).name == Slot.READY.name for at in where):
+                        return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
+    for order in (*orders.loads, *orders.stores) if orders is not None else ():
+        found = [0] * len(order.sizes)
+        for block in order.blocks:
+            found[ledger.blocks.group[block]] += 1
+        if tuple(found) != order.sizes:
+            return "I15", f"job {order.job} has group sizes {order.sizes}, and moves {tuple(found)}"
+    return None
+
+
+def _offered_again(engine: Engine, before: Core) -> tuple[str, str] | None:
+    """Content whose load was just lost and that can still be found: the same hit would come back (I7)."""
+    ledger = engine.ledger
+    for saved in before.saved.ledger.jobs:
+        job = ledger.jobs.by_number.get(saved.number)
+        if saved.direction is Direction.STORE or saved.state in _LOST or job is None:
+            continue
+        if ledger.jobs.state(job) in (Job.FAILED, Job.QUARANTINED):
+            for slot, key in zip(job.slots, job.keys, strict=True):
+                if ledger.slots.at(slot) is Slot.READY and ledger.slots.key[slot] == key:
+                    return "I7", f"the load {job.number} is lost, and slot {slot} can still be found as {key.decode()}"
+    return None
+
+
+def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[str, str] | None:
+    """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
+    blocks = engine.ledger.blocks
+    for place, saved in enumerate(before.saved.ledger.blocks):
+        if blocks.refs[place] and blocks.epoch[place] != saved.epoch and place not in handed_out:
+            return "I1", f"block {place} has a new tenant, and no listener heard of it"
+    return None
+
+
+def _mistold(engine: Engine, before: Core) -> tuple[str, str] | None:
+    """Who applies what listeners hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
+    ledger, saved = engine.ledger, before.saved.ledger
+    columns = {"block": ledger.blocks.column, "slot": ledger.slots.column, "request": ledger.request_column}
+    at: dict[str, dict[int, int]] = {
+        "block": {place: each.state for place, each in enumerate(saved.blocks)},
+        "slot": {place: each.state for place, each in enumerate(saved.slots)},
+        "job": {each.number: each.state for each in saved.jobs},
+        "request": {each.row: each.state for each in saved.requests},
+    }
+    for told in engine.told:
+        table, states = MACHINES[told.machine], at[told.machine]
+        for place, number in told.steps():
+            row, stood = table.row(number), states.get(place, table.index[table.initial])
+            if table.index[row.source] != stood:
+                return TOLD, f"{told.machine} {place}: {row} is told while it is {table.states[stood].name}"
+            states[place] = table.index[row.target]
+    for machine, column in columns.items():
+        for place, stands in at[machine].items():
+            if column.state[place] != stands and (machine != "request" or place not in ledger._spare_requests):
+                told_of = column.table.states[stands].name
+                return TOLD, f"{machine} {place} is {column.at(place).name}, and listeners heard that it is {told_of}"
+    for number, stands in at["job"].items():
+        job = ledger.jobs.by_number.get(number)
+        if job is not None and ledger.jobs.column.state[job.row] != stands:
+            return TOLD, f"job {number} is {ledger.jobs.state(job).name}, and listeners heard something else"
+    return None
+
+
+def _overdue(engine: Engine, before: Core, verb: str, worker: int) -> tuple[str, str] | None:
+    """A job that goes on although its deadline has passed (I5), or as if a worker that is gone could still report (I9)."""
+    ledger = engine.ledger
+    for saved in before.saved.ledger.jobs:
+        job = ledger.jobs.out.get(saved.number)
+        if job is None or saved.number not in before.live:
+            continue
+        if verb == "settle_late" and saved.deadline is not None and ledger.jobs.state(job) is not Job.QUARANTINED:
+            return "I5", f"job {saved.number} is {ledger.jobs.state(job).name} after its deadline"
+        if verb == "lose_worker" and not job.reported >> worker & 1:
+            return "I9", f"job {saved.number} still waits for worker {worker}, which is gone"
+    return None
+
+
+def misdone(
+    engine: Engine, before: Core, orders: Orders | None, handed_out: Sequence[int], verb: str, worker: int
+) -> Iterator[tuple[str, str] | None]:
+    """What is wrong with a call itself: with what was planned, offered, or told."""
+    yield _misplanned(engine, before, orders)
+    yield _offered_again(engine, before)
+    yield _unheard(engine, before, handed_out)
+    yield _mistold(engine, before)
+    yield _overdue(engine, before, verb, worker)
+
+
+def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:
+    """What was asked for and has not happened, as the value says that the call has led to."""
+    out = {job.number: job.owner for job in saved.ledger.jobs if job.state not in (*OVER, _PLANNED)}
+    if verb == "abort" and any(each.name == request and not each.ending for each in saved.requests):
+        return "I5", f"request {request} was aborted, and goes on"
+    if verb == "preempt" and request in out.values() and request not in saved.preempted:
+        return "I10", f"request {request} gave way, and the next plan does not wait for its copies"
+    if verb == "sleep" and (not saved.asleep or not out.keys() <= set(saved.ledger.to_flush)):
+        return "I10", "the device is given up, and somebody goes on, or a copy is not waited for"
+    if verb == "regain_worker" and worker in saved.lost:
+        return "I10", f"worker {worker} is there again, and counts as lost"
+    return None
+
+
+def loads(engine: Engine, before: Core) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Whose load was lost in a call, and for whom one was planned."""
+    jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
+    failed, loading = [], []
+    for saved in before.saved.ledger.jobs:
+        job = jobs.by_number.get(saved.number)
+        if saved.direction is Direction.STORE or saved.state in _LOST or job is None or job.owner is None:
+            continue
+        if jobs.state(job) in (Job.FAILED, Job.QUARANTINED):
+            failed.append(job.owner)
+    for number, job in jobs.by_number.items():
+        if number > last and job.direction is Direction.LOAD and job.owner is not None:
+            loading.append(job.owner)
+    return tuple(failed), tuple(loading)
+
+
+def disagreements(core: Core, device: FrozenDevice) -> Iterator[tuple[str, str]]:
+    """Where the two truths differ."""
+    for rank, worker in enumerate(device.workers):
+        for order in (*(order for order, _, _ in worker.copies), *worker.held_back):
+            yield from _mistouched(core, rank, order)
+        if worker.lost:
+            continue
+        here = f"worker {rank}:"
+        for block, key in core.readable_blocks:
+            if worker.blocks[block] != (content := Engine.content_of(key, core.weights)):
+                yield "I6", f"{here} block {block} is found as {content}, and holds {said(worker.blocks[block])}"
+        for place, key in core.readable_places:
+            if worker.places[place] != (content := Engine.content_of(key, core.weights)):
+                yield "I6", f"{here} host place {place} is found as {content}, and holds {said(worker.places[place])}"
+
+
+def _mistouched(core: Core, rank: int, order: CopyOrder) -> Iterator[tuple[str, str]]:
+    """A copy of a job that is over, or on a place that is said to stand where no copy touches it."""
+    who = f"worker {rank}: copy {order.job}"
+    if order.job not in core.live:
+        yield "I1", f"{who} runs on, although its job is over"
+    blocks, slots = blocks_touched(stores=order.stores), slots_touched(stores=order.stores)
+    for block in order.blocks:
+        if Block[core.blocks[block]] not in blocks:
+            yield "I1", f"{who} touches block {block}, which is said to be {core.blocks[block]}"
+    for slot in {place // core.places_per_slot for place in order.places}:
+        if Slot[core.slots[slot]] not in slots:
+            yield "I1", f"{who} touches slot {slot}, which is said to be {core.slots[slot]}"
