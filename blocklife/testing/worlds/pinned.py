@@ -197,6 +197,21 @@ WORLDS: tuple[Pinned, ...] = (
         _world(_HYBRID, Settings(groups="full:2,mamba:2", num_blocks=8, num_slots=4, asynchronous=True), abort=1),
     ),
     Pinned(
+        "roomy",
+        "there is a slot for everything, and nothing that was computed may be left out",
+        _world(("ab.cd", "ae.f"), Settings(num_slots=8, asynchronous=True), abort=1, preempt=1),
+    ),
+    Pinned(
+        "roomy-chunks",
+        "the same with chunks of two blocks",
+        _world(("abcd.e", "abcf.g"), Settings(blocks_per_chunk=2, num_blocks=7, num_slots=5, step_tokens=2), preempt=1),
+    ),
+    Pinned(
+        "roomy-states",
+        "the same where a full group and states have to agree",
+        _world(("abcd.ef", "abx.gh"), Settings(groups="full:2,mamba:2", num_blocks=8, num_slots=12), abort=1, preempt=1),
+    ),
+    Pinned(
         "last-step-flush",
         "the last request ends while copies are out, and one of them never lands: the last plan waits",
         _world(_SHORT, Settings(), hang=1, fail=1, abort=1),
@@ -292,6 +307,9 @@ COUNTS: Mapping[str, Counts] = {
     "hybrid": Counts(4_296, 6_701, 33),
     "hybrid-states": Counts(2_913, 4_371, 32),
     "states-ahead": Counts(1_081, 2_062, 16),
+    "roomy": Counts(3_044, 5_790, 22),
+    "roomy-chunks": Counts(841, 1_118, 18),
+    "roomy-states": Counts(2_378, 3_407, 19),
     "last-step-flush": Counts(429, 840, 21),
     "last-step-drain": Counts(1_640, 3_530, 24),
     "lazy": Counts(6_487, 17_731, 33),

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
-from blocklife.offload import LastStep
+from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES, Block, Job, Request, Slot
 from blocklife.testing.worlds.device import CopyOrder, FrozenDevice, Orders, said
@@ -31,6 +31,8 @@ is split, merged or swapped (I11).
 """
 LAST_STEP = "last step"
 """The rule that, with the policy `flush`, the step in which all tracked requests are over waits for every job."""
+KEPT = "kept"
+"""The rule that nothing final is left out: where there is room for it, what is on the device comes into the host tier."""
 TOLD = "told"
 """The rule that listeners hear of every transition, in order, and of nothing else."""
 LAWFUL = "lawful"
@@ -119,6 +121,23 @@ def left_behind(core: Core) -> Iterator[tuple[str, str]]:
     for place, slot in enumerate(core.saved.ledger.slots):
         if core.slots[place] not in (Slot.EMPTY.name, Slot.READY.name) or slot.pins:
             yield "I13", f"slot {place} is {core.slots[place]} with {slot.pins} pins although nothing is out"
+
+
+def not_kept(core: Core, geometry: Geometry) -> Iterator[tuple[str, str]]:
+    """Nobody is there, and nothing waits to be stored: then whole chunks of the device can be read in the host tier, too.
+
+    Of full attention only: what is behind a window may be stored or not. Eager stores, and a slot for everything, are presumed.
+    """
+    if core.saved.stores.line or core.saved.stores.made:
+        return
+    here = {(core.saved.ledger.blocks[place].group, key) for place, key in core.readable_blocks}
+    there = {(core.saved.ledger.slots[place // core.places_per_slot].group, key) for place, key in core.readable_places}
+    for group, key in sorted(here - there):
+        tokens = geometry.block_tokens[group]
+        whole = len(key) - len(f"{group}:")
+        chunk = [(group, key[: len(key) - back * tokens]) for back in range(geometry.blocks_per_chunk)]
+        if isinstance(geometry.groups[group], FullAttention) and whole % (tokens * len(chunk)) == 0 and here.issuperset(chunk):
+            yield KEPT, f"{key.decode()} is on the device, nobody is there, and it was never stored"
 
 
 def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[int, bytes]]:

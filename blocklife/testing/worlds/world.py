@@ -19,6 +19,7 @@ once more (*echoes*), and how many faults of each kind are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from string import ascii_lowercase
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
-from blocklife.offload import FullAttention, Mamba
+from blocklife.offload import FullAttention, Mamba, Mode
 from blocklife.offload.groups import Group
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES, Request
@@ -37,6 +38,7 @@ from blocklife.testing.worlds.device import Device, DeviceFault, FrozenDevice, L
 from blocklife.testing.worlds.device import Names as DeviceNames
 from blocklife.testing.worlds.engine import LONG_OVER, Engine, Settings
 from blocklife.testing.worlds.truths import (
+    KEPT,
     LAST_STEP,
     LAWFUL,
     OVER,
@@ -50,6 +52,7 @@ from blocklife.testing.worlds.truths import (
     left_behind,
     loads,
     misdone,
+    not_kept,
     unheeded,
 )
 
@@ -93,6 +96,8 @@ class Faults:
 
 _HARMLESS = frozenset({"abort", "repeat"})
 """Faults that never make a request compute again what it has computed."""
+_LOSES_NOTHING = _HARMLESS | {"preempt"}
+"""Faults after which all content is as good as before."""
 _FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
 
 
@@ -163,6 +168,15 @@ class WorldSettings:
                     f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
                     f"{self.engine.num_blocks} (num_blocks)"
                 )
+
+    @property
+    def roomy(self) -> bool:
+        """Whether all that can be computed can be stored, and nothing happens that may lose it."""
+        faults = {name for name, times in self.faults.items() if times}
+        if self.engine.mode is not Mode.EAGER or not faults <= _LOSES_NOTHING:
+            return False
+        chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
+        return sum(len(script.text) // each for script in self.requests for each in chunks) <= self.engine.num_slots
 
     @property
     def timed(self) -> bool:
@@ -270,7 +284,7 @@ class World:
 
     def rules(self) -> Sequence[str]:
         """What is watched in each step."""
-        return (*RULES, LAST_STEP, TOLD, LAWFUL)
+        return (*RULES, LAST_STEP, *([KEPT] if self.settings.roomy else []), TOLD, LAWFUL)
 
     def properties(self) -> Sequence[Property[State, Action]]:
         """Everything drains, and there is something to drain."""
@@ -576,7 +590,10 @@ class World:
             self.engine.thaw(described.saved)
             first = (check(self.engine.ledger) or found)[0]  # what a snapshot leaves out can be wrong, too
             return first.rule, first.message
-        return next(left_behind(described), None) if described.idle else None
+        if not described.idle:
+            return None
+        kept = not_kept(described, self.engine.geometry) if self.settings.roomy else iter(())
+        return next(chain(left_behind(described), kept), None)
 
     def _core_step(
         self,
