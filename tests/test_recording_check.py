@@ -25,12 +25,12 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger
 from blocklife.offload import Mode
 from blocklife.recording import Recorder
+from blocklife.recording import format as recording_format
+from blocklife.recording.checking import Illegal, Verdict, check_file, check_recording
+from blocklife.recording.format import read_head
+from blocklife.recording.rules import Checker
+from blocklife.recording.traces import IllegalError
 from blocklife.states import MACHINES
-from blocklife.testing.recordings import format as recording_format
-from blocklife.testing.recordings.checking import Illegal, Verdict, check_file, check_recording
-from blocklife.testing.recordings.format import read_head
-from blocklife.testing.recordings.rules import Checker
-from blocklife.testing.recordings.traces import IllegalError
 from tests.worlds import BOTH, behind_fence, held, in_flight, keys, make_ledger, report, sealed
 
 Lines = list[dict[str, Any]]

@@ -44,7 +44,7 @@ def add_recording(commands: Commands) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from blocklife.testing.recordings.checking import check_file
+    from blocklife.recording.checking import check_file
 
     with _progress() as progress:
         verdict = check_file(args.file, whole=args.whole, progress=progress)

@@ -16,9 +16,9 @@ from typing import IO
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.testing.recordings.format import DamagedError, End, Line, Source, read_head, read_line, respell
-from blocklife.testing.recordings.rules import Checker, Follower
-from blocklife.testing.recordings.traces import IllegalError
+from blocklife.recording.format import DamagedError, End, Line, Source, read_head, read_line, respell
+from blocklife.recording.rules import Checker, Follower
+from blocklife.recording.traces import IllegalError
 
 HISTORY = 8
 """So many of the latest steps of a place are told."""

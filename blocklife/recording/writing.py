@@ -1,11 +1,11 @@
-"""A recording: every committed transition as a JSON line, written while it happens.
+"""The recorder: every committed transition as a JSON line, written while it happens.
 
 The first line says what was recorded: ``{"blocklife": "recording", "version": 1, ...}`` with the limits, the contract and the
 incarnation of the ledger. Every other line is one transition: ``n`` counts the commits (the places of one batch share it),
 ``of`` says how many lines the commit has, where it has several, ``plan`` is the number of the latest plan, ``machine`` and
 ``id`` name the place, ``epoch`` its life (blocks only), ``event``, ``from``, ``to`` and ``guard`` the row that was taken,
 ``job`` the job in whose name it happened (absent where there was none). The last line, ``{"blocklife": "end", ...}``, says that
-nothing is missing. `specs/recording.md` tells the whole format, and `blocklife.testing.recordings` checks what was written.
+nothing is missing. `specs/recording.md` tells the whole format.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TextIO
 import attrs
 
 from blocklife.ledger import Committed, Ledger
+from blocklife.recording.format import VERSION
 from blocklife.states import MACHINES
-
-VERSION = 1
 
 
 class Recorder:

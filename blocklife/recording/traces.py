@@ -15,8 +15,8 @@ from typing import Generic, TypeAlias, TypeVar
 from attrs import define, field, frozen
 
 from blocklife.lifecycle import Event, Row
+from blocklife.recording.format import number_of, spell_row
 from blocklife.states import COUPLINGS, MACHINES, Job, coupled, ends_life
-from blocklife.testing.recordings.format import number_of, spell_row
 
 BITS = {"refs": 1, "pins": 2, "writes": 4, "doubts": 8, "fence": 16, "own": 32, "ok": 64}
 """What the guards of places ask about, as bits."""

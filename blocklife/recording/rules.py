@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping
 
 from blocklife.errors import MisuseError
 from blocklife.ledger.places import EPOCH_MASK
-from blocklife.states import MACHINES, Block, Job, Request
-from blocklife.testing.recordings.debts import TERMINAL, Debts
-from blocklife.testing.recordings.format import Head, Line, number_of, spell_row
-from blocklife.testing.recordings.traces import (
+from blocklife.recording.debts import TERMINAL, Debts
+from blocklife.recording.format import Head, Line, number_of, spell_row
+from blocklife.recording.traces import (
     BITS,
     BlockTrace,
     IllegalError,
@@ -37,6 +36,7 @@ from blocklife.testing.recordings.traces import (
     rows_by_situation,
     spelt,
 )
+from blocklife.states import MACHINES, Block, Job, Request
 
 _UNTOUCHED = frozenset({Block.FREED, Block.CACHED, Block.ALLOCATED, Block.SEALED})
 _NUMBER = r"(0|[1-9]\d{0,18})"

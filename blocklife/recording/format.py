@@ -19,7 +19,9 @@ from attrs import field, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
-from blocklife.recording import VERSION
+
+VERSION = 1
+"""Of the format; `read_head` refuses any other."""
 
 CHUNK_BYTES = 1 << 20
 LINE_BYTES_MAX = 1 << 16

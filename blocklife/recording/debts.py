@@ -9,9 +9,8 @@ Rules of this file:
 
 from __future__ import annotations
 
-from blocklife.states import MACHINES, Job
-from blocklife.testing.recordings.format import Head
-from blocklife.testing.recordings.traces import (
+from blocklife.recording.format import Head
+from blocklife.recording.traces import (
     BlockTrace,
     Due,
     IllegalError,
@@ -21,6 +20,7 @@ from blocklife.testing.recordings.traces import (
     effects_of,
     illegal,
 )
+from blocklife.states import MACHINES, Job
 
 TERMINAL = frozenset({Job.DONE, Job.FAILED, Job.CANCELLED})
 _KIND_OF = {"plan_store": "store", "plan_load": "load"}
