@@ -16,7 +16,7 @@ from typing import IO
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.recording.format import DamagedError, End, Line, Source, read_head, read_line, respell
+from blocklife.recording.format import At, DamagedError, End, Line, Refused, Source, read_head, read_line, respell
 from blocklife.recording.rules import Checker, Follower
 from blocklife.recording.traces import IllegalError
 
@@ -204,6 +204,8 @@ class _Run:
         line = read_line(text)
         if self.end is not None:
             raise DamagedError("something stands behind the end of the recording")
+        if isinstance(line, (At, Refused)):
+            return  # nothing has changed
         if isinstance(line, End):
             self.end = line
             self.whole = True

@@ -63,6 +63,28 @@ class End:
     lines: int
 
 
+@frozen
+class At:
+    """A line that tells the time: the steps from here on happened at ``ns`` nanoseconds, by a clock that only goes forward."""
+
+    ns: int
+
+
+@frozen
+class Refused:
+    """A line that tells what was refused: nothing has changed."""
+
+    plan: int
+    machine: str
+    id: int
+    event: str
+    state: str
+    """Where the place stood."""
+
+    def __str__(self) -> str:
+        return f"plan {self.plan}: {self.machine} {self.id} is {self.state}, and {self.event} is refused"
+
+
 def read_head(name: str, line: str) -> Head:
     """Read the first line; `MisuseError` where this is no recording, or not one that can be checked."""
     try:
@@ -129,7 +151,7 @@ def spell_row(event: str, source: str, target: str, guard: str | None) -> str:
     return f'"{event}","from":"{source}","to":"{target}"' + ("" if guard is None else f',"guard":"{guard}"')
 
 
-def read_line(line: str) -> Line | End:
+def read_line(line: str) -> Line | At | Refused | End:
     """Read a line of any writer; raises `DamagedError`. Keys that are not known are passed over."""
     try:
         said = json.loads(line)
@@ -142,6 +164,11 @@ def read_line(line: str) -> Line | End:
         raise DamagedError("it is no JSON object")
     if said.get("blocklife") == "end":
         return End(_whole(said, "n"), _whole(said, "lines"))
+    if said.get("blocklife") == "at":
+        return At(_whole(said, "ns"))
+    if said.get("blocklife") == "refused":
+        place = _word(said, "machine"), _whole(said, "id")
+        return Refused(_whole(said, "plan"), *place, _word(said, "event"), _word(said, "from"))
     if "blocklife" in said:
         raise DamagedError("a second head stands here; one file holds one recording")
     return Line(

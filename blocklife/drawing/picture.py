@@ -1,0 +1,169 @@
+"""A lifecycle as a picture: states, arrows between them, what stands on each, and marks; every drawing is made from one.
+
+Rules of this file:
+
+* A picture is a value. It is read off a compiled table and the couplings, and knows no format: renderers turn it into text.
+* What a run, a proof or a comparison adds are *marks*, laid over the picture. No renderer knows where they come from.
+* Order is the order of the tables, so that the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from attrs import field, frozen
+
+from blocklife.lifecycle import Row, Table
+from blocklife.states import Coupling, ends_life
+
+
+@frozen
+class Node:
+    """One state."""
+
+    name: str
+    about: str
+    """What it means, in one line; empty where the table does not say."""
+    initial: bool = False
+    final: bool = False
+
+
+@frozen
+class Label:
+    """One row, as it stands on an arrow."""
+
+    row: int
+    """Its number in the table."""
+    event: str
+    guard: str | None = None
+    causes: tuple[str, ...] = ()
+    """Couplings that begin with this row, by name."""
+    follows: tuple[str, ...] = ()
+    """Couplings that force it, by name: another machine has taken its step, and this one goes along."""
+
+    def __str__(self) -> str:
+        return self.event if self.guard is None else f"{self.event} [{self.guard}]"
+
+
+@frozen
+class Arrow:
+    """All rows from one state to another, in table order."""
+
+    source: str
+    target: str
+    labels: tuple[Label, ...]
+
+    @property
+    def loop(self) -> bool:
+        """Whether it leads back to where it began."""
+        return self.source == self.target
+
+
+@frozen
+class Picture:
+    """One lifecycle.
+
+    Invariant: node names are unique, every arrow joins two of them, and a pair of nodes has one arrow.
+    """
+
+    name: str
+    about: str
+    nodes: tuple[Node, ...]
+    arrows: tuple[Arrow, ...]
+    couplings: tuple[Coupling, ...] = ()
+    """Those that a label names, in the order of their table."""
+
+
+class Emphasis(enum.Enum):
+    """How a mark looks; a renderer chooses colour and stroke."""
+
+    PLAIN = "nothing is said about it"
+    USED = "it happened; the weight says how much"
+    UNUSED = "it never happened"
+    ADDED = "it is in the second of two lifecycles only"
+    REMOVED = "it is in the first of two lifecycles only"
+    CHANGED = "it is in both, and differs"
+    ALARM = "something is wrong with it"
+
+
+@frozen
+class Mark:
+    """What is laid over one state or one row."""
+
+    emphasis: Emphasis = Emphasis.PLAIN
+    note: str = ""
+    """A few words that stand beside it, such as a count."""
+    about: str = ""
+    """More, shown where there is room: a tooltip, a table."""
+    weight: float = 0.0
+    """0 to 1: how much, compared with the most."""
+
+
+@frozen
+class Marks:
+    """Marks by the name of a state, and by the number of a row."""
+
+    title: str = ""
+    """What they tell, in a few words: "taken in run.jsonl"."""
+    states: Mapping[str, Mark] = field(factory=dict)
+    rows: Mapping[int, Mark] = field(factory=dict)
+    notes: Sequence[str] = ()
+    """Whole sentences for below the drawing."""
+
+    def state(self, node: Node) -> Mark:
+        """The mark of a state; a plain one where there is none."""
+        return self.states.get(node.name, _PLAIN)
+
+    def row(self, label: Label) -> Mark:
+        """The mark of a row; a plain one where there is none."""
+        return self.rows.get(label.row, _PLAIN)
+
+
+_PLAIN = Mark()
+UNMARKED = Marks()
+
+
+def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) -> Picture:
+    """The picture of a compiled table, with those of the couplings that touch it.
+
+    *name* is what the couplings call the machine; without one it is the name of the class.
+    """
+    name = name or table.name
+    nodes = tuple(
+        Node(state.name, _line(state.value), state is table.initial, state in table.finals) for state in table.states
+    )
+    grouped: dict[tuple[str, str], list[Label]] = {}
+    for source in table.states:
+        for row in table.rows:
+            if row.source is source:
+                grouped.setdefault((source.name, row.target.name), []).append(_label(name, row, couplings))
+    arrows = tuple(Arrow(source, target, tuple(labels)) for (source, target), labels in grouped.items())
+    named = {name for arrow in arrows for label in arrow.labels for name in (*label.causes, *label.follows)}
+    return Picture(name, _line(table.doc), nodes, arrows, tuple(each for each in couplings if each.name in named))
+
+
+def _line(text: object) -> str:
+    """The first line of a text; nothing where a state's value is no text."""
+    return " ".join(text.strip().split("\n\n")[0].split()) if isinstance(text, str) else ""
+
+
+def _label(machine: str, row: Row, couplings: Sequence[Coupling]) -> Label:
+    causes = tuple(each.name for each in couplings if _begins(each, machine, row))
+    follows = tuple(each.name for each in couplings if any(_names(effect, machine, row) for effect in each.effects))
+    return Label(row.index, row.event, None if row.guard is None else row.guard.name, causes, follows)
+
+
+def _begins(coupling: Coupling, machine: str, row: Row) -> bool:
+    """Whether a row is the cause of a coupling, or can be: kinds of jobs are not told apart."""
+    if coupling.into and row.target not in coupling.into:
+        return False
+    if coupling.cause == "block.*":  # any step of a block that ends a life
+        return machine == "block" and ends_life(row)
+    return _names(coupling.cause, machine, row)
+
+
+def _names(step: str, machine: str, row: Row) -> bool:
+    """Whether ``machine.event``, with events between bars and the kind of job in parentheses, names a row."""
+    of, _, events = step.partition(".")
+    return of == machine and row.event in events.partition("(")[0].split("|")

@@ -1,0 +1,96 @@
+"""A recording read from its first line to its last, for those who draw it or count what it did.
+
+Rules of this file:
+
+* It believes what it reads; whether a step was legal is asked by `checking`. But what cannot be read, or is cut off, is refused
+  with its line, so that nobody draws half a run and calls it whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from attrs import define, field
+
+from blocklife.errors import MisuseError
+from blocklife.recording.format import At, DamagedError, End, Head, Line, Refused, Source, read_head, read_line
+
+Progress = Callable[[int, int], None]
+"""Hears how many bytes and how many lines have been read."""
+
+
+@define(eq=False)
+class Recording:
+    """A recording whose head has been read; `lines` can be asked once."""
+
+    name: str
+    head: Head
+    _pieces: Iterator[tuple[list[str], int, bool]]
+    _first: tuple[list[str], int, bool]
+    end: End | None = field(default=None, init=False)
+    """Its last line, once `lines` has come there; None where it does not say that it is whole."""
+
+    def lines(self, progress: Progress | None = None) -> Iterator[tuple[int, Line | At | Refused]]:
+        """Every line with its number, the head and the end left out. Raises `MisuseError` at what cannot be read."""
+        number, size = 1, 0
+        for texts, more, cut in self._all():
+            for text in texts[1:] if texts is self._first[0] else texts:
+                number += 1
+                if not text.strip():
+                    continue
+                line = self._read(number, text, cut=cut)
+                if isinstance(line, End):
+                    self.end = line
+                else:
+                    yield number, line
+            size += more
+            if progress is not None:
+                progress(size, number)
+
+    def _all(self) -> Iterator[tuple[list[str], int, bool]]:
+        yield self._first
+        yield from self._pieces
+
+    def _read(self, number: int, text: str, *, cut: bool) -> Line | At | Refused | End:
+        try:
+            if self.end is not None:
+                raise DamagedError("something stands behind the end of the recording")
+            return read_line(text)
+        except DamagedError as problem:
+            said = "it is cut off here (record it again to its end)" if cut and problem.cut else str(problem)
+            raise MisuseError(f"{self.name}: line {number}: {said}") from None
+
+
+@contextmanager
+def open_recording(path: str) -> Iterator[Recording]:
+    """The recording in a file; ``-`` is standard input. `MisuseError` where there is none that can be read."""
+    if path == "-":
+        if sys.stdin is None:
+            raise MisuseError("standard input is closed (name a file)")
+        yield _opened("standard input", sys.stdin.buffer)
+        return
+    try:
+        stream = Path(path).open("rb")  # noqa: SIM115 - an error in here is of this file; one of who reads it is not
+    except OSError as problem:
+        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+    with stream:
+        yield _opened(path, stream)
+
+
+def _opened(name: str, stream: IO[bytes]) -> Recording:
+    pieces = _readable(name, Source(stream).pieces())
+    first = next(pieces, None)
+    if first is None:
+        raise MisuseError(f"{name}: it is empty (write a recording with blocklife replay --record)")
+    return Recording(name, read_head(name, first[0][0]), pieces, first)
+
+
+def _readable(name: str, pieces: Iterator[tuple[list[str], int, bool]]) -> Iterator[tuple[list[str], int, bool]]:
+    try:
+        yield from pieces
+    except OSError as problem:
+        raise MisuseError(f"{name}: {problem.strerror or problem}") from problem
