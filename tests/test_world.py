@@ -23,6 +23,7 @@ from blocklife.testing.exploring.explore import Bounds, Broken, Kind, Verdict, e
 from blocklife.testing.worlds import truths
 from blocklife.testing.worlds.device import Device, Landing
 from blocklife.testing.worlds.engine import Engine, Settings
+from blocklife.testing.worlds.pinned import pinned_world
 from blocklife.testing.worlds.truths import LAST_STEP, LAWFUL, RULES, TOLD, Core
 from blocklife.testing.worlds.world import Action, Faults, Script, State, World, WorldSettings
 
@@ -296,6 +297,16 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
         world.step(state, Action("arrive", "b"))
 
     assert broken.value.rule == "I1"
+
+
+def test_world_sees_content_that_is_fetched_twice() -> None:
+    """A lookup that does not know what is on its way plans a second copy of it, and I12 is broken."""
+    world = World(pinned_world("sleep").settings)
+    world.engine.scheduler._search._loading = {}  # it was the scheduler's own
+    seen = explore(world)
+
+    assert seen.counterexamples[0].rule == "I12"
+    assert "loads already" in seen.counterexamples[0].message
 
 
 def test_world_takes_an_error_of_the_real_code_for_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

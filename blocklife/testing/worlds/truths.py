@@ -18,7 +18,7 @@ from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload.snapshot import SavedScheduler
-from blocklife.states import MACHINES, Block, Job, Request, Slot
+from blocklife.states import LIFELESS, MACHINES, Block, Job, Request, Slot
 from blocklife.testing.worlds.device import CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds.engine import Engine
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
@@ -67,12 +67,22 @@ class Core:
     readable_blocks: tuple[tuple[int, bytes], ...]
     """What can be found on the device, and the key that it is found under."""
     readable_places: tuple[tuple[int, bytes], ...]
+    kept_blocks: frozenset[int]
+    """Blocks whose content may be read by somebody later; so with host places."""
+    kept_places: frozenset[int]
     places_per_slot: int
 
 
-_READ_LATER = frozenset(each.name for each in Block if each not in (Block.FREED, Block.STALE, Block.QUARANTINED))
+_READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
+_EMPTY = MACHINES["slot"].index[Slot.EMPTY]
 OVER = frozenset(MACHINES["job"].index[state] for state in (Job.DONE, Job.FAILED, Job.CANCELLED))
+_BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
+_SOURCES = {name: bytes([0, *(table.index[row.source] for row in table.rows)]) for name, table in MACHINES.items()}
+"""Where each row of each table starts, by its number."""
+_NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
 _REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
+_ALONE = frozenset({Job.STALE, Job.QUARANTINED})
+"""Jobs that are out and that nobody waits for."""
 _DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
 _LOST = OVER | {_DOUBTFUL}
 _PLANNED = MACHINES["job"].index[Job.PLANNED]
@@ -86,28 +96,31 @@ def blamed(broken: Exception) -> tuple[str, str]:
 
 def described(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
     """Everything that is asked about a value of the core; it is read off the value itself."""
-    ledger = saved.ledger
-    blocks, slots = MACHINES["block"].states, MACHINES["slot"].states
+    ledger, size = saved.ledger, engine.geometry.blocks_per_chunk
     jobs = [(job.number, job.state) for job in ledger.jobs if job.state not in OVER]
     pending = bool(saved.plans or jobs or ledger.to_flush or ledger.waiting)
     states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
     return Core(
         saved=saved,
         weights=weights,
-        requests=tuple((each.name, states[each.name]) for each in saved.requests if not each.ending),
+        requests=tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending]),
         plans_out=len(saved.plans),
         busy=bool(saved.requests or pending or saved.stores.line),
         idle=not (saved.requests or pending),
-        over=all(each.ending for each in saved.requests) and bool(saved.requests or saved.ended),
+        over=all([each.ending for each in saved.requests]) and bool(saved.requests or saved.ended),
         asleep=saved.asleep,
         lost=saved.lost,
-        live=tuple(number for number, at in jobs if at != _PLANNED),
-        doubtful=tuple(number for number, at in jobs if at == _DOUBTFUL),
-        blocks=tuple(blocks[each.state].name for each in ledger.blocks),
-        slots=tuple(slots[each.state].name for each in ledger.slots),
-        readable_blocks=tuple((place, each.key) for place, each in enumerate(ledger.blocks) if each.key is not None),
+        live=tuple([number for number, at in jobs if at != _PLANNED]),
+        doubtful=tuple([number for number, at in jobs if at == _DOUBTFUL]),
+        blocks=tuple([_BLOCKS[each.state] for each in ledger.blocks]),
+        slots=tuple([_SLOTS[each.state] for each in ledger.slots]),
+        readable_blocks=tuple([(place, each.key) for place, each in enumerate(ledger.blocks) if each.key is not None]),
         readable_places=tuple(_readable_places(engine, saved)),
-        places_per_slot=engine.geometry.blocks_per_chunk,
+        kept_blocks=frozenset([place for place, each in enumerate(ledger.blocks) if each.state in _READ_LATER]),
+        kept_places=frozenset(
+            [slot * size + part for slot, each in enumerate(ledger.slots) if each.state != _EMPTY for part in range(size)]
+        ),
+        places_per_slot=size,
     )
 
 
@@ -151,13 +164,6 @@ def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[in
             yield place * size + size - 1 - back, shorter
 
 
-def kept_content(core: Core, size: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Blocks and host places whose content may be read by somebody later."""
-    blocks = frozenset(place for place, at in enumerate(core.blocks) if at in _READ_LATER)
-    slots = [slot for slot, at in enumerate(core.slots) if at != Slot.EMPTY.name]
-    return blocks, frozenset(slot * size + part for slot in slots for part in range(size))
-
-
 def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[str, str] | None:
     """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
     ledger = engine.ledger
@@ -179,6 +185,19 @@ def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[st
             found[ledger.blocks.group[block]] += 1
         if tuple(found) != order.sizes:
             return "I15", f"job {order.job} has group sizes {order.sizes}, and moves {tuple(found)}"
+    return None
+
+
+def _loaded_twice(engine: Engine, before: Core) -> tuple[str, str] | None:
+    """One more copy of what is on its way to somebody already: equal content is shared, and not fetched again (I12)."""
+    if len(engine.geometry.groups) > 1:
+        return None  # they have to agree: what a load brings to one of them may be of no use to another request
+    jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
+    loads = [job for job in jobs.out.values() if job.direction is Direction.LOAD and jobs.state(job) not in _ALONE]
+    for load in loads:
+        for job in loads if load.number > last else ():
+            if job is not load and not set(job.keys).isdisjoint(load.keys):
+                return "I12", f"job {load.number} loads {load.keys[0].decode()}, which job {job.number} loads already"
     return None
 
 
@@ -216,16 +235,17 @@ def _mistold(engine: Engine, before: Core) -> tuple[str, str] | None:
         "request": {each.row: each.state for each in saved.requests},
     }
     for told in engine.told:
-        table, states = MACHINES[told.machine], at[told.machine]
-        for place, number in told.steps():
-            row, stood = table.row(number), states.get(place, table.index[table.initial])
-            if table.index[row.source] != stood:
-                return TOLD, f"{told.machine} {place}: {row} is told while it is {table.states[stood].name}"
-            states[place] = table.index[row.target]
+        states, sources, targets = at[told.machine], _SOURCES[told.machine], MACHINES[told.machine].targets
+        for place, row in told.steps():
+            if sources[row] != (stood := states.get(place, _NEW[told.machine])):
+                table = MACHINES[told.machine]
+                return TOLD, f"{told.machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
+            states[place] = targets[row]
     for machine, column in columns.items():
-        for place, stands in at[machine].items():
-            if column.state[place] != stands and (machine != "request" or place not in ledger._spare_requests):
-                told_of = column.table.states[stands].name
+        state = column.state
+        for place in [place for place, stands in at[machine].items() if state[place] != stands]:
+            if machine != "request" or place not in ledger._spare_requests:
+                told_of = column.table.states[at[machine][place]].name
                 return TOLD, f"{machine} {place} is {column.at(place).name}, and listeners heard that it is {told_of}"
     for number, stands in at["job"].items():
         job = ledger.jobs.by_number.get(number)
@@ -253,6 +273,7 @@ def misdone(
 ) -> Iterator[tuple[str, str] | None]:
     """What is wrong with a call itself: with what was planned, offered, or told."""
     yield _misplanned(engine, before, orders)
+    yield _loaded_twice(engine, before)
     yield _offered_again(engine, before)
     yield _unheard(engine, before, handed_out)
     yield _mistold(engine, before)
