@@ -32,7 +32,7 @@ explore: $(VENV)/.dev mutants  ## the deeper runs: large worlds, all mutants fro
 	@$(BIN)/blocklife check --walk 200000 --seed 1
 
 mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.md
-	@$(BIN)/blocklife check --mutants --page specs/mutants.md
+	@$(BIN)/blocklife check --mutants --tests tests/caught.toml --page specs/mutants.md
 
 bench: $(VENV)/.dev  ## ratios against the peers, measured in one run
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -686,6 +686,20 @@ def test_report_that_is_late_is_counted_and_changes_no_verdict() -> None:
     assert [a == b for a, b in zip(before, ledger.snapshot(), strict=True)].count(False) == 1
 
 
+def test_report_of_a_job_that_is_over_is_told_as_a_step_to_its_own_state() -> None:
+    """Who listens hears of every report that was taken, also of one that no longer decides anything."""
+    ledger = make_ledger(workers=2)
+    _, job = in_flight(ledger)
+    ledger.quiesce(Jobs((job,)))
+    heard: list[Committed] = []
+    ledger.listen(heard.append)
+    ledger.complete(report(job))
+    rows = [str(MACHINES["job"].row(row)) for each in heard for _, row in each.steps()]
+
+    assert [each.machine for each in heard] == ["job"]
+    assert rows == ["FAILED --finish--> FAILED"]
+
+
 def test_report_that_comes_twice_counts_once() -> None:
     """The second one is counted; the other worker is still awaited."""
     ledger = make_ledger(workers=2)
@@ -1514,3 +1528,44 @@ def test_listener_that_is_interrupted_leaves_the_ledger_usable() -> None:
     ledger.allocate("a", 1)
 
     assert len(ledger.table("a")) == 2
+
+
+def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> None:
+    """Who is kept among many that are over is given up when its own time has come, whoever was launched later."""
+    ledger = make_ledger(deadline=100.0, max_jobs=3)
+
+    def launch(now: float, *, land: bool) -> JobId:
+        slot = ledger.slots.peek_empty(1)[0]
+        _, job = in_flight(ledger, slot=slot)
+        ledger.launched(Launched(job, Worker(0)), now)
+        if land:
+            ledger.complete(report(job))
+            ledger.evict([slot])
+            ledger.release("a", [len(ledger.table("a")) - 1])
+        return job
+
+    launch(1.0, land=True)
+    launch(2.0, land=True)
+    earlier, later = launch(3.0, land=False), launch(4.0, land=False)
+    nobody = ledger.expire(101.5)
+    for now in (102.0, 103.0, 104.0):
+        launch(now - 1.0, land=True)
+    launch(104.0, land=False)
+    before = len(ledger._deadlines)
+    first, second = ledger.expire(103.5), ledger.expire(104.5)
+
+    assert nobody.ids == ()
+    assert before == 3
+    assert (first.ids, second.ids) == ((earlier,), (later,))
+
+
+def test_release_of_a_shared_life_in_one_call_lets_go_of_it_for_each() -> None:
+    """Two requests leave one block behind together: nobody holds it any more, and it can be found."""
+    ledger = make_ledger(requests=("a", "b"))
+    source = sealed(ledger, "a", keys("k"))
+    ledger.acquire("b", source.lives)
+    ledger.release_many(["a", "b"], [[0], [0]])
+
+    assert ledger.blocks.at(block_of(source)) is Block.CACHED
+    assert [ledger.table(name) for name in "ab"] == [[NULL], [NULL]]
+    assert check(ledger) == []

@@ -1,13 +1,16 @@
 """Mutants: the list is read off the rules, each one changes the code and nothing stays behind, and the page tells the truth.
 
 Goal: no rule that could be taken away unseen. Method: what `specs/mutants.md` says of each mutant is asked again: it is
-planted, and the world that is named breaks the rule that is named after just as many steps. Judging all of them from nothing,
-in all worlds, is `make mutants`.
+planted, and the world that is named breaks the rule that is named after just as many steps, or the test that is named
+(`caught.toml`) fails. Judging all of them from nothing, in all worlds, is `make mutants`.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from blocklife.ledger.ledger import Ledger
 from blocklife.ledger.places import Blocks
 from blocklife.states import COUPLINGS, MACHINES
 from blocklife.testing.exploring.explore import Bounds, Verdict, explore
+from blocklife.testing.mutants import judging, planting
+from blocklife.testing.mutants.caught import read_caught
 from blocklife.testing.mutants.judging import (
     Baseline,
     Fate,
@@ -32,16 +37,18 @@ from blocklife.testing.mutants.judging import (
     judge,
     judge_all,
 )
-from blocklife.testing.mutants.planting import Mutant, all_mutants, planted, seed_mutants, watched
-from blocklife.testing.mutants.table import Found, holes, page, read_page
+from blocklife.testing.mutants.planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
+from blocklife.testing.mutants.table import Found, holes, lines, page, read_page
 from blocklife.testing.mutants.unfound import UNFOUND
 from blocklife.testing.worlds.world import Faults, World, WorldSettings
 
-PAGE = Path(__file__).parent.parent / "specs" / "mutants.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "specs" / "mutants.md"
 MUTANTS = {each.name: each for each in all_mutants()}
 ROWS = read_page(PAGE.read_text(encoding="utf-8"))
+CAUGHT = read_caught(str(ROOT / "tests" / "caught.toml"), MUTANTS)
 GROUNDS = grounds()
-LENGTHS = {"guard": 30, "effect": 36, "step": 258, "seed": 5}
+LENGTHS = {"guard": 30, "effect": 36, "step": 267, "seed": 5}
 TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
 
 
@@ -69,6 +76,40 @@ def test_mutants_cover_the_steps_of_an_end() -> None:
     assert "Ledger.finish without self._give_up(found, 'finish')" in names
     assert "Blocks._end_life without self.epoch[place] = self.epoch[place] + 1 & EPOCH_MASK" in names
     assert not any("self.tally[" in name or "._check" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        ("_unpin without .pop", "self._pinned.pop(name, None)", "self._pinned.get(name, None)"),
+        ("_take_back without .pop", "self._made.pop(number), jobs", "self._made[number], jobs"),
+        ("JobTable.add without .popleft", "self._spare.popleft()", "self._spare[0]"),
+    ],
+)
+def test_what_is_taken_out_stays_where_that_is_the_mutant(text: str, before: str, after: str) -> None:
+    """The entry is read as before, with the same default; nothing else of the function is another."""
+    (name,) = [each for each in MUTANTS if text in each]
+    site = MUTANTS[name].site
+    assert site is not None
+    tree = planting._copy_of(site.owner, site.name)  # type: ignore[arg-type]
+    whole = ast.unparse(tree)
+    call = planting._steps(tree)[site.number]
+    assert isinstance(call, ast.Call)
+    planting._LookUp(call).visit(tree)
+
+    assert whole.count(before) == 1
+    assert ast.unparse(tree) == whole.replace(before, after)
+
+
+def test_mutant_of_another_name_is_not_known() -> None:
+    """What is nearest is named; a part of a name is nearer than what only looks like it."""
+    assert mutant_named("life-ends: no job.cancel").kind == "effect"
+    for wrong, nearest in (
+        ("life-end: no job.cancel", "life-ends: no job.cancel"),
+        ("Ledger.cancel", "Ledger.cancel without "),
+    ):
+        with pytest.raises(MisuseError, match=f"no mutant is called '{wrong}' .the nearest is [\"']{nearest}"):
+            mutant_named(wrong)
 
 
 def code() -> list[int]:
@@ -104,31 +145,79 @@ def test_watched_code_does_what_it_did() -> None:
 
 
 def test_page_names_every_mutant_once() -> None:
-    """Found there, or argued for; nothing else, and no survivor."""
-    found = [row.mutant for row in ROWS]
+    """Found by a world, found by a test, or argued for: one of the three, and no survivor."""
+    named = Counter([*(row.mutant for row in ROWS), *CAUGHT, *UNFOUND])
 
-    assert len(found) == len(set(found))
-    assert {*found, *UNFOUND} == set(MUTANTS)
-    assert set(found).isdisjoint(UNFOUND)
+    assert set(named.values()) == {1}
+    assert set(named) == set(MUTANTS)
+    assert len(UNFOUND) < 10
 
 
-def test_page_gives_every_argument() -> None:
-    """What is not found stands there with its reason."""
+def test_page_gives_every_test_and_every_argument() -> None:
+    """What no world finds stands there with its test, or with its reason."""
     text = PAGE.read_text(encoding="utf-8").replace("\\|", "|")
 
     assert "nobody knows" not in text
+    for mutant, test in CAUGHT.items():
+        assert f"| `{mutant}` | `{test}` |\n" in text
     for mutant, why in UNFOUND.items():
         assert f"`{mutant}`" in text
         assert why in text
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.mutant)
-def test_mutant_is_found(row: Found) -> None:
+def test_mutant_is_found(row: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     """The world that the page names breaks that rule, after exactly as many steps as it says."""
+    monkeypatch.setattr(judging, "SECONDS_MAX", 10.0)  # what hangs there is known to hang
     with planted(MUTANTS[row.mutant]):
         ran = explored(GROUNDS[row.world])
 
     assert (ran.verdict, ran.rule, len(ran.actions)) == (Verdict.VIOLATED, row.rule, row.length), ran.message
+
+
+# --- the tests that find the others -----------------------------------------------------------------------------------------
+
+
+def test_test_that_finds_a_mutant_is_there() -> None:
+    """Who renames a test, or takes it away, finds its mutant without one."""
+    for test in sorted(set(CAUGHT.values())):
+        file, _, name = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        assert name.partition("[")[0] in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}, test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", list(CAUGHT))
+def test_mutant_is_caught(mutant: str) -> None:
+    """The test that is named fails in a run with the mutant planted."""
+    options = ["-q", "-p", "no:cacheprovider", "--blocklife-mutant", mutant, CAUGHT[mutant]]
+    ran = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("1 failed in"), ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "No such file"),
+        ('"life-ends: no job.cancel" = \n', r"caught\.toml: .* \(at line 1"),
+        (
+            '\n"life-ends: no jobs" = "test_a.py::test_a"\n',
+            r"caught\.toml:2: no mutant is called 'life-ends: no jobs' .the near",
+        ),
+        ('"life-ends: no job.cancel" = "test_a"\n', r"caught\.toml:1: 'test_a' is no test .say file\.py::test_name"),
+        ('"life-ends: no job.cancel" = 3\n', r"caught\.toml:1: 3 is no test"),
+    ],
+    ids=["missing", "no TOML", "no mutant", "no test", "number"],
+)
+def test_file_of_tests_is_refused_with_its_line(tmp_path: Path, text: str, match: str) -> None:
+    """And says what is wrong there."""
+    path = tmp_path / "caught.toml"
+    if text:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(MisuseError, match=match):
+        read_caught(str(path), MUTANTS)
 
 
 # --- judging ------------------------------------------------------------------------------------------------------------
@@ -189,8 +278,8 @@ def test_judge_all_goes_on_until_it_is_stopped() -> None:
     assert [each.mutant for each in found] == ["one", "two"]
 
 
-def test_holes_are_mutants_without_counterexample_or_argument() -> None:
-    """And arguments that nobody needs."""
+def test_holes_are_mutants_without_counterexample_test_or_argument() -> None:
+    """And tests and arguments that nobody needs."""
     judged = [
         Judgement("found", "step", Fate.FOUND),
         Judgement("argued", "step", Fate.UNREACHED),
@@ -199,8 +288,27 @@ def test_holes_are_mutants_without_counterexample_or_argument() -> None:
 
     assert holes(judged, {"argued": "because"}) == ["open: survived"]
     assert holes(judged[:2], {"argued": "because", "found": "no", "gone": "no"}) == [
-        "found: there is an argument for it, and it is found",
-        "gone: there is an argument for it, and no such mutant",
+        "found: there is an argument for it, and a world finds it",
+        "gone: there is a row for it, and no such mutant",
+    ]
+    assert holes(judged, {"argued": "because"}, {"open": "test_a.py::test_a"}) == []
+    assert holes(judged[1:], {"argued": "because"}, {"argued": "test_a.py::test_a", "open": "test_a.py::test_b"}) == [
+        "argued: there is an argument for it, and a test finds it",
+    ]
+    assert holes(judged[:1], {"gone": "no"}, whole=False) == []
+
+
+def test_lines_say_what_finds_each_mutant_and_how_many_are_open() -> None:
+    """A world, a test, a reason, or nothing."""
+    fates = {"found": Fate.FOUND, "tested": Fate.COUNTED, "argued": Fate.UNREACHED, "open": Fate.SURVIVED}
+    judged = [Judgement(name, "step", fate) for name, fate in fates.items()]
+
+    assert lines(judged, {"argued": "because"}, {"tested": "test_a.py::test_a"}) == [
+        "found in  after 0 steps (): found",
+        "counted: tested\n    test_a.py::test_a",
+        "unreached: argued\n    because",
+        "survived: open\n    NOBODY KNOWS (--tests FILE says which test fails)",
+        "4 mutants: found by a world 1, by a test 1, and by nobody, with a reason, 1; holes: 1",
     ]
 
 
@@ -209,12 +317,14 @@ def test_page_is_read_as_it_was_written() -> None:
     judged = [
         Judgement("a.b|c without d", "guard", Fate.FOUND, "tiny", "I1", "said"),
         Judgement("x", "step", Fate.UNCHANGED),
+        Judgement("y|z", "step", Fate.COUNTED, "tiny", "", "1 states"),
     ]
-    text = page(judged, {"x": "it is asked elsewhere"})
+    text = page(judged, {"x": "nobody reads it"}, {"y|z": "test_a.py::test_a[1|2]"})
 
     assert read_page(text) == [Found("a.b|c without d", "tiny", "I1", 0)]
-    assert "2 mutants: 1 are found, 1 are not." in text
-    assert "| `x` | nothing | it is asked elsewhere |" in text
+    assert "3 mutants: found by a world 1, by a test 1, and by nobody, with a reason, 1." in text
+    assert "| `x` | nothing | nobody reads it |" in text
+    assert "| `y\\|z` | `test_a.py::test_a[1\\|2]` |" in text
     assert "nobody knows" in page(judged, {})
     with pytest.raises(MisuseError, match="names no mutant"):
         read_page("# Mutants\n")

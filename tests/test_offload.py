@@ -183,6 +183,59 @@ def test_deferred_lookup_is_answered_from_memory_until_a_job_has_ended() -> None
     assert rig.scheduler.statistics().deferred == 1
 
 
+def test_deferred_lookup_is_answered_anew_when_stores_have_landed_together() -> None:
+    """However many end in one step, what was waited for is there: nobody goes on waiting for what is over."""
+    rig = Rig(policies=Policies(last_step=LastStep.DRAIN))
+    for name, text in (("a", letters(4)), ("b", letters(4, "p"))):
+        rig.add(name, text)
+        rig.let_in(name)
+    rig.tick(land=False)
+    rig.tick(land=False)
+    for name in "ab":
+        rig.scheduler.abort(name)
+    rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
+    rig.add("c", letters(5))
+    before = rig.hit("c")
+    rig.tick()
+    after = rig.hit("c")
+
+    assert (before.deferred, after.deferred) == (True, False)
+    assert after.host_tokens == 4
+
+
+def test_deferred_lookup_is_answered_anew_when_the_load_that_it_waits_for_is_given_up() -> None:
+    """The copy is still out, and nobody waits for its content any more: who wants it loads it."""
+    rig = Rig(blocks=40)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    for name in "bc":
+        rig.add(name, letters(9))
+    rig.let_in("b")
+    rig.tick(land=False)
+    before = rig.hit("c")
+    rig.scheduler.preempt("b")
+    after = rig.hit("c")
+
+    assert (before.deferred, after.deferred) == (True, False)
+    assert after.host_tokens == 8
+
+
+@pytest.mark.parametrize("what", ["preempt", "reset"])
+def test_hit_is_good_for_one_admission(what: str) -> None:
+    """Who has lost everything in the same step is looked up again: what the hit counted on is no longer pinned."""
+    rig = Rig(policies=Policies(last_step=LastStep.DRAIN))
+    rig.fill("a", letters(4))
+    rig.add("b", letters(9))
+    hit = rig.hit("b")
+    if what == "preempt":
+        rig.scheduler.admit("b", hit, 5)
+        rig.scheduler.preempt("b")
+    else:
+        rig.scheduler.reset()
+    with scheduler_refuses(rig, MisuseError, "its hit is not of this step"):
+        rig.scheduler.admit("b", hit, 5)
+
+
 @pytest.mark.parametrize(("cap", "tokens"), [(0, 0), (3, 0), (4, 4), (9, 8), (None, 12)])
 def test_max_load_tokens_bounds_what_is_loaded(cap: int | None, tokens: int) -> None:
     """So many tokens behind the device's hit, rounded down to chunks."""
@@ -350,6 +403,89 @@ def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
     assert rig.ledger.statistics().requests == 0
 
 
+def test_end_is_a_use_of_what_the_host_has_of_a_request() -> None:
+    """Who ends has just used it: what the next store takes the place of is what nobody has used since."""
+    rig = Rig(slots=2)
+    for name, text in (("a", letters(5)), ("b", letters(5, "p"))):
+        rig.add(name, text)
+        rig.let_in(name)
+        rig.tick()
+        rig.tick()
+    before = rig.stored()
+    rig.scheduler.finish("a")
+    rig.fill("c", letters(5, "k"))
+
+    assert before == ["abcd", "pqrs"]
+    assert rig.stored() == ["abcd", "klmn"]
+
+
+def test_nobody_waits_for_the_copies_of_who_was_preempted_and_is_over() -> None:
+    """The wait was for the one who would come back."""
+    rig = Rig(policies=Policies(last_step=LastStep.DRAIN))
+    rig.add("a", letters(8))
+    rig.let_in("a")
+    rig.tick(land=False)
+    rig.tick(land=False)
+    rig.scheduler.preempt("a")
+    rig.scheduler.abort("a")
+
+    assert rig.ledger.jobs.live == 1
+    assert rig.plan().flushes == ()
+
+
+def planned_ahead(groups: str) -> Rig:
+    """Request a has filled its second block with a token that was sampled while the plan for it was out."""
+    rig = Rig(groups, policies=Policies(plans_ahead=1, last_step=LastStep.DRAIN))
+    rig.add("a", letters(20), prompt=7)
+    rig.let_in("a", 4)
+    rig.tick()
+    rig.scheduler.grow({"a": 3})
+    rig.plan()
+    rig.scheduler.grow({"a": 1})
+    if "mamba" in groups:
+        rig.scheduler.hand_off("a", 0, 8)
+    rig.plan()
+    rig.settle()
+    return rig
+
+
+@pytest.mark.parametrize("how", ["preempt", "finish", "abort"])
+@pytest.mark.parametrize(
+    ("groups", "texts"), [("full:4", ["abcd", "abcdefgh"]), ("mamba:4", ["abcdefgh"])], ids=["full", "mamba"]
+)
+def test_what_was_planned_ahead_is_stored_although_its_request_stops(groups: str, texts: list[str], how: str) -> None:
+    """When the plan was made its last token was not known; it is now, and there will be no other plan of this request."""
+    rig = planned_ahead(groups)
+    rig.settle()
+    getattr(rig.scheduler, how)("a")
+    rig.drain()
+    for _ in range(3):
+        rig.tick()
+
+    assert rig.stored() == texts
+    assert rig.scheduler.statistics().already_stored == 0
+
+
+def test_state_that_was_handed_off_is_offered_once() -> None:
+    """In the first plan that knows its last token; later plans do not speak of it."""
+    rig = planned_ahead("mamba:4")
+    rig.settle()
+    for _ in range(6):
+        rig.scheduler.grow()
+        rig.tick()
+
+    assert "abcdefgh" in rig.stored()
+    assert rig.scheduler.statistics().already_stored == 0
+
+
+def test_state_that_is_still_being_made_is_not_offered_by_a_preemption() -> None:
+    """Its last token is known, and the plan that computes it is out: its block is given away before it is final."""
+    rig = planned_ahead("mamba:4")
+    rig.scheduler.preempt("a")
+
+    assert rig.scheduler.statistics().waiting == 0
+
+
 @pytest.mark.parametrize("how", ["finish", "abort"])
 def test_end_of_who_is_in_a_plan_waits_for_the_plan(how: str) -> None:
     """Blocks are not given back while the forward pass may still write them."""
@@ -510,6 +646,59 @@ def test_reset_that_drains_waits_for_copies() -> None:
     assert sorted(rig.scheduler.reset(drain=True)) == ["b", "c"]
 
 
+@pytest.mark.parametrize("what", ["planned", "candidates", "landed", "state"])
+def test_reset_leaves_no_more_than_a_new_scheduler_has(what: str) -> None:
+    """No wish, no note of a job and no state outlives the content: when nobody is left, nothing tells it from a new one."""
+    lazy = what in ("candidates", "landed")
+    policies = Policies(mode=Mode.LAZY if lazy else Mode.EAGER, last_step=LastStep.DRAIN)
+    groups = "mamba:4" if what == "state" else "full:4"
+    used, fresh = (Rig(groups, blocks=4, slots=1, max_requests=1, policies=policies) for _ in range(2))
+    used.add("a", letters(9))
+    used.let_in("a", 4 if what == "state" else None)
+    if what == "state":
+        used.scheduler.hand_off("a", 0, 4)
+    elif what == "landed":
+        used.tick()
+        used.scheduler.finish("a")
+        (stored,) = used.tick(land=False).stores
+        used.ledger.complete(Completion(stored.job, Worker(0), Result.OK))
+    else:
+        used.plan()
+    used.scheduler.reset()
+    waiting = used.scheduler.statistics().waiting
+    if used.plans:
+        used.settle()
+    if what != "landed":
+        used.scheduler.abort("a")
+
+    assert waiting == 0
+    left, made = (rig.scheduler.snapshot(rig.scheduler.canonical_names()) for rig in (used, fresh))
+    for field in left._fields:
+        if field not in ("replacement", "gone"):  # the host tier tells its policy when it asks it next
+            assert getattr(left, field) == getattr(made, field), field
+
+
+def test_scheduler_remembers_nobody_who_is_over() -> None:
+    """However many have come and gone, what it keeps of requests and of their jobs is what it began with."""
+    rig = Rig(slots=2)
+    scheduler, line = rig.scheduler, rig.scheduler.stores
+    for number in range(30):
+        rig.add(f"a{number}", letters(9, "abcdefgh"[number % 8]))
+        rig.let_in(f"a{number}")
+        rig.tick()
+        rig.tick(land=False)
+        if number % 3 == 0:
+            scheduler.preempt(f"a{number}")
+        scheduler.finish(f"a{number}")
+        rig.tick()
+    rig.drain()
+    kept = (scheduler._requests, scheduler._names, scheduler._states, scheduler._waiting_loads, scheduler._loading)
+    kept += (scheduler._pinned, scheduler._preempted, scheduler._ending, scheduler._ended, scheduler._handed)  # type: ignore[assignment]
+    kept += (line._line, line._candidates, line._exposed, line._made)  # type: ignore[assignment]
+
+    assert [len(each) for each in kept] == [0] * len(kept)
+
+
 def test_sleep_keeps_the_host_and_nothing_of_the_device() -> None:
     """Copies are waited for in the next plan; after waking, content comes back from the host."""
     rig = loading_and_running()
@@ -637,6 +826,7 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
         *(MisuseError, "cannot ADMIT while RUNNING"),
         lambda rig: rig.scheduler.admit("r", rig.scheduler._requests["r"].hit, 4),  # type: ignore[arg-type]
     ),
+    "free nobody": (MisuseError, "add_request first, and nothing after its end", lambda rig: rig.scheduler.free("x", 0, [])),
     "grow nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.grow({"x": 1})),
     "grow who waits": (MisuseError, "cannot GROW while WAITING", lambda rig: rig.scheduler.grow({"w": 1})),
     "grow who loads": (MisuseError, "cannot GROW while LOADING", lambda rig: rig.scheduler.grow({"l": 1})),

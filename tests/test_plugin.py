@@ -20,7 +20,7 @@ from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.book import Book
 from blocklife.states import MACHINES
 from blocklife.testing.plugin.coverage import Coverage
-from blocklife.testing.plugin.hooks import REPORT, REQUIRE
+from blocklife.testing.plugin.hooks import MUTANT, REPORT, REQUIRE
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "your_engine"
@@ -261,6 +261,56 @@ def test_report_refuses_a_file_that_was_meant_as_a_test(tmp_path: Path) -> None:
     assert ran.code == pytest.ExitCode.USAGE_ERROR
     assert "the name of its file ends in .json" in ran.text
     assert (tmp_path / "test_a.py").read_text(encoding="utf-8") == USES_A_LEDGER
+
+
+# --- a suite that is put to the test ----------------------------------------------------------------------------------------
+
+NOTICES = """
+def test_a(blocklife_ledger):
+    ledger = blocklife_ledger()
+    ledger.add_request("a")
+    ledger.admit("a")
+    ledger.allocate("a", 1)
+    ledger.finish("a")
+    assert ledger.blocks.free == ledger.limits.num_blocks - 1
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one", "many"])
+def test_mutant_is_planted_for_a_whole_run_and_a_suite_that_looks_notices(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    """In every process that runs tests; without the option, and under a rule that they do not need, they pass."""
+    write(tmp_path, test_a=NOTICES)
+    name = "Ledger.finish without self._give_up(found, 'finish')"
+    plain, noticed = run(tmp_path, *workers), run(tmp_path, MUTANT, name, "-v", *workers)
+    other = run(tmp_path, MUTANT, "StoreLine.clear without self._line.clear()", *workers)
+
+    assert plain.last.startswith("1 passed")
+    assert noticed.code == pytest.ExitCode.TESTS_FAILED
+    assert noticed.text.count(f"blocklife: planted is the mutant {name!r}") == 1
+    assert "planted" not in plain.text
+    assert other.last.startswith("1 passed")
+
+
+def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
+    """Several runs in one process: the code is whole again when the first one is over."""
+    write(tmp_path, test_a=NOTICES)
+    options = f'["-q", "-p", "no:cacheprovider", "{tmp_path / "test_a.py"}"]'
+    program = f"import pytest; print(pytest.main([*{options}, '{MUTANT}', 'reset-now: no job.cancel']), pytest.main({options}))"
+    script = "from blocklife.ledger.ledger import Ledger; was = Ledger.reset\n" + program + "\nprint(Ledger.reset is was)"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert ran.stdout.splitlines()[-1] == "True", ran.stdout + ran.stderr
+
+
+def test_mutant_that_is_none_is_an_error_of_usage(tmp_path: Path) -> None:
+    """It names the nearest one, and no test runs; the option is explained where options are."""
+    write(tmp_path, test_a=NOTICES)
+    ran = run(tmp_path, MUTANT, "Ledger.finish without self._give_up(found)")
+
+    assert ran.code == pytest.ExitCode.USAGE_ERROR
+    assert f"{MUTANT}: no mutant is called 'Ledger.finish without self._give_up(found)'" in ran.text
+    assert "the nearest is \"Ledger.finish without self._give_up(found, 'finish')\"" in ran.text
+    assert "while one rule of blocklife is switched off" in " ".join(run(tmp_path, "--help").text.split())
 
 
 # --- scenarios --------------------------------------------------------------------------------------------------------------

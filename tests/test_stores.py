@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from blocklife.ledger import Batch, Contract, Launched, Ledger, Plan, Worker
+from blocklife.ledger import Batch, Contract, JobId, Jobs, Launched, Ledger, Plan, Worker
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK, NULL
+from blocklife.ledger.places import ID_MASK, NULL, listed
 from blocklife.offload import Geometry, HostTier, LastStep, Mode, Policies
 from blocklife.offload.stores import Chunk, StoreLine
 from blocklife.states import Block
@@ -116,6 +116,28 @@ def test_groups_of_one_job_are_in_order_and_counted() -> None:
     assert transfer.group_sizes == (1, 2)
 
 
+@pytest.mark.parametrize("gone", ["stored", "stale", "swept"])
+def test_who_has_nothing_in_the_line_comes_last_when_it_offers_again(gone: str) -> None:
+    """Its turn is that of its oldest chunk, not that of its first one ever: stored, over, or swept out."""
+    ledger, line = line_of(blocks=6)
+    if gone == "stored":
+        offered(ledger, line, "a", "old")
+        step(ledger, line, land=True)
+    else:
+        for number in range(len(ledger.blocks) + 64 if gone == "swept" else 1):
+            offered(ledger, line, "a", f"k{number}")
+            ledger.preempt("a")
+            ledger.drop(ledger.find_blocks(keys(f"k{number}")))
+            ledger.admit("a")
+        if gone == "stale":
+            assert step(ledger, line).empty
+    other, mine = offered(ledger, line, "b", "x"), offered(ledger, line, "a", "y")
+    if gone == "swept":
+        assert line.waiting == 2
+
+    assert sources(step(ledger, line)) == [other, mine]
+
+
 # --- refusals ----------------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +215,20 @@ def test_a_slot_that_a_lookup_counts_on_does_not_make_room() -> None:
 
     assert refused.empty
     assert sources(step(ledger, line)) == [blocks]
+
+
+def test_a_store_that_was_cancelled_has_another_turn_once() -> None:
+    """Its chunk is planned again, stored, and never asked for any more."""
+    ledger, line = line_of()
+    blocks = offered(ledger, line, "a", "x")
+    line.plan()
+    ledger.cancel(Jobs(tuple(JobId(ledger.incarnation, number) for number in ledger.jobs.planned)))
+    again = step(ledger, line, land=True)
+    later = [step(ledger, line) for _ in range(3)]
+
+    assert sources(again) == [blocks]
+    assert all(plan.empty for plan in later)
+    assert line.counts["already stored"] == 0
 
 
 # --- content and lives -------------------------------------------------------------------------------------------------------
@@ -367,6 +403,17 @@ def test_chunks_that_share_their_beginning_are_both_stored(land: bool) -> None:
     assert sources(second) == [[shared & ID_MASK, other & ID_MASK]]
 
 
+def test_chunks_with_holes_go_in_one_job() -> None:
+    """A hole is no block that two chunks could share: the second does not wait for the first."""
+    ledger, line = line_of("swa:4:5", 2)
+    for name in "xy":
+        line.offer(chunk_of(ledger, "a", name, 2, holes=(0,)))
+    (transfer,) = step(ledger, line).stores
+
+    assert len(transfer.source) == 2
+    assert line.waiting == 0
+
+
 # --- lazy --------------------------------------------------------------------------------------------------------------------
 
 
@@ -491,6 +538,41 @@ def test_lazy_refusal_keeps_the_chunk_in_the_line() -> None:
     assert all(plan.empty for plan in refused)
     assert (statistics.waiting, statistics.refused_stores) == (1, 2)
     assert rig.stored() == ["abcdefgh"]
+
+
+def test_lazy_content_that_was_used_again_is_no_longer_the_first_to_go() -> None:
+    """It was put first when its store had landed, once: who has held it since gives it back behind all others."""
+    ledger, line = line_of(blocks=4, policies=Policies(mode=Mode.LAZY, lazy_blocks=3))
+    (place,) = offered(ledger, line, "a", "x")
+    life = ledger.life(place)
+    ledger.release("a", [0])
+    step(ledger, line, land=True)
+    line.plan()
+    before = listed(ledger.blocks.queue.peek(3))
+    ledger.acquire("b", [life])
+    ledger.release("b", [0])
+    line.plan()
+
+    assert before[0] == place
+    assert listed(ledger.blocks.queue.peek(3))[-1] == place
+
+
+def test_sweeping_is_paid_for_by_what_has_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is full of what still waits is not looked through for each chunk that comes."""
+    ledger, line = line_of(blocks=6)
+    swept: list[int] = []
+    sweep = StoreLine._sweep
+
+    def counted(self: StoreLine) -> None:
+        swept.append(self.waiting)
+        sweep(self)
+
+    monkeypatch.setattr(StoreLine, "_sweep", counted)
+    (life,) = lives_of(ledger, "a", keys("x"))
+    for number in range(1000):
+        line.offer(Chunk("a", 0, str(number).encode(), [life]))
+
+    assert len(swept) == 1000 // (len(ledger.blocks) + 64 + 1)
 
 
 def test_no_more_waits_than_the_device_holds() -> None:

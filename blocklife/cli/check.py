@@ -65,6 +65,12 @@ def add_check(commands: Commands) -> None:
         metavar="PART",
         help="switch off every guard, effect and cleanup step in turn (those with PART in their name) and find each",
     )
+    add(
+        "--tests",
+        type=file,
+        metavar="FILE.toml",
+        help='the tests that find the other mutants, as rows "MUTANT" = "FILE.py::TEST"',
+    )
     add("--page", type=file, metavar="FILE", help="write the table of all mutants there")
     add("--all", action="store_true", help="go on after the first counterexample, and find one of each property")
     add("--write", type=file, metavar="DIR", help="on a violation write story.txt and counterexample.toml, .py and .mmd there")
@@ -114,7 +120,7 @@ _WORLD, _BOUNDS = "what describes a world", ("--max-states", "--max-depth", "--m
 _GOES_WITH: Mapping[str, frozenset[str]] = {
     "": frozenset({_WORLD, "--all", "--write", *_BOUNDS}),
     "--walk": frozenset({_WORLD, "--seed", "--write"}),
-    "--mutants": frozenset({"--page"}),
+    "--mutants": frozenset({"--tests", "--page"}),
     "--list": frozenset(),
 }
 """Which options each way of looking at worlds takes besides `--json`; the others would be passed over in silence."""
@@ -123,7 +129,7 @@ _GOES_WITH: Mapping[str, frozenset[str]] = {
 def _given(args: argparse.Namespace) -> list[str]:
     """The options that were given."""
     found = [_WORLD] if args.file or args.world or _words_given(args) else []
-    for option in ("--list", "--mutants", "--walk", "--seed", "--page", "--all", "--write", *_BOUNDS):
+    for option in ("--list", "--mutants", "--walk", "--seed", "--tests", "--page", "--all", "--write", *_BOUNDS):
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None and value is not False:
             found.append(option)

@@ -60,12 +60,15 @@ def _columns(name: str, said: str) -> list[str | ProgressColumn]:
 
 def hunt(args: argparse.Namespace) -> int:
     """Judge every mutant, and print what each was found by."""
+    from blocklife.testing.mutants.caught import read_caught
     from blocklife.testing.mutants.judging import grounds, judge_all
     from blocklife.testing.mutants.planting import all_mutants
     from blocklife.testing.mutants.table import holes, lines, page
     from blocklife.testing.mutants.unfound import UNFOUND
 
-    mutants = [each for each in all_mutants() if args.mutants in each.name]
+    every = all_mutants()
+    tests = read_caught(args.tests, [each.name for each in every]) if args.tests else {}
+    mutants = [each for each in every if args.mutants in each.name]
     if not mutants:
         raise MisuseError(f"--mutants {args.mutants!r}: no mutant has that in its name")
     if args.page and args.mutants:
@@ -75,15 +78,15 @@ def hunt(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([{**attrs.asdict(each), "fate": each.fate.name.lower(), "length": each.length} for each in judged]))
     else:
-        print("\n".join(lines(judged, UNFOUND)))
+        print("\n".join(lines(judged, UNFOUND, tests)))
     if len(judged) < len(mutants):
         return INTERRUPTED
     if args.page:
         try:
-            Path(args.page).write_text(page(judged, UNFOUND), encoding="utf-8")
+            Path(args.page).write_text(page(judged, UNFOUND, tests), encoding="utf-8")
         except OSError as problem:
             raise MisuseError(f"{args.page}: {problem.strerror or problem}") from problem
-    return WRONG if holes(judged, UNFOUND, whole=not args.mutants) else OK
+    return WRONG if holes(judged, UNFOUND, tests, whole=not args.mutants) else OK
 
 
 @contextlib.contextmanager

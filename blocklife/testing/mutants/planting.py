@@ -6,23 +6,26 @@ Rules of this file:
   ledger and the scheduler. A new rule is a new mutant, without a line here.
 * A mutant is planted in the running code and taken out again, whatever happens. It is found where a world that holds without it
   does not hold with it; the depth of the search is the length of a shortest counterexample.
-* What is not found is told apart (`judging.Fate`), and each needs an argument (`unfound`): *counted* (every rule holds, and
-  the numbers that tests pin change), *unreached* (no world comes there), *unchanged* and *survived* (other values, as many).
+* What no world finds is told apart (`judging.Fate`): *counted* (every rule holds, and the numbers that tests pin change),
+  *unreached* (no world comes there), *unchanged* and *survived* (other values, as many). Each needs a test that fails under it
+  (`caught`), or an argument that nobody can see it (`unfound`).
 
 Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
 not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that something ends
 with: one that can be reached from a verb that ends a job, a hold, a request or content. An assignment to what snapshots do not
-contain (a counter, say) is none: nothing that comes next depends on it.
+contain (a counter, say) is none: nothing that comes next depends on it. What such a function takes out of a table while it
+reads it (``pop``) is a step, too: without it the entry is read, and stays.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -114,6 +117,20 @@ def all_mutants() -> list[Mutant]:
     if twice:
         raise MisuseError(f"mutant {twice[0]}: two have this name")
     return found
+
+
+def mutant_named(name: str) -> Mutant:
+    """The mutant of that name. Refuses one that none has."""
+    mutants = {each.name: each for each in all_mutants()}
+    if name not in mutants:
+        raise MisuseError(no_mutant(name, mutants))
+    return mutants[name]
+
+
+def no_mutant(name: str, names: Collection[str]) -> str:
+    """What to say where no mutant has a name: which one is nearest, those first that have it within their own."""
+    near = difflib.get_close_matches(name, [each for each in names if name in each] or names, n=1, cutoff=0.0)
+    return f"no mutant is called {name!r}" + "".join(f" (the nearest is {each!r})" for each in near)
 
 
 # --- guards -------------------------------------------------------------------------------------------------------------
@@ -308,6 +325,8 @@ _NOTE = "_mutant_reached"
 """The name under which a watched function finds whom to tell."""
 _ASKS = ("check", "_check", "_recheck", "_ask", "ask")
 """How functions are called that only ask: a question that is not asked leaves nothing behind."""
+_TAKES_OUT = frozenset({"pop", "popleft"})
+"""The methods that give an entry of a table, and take it out."""
 
 
 def step_mutants() -> Iterator[Mutant]:
@@ -315,8 +334,10 @@ def step_mutants() -> Iterator[Mutant]:
     for owner, name in _ending_functions():
         tree = _source_of(owner, name)
         seen: Counter[str] = Counter()
-        for number, statement in enumerate(_cleanups(tree)):
-            text = " ".join(ast.unparse(statement).split())
+        for number, step in enumerate(_steps(tree)):
+            text = " ".join(ast.unparse(step).split())
+            if isinstance(step, ast.Call) and isinstance(step.func, ast.Attribute):
+                text = f".{step.func.attr} in {text}"
             seen[text] += 1
             again = f" #{seen[text]}" if seen[text] > 1 else ""
             yield Mutant(
@@ -374,6 +395,11 @@ def _counters() -> set[str]:
     }
 
 
+def _steps(tree: ast.FunctionDef) -> list[ast.stmt | ast.Call]:
+    """The cleanup steps of a function: whole statements, and what is taken out within others."""
+    return [*_cleanups(tree), *_taken_out(tree)]
+
+
 def _cleanups(tree: ast.FunctionDef) -> Iterator[ast.stmt]:
     """The statements of a function that change something outside it."""
     own = _made_here(tree)
@@ -388,6 +414,17 @@ def _cleanups(tree: ast.FunctionDef) -> Iterator[ast.stmt]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if all(isinstance(each, ast.Attribute | ast.Subscript) and _outside(each, own) for each in targets):
                 yield node
+
+
+def _taken_out(tree: ast.FunctionDef) -> Iterator[ast.Call]:
+    """The calls that take an entry out of a table outside the function, and whose value is used."""
+    own = _made_here(tree)
+    whole = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TAKES_OUT):
+            continue
+        if id(node) not in whole and _outside(node.func.value, own):
+            yield node
 
 
 def _made_here(tree: ast.FunctionDef) -> set[str]:
@@ -420,22 +457,49 @@ def _is_function(name: str) -> bool:
 
 
 def _drop_step(owner: type, name: str, number: int) -> Undo:
-    """Compile the function anew, without one statement."""
+    """Compile the function anew: without one statement, or with a look-up where an entry was taken out."""
     tree = _copy_of(owner, name)
-    victim = list(_cleanups(tree))[number]
-    _put(tree, {id(victim): [ast.Pass()]})
+    victim = _steps(tree)[number]
+    if isinstance(victim, ast.Call):
+        _LookUp(victim).visit(tree)
+    else:
+        _put(tree, {id(victim): [ast.Pass()]})
     return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree)))])
+
+
+class _LookUp(ast.NodeTransformer):
+    """Puts ``d[key]`` in the place of ``d.pop(key)``, and ``d.get(key, other)`` in that of ``d.pop(key, other)``."""
+
+    def __init__(self, call: ast.Call) -> None:
+        self.call = call
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Only the one call is another."""
+        if node is not self.call or not isinstance(node.func, ast.Attribute):
+            self.generic_visit(node)
+            return node
+        if len(node.args) == 2:
+            return ast.Call(ast.Attribute(node.func.value, "get", ast.Load()), node.args, [])
+        at = node.args[0] if node.args else ast.Constant(0 if node.func.attr == "popleft" else -1)
+        return ast.Subscript(node.func.value, at, ast.Load())
 
 
 def _note_steps(owner: type, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
     """Compile the function anew, with a note before each cleanup step."""
     tree = _copy_of(owner, name)
     notes: dict[int, list[ast.stmt]] = {}
-    for number, step in enumerate(_cleanups(tree)):
+    for number, step in enumerate(_steps(tree)):
         if (mutant := names.get(Site(owner, name, number))) is not None:
-            notes[id(step)] = [*ast.parse(f"{_NOTE}({mutant!r})").body, step]
+            statement = _statement_of(tree, step)
+            notes.setdefault(id(statement), [statement])[:0] = ast.parse(f"{_NOTE}({mutant!r})").body
     _put(tree, notes)
     return _patched([(owner, name, _compiled(owner, name, ast.unparse(tree), reached.add))])
+
+
+def _statement_of(tree: ast.FunctionDef, step: ast.stmt | ast.Call) -> ast.stmt:
+    """The innermost statement that a step is part of, or that it is."""
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and any(each is step for each in ast.walk(node))]
+    return around[-1]  # the walk is breadth first: what lies deeper comes later
 
 
 def _copy_of(owner: type, name: str) -> ast.FunctionDef:

@@ -1,14 +1,14 @@
-"""The table of mutants as a page: what each is found by and how soon, and why the others cannot be found.
+"""The table of mutants as a page: the world that finds each and how soon, the test that does, or why nobody could.
 
 Rules of this file:
 
 * The page is written from judgements, and can be read back, so that a test can ask whether it is still true.
-* A mutant that is not found needs an argument (`unfound`); without one it is a hole, and the page says so.
+* A mutant that no world finds needs a test that fails under it (`caught`) or, where nothing that anybody can observe changes,
+  an argument (`unfound`); without either it is a hole, and the page says so.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
@@ -23,7 +23,8 @@ _HEAD = (
     "`blocklife check --mutants` plants one after the other and explores the small worlds until one of them does not hold; "
     "*steps* is the length of a shortest counterexample there.\n"
     "The list is read from the tables and from the source; nobody keeps it. "
-    "This page is written by `make mutants`, and a test asks each row with a number of steps again.\n"
+    "What no world finds a test of the suite does: `pytest --blocklife-mutant NAME` runs any suite with a mutant planted.\n"
+    "This page is written by `make mutants`, and tests ask each row again.\n"
 )
 _COLUMNS = "| mutant | found in | breaks | steps |\n| --- | --- | --- | ---: |\n"
 _KINDS = {
@@ -32,7 +33,9 @@ _KINDS = {
     "step": "Cleanup steps: a function that something ends with runs without one of its statements",
     "seed": "Seeds: the code as it was before a released fix",
 }
-_REST = "## No rule breaks, and why that is no hole\n\n| mutant | what changes | why that is no hole |\n| --- | --- | --- |\n"
+_BY_TESTS = "## Found by a test: every rule holds, and something else is wrong\n\n| mutant | test |\n| --- | --- |\n"
+_REST = "## Found by nobody, and why nobody could\n\n| mutant | what changes | why nobody can see it |\n| --- | --- | --- |\n"
+_NONE: Mapping[str, str] = {}
 
 
 @frozen
@@ -45,49 +48,68 @@ class Found:
     length: int
 
 
-def lines(judgements: Sequence[Judgement], arguments: Mapping[str, str]) -> list[str]:
+def lines(judgements: Sequence[Judgement], arguments: Mapping[str, str], tests: Mapping[str, str] = _NONE) -> list[str]:
     """For people: each mutant with what it is found by, and what is open."""
     said = []
     for each in judgements:
         if each.fate is Fate.FOUND:
             said.append(f"found in {each.world} after {each.length} steps ({each.rule}): {each.mutant}")
         else:
-            said.append(f"{each.fate.name.lower()}: {each.mutant}\n    {arguments.get(each.mutant, 'NOBODY KNOWS WHY')}")
-    found = sum(each.fate is Fate.FOUND for each in judgements)
-    open_ones = holes(judgements, arguments, whole=False)
-    said.append(f"{len(judgements)} mutants: {found} found, {len(judgements) - found} not, {len(open_ones)} of them a hole")
-    return said
+            why = tests.get(each.mutant) or arguments.get(each.mutant) or "NOBODY KNOWS (--tests FILE says which test fails)"
+            said.append(f"{each.fate.name.lower()}: {each.mutant}\n    {why}")
+    count = len(holes(judgements, arguments, tests, whole=False))
+    return [*said, f"{_counted(judgements, arguments, tests)}; holes: {count}"]
 
 
-def holes(judgements: Iterable[Judgement], arguments: Mapping[str, str], *, whole: bool = True) -> list[str]:
-    """What is wrong with a list: mutants with neither counterexample nor argument, and arguments that are not needed.
+def holes(
+    judgements: Iterable[Judgement],
+    arguments: Mapping[str, str],
+    tests: Mapping[str, str] = _NONE,
+    *,
+    whole: bool = True,
+) -> list[str]:
+    """What is wrong with a list: mutants with no counterexample, test or argument, and those with two of them.
 
-    *whole*: the list has all mutants, so that an argument for none of them is one too many.
+    *whole*: the list has all mutants, so that a test or an argument for none of them is one too many.
     """
-    judged = list(judgements)
-    found = {each.mutant for each in judged if each.fate is Fate.FOUND}
-    missing = [f"{each.mutant}: {each.fate.name.lower()}" for each in judged if not {each.mutant} & (found | set(arguments))]
-    stale = [f"{name}: there is an argument for it, and it is found" for name in arguments if name in found]
-    gone = [
-        f"{name}: there is an argument for it, and no such mutant" for name in set(arguments) - {each.mutant for each in judged}
-    ]
-    return [*missing, *stale, *(sorted(gone) if whole else ())]
+    judged = {each.mutant: each.fate for each in judgements}
+    said = []
+    for mutant, fate in judged.items():
+        known = [name for name, table in (("a test", tests), ("an argument", arguments)) if mutant in table]
+        if fate is not Fate.FOUND and not known:
+            said.append(f"{mutant}: {fate.name.lower()}")
+        elif fate is Fate.FOUND and known:
+            said.append(f"{mutant}: there is {known[0]} for it, and a world finds it")
+        elif len(known) > 1:
+            said.append(f"{mutant}: there is an argument for it, and a test finds it")
+    gone = sorted({*tests, *arguments} - judged.keys()) if whole else ()
+    return [*said, *(f"{mutant}: there is a row for it, and no such mutant" for mutant in gone)]
 
 
-def page(judgements: Sequence[Judgement], arguments: Mapping[str, str]) -> str:
+def _counted(judgements: Sequence[Judgement], arguments: Mapping[str, str], tests: Mapping[str, str]) -> str:
+    """How many are found by what."""
+    found = [each.mutant for each in judgements if each.fate is Fate.FOUND]
+    rest = {each.mutant for each in judgements}.difference(found)
+    tested, argued = len(rest & tests.keys()), len(rest & arguments.keys())
+    return (
+        f"{len(judgements)} mutants: found by a world {len(found)}, by a test {tested}, and by nobody, with a reason, {argued}"
+    )
+
+
+def page(judgements: Sequence[Judgement], arguments: Mapping[str, str], tests: Mapping[str, str] = _NONE) -> str:
     """The whole page."""
-    parts = [_HEAD]
-    fates = Counter(each.fate for each in judgements)
-    found = fates[Fate.FOUND]
-    parts.append(f"{len(judgements)} mutants: {found} are found, {len(judgements) - found} are not.\n")
+    parts = [_HEAD, f"{_counted(judgements, arguments, tests)}.\n"]
     for kind, title in _KINDS.items():
         rows = [each for each in judgements if each.kind == kind and each.fate is Fate.FOUND]
         lines = [f"| `{_safe(each.mutant)}` | {each.world} | {each.rule} | {each.length} |\n" for each in rows]
         parts.append(f"## {title}\n\n{_COLUMNS}{''.join(lines)}")
     rest = [each for each in judgements if each.fate is not Fate.FOUND]
+    lines = [f"| `{_safe(each.mutant)}` | `{_safe(tests[each.mutant])}` |\n" for each in rest if each.mutant in tests]
+    parts.append(_BY_TESTS + "".join(lines))
     lines = [
         f"| `{_safe(each.mutant)}` | {_changed(each)} | {_safe(arguments.get(each.mutant, '**nobody knows**'))} |\n"
         for each in rest
+        if each.mutant not in tests
     ]
     parts.append(_REST + "".join(lines))
     return "\n".join(parts)
