@@ -39,7 +39,6 @@ from blocklife.testing.mutants.judging import (
 )
 from blocklife.testing.mutants.planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
 from blocklife.testing.mutants.table import Found, holes, lines, page, read_page
-from blocklife.testing.mutants.unfound import UNFOUND
 from blocklife.testing.worlds.world import Faults, World, WorldSettings
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +47,7 @@ MUTANTS = {each.name: each for each in all_mutants()}
 ROWS = read_page(PAGE.read_text(encoding="utf-8"))
 CAUGHT = read_caught(str(ROOT / "tests" / "caught.toml"), MUTANTS)
 GROUNDS = grounds()
-LENGTHS = {"guard": 30, "effect": 36, "step": 267, "seed": 5}
+LENGTHS = {"guard": 30, "effect": 36, "step": 263, "seed": 5}
 TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
 
 
@@ -145,24 +144,20 @@ def test_watched_code_does_what_it_did() -> None:
 
 
 def test_page_names_every_mutant_once() -> None:
-    """Found by a world, found by a test, or argued for: one of the three, and no survivor."""
-    named = Counter([*(row.mutant for row in ROWS), *CAUGHT, *UNFOUND])
+    """Found by a world or found by a test: one of the two, and no survivor."""
+    named = Counter([*(row.mutant for row in ROWS), *CAUGHT])
 
     assert set(named.values()) == {1}
     assert set(named) == set(MUTANTS)
-    assert len(UNFOUND) < 10
 
 
-def test_page_gives_every_test_and_every_argument() -> None:
-    """What no world finds stands there with its test, or with its reason."""
+def test_page_gives_every_test() -> None:
+    """What no world finds stands there with its test, and nothing stands there without."""
     text = PAGE.read_text(encoding="utf-8").replace("\\|", "|")
 
-    assert "nobody knows" not in text
+    assert "## Found by nobody" not in text
     for mutant, test in CAUGHT.items():
         assert f"| `{mutant}` | `{test}` |\n" in text
-    for mutant, why in UNFOUND.items():
-        assert f"`{mutant}`" in text
-        assert why in text
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.mutant)
@@ -248,14 +243,14 @@ def test_judge_knows_a_survivor() -> None:
 
 @pytest.mark.parametrize("change", [{"edges": 1}, {"rows": frozenset({"job: a row"})}], ids=["steps", "rows"])
 def test_judge_counts_where_every_rule_holds(change: dict[str, Any]) -> None:
-    """That is no find: it needs an argument, like everything that no rule notices."""
+    """That is no find: it needs a test, like everything that no rule notices."""
     known = baselines({"tiny": ground_of(TINY)}, [mutant()])
     base = known["tiny"]
     found = judge(mutant(), {"tiny": Baseline(base.ground, evolve(base.ran, **change), base.reached)})
 
     assert (found.fate, found.world) == (Fate.COUNTED, "tiny")
     assert "instead of" in found.message or "is never taken" in found.message
-    assert holes([found], {}) == ["nothing: counted"]
+    assert holes([found]) == ["nothing: counted"]
 
 
 def test_baselines_refuse_a_world_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,37 +273,32 @@ def test_judge_all_goes_on_until_it_is_stopped() -> None:
     assert [each.mutant for each in found] == ["one", "two"]
 
 
-def test_holes_are_mutants_without_counterexample_test_or_argument() -> None:
-    """And tests and arguments that nobody needs."""
-    judged = [
-        Judgement("found", "step", Fate.FOUND),
-        Judgement("argued", "step", Fate.UNREACHED),
-        Judgement("open", "step", Fate.SURVIVED),
-    ]
+def test_holes_are_mutants_without_counterexample_or_test() -> None:
+    """And tests that nobody needs."""
+    judged = [Judgement("found", "step", Fate.FOUND), Judgement("open", "step", Fate.SURVIVED)]
+    test = "test_a.py::test_a"
 
-    assert holes(judged, {"argued": "because"}) == ["open: survived"]
-    assert holes(judged[:2], {"argued": "because", "found": "no", "gone": "no"}) == [
-        "found: there is an argument for it, and a world finds it",
-        "gone: there is a row for it, and no such mutant",
+    assert holes(judged) == ["open: survived"]
+    assert holes(judged, {"open": test}) == []
+    assert holes(judged, {"open": test, "found": test, "gone": test}) == [
+        "found: there is a test for it, and a world finds it",
+        "gone: there is a test for it, and no such mutant",
     ]
-    assert holes(judged, {"argued": "because"}, {"open": "test_a.py::test_a"}) == []
-    assert holes(judged[1:], {"argued": "because"}, {"argued": "test_a.py::test_a", "open": "test_a.py::test_b"}) == [
-        "argued: there is an argument for it, and a test finds it",
-    ]
-    assert holes(judged[:1], {"gone": "no"}, whole=False) == []
+    assert holes(judged[:1], {"gone": test}, whole=False) == []
 
 
 def test_lines_say_what_finds_each_mutant_and_how_many_are_open() -> None:
-    """A world, a test, a reason, or nothing."""
-    fates = {"found": Fate.FOUND, "tested": Fate.COUNTED, "argued": Fate.UNREACHED, "open": Fate.SURVIVED}
-    judged = [Judgement(name, "step", fate) for name, fate in fates.items()]
+    """A world, a test, or nothing."""
+    judged = [
+        Judgement(name, "step", fate)
+        for name, fate in (("found", Fate.FOUND), ("tested", Fate.COUNTED), ("open", Fate.SURVIVED))
+    ]
 
-    assert lines(judged, {"argued": "because"}, {"tested": "test_a.py::test_a"}) == [
+    assert lines(judged, {"tested": "test_a.py::test_a"}) == [
         "found in  after 0 steps (): found",
         "counted: tested\n    test_a.py::test_a",
-        "unreached: argued\n    because",
-        "survived: open\n    NOBODY KNOWS (--tests FILE says which test fails)",
-        "4 mutants: found by a world 1, by a test 1, and by nobody, with a reason, 1; holes: 1",
+        "survived: open\n    NOBODY FINDS IT (--tests FILE says which test does)",
+        "3 mutants: found by a world 1, by a test 1; holes: 1",
     ]
 
 
@@ -319,13 +309,12 @@ def test_page_is_read_as_it_was_written() -> None:
         Judgement("x", "step", Fate.UNCHANGED),
         Judgement("y|z", "step", Fate.COUNTED, "tiny", "", "1 states"),
     ]
-    text = page(judged, {"x": "nobody reads it"}, {"y|z": "test_a.py::test_a[1|2]"})
+    text = page(judged, {"y|z": "test_a.py::test_a[1|2]"})
 
     assert read_page(text) == [Found("a.b|c without d", "tiny", "I1", 0)]
-    assert "3 mutants: found by a world 1, by a test 1, and by nobody, with a reason, 1." in text
-    assert "| `x` | nothing | nobody reads it |" in text
+    assert "3 mutants: found by a world 1, by a test 1." in text
+    assert "by nobody\n\n| mutant | what changes |\n| --- | --- |\n| `x` | nothing |" in text
     assert "| `y\\|z` | `test_a.py::test_a[1\\|2]` |" in text
-    assert "nobody knows" in page(judged, {})
     with pytest.raises(MisuseError, match="names no mutant"):
         read_page("# Mutants\n")
 

@@ -64,7 +64,6 @@ def hunt(args: argparse.Namespace) -> int:
     from blocklife.testing.mutants.judging import grounds, judge_all
     from blocklife.testing.mutants.planting import all_mutants
     from blocklife.testing.mutants.table import holes, lines, page
-    from blocklife.testing.mutants.unfound import UNFOUND
 
     every = all_mutants()
     tests = read_caught(args.tests, [each.name for each in every]) if args.tests else {}
@@ -78,15 +77,15 @@ def hunt(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([{**attrs.asdict(each), "fate": each.fate.name.lower(), "length": each.length} for each in judged]))
     else:
-        print("\n".join(lines(judged, UNFOUND, tests)))
+        print("\n".join(lines(judged, tests)))
     if len(judged) < len(mutants):
         return INTERRUPTED
     if args.page:
         try:
-            Path(args.page).write_text(page(judged, UNFOUND, tests), encoding="utf-8")
+            Path(args.page).write_text(page(judged, tests), encoding="utf-8")
         except OSError as problem:
             raise MisuseError(f"{args.page}: {problem.strerror or problem}") from problem
-    return WRONG if holes(judged, UNFOUND, tests, whole=not args.mutants) else OK
+    return WRONG if holes(judged, tests, whole=not args.mutants) else OK
 
 
 @contextlib.contextmanager

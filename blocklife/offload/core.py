@@ -472,14 +472,12 @@ class SchedulerCore:
             tracked = self._requests[name]
             ending, tracked.ending = tracked.ending, ""
             # a load that is lost already, and that nobody has heard of, counts as well
-            loads = self._waiting_loads.pop(name, None) is not None
+            loads = name in self._waiting_loads
             self._drop(name, tracked)
             if ending:
                 self._end(name, ending)
             elif loads or state is Request.RUNNING:
                 preempted.append(name)
-        self._handed = {}
-        self._given_up += 1
         return preempted
 
     def _is_last_step(self) -> bool:

@@ -28,8 +28,6 @@ from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Slot, SlotLi
 
 _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
-_STORABLE = frozenset(_INDEX[row.source] for row in BlockLife.table.events["plan_store"].rows)
-"""States from which a store can be planned now."""
 _FINAL = frozenset(_INDEX[state] for state in KEYED)
 _LATER = frozenset({_INDEX[Block.FLUSHED], _INDEX[Block.LOADING]})
 """States from which it can be once a wait is proven, or a load has landed."""
@@ -237,8 +235,6 @@ class StoreLine:
                 later = True  # it is part of another chunk, too
             elif at in _LATER or (self._lazy and at not in _FINAL):
                 later = True
-            elif at not in _STORABLE:
-                chunk.lives[position] = NULL
         chunk.suffix = _suffix(chunk.lives)
         if chunk.suffix < self._required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):
             if any(chunk.lives):

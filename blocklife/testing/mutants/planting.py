@@ -8,7 +8,7 @@ Rules of this file:
   does not hold with it; the depth of the search is the length of a shortest counterexample.
 * What no world finds is told apart (`judging.Fate`): *counted* (every rule holds, and the numbers that tests pin change),
   *unreached* (no world comes there), *unchanged* and *survived* (other values, as many). Each needs a test that fails under it
-  (`caught`), or an argument that nobody can see it (`unfound`).
+  (`caught`).
 
 Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
 not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that something ends
@@ -552,7 +552,7 @@ SEEDS: tuple[Seed, ...] = (
         "S2: what is on its way is stored again",
         StoreLine,
         "_judge",
-        {"if at in _COPYING:": "if False:", "elif at not in _STORABLE:": "elif False:"},
+        {"if at in _COPYING:": "if False:"},
     ),
     Seed("S3: a chunk counts as whole, holes or not", Cargo, "of", {"] = count, num_chunks": "] = 3 * num_chunks, num_chunks"}),
     Seed(
