@@ -14,7 +14,18 @@ import pytest
 
 from blocklife.errors import MisuseError
 from blocklife.testing.worlds import device as module
-from blocklife.testing.worlds.device import CopyOrder, Device, DeviceFault, Names, Orders, Pass, renamed
+from blocklife.testing.worlds.device import (
+    CopyOrder,
+    Device,
+    DeviceFault,
+    DeviceMemo,
+    FrozenDevice,
+    Landing,
+    Names,
+    Orders,
+    Pass,
+    renamed,
+)
 
 
 def store(job: int, block: int, place: int = 0) -> CopyOrder:
@@ -219,6 +230,33 @@ def test_device_names_a_copy_whose_job_is_over() -> None:
     """A job that ended while its copy still runs has no name left: that is a fault, not a detail."""
     with pytest.raises(DeviceFault, match="I1: copy 1 runs on, although its job is over"):
         renamed(storing().freeze(), Names([0, 1, 2, 3], [0, 1, 2], {}), [], [])
+
+
+def test_device_memo_does_each_thing_to_each_value_once() -> None:
+    """Equal values have one number, and a call is remembered with what landed, or with the fault that it is."""
+    memo = DeviceMemo(storing())
+    done: list[str] = []
+
+    def land(device: Device) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+        done.append("land")
+        landed = device.land(1, 0)
+        return device.freeze(), (landed,)
+
+    def hand_out(device: Device) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+        done.append("hand out")
+        device.hand_out([1], fence=False)
+        return device.freeze(), ()
+
+    first = memo.call(0, "land", land)
+    again = memo.call(0, "land", land)
+    for _ in range(2):
+        with pytest.raises(DeviceFault, match="I1: block 1 was handed out while copy 1 touches it"):
+            memo.call(0, "hand out", hand_out)
+
+    assert first == again == (1, (Landing(1, 0, True),))
+    assert done == ["land", "hand out"]
+    assert memo.number(memo.values[1]) == 1
+    assert memo.values[0] == storing().freeze()
 
 
 def test_device_knows_neither_ledger_nor_scheduler() -> None:

@@ -6,6 +6,7 @@ Method: a model is a table of steps; what it should find is read off the table.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
@@ -180,3 +181,27 @@ def test_explore_can_be_stopped() -> None:
     assert seen.interrupted
     assert 0 < seen.states < 1000
     assert seen.verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("before", [(700, 10, 10), (0, 10, 10), (900_000, 5, 5)], ids=str)
+def test_explore_leaves_the_collector_as_it_was(before: tuple[int, int, int]) -> None:
+    """It looks for cycles less often meanwhile, or as seldom as somebody else has chosen; after an error, too."""
+    during: list[int] = []
+
+    def look(state: int) -> str:
+        during.append(gc.get_threshold()[0])
+        if state:
+            raise ValueError(state)
+        return ""
+
+    usual = gc.get_threshold()
+    gc.set_threshold(*before)
+    try:
+        with pytest.raises(ValueError, match="1"):
+            explore(Toy(DIAMOND, [always(look)]))
+        after = gc.get_threshold()
+    finally:
+        gc.set_threshold(*usual)
+
+    assert after == before
+    assert during[0] == (max(before[0], 200_000) if before[0] else 0)

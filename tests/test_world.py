@@ -25,7 +25,7 @@ from blocklife.testing.worlds.device import Device, Landing
 from blocklife.testing.worlds.engine import Engine, Settings
 from blocklife.testing.worlds.pinned import pinned_world
 from blocklife.testing.worlds.truths import LAST_STEP, LAWFUL, RULES, TOLD, Core
-from blocklife.testing.worlds.world import Action, Faults, Script, State, World, WorldSettings
+from blocklife.testing.worlds.world import Action, CoreStep, Faults, Script, State, World, WorldSettings
 
 TEXTS = ("abc.defgh", "abc.dexy", "abcd.uvw", "qrs.tuvwx")
 SETTINGS = {
@@ -166,6 +166,35 @@ def test_world_runs_the_real_code_once_for_each_call() -> None:
 
     assert calls < seen.edges / 2
     assert world.core_calls == calls
+
+
+class Again(World):
+    """A world that makes each call each time, and compares what it remembers with what comes of it."""
+
+    def _core_step(
+        self,
+        core: int,
+        action: Action,
+        kept: tuple[int, ...],
+        inbox: tuple[Landing, ...] = (),
+        launched: tuple[tuple[int, int], ...] = (),
+    ) -> CoreStep:
+        found = super()._core_step(core, action, kept, inbox, launched)
+        again = self._call(core, action, kept, inbox, launched)
+
+        assert (found.core, found.orders, found.names.jobs) == (again.core, again.orders, again.names.jobs)
+        return found
+
+
+def test_world_remembers_what_every_call_would_do_again() -> None:
+    """Of which jobs a report is under way matters only for those that are over: what is remembered fits every case."""
+    world = Again(pinned_world("reports-twice").settings)
+    seen = explore(world, Bounds(max_depth=12))
+    shared = {(core, action, tuple(told)) for core, action, (_, *told) in world._steps}
+
+    assert seen.verdict is Verdict.UNKNOWN
+    assert seen.counterexamples == ()
+    assert len(shared) < len(world._steps)
 
 
 def test_world_watches_every_invariant() -> None:

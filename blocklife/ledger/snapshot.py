@@ -166,24 +166,13 @@ def canonical_names(
     oldest = min((number for number in jobs if number not in core.jobs.out), default=core.jobs.last_number + 1)
     known = [job for job in core.jobs.by_number.values() if job.number in core.jobs.out or job.number >= oldest]
     named = [life for request in core.requests.values() for table in request.tables for life in table]
-    order = dict.fromkeys([NULL, *(life & ID_MASK for life in named)])
     for job in known:
         named += listed(job.lives)
-    order |= dict.fromkeys([life & ID_MASK for life in named])
-    order |= dict.fromkeys(blocks.queue.order())
-    order |= dict.fromkeys(range(len(blocks)))
-    new_blocks = [0] * len(blocks)
-    for new, old in enumerate(order):
-        new_blocks[old] = new
+    new_blocks = _by_rank([NULL, *[life & ID_MASK for life in named], *blocks.queue.order()], len(blocks))
     epochs, new_lives = _new_epochs(core, [*named, *lives], new_blocks)
     by_content = sorted([(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None])
-    order = dict.fromkeys([slot for job in known for slot in listed(job.slots)])
-    order |= dict.fromkeys([slot for _, _, slot in by_content])
-    order |= dict.fromkeys(slots.peek_empty(len(slots)))
-    order |= dict.fromkeys(range(len(slots)))
-    new_slots = [0] * len(slots)
-    for new, old in enumerate(order):
-        new_slots[old] = new
+    of_jobs = [slot for job in known for slot in listed(job.slots)]
+    new_slots = _by_rank([*of_jobs, *[slot for _, _, slot in by_content], *slots.peek_empty(len(slots))], len(slots))
     return Names(
         blocks=new_blocks,
         slots=new_slots,
@@ -196,22 +185,30 @@ def canonical_names(
     )
 
 
+def _by_rank(order: Iterable[int], size: int) -> list[int]:
+    """The new name of each place: its rank in an order, at its first mention; those that are not named there come last."""
+    found = [0] * size
+    for new, old in enumerate(dict.fromkeys([*order, *range(size)])):
+        found[old] = new
+    return found
+
+
 def _new_epochs(core: Core, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
     """The present epoch of each block is the number of its older lives that are named; so are those, in their order."""
     epoch = core.blocks.epoch
     older: dict[int, set[int]] = {}
-    for life in set(named):
-        place = life & ID_MASK
-        if life != NULL and life >> EPOCH_SHIFT != epoch[place]:
-            older.setdefault(place, set()).add(life >> EPOCH_SHIFT)
-    lives = {NULL: NULL}
+    for life in named:
+        if life != NULL and life >> EPOCH_SHIFT != epoch[life & ID_MASK]:
+            older.setdefault(life & ID_MASK, set()).add(life >> EPOCH_SHIFT)
     epochs = [0] * len(epoch)
     for place, found in older.items():
         epochs[place] = len(found)
+    now = zip(epoch, range(len(epoch)), epochs, new_blocks, strict=True)
+    lives = {old << EPOCH_SHIFT | place: new << EPOCH_SHIFT | name for old, place, new, name in now}
+    for place, found in older.items():
         for rank, each in enumerate(sorted(found)):
             lives[each << EPOCH_SHIFT | place] = rank << EPOCH_SHIFT | new_blocks[place]
-    for place in range(1, len(epoch)):
-        lives[epoch[place] << EPOCH_SHIFT | place] = epochs[place] << EPOCH_SHIFT | new_blocks[place]
+    lives[NULL] = NULL
     return epochs, lives
 
 

@@ -147,28 +147,33 @@ def take(core: SchedulerCore, names: Names) -> SavedScheduler:
     policy = core.tier.policy
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
-    serials = {name: int(core._progress.serial[tracked.row]) for name, tracked in core._requests.items()}
+    serial, slots = core._progress.serial.tolist(), names.slots
 
     def current(handed: Iterable[tuple[str, int, int, int]]) -> tuple[tuple[str, int, int], ...]:
-        return tuple((name, group, end) for name, serial, group, end in handed if serials.get(name) == serial)
+        rows = {name: tracked.row for name, tracked in core._requests.items()}
+        return tuple([(name, group, end) for name, at, group, end in handed if name in rows and serial[rows[name]] == at])
 
     return SavedScheduler(
         ledger=core.ledger.snapshot(names),
-        replacement=policy.snapshot(names.slots),
-        gone=tuple(names.slots[slot] for slot in core.tier._gone),
-        requests=tuple(_save_tracked(core, name, tracked, names) for name, tracked in core._requests.items()),
+        replacement=policy.snapshot(slots),
+        gone=tuple([slots[slot] for slot in core.tier._gone]),
+        requests=_save_requests(core, names),
         plans=tuple(
-            SavedPlan(number - names.plans_before, _shares(core, plan), current(plan.handed))
-            for number, plan in core._plans.items()
+            [
+                SavedPlan(number - names.plans_before, _shares(plan, serial), current(plan.handed))
+                for number, plan in core._plans.items()
+            ]
         ),
         handed=current(core._handed),
         states=tuple(
-            (name, tuple((group, end, names.lives[life]) for group, end, life in states))
-            for name, states in core._states.items()
+            [
+                (name, tuple([(group, end, names.lives[life]) for group, end, life in states]))
+                for name, states in core._states.items()
+            ]
         ),
-        waiting_loads=tuple((name, _save_hit(hit, core, names)) for name, hit in core._waiting_loads.items()),
-        loading=tuple(sorted((group, key, name) for (group, key), name in core._loading.items())),
-        pinned=tuple((name, tuple(names.slots[slot] for slot in slots)) for name, slots in core._pinned.items()),
+        waiting_loads=tuple([(name, _save_hit(hit, core, names)) for name, hit in core._waiting_loads.items()]),
+        loading=tuple(sorted([(group, key, name) for (group, key), name in core._loading.items()])),
+        pinned=tuple([(name, tuple([slots[slot] for slot in own])) for name, own in core._pinned.items()]),
         preempted=tuple(core._preempted),
         ending=tuple(sorted(core._ending)),
         ended=tuple(sorted(core._ended)),
@@ -179,36 +184,44 @@ def take(core: SchedulerCore, names: Names) -> SavedScheduler:
     )
 
 
-def _shares(core: SchedulerCore, plan: OnItsWay) -> tuple[tuple[int, int], ...]:
-    current = core._progress.serial[plan.rows] == plan.serials
-    return tuple(zip(plan.rows[current].tolist(), plan.tokens[current].tolist(), strict=True))
+def _shares(plan: OnItsWay, serial: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    shares = zip(plan.rows.tolist(), plan.tokens.tolist(), plan.serials.tolist(), strict=True)
+    return tuple([(row, tokens) for row, tokens, at in shares if serial[row] == at])
 
 
-def _save_tracked(core: SchedulerCore, name: str, tracked: Tracked, names: Names) -> SavedTracked:
-    row, table, hit, asked = tracked.row, core._progress, tracked.hit, tracked.asked
-    waits = _waits(core, tracked)
-    if names.canonical and not waits:
-        hit = None  # it is looked up again, or loads and is kept there
-    columns = (table.placed, table.first, table.sealed, table.offered)
-    return SavedTracked(
-        name,
-        row,
-        tracked.keys,
-        None if hit is None else _save_hit(hit, core, names),
-        tracked.failures,
-        tracked.ending,
-        asked[1:] if waits and asked is not None else None,
-        SavedProgress(
-            bool(table.running[row]),
-            int(table.prompt[row]),
-            int(table.known[row]),
-            int(table.computed[row]),
-            int(table.in_flight[row]),
-            int(table.wanted[row]),
-            bool(table.step[row] == core._step),
-            *[tuple(column[:, row].tolist()) for column in columns],
-        ),
+def _save_requests(core: SchedulerCore, names: Names) -> tuple[SavedTracked, ...]:
+    """All requests with their rows of the progress table, of which each column is read once."""
+    table = core._progress
+    columns = (
+        table.running,
+        table.prompt,
+        table.known,
+        table.computed,
+        table.in_flight,
+        table.wanted,
+        table.step == core._step,
     )
+    flat = list(zip(*[column.tolist() for column in columns], strict=True))
+    placed, first, sealed, offered = (each.T.tolist() for each in (table.placed, table.first, table.sealed, table.offered))
+    found = []
+    for name, tracked in core._requests.items():
+        row, hit, asked, waits = tracked.row, tracked.hit, tracked.asked, _waits(core, tracked)
+        if names.canonical and not waits:
+            hit = None  # it is looked up again, or loads and is kept there
+        by_group = tuple(placed[row]), tuple(first[row]), tuple(sealed[row]), tuple(offered[row])
+        found.append(
+            SavedTracked(
+                name,
+                row,
+                tracked.keys,
+                None if hit is None else _save_hit(hit, core, names),
+                tracked.failures,
+                tracked.ending,
+                asked[1:] if waits and asked is not None else None,
+                SavedProgress._make(flat[row] + by_group),
+            )
+        )
+    return tuple(found)
 
 
 def _save_hit(hit: Hit, core: SchedulerCore, names: Names) -> Hit:
@@ -216,8 +229,8 @@ def _save_hit(hit: Hit, core: SchedulerCore, names: Names) -> Hit:
     return evolve(
         hit,
         step=int(hit.step == core._step),
-        lives=tuple(tuple(names.lives[life] for life in own) for own in hit.lives),
-        slots=tuple(tuple(names.slots[slot] for slot in own) for own in hit.slots),
+        lives=tuple([tuple([names.lives[life] for life in own]) for own in hit.lives]),
+        slots=tuple([tuple([names.slots[slot] for slot in own]) for own in hit.slots]),
     )
 
 
@@ -228,19 +241,19 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
     def place(chunk: Chunk) -> int:
         if id(chunk) not in known:
             known[id(chunk)] = len(chunks)
-            lives = tuple(names.lives[life] for life in chunk.lives)
+            lives = tuple([names.lives[life] for life in chunk.lives])
             chunks.append(SavedChunk(chunk.owner, chunk.group, chunk.key, lives, chunk.suffix))
         return known[id(chunk)]
 
     def places(some: Iterable[Chunk]) -> tuple[int, ...]:
-        return tuple(place(chunk) for chunk in some)
+        return tuple([place(chunk) for chunk in some])
 
-    line = tuple((owner, places(own)) for owner, own in stores._line.items())
+    line = tuple([(owner, places(own)) for owner, own in stores._line.items()])
     made = tuple(
-        (names.jobs[number], owner, places(own)) for number, (owner, own) in stores._made.items() if number in names.jobs
+        [(names.jobs[number], owner, places(own)) for number, (owner, own) in stores._made.items() if number in names.jobs]
     )
-    by_block = sorted(stores._candidates.items(), key=lambda each: names.blocks[each[0]])
-    candidates = tuple((names.blocks[block], place(chunk)) for block, chunk in by_block)
+    by_block = sorted([(names.blocks[block], block) for block in stores._candidates])
+    candidates = tuple([(name, place(stores._candidates[block])) for name, block in by_block])
     suffix = bytearray(len(stores.suffix))
     for slot, key in enumerate(stores._ledger.slots.key):
         if key is not None or not names.canonical:
@@ -250,9 +263,11 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
         line,
         candidates,
         tuple(
-            (names.jobs[number], tuple(names.lives[life] for life in lives))
-            for number, lives in stores._exposed.items()
-            if number in names.jobs
+            [
+                (names.jobs[number], tuple([names.lives[life] for life in lives]))
+                for number, lives in stores._exposed.items()
+                if number in names.jobs
+            ]
         ),
         made,
         0 if names.canonical else stores._entered,

@@ -17,9 +17,11 @@ A model that refuses to take a step raises `Broken`: with that the step itself i
 from __future__ import annotations
 
 import enum
+import gc
 import time
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field, frozen
@@ -267,6 +269,21 @@ class _Search(Generic[StateT, ActionT]):
                 self.note(each.name, f"{each.doc}: not from here", lost)
 
 
+_PATIENCE = 200_000
+"""New objects after which cycles are looked for: a search keeps nearly all that it makes, and makes none."""
+
+
+@contextmanager
+def _patient_collector() -> Iterator[None]:
+    first, *others = gc.get_threshold()
+    gc.set_threshold(max(first, _PATIENCE) if first else 0, *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(first, *others)
+
+
+@_patient_collector()
 def explore(
     model: Model[StateT, ActionT],
     bounds: Bounds = Bounds(),

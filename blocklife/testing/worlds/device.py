@@ -21,7 +21,7 @@ fails. A copy reads what was in its sources when it was launched, and a source t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from attrs import define, field, frozen
@@ -389,6 +389,45 @@ class Device:
             worker.lost = saved.lost
         self.awaited = dict.fromkeys(frozen_device.awaited)
         self.begun = dict.fromkeys(frozen_device.begun)
+
+
+class DeviceMemo:
+    """A device as a part of a world: each value that was reached has a number, and each thing is done to each value once."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.values: list[FrozenDevice] = []
+        """By number; the first is the device as it was given."""
+        self._numbers: dict[FrozenDevice, int] = {}
+        self._calls: dict[tuple[int, object], tuple[int, tuple[Landing, ...]] | DeviceFault] = {}
+        self.number(device.freeze())
+
+    def __len__(self) -> int:
+        return len(self.values) + len(self._calls)
+
+    def number(self, value: FrozenDevice) -> int:
+        """The number of a value."""
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+    def call(
+        self, number: int, what: object, act: Callable[[Device], tuple[FrozenDevice, tuple[Landing, ...]]]
+    ) -> tuple[int, tuple[Landing, ...]]:
+        """What doing something to a value makes of it, and what landed; *what* names it. Raises the `DeviceFault` again."""
+        found = self._calls.get((number, what))
+        if found is None:
+            self.device.thaw(self.values[number])
+            try:
+                after, landed = act(self.device)
+                found = self.number(after), landed
+            except DeviceFault as fault:
+                found = fault
+            self._calls[number, what] = found
+        if isinstance(found, DeviceFault):
+            raise found
+        return found
 
 
 def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:

@@ -28,7 +28,18 @@ from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
 from blocklife.states import KEYED, MACHINES, Block, Job, Slot
 from blocklife.testing.exploring.explore import Broken, Kind, Property
-from blocklife.testing.worlds.device import CopyOrder, Device, DeviceFault, FrozenDevice, Landing, Names, Orders, Pass, renamed
+from blocklife.testing.worlds.device import (
+    CopyOrder,
+    Device,
+    DeviceFault,
+    DeviceMemo,
+    FrozenDevice,
+    Landing,
+    Names,
+    Orders,
+    Pass,
+    renamed,
+)
 from blocklife.testing.worlds.ledger_verbs import Action, LedgerSettings, LedgerValue, Named, Report, Verbs
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
 
@@ -181,58 +192,49 @@ class LedgerPart:
 # --- the device --------------------------------------------------------------------------------------------------------
 
 
-class DevicePart:
+class DevicePart(DeviceMemo):
     """The device: every value of it that was reached, and what each thing that it does makes of each value."""
 
     def __init__(self, settings: LedgerSettings) -> None:
-        self.device = Device(settings.blocks + 1, settings.slots, settings.workers)
-        self.frozen: list[FrozenDevice] = []
         self.shares: list[tuple[int, ...]] = []
         """Of each value, for each job and worker: `HELD_BACK`, `RUNS`, or 0."""
         self._settings = settings
         self._names = Names(range(settings.blocks + 1), range(settings.slots), {job: job for job in range(settings.jobs)})
-        self._numbers: dict[FrozenDevice, int] = {}
-        self._calls: dict[tuple[int, object], tuple[int, tuple[Landing, ...]] | DeviceFault] = {}
         self._cleaned: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
-        self.initial = self._number(self.device.freeze())
-        """Nothing runs."""
+        super().__init__(Device(settings.blocks + 1, settings.slots, settings.workers))
 
-    def call(
+    def do(
         self, number: int, what: tuple[object, ...], act: Callable[[Device], Sequence[Landing]]
     ) -> tuple[int, tuple[Landing, ...]]:
         """Do something to a value of the device, and say what landed; *what* names it."""
-        found = self._calls.get((number, what))
-        if found is None:
-            self.device.thaw(self.frozen[number])
-            try:
-                landed = tuple(act(self.device))
-                found = self._number(self.device.freeze()), landed
-            except DeviceFault as fault:
-                found = fault
-            self._calls[number, what] = found
-        if isinstance(found, DeviceFault):
-            raise Broken(found.rule, str(found))
-        return found
+
+        def done(device: Device) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+            landed = tuple(act(device))
+            return device.freeze(), landed
+
+        try:
+            return self.call(number, what, done)
+        except DeviceFault as fault:
+            raise Broken(fault.rule, str(fault)) from fault
 
     def cleaned(self, number: int, blocks: tuple[int, ...], places: tuple[int, ...]) -> int:
         """The same value, without the content of what nobody can read: none of these *blocks* and *places*."""
         key = number, blocks, places
         found = self._cleaned.get(key)
         if found is None:
-            frozen_device = self.frozen[number]
+            frozen_device = self.values[number]
             waiting = [block for worker in frozen_device.workers for order in worker.held_back for block in order.source]
-            found = self._number(renamed(frozen_device, self._names, (*blocks, *waiting), places))
+            found = self.number(renamed(frozen_device, self._names, (*blocks, *waiting), places))
             self._cleaned[key] = found
         return found
 
-    def _number(self, frozen_device: FrozenDevice) -> int:
-        number = self._numbers.get(frozen_device)
-        if number is None:
-            number = self._numbers[frozen_device] = len(self.frozen)
-            self.frozen.append(frozen_device)
+    def number(self, value: FrozenDevice) -> int:
+        """The number of a value, whose shares are noted."""
+        number = super().number(value)
+        if number == len(self.shares):
             workers = self._settings.workers
             shares = [0] * (self._settings.jobs * workers)
-            for rank, worker in enumerate(frozen_device.workers):
+            for rank, worker in enumerate(value.workers):
                 for order, _, _ in worker.copies:
                     shares[order.job * workers + rank] = RUNS
                 for order in worker.held_back:
@@ -267,7 +269,7 @@ class LedgerWorld:
         """Nobody is there."""
         settings = self.settings
         shares = (0,) * (settings.jobs * settings.workers)
-        return State(self.ledger.initial, self.devices.initial, shares, (settings.failures, settings.losses, settings.repeats))
+        return State(self.ledger.initial, 0, shares, (settings.failures, settings.losses, settings.repeats))
 
     def rules(self) -> Sequence[str]:
         """What is watched in each step."""
@@ -385,7 +387,7 @@ class LedgerWorld:
             _forget_wait(device, job)
             return ()
 
-        device, _ = self.devices.call(state.device, ("land", job, worker, good), act)
+        device, _ = self.devices.do(state.device, ("land", job, worker, good), act)
         at = job * self.settings.workers + worker
         reports = (*state.reports[:at], LANDED if good else FAILED, *state.reports[at + 1 :])
         left = state.left if good else (state.left[0] - 1, *state.left[1:])
@@ -409,16 +411,16 @@ class LedgerWorld:
         devices, number = self.devices, state.device
         if verb == "allocate":
             fence, block = self.ledger.verbs.fence, places[1] + 1
-            number, _ = devices.call(number, action, lambda device: _hand_out(device, block, fence))
+            number, _ = devices.do(number, action, lambda device: _hand_out(device, block, fence))
         elif verb == "seal":
             forward = Pass(writes=((places[1] + 1, self.ledger.verbs.letter(places[0])),))
-            number, _ = devices.call(number, action, lambda device: _compute(device, forward))
+            number, _ = devices.do(number, action, lambda device: _compute(device, forward))
         elif verb == "submit":
             order = self.ledger.verbs.order_of(self.ledger.kept[state.ledger].value, places[0])
-            number, _ = devices.call(number, (verb, order), lambda device: _launch(device, order))
+            number, _ = devices.do(number, (verb, order), lambda device: _launch(device, order))
         elif verb == "dispatch" and made is not None and made.orders is not None:
             orders = made.orders._replace(plan=0)
-            number, landed = devices.call(number, (verb, orders), lambda device: _carry_out(device, orders))
+            number, landed = devices.do(number, (verb, orders), lambda device: _carry_out(device, orders))
             reports = list(state.reports)
             for each in landed:
                 reports[each.job * self.settings.workers + each.worker] = LANDED
@@ -446,7 +448,7 @@ class LedgerWorld:
         key = state.ledger, state.device
         found = self._claims.get(key)
         if found is None:
-            found = self._claims[key] = _compared(self.ledger.kept[state.ledger].value, self.devices.frozen[state.device])
+            found = self._claims[key] = _compared(self.ledger.kept[state.ledger].value, self.devices.values[state.device])
         return found
 
     def _published(self, state: State) -> bool:

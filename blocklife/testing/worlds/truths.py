@@ -107,7 +107,7 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
         plans_out=len(saved.plans),
         busy=bool(saved.requests or pending or saved.stores.line),
         idle=not (saved.requests or pending),
-        over=all([each.ending for each in saved.requests]) and bool(saved.requests or saved.ended),
+        over=all(each.ending for each in saved.requests) and bool(saved.requests or saved.ended),
         asleep=saved.asleep,
         lost=saved.lost,
         live=tuple([number for number, at in jobs if at != _PLANNED]),

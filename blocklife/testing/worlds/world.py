@@ -34,7 +34,7 @@ from blocklife.offload.groups import Group
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES, Request
 from blocklife.testing.exploring.explore import Broken, Kind, Property
-from blocklife.testing.worlds.device import Device, DeviceFault, FrozenDevice, Landing, Orders, renamed
+from blocklife.testing.worlds.device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
 from blocklife.testing.worlds.device import Names as DeviceNames
 from blocklife.testing.worlds.engine import LONG_OVER, Engine, Settings
 from blocklife.testing.worlds.truths import (
@@ -48,7 +48,6 @@ from blocklife.testing.worlds.truths import (
     blamed,
     described,
     disagreements,
-    kept_content,
     left_behind,
     loads,
     misdone,
@@ -237,6 +236,8 @@ class CoreStep:
     loading: tuple[str, ...] = ()
     """Requests for which a load was planned."""
     problem: tuple[str, str] | None = None
+    out: frozenset[int] = frozenset()
+    """Jobs that are not over then, as they were called before."""
 
 
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
@@ -267,14 +268,14 @@ class World:
         self._problems: list[tuple[str, str] | None] = [None]
         """What the rules of the ledger say to each value of the core; nothing to the first."""
         self._steps: dict[tuple[int, Action, tuple[object, ...]], CoreStep] = {}
-        self._devices: list[FrozenDevice] = []
-        self._device_numbers: dict[FrozenDevice, int] = {}
-        self._device_steps: dict[tuple[int, object], tuple[int, tuple[Landing, ...]] | DeviceFault] = {}
+        self._out: dict[tuple[object, ...], frozenset[int]] = {}
+        """The jobs that are out after each call: whether the engine will hear of them makes no difference to their names."""
+        self._devices = DeviceMemo(self._device)
+        self._anytimes: dict[tuple[int, tuple[int, ...]], tuple[Action, ...]] = {}
         self._judged: dict[tuple[int, int], tuple[str, str] | None] = {}
         self.core_calls = 0
         """How often the real code was run."""
         self._core_number(self.engine.freeze()[0], "")
-        self._device_number(self._device.freeze())
 
     # --- the model ----------------------------------------------------------------------------------------------------------
 
@@ -316,8 +317,7 @@ class World:
             if self._timed and core.live:
                 yield Action("settle_late")
         yield from self._copy_actions(state)
-        yield from self._client_actions(core, env)
-        yield from self._upheavals(core, env)
+        yield from self._anytime(state.core, env.left)
 
     def step(self, state: State, action: Action) -> State:
         """The state after an action; raises `Broken` with the rule that does not hold."""
@@ -330,12 +330,14 @@ class World:
 
     def _not_forgotten(self, after: State, action: Action) -> str | None:
         """Content that can still be found right after all of it was to be forgotten."""
+        if action.verb not in _FORGETS:
+            return None
         core = self._cores[after.core]
         if action.verb == "drain" and self._live_or_planned(core):
             return None  # it was refused
-        if action.verb in _FORGETS and core.readable_blocks:
+        if core.readable_blocks:
             return f"after {action.verb} block {core.readable_blocks[0][0]} can still be found"
-        if action.verb in _FORGETS - {"sleep"} and core.readable_places:
+        if action.verb != "sleep" and core.readable_places:
             return f"after {action.verb} host place {core.readable_places[0][0]} can still be found"
         return None
 
@@ -351,7 +353,7 @@ class World:
 
     def device(self, state: State) -> FrozenDevice:
         """The value of the device in a state."""
-        return self._devices[state.device]
+        return self._devices.values[state.device]
 
     def running(self, state: State) -> list[tuple[int, int, bool]]:
         """Every share of a copy that runs: job, worker, and whether it hangs."""
@@ -359,12 +361,12 @@ class World:
 
     def enter(self, core: Core, device: FrozenDevice, env: Env) -> State:
         """The state with these values, which another world of the same settings has found lawful."""
-        return State(self._core_number(core.saved, core.weights), self._device_number(device), env)
+        return State(self._core_number(core.saved, core.weights), self._devices.number(device), env)
 
     @property
     def remembered(self) -> int:
         """How many values and calls the world keeps; it forgets none."""
-        return sum(map(len, (self._cores, self._steps, self._devices, self._device_steps, self._judged)))
+        return len(self._devices) + sum(map(len, (self._cores, self._steps, self._judged, self._anytimes)))
 
     def digest(self) -> int:
         """A number that worlds with the same values of the core agree on, and hardly any others; of one process only."""
@@ -384,7 +386,7 @@ class World:
         """Whether the next plan would wait for a copy that runs."""
         step = self._core_step(state.core, Action("step"), _kept(state.env))
         runs = {job for job, _, hung in self._running(state.device) if not hung}
-        runs |= {order.job for worker in self._devices[state.device].workers for order in worker.held_back}
+        runs |= {order.job for worker in self._devices.values[state.device].workers for order in worker.held_back}
         return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
 
     def _copy_actions(self, state: State) -> Iterator[Action]:
@@ -404,15 +406,22 @@ class World:
         for landing in env.echoes:
             yield Action("echo", job=landing.job, worker=landing.worker)
 
-    def _client_actions(self, core: Core, env: Env) -> Iterator[Action]:
+    def _anytime(self, number: int, left: tuple[int, ...]) -> tuple[Action, ...]:
+        """What can happen whatever the copies do."""
+        found = self._anytimes.get((number, left))
+        if found is None:
+            core = self._cores[number]
+            found = self._anytimes[number, left] = (*self._client_actions(core, left), *self._upheavals(core, left))
+        return found
+
+    def _client_actions(self, core: Core, left: tuple[int, ...]) -> Iterator[Action]:
         for name, at in core.requests:
-            if env.left[_FAULT["abort"]]:
+            if left[_FAULT["abort"]]:
                 yield Action("abort", name)
-            if env.left[_FAULT["preempt"]] and at in (Request.RUNNING, Request.LOADING):
+            if left[_FAULT["preempt"]] and at in (Request.RUNNING, Request.LOADING):
                 yield Action("preempt", name)
 
-    def _upheavals(self, core: Core, env: Env) -> Iterator[Action]:
-        left = env.left
+    def _upheavals(self, core: Core, left: tuple[int, ...]) -> Iterator[Action]:
         if left[_FAULT["reset"]]:
             yield Action("reset")
         if left[_FAULT["drain"]]:
@@ -461,7 +470,7 @@ class World:
         """All reports are told; with deadlines, also which copies have begun to run."""
         launched: tuple[tuple[int, int], ...] = ()
         if self._timed:
-            launched = self._devices[state.device].begun
+            launched = self._devices.values[state.device].begun
         told = (state.env.inbox, launched)
         env = state.env._replace(inbox=())
         step = self._core_step(state.core, action, _kept(env), *told)
@@ -474,17 +483,19 @@ class World:
         device, landed = self._device_step(
             state.device, (step.number, action.verb), lambda each: self._follow(each, step, action)
         )
-        here = {each.name for each in self._cores[step.core].saved.requests}
-        lost = tuple(sorted(name for name in (*env.lost, *step.failed) if name in here))
+        inbox, echoes, lost = env.inbox, env.echoes, env.lost
         for name in step.loading:
-            if env.lost.count(name) >= self.settings.engine.max_load_failures:
-                raise Broken("I7", f"request {name} has lost {env.lost.count(name)} loads, and gets another one")
-        env = env._replace(lost=lost)
-        jobs = step.names.jobs
-        # a job that has been over for so long that its row is another's has no name left; a report of it still comes
-        told = [landing._replace(job=jobs.get(landing.job, LONG_OVER)) for landing in env.inbox]
-        echoes = [landing._replace(job=jobs.get(landing.job, LONG_OVER)) for landing in env.echoes]
-        return State(step.core, device, env._replace(inbox=tuple(sorted((*told, *landed))), echoes=tuple(sorted(echoes))))
+            if lost.count(name) >= self.settings.engine.max_load_failures:
+                raise Broken("I7", f"request {name} has lost {lost.count(name)} loads, and gets another one")
+        if lost or step.failed:
+            here = {each.name for each in self._cores[step.core].saved.requests}
+            lost = tuple(sorted([name for name in (*lost, *step.failed) if name in here]))
+        if inbox or echoes:
+            # a job that has been over for so long that its row is another's has no name left; a report of it still comes
+            jobs = step.names.jobs
+            inbox = tuple([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in inbox])
+            echoes = tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in echoes]))
+        return State(step.core, device, Env(env.arrived, tuple(sorted(inbox + landed)), echoes, env.left, lost))
 
     def _spent(self, env: Env, fault: str) -> Env:
         at = _FAULT[fault]
@@ -506,30 +517,14 @@ class World:
 
     # --- the device ---------------------------------------------------------------------------------------------------------
 
-    def _device_number(self, frozen_device: FrozenDevice) -> int:
-        number = self._device_numbers.get(frozen_device)
-        if number is None:
-            number = self._device_numbers[frozen_device] = len(self._devices)
-            self._devices.append(frozen_device)
-        return number
-
     def _device_step(
         self, number: int, what: object, act: Callable[[Device], tuple[FrozenDevice, tuple[Landing, ...]]]
     ) -> tuple[int, tuple[Landing, ...]]:
-        """Do something to a value of the device, once; later it is remembered."""
-        key = number, what
-        found = self._device_steps.get(key)
-        if found is None:
-            self._device.thaw(self._devices[number])
-            try:
-                after, landed = act(self._device)
-                found = self._device_number(after), landed
-            except DeviceFault as fault:
-                found = fault
-            self._device_steps[key] = found
-        if isinstance(found, DeviceFault):
-            raise Broken(found.rule, found.message)
-        return found
+        """Do something to a value of the device."""
+        try:
+            return self._devices.call(number, what, act)
+        except DeviceFault as fault:
+            raise Broken(fault.rule, fault.message) from fault
 
     @staticmethod
     def _land(device: Device, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
@@ -561,24 +556,23 @@ class World:
             device.take_begun()
         if not self._timed:
             device.take_begun()  # nobody waits for a deadline
-        after = renamed(device.freeze(), step.names, *kept_content(self._cores[step.core], self._size))
+        core = self._cores[step.core]
+        after = renamed(device.freeze(), step.names, core.kept_blocks, core.kept_places)
         jobs = step.names.jobs
         return after, tuple(landing._replace(job=jobs[landing.job]) for landing in landed)
 
     def _running(self, number: int) -> list[tuple[int, int, bool]]:
         return [
             (order.job, rank, hung)
-            for rank, worker in enumerate(self._devices[number].workers)
+            for rank, worker in enumerate(self._devices.values[number].workers)
             for order, _, hung in worker.copies
         ]
 
     # --- the core -----------------------------------------------------------------------------------------------------------
 
     def _core_number(self, saved: SavedScheduler, weights: str) -> int:
-        key = saved, weights
-        number = self._core_numbers.get(key)
-        if number is None:
-            number = self._core_numbers[key] = len(self._cores)
+        number = self._core_numbers.setdefault((saved, weights), len(self._cores))
+        if number == len(self._cores):
             self._cores.append(described(self.engine, saved, weights))
             self._problems.append(None)
         return number
@@ -604,10 +598,13 @@ class World:
         launched: tuple[tuple[int, int], ...] = (),
     ) -> CoreStep:
         """Make a call on a value of the core, once; later it is remembered."""
-        key = core, action, (kept, inbox, launched)
-        found = self._steps.get(key)
+        call, told = (core, action, inbox, launched), (inbox, launched)
+        out = self._out.get(call, frozenset()) if kept else frozenset()
+        found = self._steps.get((core, action, (_oldest(kept, out), *told)))
         if found is None:
-            found = self._steps[key] = self._call(core, action, kept, inbox, launched)
+            found = self._call(core, action, kept, inbox, launched)
+            self._out[call] = found.out
+            self._steps[core, action, (_oldest(kept, found.out), *told)] = found
         return found
 
     def _call(
@@ -638,6 +635,7 @@ class World:
                 problem = LAWFUL, "the ledger itself has counted a violation"
             failed, loading = loads(engine, before)
             saved, names = engine.freeze(kept)
+            out = frozenset(engine.ledger.jobs.out)
             problem = problem or unheeded(saved, action.verb, action.request, action.worker)
             core = self._core_number(saved, engine.weights)
             self._problems[core] = self._problems[core] or self._counted_again(core)
@@ -657,6 +655,7 @@ class World:
             failed,
             loading,
             problem or self._problems[core],
+            out,
         )
 
     def _act(
@@ -725,7 +724,7 @@ class World:
         """Where the two truths differ, with the rule."""
         key = core, device
         if key not in self._judged:
-            self._judged[key] = next(disagreements(self._cores[core], self._devices[device]), None)
+            self._judged[key] = next(disagreements(self._cores[core], self._devices.values[device]), None)
         return self._judged[key]
 
     def _stored(self, state: State) -> bool:
@@ -733,7 +732,7 @@ class World:
 
     def _drained(self, state: State) -> bool:
         """Nobody is there and no copy is out. A report that nobody waits for may never be told."""
-        workers = self._devices[state.device].workers
+        workers = self._devices.values[state.device].workers
         return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
 
 
@@ -754,4 +753,9 @@ def _without(landings: tuple[Landing, ...], landing: Landing) -> tuple[Landing, 
 
 def _kept(env: Env) -> tuple[int, ...]:
     """Jobs of which the engine will still hear."""
-    return tuple(sorted({landing.job for landing in (*env.inbox, *env.echoes)}))
+    return tuple(sorted({landing.job for landing in (*env.inbox, *env.echoes)})) if env.inbox or env.echoes else ()
+
+
+def _oldest(kept: tuple[int, ...], out: frozenset[int]) -> int | None:
+    """All that a name depends on besides the ledger itself: the oldest job that is over and of which somebody will hear."""
+    return min([job for job in kept if job not in out], default=None) if kept else None
