@@ -39,15 +39,17 @@ class InvariantError(BlocklifeError):
 class RefusedError(MisuseError):
     """A lifecycle has no edge for this event in this state.
 
-    ``thing`` names the machine and place, ``state`` its state, ``event`` what was asked.
+    ``thing`` names the machine and place, ``state`` its state, ``event`` what was asked; ``place`` is the number of the place,
+    where it is one of many.
     """
 
-    def __init__(self, thing: str, state: str, event: str, remedy: str) -> None:
+    def __init__(self, thing: str, state: str, event: str, remedy: str, place: int | None = None) -> None:
         super().__init__(f"{thing}: cannot {event.upper()} while {state} ({remedy})")
         self.thing = thing
         self.state = state
         self.event = event
         self.remedy = remedy
+        self.place = place
 
-    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, str, str, str]]:
-        return type(self), (self.thing, self.state, self.event, self.remedy)
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, str, str, str, int | None]]:
+        return type(self), (self.thing, self.state, self.event, self.remedy, self.place)

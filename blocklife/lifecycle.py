@@ -312,12 +312,21 @@ class Table:
             return f"no way leads from {state.name} to a state that allows it"
         return "it is allowed while " + ", ".join(goal.name for goal in allowed)
 
-    def refuse(self, thing: str, state: enum.Enum, event: str) -> NoReturn:
-        """Raise the refusal of *event* in *state*."""
-        raise RefusedError(thing, state.name, event, self.remedy(state, event))
+    def refuse(self, thing: str, state: enum.Enum, event: str, place: int | None = None) -> NoReturn:
+        """Raise the refusal of *event* in *state*; *place* is the number of *thing*, where it is one of many."""
+        raise RefusedError(thing, state.name, event, self.remedy(state, event), place)
 
 
 # --- from one to the other ---------------------------------------------------------------------------------------------
+
+painters: dict[str, Callable[[object], str | None]] = {}
+"""How a notebook shows the things of this package, by the method that it asks for. Empty until what draws is imported."""
+
+
+def painted(method: str, thing: object) -> str | None:
+    """What a notebook shows of *thing*; None where nobody draws, and it shows the repr then."""
+    painter = painters.get(method)
+    return None if painter is None else painter(thing)
 
 
 class Lifecycle:
@@ -366,6 +375,12 @@ class Lifecycle:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.state.name}>"
+
+    def _repr_svg_(self) -> str | None:
+        return painted("_repr_svg_", self)
+
+    def _repr_html_(self) -> str | None:
+        return painted("_repr_html_", self)
 
 
 def _first_line(thing: object) -> str:
@@ -705,7 +720,7 @@ class Column:
 
     def _refuse(self, event: Event, place: int) -> NoReturn:
         thing = f"{self.table.name.removesuffix('Life').lower()} {place}"
-        self.table.refuse(thing, self.at(place), event.name)
+        self.table.refuse(thing, self.at(place), event.name, place)
 
 
 @frozen(eq=False)

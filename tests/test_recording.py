@@ -1,4 +1,9 @@
-"""A recording says exactly what happened: its lines are the transitions that the report counts, and they hang together."""
+"""A recording says exactly what happened: its lines are the transitions that the report counts, and they hang together.
+
+Goal: who reads the lines knows what the ledger knew, when it was, and what was refused. Method: a replay under pressure and
+faults is recorded and held against its own report; small ledgers are recorded with a clock that the test turns, and asked for
+what their tables refuse, in small batches and in bulk. The check of recordings must pass over what is no step.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,23 @@ import io
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blocklife.cli import main
 from blocklife.copiers.faults import FaultRates
 from blocklife.engines.toy.replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy.workload import generate_workload
-from blocklife.ledger import Contract
+from blocklife.errors import CapacityError, MisuseError, RefusedError
+from blocklife.ledger import Committed, Contract, JobId, Jobs, Ledger, Refusal
 from blocklife.recording import VERSION, Recorder
-from blocklife.states import MACHINES, ends_life
-from tests.worlds import held, in_flight, make_ledger
+from blocklife.recording.checking import check_file, check_recording
+from blocklife.recording.reading import open_recording
+from blocklife.states import MACHINES, Block, Request, ends_life
+from tests.worlds import held, in_flight, keys, make_ledger, refuses, report, sealed
 
 Lines = list[dict[str, Any]]
 
@@ -125,7 +136,7 @@ def test_recording_names_the_job_of_every_transition_that_has_one(run: tuple[dic
 
 
 def test_recording_begins_when_it_is_told() -> None:
-    """What happened before is not in it; a refused call writes nothing."""
+    """What happened before is not in it; a call for which there is no room writes nothing."""
     ledger, stream = make_ledger(), io.StringIO()
     in_flight(ledger)
     Recorder(stream).begin(ledger)
@@ -174,3 +185,275 @@ def test_recording_to_a_full_disk_fails_after_the_commit() -> None:
         ledger.allocate("a", 2)
 
     assert len(ledger.table("a")) == 2
+
+
+# --- what was refused --------------------------------------------------------------------------------------------------
+
+
+Refuse = Callable[[Ledger], object]
+
+REFUSALS: dict[str, tuple[Refuse, Refusal]] = {
+    "block": (lambda x: x.drop([x.table("a")[0]]), Refusal(1, "block", 1, "drop", "IN_FLIGHT")),
+    "slot": (lambda x: x.evict([0]), Refusal(1, "slot", 0, "evict", "WRITING")),
+    "slot, of a batch the first": (lambda x: x.pin("me", [3, 1]), Refusal(1, "slot", 3, "pin", "EMPTY")),
+    "job": (lambda x: x.cancel(Jobs((JobId(1, 1),))), Refusal(1, "job", 1, "cancel", "IN_FLIGHT")),
+    "request": (lambda x: x.admit("a"), Refusal(1, "request", 0, "admit", "RUNNING")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusal_of_each_machine_is_told_and_changes_nothing(case: str) -> None:
+    """Listeners hear the place, the event and the state; they hear of no step; the ledger is as it was."""
+    call, told = REFUSALS[case]
+    ledger = make_ledger()
+    in_flight(ledger)
+    steps: list[Committed] = []
+    heard: list[Refusal] = []
+    ledger.listen(steps.append, refusals=heard.append)
+    with refuses(ledger, RefusedError, "cannot"):
+        call(ledger)
+
+    assert heard == [told]
+    assert steps == []
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_refusal_of_a_batch_is_told_once_however_it_is_checked(count: int) -> None:
+    """One place of a small or a large batch is refused: listeners hear of that place, once."""
+    ledger = make_ledger(num_blocks=count + 1, num_slots=2, max_journal=10_000)
+    batch = sealed(ledger, "a", keys(*range(count)))
+    ledger.release("a", range(count - 1))  # all but the last are CACHED
+    heard: list[Refusal] = []
+    ledger.listen(lambda _: None, refusals=heard.append)
+    with refuses(ledger, RefusedError, f"block {count}: cannot DROP while SEALED"):
+        ledger.drop(batch.lives)
+
+    assert heard == [Refusal(0, "block", count, "drop", Block.SEALED.name)]
+
+
+def test_refusal_for_other_reasons_is_not_told() -> None:
+    """No room, an unknown name and a life that is over are no events of a place."""
+    ledger = make_ledger()
+    over = held(ledger, "a")
+    ledger.release("a", [0])
+    heard: list[Refusal] = []
+    ledger.listen(lambda _: None, refusals=heard.append)
+    with pytest.raises(CapacityError):
+        ledger.allocate("a", 100)
+    with pytest.raises(MisuseError):
+        ledger.admit("nobody")
+    with pytest.raises(MisuseError):
+        ledger.plan_store(over, [0], keys("k"))
+
+    assert heard == []
+
+
+def test_refusal_inside_another_verb_is_told_once() -> None:
+    """A verb that is made of verbs is told once, when it raises."""
+    ledger = make_ledger(own_pool=False)
+    held(ledger, "a")
+    heard: list[Refusal] = []
+    ledger.listen(lambda _: None, refusals=heard.append)
+    with refuses(ledger, RefusedError, "block 1: cannot DROP while ALLOCATED"):
+        ledger.observe_evict([1])
+
+    assert heard == [Refusal(0, "block", 1, "drop", "ALLOCATED")]
+
+
+def test_refusal_reaches_all_who_listen_for_it() -> None:
+    """One that raises keeps nobody from hearing, nor the caller from hearing of the refusal: its error is a note of that."""
+    ledger = make_ledger()
+    heard: list[Refusal] = []
+
+    def full(_: Refusal) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ledger.listen(lambda _: None, refusals=full)
+    ledger.listen(lambda _: None, refusals=heard.append)
+    with pytest.raises(RefusedError) as raised:
+        ledger.admit("a")
+    ledger.preempt("a")
+
+    assert "No space left" in raised.value.__notes__[0]
+    assert len(heard) == 1
+
+
+def test_refusal_cannot_be_answered_by_a_verb() -> None:
+    """Who hears of one cannot call the ledger, like any listener; afterwards everybody can."""
+    ledger = make_ledger()
+    ledger.listen(lambda _: None, refusals=lambda _: ledger.preempt("a"))
+    with pytest.raises(RefusedError) as raised:
+        ledger.admit("a")
+
+    assert "a listener cannot call the ledger" in raised.value.__notes__[0]
+    assert ledger.request_state("a") is Request.RUNNING
+    ledger.preempt("a")
+
+
+def test_recording_tells_what_was_refused() -> None:
+    """A refusal has a line of its own, between what happened before it and after; it counts in no commit and not in the end."""
+    ledger, stream = make_ledger(requests=()), io.StringIO()
+    recorder = Recorder(stream)
+    recorder.begin(ledger)
+    ledger.add_request("a")
+    ledger.admit("a")
+    with pytest.raises(RefusedError):
+        ledger.admit("a")
+    ledger.preempt("a")
+    recorder.end()
+    _, admit, refused, preempt, end = (json.loads(line) for line in stream.getvalue().splitlines())
+
+    assert (admit["event"], preempt["event"]) == ("admit", "preempt")
+    assert refused == {"blocklife": "refused", "plan": 0, "machine": "request", "id": 0, "event": "admit", "from": "RUNNING"}
+    assert (admit["n"], preempt["n"]) == (1, 2)
+    assert (end["n"], end["lines"]) == (2, 2)
+
+
+# --- when it was -------------------------------------------------------------------------------------------------------
+
+
+def timed(ticks: list[int]) -> tuple[Ledger, io.StringIO]:
+    """A ledger that is recorded from its first step on by a clock that shows these numbers, one at each look."""
+    ledger, stream = make_ledger(requests=()), io.StringIO()
+    left = iter(ticks)
+    Recorder(stream, clock=lambda: next(left)).begin(ledger)
+    return ledger, stream
+
+
+def test_recording_tells_the_time_only_when_it_has_moved() -> None:
+    """One line before a commit or a refusal, and none while the clock stands, or where it goes back."""
+    ledger, stream = timed([0, 7, 7, 5, 9])
+    ledger.add_request("a")
+    ledger.admit("a")
+    ledger.preempt("a")
+    with pytest.raises(RefusedError):
+        ledger.preempt("a")
+    ledger.admit("a")
+    ledger.finish("a")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()[1:]]
+    told = [line.get("ns", line.get("event")) for line in lines]
+
+    assert told == [0, "admit", 7, "preempt", "preempt", "admit", 9, "finish"]
+
+
+def test_recording_without_a_clock_tells_no_time(run: tuple[dict[str, Any], Lines, ReplayReport]) -> None:
+    """Its lines are those of transitions, and spelt as they always were."""
+    _, lines, _ = run
+
+    assert not any("blocklife" in line for line in lines)
+
+
+def test_replay_records_times(tmp_path: Path) -> None:
+    """With --times the clock begins with the run and only goes forward; the check finds nothing, and counts only steps."""
+    path = tmp_path / "run.jsonl"
+    status = main(["replay", "--requests", "6", "--record", str(path), "--times", "--json"])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    times = [line["ns"] for line in lines if line.get("blocklife") == "at"]
+    verdict = check_file(str(path))
+
+    assert status == 0
+    assert len(times) > 10
+    assert times == sorted(set(times))
+    assert times[0] < 60e9
+    assert verdict.clean, str(verdict)
+    assert verdict.events == len(lines) - 2 - len(times)
+
+
+def test_replay_refuses_times_without_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to write them to."""
+    status = main(["replay", "--times", "--requests", "1"])
+
+    assert status == 2
+    assert "add --record FILE" in capsys.readouterr().err
+
+
+# --- who reads them ----------------------------------------------------------------------------------------------------
+
+OTHER_LINES = (
+    b'{"blocklife":"at","ns":12}',
+    b'{"blocklife":"at","ns":99999999999999999999}',
+    b'{ "by": "me", "ns": 12, "blocklife": "at" } \r',
+    b'{"blocklife":"refused","plan":0,"machine":"block","id":1,"event":"seal","from":"FREED"}',
+    b'{ "from": "FREED", "event": "seal", "id": 1, "machine": "block", "plan": 0, "blocklife": "refused" }',
+)
+"""As the recorder spells them, and as another writer might."""
+
+
+def stored() -> bytes:
+    """The recording of a store, from first to last."""
+    ledger, stream = make_ledger(requests=()), io.StringIO()
+    recorder = Recorder(stream)
+    recorder.begin(ledger)
+    ledger.add_request("a")
+    ledger.admit("a")
+    held(ledger, "a", 2)
+    _, job = in_flight(ledger)
+    ledger.complete(report(job))
+    ledger.finish("a")
+    recorder.end()
+    return stream.getvalue().encode()
+
+
+@pytest.mark.parametrize("other", OTHER_LINES)
+def test_check_passes_over_other_lines_wherever_they_stand(other: bytes) -> None:
+    """Behind the head, inside a commit and before the end they change nothing that is found."""
+    lines = stored().splitlines()
+    plain = check_recording(io.BytesIO(stored()))
+    full = [lines[0], *(each for line in lines[1:] for each in (other, line))]
+    verdict = check_recording(io.BytesIO(b"\n".join(full) + b"\n"))
+
+    assert verdict.clean, str(verdict)
+    assert (verdict.events, verdict.commits, verdict.jobs) == (plain.events, plain.commits, plain.jobs)
+    assert verdict.lines == len(full)
+
+
+@pytest.mark.parametrize("other", OTHER_LINES)
+def test_check_takes_nothing_behind_the_end(other: bytes) -> None:
+    """Also a line that changes nothing is damage there."""
+    verdict = check_recording(io.BytesIO(stored() + other + b"\n"))
+
+    assert verdict.status == 2
+    assert "something stands behind the end" in str(verdict.damage)
+
+
+@pytest.mark.parametrize(
+    ("line", "damage"),
+    [
+        (b'{"blocklife":"at"}', "it has no ns"),
+        (b'{"blocklife":"at","ns":-1}', "ns must be a whole number"),
+        (b'{"blocklife":"at","ns":1.5}', "ns must be a whole number"),
+        (b'{"blocklife":"at","ns":007}', "it is no JSON"),
+        (b'{"blocklife":"refused","plan":0,"machine":"block","id":1,"event":"seal"}', "it has no from"),
+        (b'{"blocklife":"refused","plan":0,"machine":7,"id":1,"event":"seal","from":"FREED"}', "machine must be a word"),
+    ],
+)
+def test_check_finds_other_lines_that_are_damaged(line: bytes, damage: str) -> None:
+    """What is passed over must still be what it says."""
+    head, *rest = stored().splitlines()
+    verdict = check_recording(io.BytesIO(b"\n".join([head, line, *rest])))
+
+    assert verdict.status == 2
+    assert str(verdict.damage).startswith(f"line 2: {damage}")
+
+
+def test_check_blames_the_line_behind_other_lines() -> None:
+    """They are counted as lines, also when what follows an illegal one is read."""
+    lines = stored().splitlines()
+    gone = next(at for at, line in enumerate(lines) if b'"event":"submit"' in line)
+    full = [line for at, line in enumerate(lines) for line in (OTHER_LINES[0], line) if at != gone][1:]
+    verdict = check_recording(io.BytesIO(b"\n".join(full)))
+
+    assert verdict.illegal is not None
+    assert b'"at"' not in full[verdict.illegal.line - 1]
+
+
+def test_reading_gives_other_lines_in_their_place(tmp_path: Path) -> None:
+    """Who reads a recording gets times and refusals between the steps."""
+    lines = stored().splitlines()
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"\n".join([lines[0], OTHER_LINES[0], lines[1], OTHER_LINES[4], *lines[2:]]))
+    with open_recording(str(path)) as recording:
+        kinds = [type(line).__name__ for _, line in recording.lines()]
+
+    assert kinds[:4] == ["At", "Line", "Refused", "Line"]
+    assert recording.end is not None

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,7 @@ def add_replay(commands: Commands) -> None:
     )
     add("--verify", type=number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
     add("--record", type=file, metavar="FILE", help="write every committed transition as a JSON line")
+    add("--times", action="store_true", help="with --record: write also when it happened, by a clock that begins with the run")
     add("--json", action="store_true", help="print one JSON report instead of tables")
     parser.set_defaults(run=_replay)
 
@@ -138,6 +140,8 @@ def _replay(args: argparse.Namespace) -> int:
     from blocklife.engines.toy.replay import Replay
     from blocklife.recording import Recorder
 
+    if args.times and not args.record:
+        raise MisuseError("--times tells a recording when things happened, and none is written (add --record FILE)")
     options = _options(args)
     workload = _workload(args)
     if args.record and args.workload and os.path.realpath(args.record) == os.path.realpath(args.workload):
@@ -145,7 +149,7 @@ def _replay(args: argparse.Namespace) -> int:
     try:
         with open(args.record, "w", encoding="utf-8") if args.record else contextlib.nullcontext() as stream:
             replay = Replay(workload, options)  # has threads, so that from here on it must run to its end
-            recorder = None if stream is None else Recorder(stream)
+            recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
             if recorder is not None:
                 recorder.begin(replay.ledger)
             report = _run(replay)
@@ -160,6 +164,12 @@ def _replay(args: argparse.Namespace) -> int:
     if report.interrupted:
         return INTERRUPTED
     return OK if report.clean else WRONG
+
+
+def _clock() -> Callable[[], int]:
+    """Nanoseconds from now on: where a machine's own clock began says nothing to who reads a recording."""
+    began = time.monotonic_ns()
+    return lambda: time.monotonic_ns() - began
 
 
 def _options(args: argparse.Namespace) -> ReplayOptions:

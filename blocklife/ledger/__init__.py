@@ -3,7 +3,19 @@
 from blocklife.ledger.jobs import Batch, Jobs
 from blocklife.ledger.ledger import Ledger
 from blocklife.ledger.limits import Checking, Contract, Limits, Statistics
-from blocklife.ledger.records import Committed, Completion, Direction, JobId, Launched, Plan, Result, Seal, Transfer, Worker
+from blocklife.ledger.records import (
+    Committed,
+    Completion,
+    Direction,
+    JobId,
+    Launched,
+    Plan,
+    Refusal,
+    Result,
+    Seal,
+    Transfer,
+    Worker,
+)
 from blocklife.ledger.snapshot import Snapshot
 
 __all__ = [
@@ -19,6 +31,7 @@ __all__ = [
     "Ledger",
     "Limits",
     "Plan",
+    "Refusal",
     "Result",
     "Seal",
     "Snapshot",

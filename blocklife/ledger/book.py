@@ -43,11 +43,12 @@ from blocklife.ledger.places import (
     listed,
     select,
 )
-from blocklife.ledger.records import Committed, Completion, Direction, JobId, Seal
+from blocklife.ledger.records import Committed, Completion, Direction, JobId, Refusal, Seal
 from blocklife.lifecycle import Column
 from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
 
 Listener: TypeAlias = Callable[[Committed], None]
+RefusalListener: TypeAlias = Callable[[Refusal], None]
 
 _E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
 BLOCK, SLOT, JOB = _E["block"], _E["slot"], _E["job"]
@@ -114,6 +115,7 @@ class Book:
         self._journal_size = 0
         self.plan_number = 0
         self._listeners: list[Listener] = []
+        self._refusal_listeners: list[RefusalListener] = []
         self._untold: deque[Committed] = deque()
         self._inside = False
         self._telling = False
@@ -399,12 +401,12 @@ class Book:
         compiled = JOB[event]
         row = compiled.lut[self.jobs.column.state[job.row] << len(compiled.guards) | facts]
         if row == 0:
-            self.jobs.column.table.refuse(f"job {self._id(job)}", self.jobs.state(job), event)
+            self.jobs.column.table.refuse(f"job {self._id(job)}", self.jobs.state(job), event, job.number)
         return row
 
     def _ask_request(self, request: RequestRow, event: str) -> int:
         row = REQUEST[event].lut[self.request_column.state[request.row]]
         if row == 0:
             state = self.request_column.at(request.row)
-            self.request_column.table.refuse(f"request {request.name}", state, event)
+            self.request_column.table.refuse(f"request {request.name}", state, event, request.row)
         return row

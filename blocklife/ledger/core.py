@@ -19,7 +19,7 @@ from typing import Concatenate, NoReturn, ParamSpec, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from blocklife.errors import CapacityError, MisuseError
+from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger.book import BLOCK, JOB, PLEDGED, READY, SLOT, Book, RequestRow
 from blocklife.ledger.jobs import TERMINAL, Cargo, JobRow
 from blocklife.ledger.limits import Checking
@@ -39,9 +39,9 @@ from blocklife.ledger.places import (
     listed,
     select,
 )
-from blocklife.ledger.records import Committed, Completion, Direction, Result, Transfer
+from blocklife.ledger.records import Committed, Completion, Direction, Refusal, Result, Transfer
 from blocklife.lifecycle import Event
-from blocklife.states import Block, BlockLife, Job, JobLife, coupled
+from blocklife.states import MACHINES, Block, BlockLife, Job, JobLife, coupled
 
 P = ParamSpec("P")
 ReturnT = TypeVar("ReturnT")
@@ -82,7 +82,7 @@ def contents_by_group(cargos: Sequence[Cargo]) -> Iterator[tuple[int, list[int],
 
 
 def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatenate[CoreT, P], ReturnT]:
-    """Mark a method that changes the ledger: after its last write, listeners hear of all its steps."""
+    """Mark a method that changes the ledger: after its last write, listeners hear of all its steps, or of its refusal."""
 
     @functools.wraps(method)
     def run(core: CoreT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
@@ -93,6 +93,9 @@ def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatena
         core._inside = True
         try:
             return method(core, *args, **kwargs)
+        except RefusedError as problem:
+            core._tell_refusal(problem)
+            raise
         finally:
             core._inside = False
             core._tell()
@@ -556,6 +559,25 @@ class Core(Book):
             self._journal_size -= len(self.journal.popleft().ids)
         if self._listeners:
             self._untold.append(record)
+
+    def _tell_refusal(self, problem: RefusedError) -> None:
+        """Tell who listens for refusals. An error of theirs becomes a note: the verb did nothing, and its caller hears why.
+
+        What is about no place of a ledger is not told: a watcher of slots may have lifecycles of its own.
+        """
+        machine = problem.thing.partition(" ")[0]
+        if machine not in MACHINES or problem.place is None:
+            return
+        refusal = Refusal(self.plan_number, machine, problem.place, problem.event, problem.state)
+        self._telling = True
+        try:
+            for listener in self._refusal_listeners:
+                try:
+                    listener(refusal)
+                except Exception as raised:
+                    problem.add_note(f"who listens for refusals has failed: {raised!r}")
+        finally:
+            self._telling = False
 
     def _tell(self) -> None:
         """Tell every listener everything that was committed; the first error of one is raised when all have heard it."""

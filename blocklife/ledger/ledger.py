@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.book import BLOCK, SLOT, Listener, RequestRow
+from blocklife.ledger.book import BLOCK, SLOT, Listener, RefusalListener, RequestRow
 from blocklife.ledger.core import Core, contents_by_group, in_name_of, verb
 from blocklife.ledger.jobs import (
     TERMINAL,
@@ -60,6 +60,7 @@ from blocklife.ledger.places import (
 )
 from blocklife.ledger.records import Completion, Direction, JobId, Launched, Placement, Plan, Result, Seal, Transfer, Worker
 from blocklife.ledger.snapshot import Names, Snapshot, own_names, put_back, take
+from blocklife.lifecycle import painted
 from blocklife.states import MACHINES, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife
 
 
@@ -75,12 +76,18 @@ class Ledger(Core):
 
     # --- listeners and reading ----------------------------------------------------------------------------------------------
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener, refusals: RefusalListener | None = None) -> None:
         """Call *listener* with every committed batch of transitions, after the verb's last write.
 
-        A listener that raises undoes nothing: all others hear everything, then the verb raises the first such error.
+        *refusals* hears what a table has refused, before the verb raises it. What is refused for other reasons, such as a life
+        that is over, an unknown name or lack of room, is no event of a place, and is not told.
+
+        A listener that raises undoes nothing: all others hear everything, then the verb raises the first such error. Where it
+        was told of a refusal, the verb raises that, with the error as a note.
         """
         self._listeners.append(listener)
+        if refusals is not None:
+            self._refusal_listeners.append(refusals)
 
     def life(self, block: int) -> int:
         """The current life of a block."""
@@ -822,3 +829,6 @@ class Ledger(Core):
 
     def __repr__(self) -> str:
         return f"<Ledger plan {self.plan_number}: {self.free} free, {self.jobs.live} jobs out, {len(self.requests)} requests>"
+
+    def _repr_html_(self) -> str | None:
+        return painted("_repr_html_", self)

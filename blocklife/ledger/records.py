@@ -155,3 +155,15 @@ class Committed(NamedTuple):
         if isinstance(self.rows, int):
             return [(place, self.rows) for place in ids]
         return list(zip(ids, self.rows if isinstance(self.rows, list) else self.rows.tolist(), strict=True))
+
+
+class Refusal(NamedTuple):
+    """An event that a table has refused, as listeners hear of it. Nothing has changed."""
+
+    plan: int
+    machine: str
+    place: int
+    """As in `Committed.ids`."""
+    event: str
+    state: str
+    """Where the place stands; of a batch it is the first that was refused."""

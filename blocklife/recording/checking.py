@@ -16,7 +16,7 @@ from typing import IO
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.recording.format import At, DamagedError, End, Line, Refused, Source, read_head, read_line, respell
+from blocklife.recording.format import At, DamagedError, End, Line, Refused, Source, read_head, read_line, respell, tells_time
 from blocklife.recording.rules import Checker, Follower
 from blocklife.recording.traces import IllegalError
 
@@ -198,9 +198,12 @@ class _Run:
 
     def _take_other(self, checker: Checker, text: str) -> None:
         """Check a line that is not spelt as the recorder spells it."""
-        spelt = "" if self.end is not None else respell(text)
-        if spelt and checker.take(spelt):
-            return
+        if self.end is None:
+            if tells_time(text):
+                return
+            spelt = respell(text)
+            if spelt and checker.take(spelt):
+                return
         line = read_line(text)
         if self.end is not None:
             raise DamagedError("something stands behind the end of the recording")

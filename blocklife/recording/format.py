@@ -11,6 +11,7 @@ Rules of this file:
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import IO
@@ -29,6 +30,14 @@ LINE_BYTES_MAX = 1 << 16
 WINDOW_BYTES = 32 << 20
 """How much of a stream that cannot be read twice is kept for the history of a place."""
 
+_NUMBER = r"(0|[1-9]\d{0,18})"
+_AT = re.compile(rf'\{{"blocklife":"at","ns":{_NUMBER}\}}', re.ASCII)
+_LINE = re.compile(
+    rf'\{{"n":{_NUMBER},(?:"of":{_NUMBER},)?"plan":{_NUMBER},"machine":"(\w+)","id":{_NUMBER}(?:,"epoch":{_NUMBER})?,'
+    rf'"event":"(\w+)","from":"(\w+)","to":"(\w+)"(?:,"guard":"(\w+)")?(?:,"job":{_NUMBER})?\}}',
+    re.ASCII,
+)
+"""A line as the recorder writes it: read several times faster than any JSON."""
 _KEYS = ("num_blocks", "num_slots", "max_jobs", "max_requests", "num_workers")
 
 
@@ -153,6 +162,27 @@ def spell_row(event: str, source: str, target: str, guard: str | None) -> str:
 
 def read_line(line: str) -> Line | At | Refused | End:
     """Read a line of any writer; raises `DamagedError`. Keys that are not known are passed over."""
+    found = _LINE.fullmatch(line)
+    if found is not None:
+        n, of, plan, machine, place, epoch, event, source, target, guard, job = found.groups()
+        return Line(
+            int(n),
+            None if of is None else int(of),
+            int(plan),
+            machine,
+            int(place),
+            None if epoch is None else int(epoch),
+            event,
+            source,
+            target,
+            guard,
+            None if job is None else int(job),
+        )
+    return _read_any(line)
+
+
+def _read_any(line: str) -> Line | At | Refused | End:
+    """`read_line`, by its keys."""
     try:
         said = json.loads(line)
         line.encode()
@@ -184,6 +214,11 @@ def read_line(line: str) -> Line | At | Refused | End:
         None if said.get("guard") is None else _word(said, "guard"),
         None if said.get("job") is None else _whole(said, "job"),
     )
+
+
+def tells_time(line: str) -> bool:
+    """Whether this is an `At` as the recorder writes it: asked before anything slower, for there may be one for each commit."""
+    return _AT.fullmatch(line) is not None
 
 
 def respell(line: str) -> str:

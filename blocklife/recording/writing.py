@@ -4,27 +4,36 @@ The first line says what was recorded: ``{"blocklife": "recording", "version": 1
 incarnation of the ledger. Every other line is one transition: ``n`` counts the commits (the places of one batch share it),
 ``of`` says how many lines the commit has, where it has several, ``plan`` is the number of the latest plan, ``machine`` and
 ``id`` name the place, ``epoch`` its life (blocks only), ``event``, ``from``, ``to`` and ``guard`` the row that was taken,
-``job`` the job in whose name it happened (absent where there was none). The last line, ``{"blocklife": "end", ...}``, says that
-nothing is missing. `specs/recording.md` tells the whole format.
+``job`` the job in whose name it happened (absent where there was none). What a table has refused gets a line of another kind,
+and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``, says that nothing is missing.
+`specs/recording.md` tells the whole format.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TextIO
 
 import attrs
 
-from blocklife.ledger import Committed, Ledger
+from blocklife.ledger import Committed, Ledger, Refusal
 from blocklife.recording.format import VERSION
 from blocklife.states import MACHINES
 
 
 class Recorder:
-    """A listener that writes. Errors of the stream (a full disk, say) reach the caller of the verb, after its commit."""
+    """A listener that writes. Errors of the stream (a full disk, say) reach the caller of the verb, after its commit; those
+    that come while a refusal is written, as a note of that.
 
-    def __init__(self, stream: TextIO) -> None:
+    *clock* counts nanoseconds from wherever it likes and never goes back, as `time.monotonic_ns` does. With one, a recording
+    also says when things happened: a line before what comes next, whenever the clock has moved on.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], int] | None = None) -> None:
         self._stream = stream
+        self._clock = clock
+        self._now = -1
         self._last = 0
         self._lines = 0
         # The part of a line that only depends on the row is made once: a line costs one format, not one json.dumps.
@@ -50,10 +59,12 @@ class Recorder:
             "incarnation": ledger.incarnation,
         }
         self._stream.write(json.dumps(head, separators=(",", ":")) + "\n")
-        ledger.listen(self)
+        ledger.listen(self, refusals=self.refused)
 
     def __call__(self, record: Committed) -> None:
         """Write one committed batch."""
+        if self._clock is not None:
+            self._tell_time(self._clock())
         rows, count = self._rows[record.machine], len(record.ids)
         of = f'"of":{count},' if count > 1 else ""
         head = f'{{"n":{record.sequence},{of}"plan":{record.plan},"machine":"{record.machine}","id":'
@@ -69,6 +80,20 @@ class Recorder:
         self._stream.writelines(lines)
         self._last = record.sequence
         self._lines += count
+
+    def refused(self, refusal: Refusal) -> None:
+        """Write what a table has refused."""
+        if self._clock is not None:
+            self._tell_time(self._clock())
+        self._stream.write(
+            f'{{"blocklife":"refused","plan":{refusal.plan},"machine":"{refusal.machine}","id":{refusal.place},'
+            f'"event":"{refusal.event}","from":"{refusal.state}"}}\n'
+        )
+
+    def _tell_time(self, now: int) -> None:
+        if now > self._now:
+            self._now = now
+            self._stream.write(f'{{"blocklife":"at","ns":{now}}}\n')
 
     def end(self) -> None:
         """Write the last line: a recording that has it is known to be whole. Nothing may be recorded after it."""
