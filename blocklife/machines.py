@@ -183,6 +183,31 @@ def import_markup(markup: Mapping[str, object], guards: Mapping[str, Guard[...]]
     return table
 
 
+def stand_ins(markup: Mapping[str, object]) -> dict[str, Guard[...]]:
+    """Guards for `import_markup` that only have the names and the payloads which the markup tells.
+
+    Enough to read, compare and draw a lifecycle without its code. A step that asks one of them is a `MisuseError`.
+    """
+    named = _mapping(markup.get("guards"), "guards")
+    return {
+        _name(name, "guards"): _stand_in(name, [_name(each, f"guards.{name}") for each in _sequence(reads, f"guards.{name}")])
+        for name, reads in named.items()
+    }
+
+
+def _stand_in(name: str, parameters: Sequence[str]) -> Guard[...]:
+    def test(**_payload: object) -> bool:
+        raise MisuseError(f"guard {name} was read from markup, by its name alone (give import_markup the guard itself)")
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    try:
+        signature = inspect.Signature([inspect.Parameter(each, kind, annotation="object") for each in parameters])
+    except ValueError as problem:
+        raise DefinitionError(f"markup: guards.{name}: {problem}") from problem
+    setattr(test, "__signature__", signature)  # noqa: B010 - functions take it, their type does not know it
+    return Guard(test, name, "", tuple(parameters))
+
+
 def _written(row: Row) -> dict[str, object]:
     """One row in the words of ``transitions``."""
     plain: dict[str, object] = {"trigger": row.event, "source": row.source.name, "dest": row.target.name}

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import enum
+import json
 import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from blocklife.drawing.dot import dot
 from blocklife.drawing.mermaid import KEYWORDS, escaped, mermaid
+from blocklife.drawing.page import page
+from blocklife.drawing.picture import Emphasis, Mark, Marks, Panel, picture
 from blocklife.drawing.tables import (
     REFUSAL,
     coupling_table,
     event_table,
     guard_table,
+    panel_tables,
     plain,
     row_table,
     state_event_table,
     state_table,
 )
+from blocklife.drawing.terminal import terminal
+from blocklife.drawing.theme import Theme
 from blocklife.lifecycle import Lifecycle, Table, edge, guard
 from blocklife.states import COUPLINGS, MACHINES
 
@@ -49,6 +60,21 @@ class OddLife(Lifecycle, initial=Oddity.NOTE, finals=(Oddity.NOTE_,)):
 TABLES = {**MACHINES, "odd": OddLife.table}
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
+
+
+def panel(table: Table, marks: Marks | None = None) -> Panel:
+    """One machine alone, with or without marks."""
+    drawn = picture(table)
+    return Panel(drawn) if marks is None else Panel(drawn, marks)
+
+
+def marks_of(table: Table) -> Marks:
+    """Every emphasis in turn, each with a note, over all rows and states."""
+    each = list(Emphasis)
+    rows = {row.index: Mark(each[row.index % len(each)], f"x{row.index}", "more", 0.5) for row in table.rows}
+    states = {state.name: Mark(each[at % len(each)], f"n{at}", "more", 0.5) for at, state in enumerate(table.states)}
+    return Marks("a title", states, rows, ["A note that is below."])
+
 
 STATE = re.compile(r'state "([^"\n]+)" as (\w+)')
 MEANING = re.compile(r"(\w+) : ([^:;\n]+)")
@@ -90,7 +116,7 @@ def test_mermaid_draws_every_row_once(table: Table) -> None:
     names: dict[str, str] = {}
     rows: list[tuple[str, str, str, str | None]] = []
     arrows: list[tuple[str, str]] = []
-    for line in statements(mermaid(table)):
+    for line in statements(mermaid([panel(table)])):
         if found := STATE.fullmatch(line):
             names[found[2]] = found[1]
         elif (found := ARROW.fullmatch(line)) and found[3]:
@@ -108,7 +134,7 @@ def test_mermaid_draws_every_row_once(table: Table) -> None:
 @every_table
 def test_mermaid_shows_every_state_with_its_beginning_and_end(table: Table) -> None:
     """Each state is declared once, one is entered from outside, and just the final ones are left to the outside."""
-    drawn = statements(mermaid(table))
+    drawn = statements(mermaid([panel(table)]))
     names = {found[2]: found[1] for line in drawn if (found := STATE.fullmatch(line))}
     outside = [(found[1], found[2]) for line in drawn if (found := ARROW.fullmatch(line)) and "[*]" in found.groups()]
     entered = [names[target] for source, target in outside if source == "[*]"]
@@ -122,15 +148,15 @@ def test_mermaid_shows_every_state_with_its_beginning_and_end(table: Table) -> N
 @every_table
 def test_mermaid_tells_meanings_only_when_asked(table: Table) -> None:
     """One description per state, or none."""
-    described = [line for line in statements(mermaid(table)) if MEANING.fullmatch(line)]
+    described = [line for line in statements(mermaid([panel(table)])) if MEANING.fullmatch(line)]
 
     assert len(described) == len(table.states)
-    assert not any(MEANING.fullmatch(line) for line in statements(mermaid(table, meanings=False)))
+    assert not any(MEANING.fullmatch(line) for line in statements(mermaid([panel(table)], meanings=False)))
 
 
 def test_mermaid_gives_states_named_like_keywords_another_id() -> None:
     """The name stays what the reader sees; the id is neither a keyword nor another state's."""
-    names = {found[2]: found[1] for line in statements(mermaid(OddLife.table)) if (found := STATE.fullmatch(line))}
+    names = {found[2]: found[1] for line in statements(mermaid([panel(OddLife.table)])) if (found := STATE.fullmatch(line))}
 
     assert sorted(names.values()) == ["End", "NOTE", "NOTE_"]
     assert len(names) == len(Oddity)
@@ -148,7 +174,193 @@ def test_mermaid_escapes_what_ends_a_label() -> None:
 @every_table
 def test_mermaid_is_the_same_each_time(table: Table) -> None:
     """Nothing depends on the order of a set."""
-    assert mermaid(table) == mermaid(table)
+    assert mermaid([panel(table)]) == mermaid([panel(table)])
+
+
+def test_mermaid_draws_several_machines_apart() -> None:
+    """Each is a composite state of its own, and no two states share an id."""
+    drawn = mermaid([panel(table) for table in TABLES.values()])
+    ids = re.findall(r'state "[^"]+" as (\w+)', drawn)
+
+    assert len(ids) == len(set(ids)) == len(TABLES) + sum(len(table.states) for table in TABLES.values())
+    assert drawn.count("{\n") == drawn.count("\n    }\n") == len(TABLES)
+
+
+def test_mermaid_shows_marks_as_classes_and_in_words() -> None:
+    """A class for each emphasis that a state has; an arrow's label says it, with its note."""
+    table = MACHINES["job"]
+    drawn = mermaid([panel(table, marks_of(table))])
+
+    for emphasis in set(Emphasis) - {Emphasis.PLAIN}:
+        assert f"classDef marked_{emphasis.name.lower()} " in drawn
+    assert "class IN_FLIGHT marked_used" in drawn
+    assert "(+) finish [more] x3" in drawn
+    assert "(-) finish [all_ok] x4" in drawn
+
+
+_PARSE = """
+const {createRequire} = require("node:module"), {pathToFileURL} = require("node:url");
+const find = (name) => pathToFileURL(createRequire(process.argv[1] + "/x.js").resolve(name)).href;
+(async () => {
+  const {JSDOM} = await import(find("jsdom"));
+  globalThis.window = new JSDOM("").window; globalThis.document = window.document;
+  const mermaid = (await import(find("mermaid"))).default;
+  const found = [];
+  for (const text of JSON.parse(require("node:fs").readFileSync(0, "utf8"))) {
+    await mermaid.parse(text);
+    const {db} = await mermaid.mermaidAPI.getDiagramFromText(text);
+    found.push({states: [...db.getStates().keys()], arrows: db.getRelations().map((each) => [each.id1, each.id2])});
+  }
+  console.log(JSON.stringify(found));
+})();
+"""
+
+
+def test_mermaid_itself_reads_every_drawing() -> None:
+    """The real parser finds the states and the arrows of each machine, with marks and without."""
+    folder, node = Path(__file__).parent / "node" / "node_modules", shutil.which("node")
+    if not folder.is_dir() or not node:
+        pytest.skip("Mermaid is not here (npm install --no-package-lock --prefix tests/node)")
+    drawn = [mermaid([panel(table, marks)]) for table in TABLES.values() for marks in (None, marks_of(table))]
+    whole = mermaid([panel(table, marks_of(table)) for table in TABLES.values()])
+    command = [node, "-e", _PARSE, str(folder)]
+    ran = subprocess.run(command, input=json.dumps([*drawn, whole]), capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    *alone, together = json.loads(ran.stdout)
+    for table, found in zip([table for table in TABLES.values() for _ in range(2)], alone, strict=True):
+        states = [each for each in found["states"] if not each.startswith("root_")]
+        assert len(states) == len(table.states)
+        inner = [ends for ends in found["arrows"] if not any(each.startswith("root_") for each in ends)]
+        assert len(inner) == len({(row.source, row.target) for row in table.rows})
+    assert len(together["states"]) == len(TABLES)
+
+
+# --- dot ---------------------------------------------------------------------------------------------------------------
+
+
+def rows_in(label: str) -> list[str]:
+    """The lines of a label of Graphviz."""
+    return [line.replace('\\"', '"').replace("\\\\", "\\") for line in label.split("\\n")]
+
+
+@every_table
+@pytest.mark.parametrize("marked", [False, True], ids=["plain", "marked"])
+def test_dot_is_read_by_graphviz_and_has_every_row(table: Table, marked: bool) -> None:
+    """The parser of Graphviz itself finds each state, each arrow, and a line for each row."""
+    pygraphviz = pytest.importorskip("pygraphviz")
+    graph = pygraphviz.AGraph(string=dot([panel(table, marks_of(table) if marked else None)]))
+    nodes = {str(node) for node in graph.nodes()}
+    found = {(str(a), str(b)): rows_in(graph.get_edge(a, b).attr["label"]) for a, b in graph.edges() if a != "(begin)"}
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for row in table.rows:
+        said = row.event if row.guard is None else f"{row.event} [{row.guard.name}]"
+        wanted.setdefault((row.source.name, row.target.name), []).append(f"{said} x{row.index}" if marked else said)
+
+    assert nodes == {state.name for state in table.states} | {"(begin)"}
+    assert {ends: sorted(rows) for ends, rows in found.items()} == {ends: sorted(rows) for ends, rows in wanted.items()}
+    double = {str(node) for node in graph.nodes() if node.attr["peripheries"] == "2"}
+    assert double == {state.name for state in table.finals}
+    assert graph.has_edge("(begin)", table.initial.name)
+
+
+def test_dot_of_several_machines_keeps_them_apart() -> None:
+    """One cluster each; states of the same name stay two."""
+    pygraphviz = pytest.importorskip("pygraphviz")
+    graph = pygraphviz.AGraph(string=dot([panel(table) for table in MACHINES.values()]))
+
+    assert len(graph.subgraphs()) == len(MACHINES)
+    assert len(graph.nodes()) == sum(len(table.states) + 1 for table in MACHINES.values())
+
+
+def test_dot_quotes_whatever_a_name_holds() -> None:
+    """Quotes, backslashes and line ends of a meaning end up in a tooltip as they are."""
+    pygraphviz = pytest.importorskip("pygraphviz")
+    graph = pygraphviz.AGraph(string=dot([panel(OddLife.table)], Theme.DARK))
+
+    assert "a: b; c # d" in graph.get_node("NOTE").attr["tooltip"]
+    assert graph.graph_attr["bgcolor"] == Theme.DARK.value.ground
+
+
+# --- pages and tables of panels ----------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Counts the elements of a page and asks that each is closed."""
+
+    VOID = frozenset({"meta", "br", "rect", "circle", "path", "polygon"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.words = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        assert not {name for name, _ in attrs} & {"src", "href", "onclick"}, attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@every_table
+def test_page_stands_alone_and_explains_every_state_event_and_guard(table: Table) -> None:
+    """Every element is closed, nothing is fetched, no script runs, and each word of the table is there."""
+    found = Page(page([panel(table, marks_of(table))]))
+
+    assert found.open == []
+    assert found.counts["svg"] == 1
+    assert "script" not in found.counts
+    words = [*(state.name for state in table.states), *table.events, *(row.guard.name for row in table.rows if row.guard)]
+    assert [word for word in words if word not in found.words] == []
+    for told in (*(event.doc for event in table.events.values()), "A note that is below.", "a title"):
+        assert " ".join(told.split()) in found.words
+
+
+@every_table
+def test_panel_tables_have_every_pair_and_every_mark(table: Table) -> None:
+    """Without marks the matrix is that of the specification; with them each note stands in a cell."""
+    plainly = panel_tables([panel(table)])
+    marked = panel_tables([panel(table, marks_of(table))])
+
+    assert state_event_table(table) in plainly
+    assert all(f" x{row.index}" in marked for row in table.rows)
+    assert "A note that is below." in marked
+
+
+@every_table
+@pytest.mark.parametrize("columns", [None, 60, 200])
+def test_terminal_shows_every_pair_in_lines_that_fit(table: Table, columns: int | None) -> None:
+    """Bands of events side by side; none is lost, and a line is broken only where one column alone is too wide."""
+    drawn = re.sub(r"\x1b\[[\d;]*m", "", terminal([panel(table)], columns=columns))
+    heads = [line.split() for line in drawn.splitlines() if line.startswith(" ") and line.split()[0] in table.events]
+
+    assert [event for head in heads for event in head] == list(table.events)
+    assert max(map(len, drawn.splitlines())) <= (columns or 120)
+    for row in table.rows:
+        assert row.target.name in drawn
+
+
+def test_terminal_says_marks_in_words() -> None:
+    """Colours do not reach every reader."""
+    table = MACHINES["slot"]
+    drawn = terminal([panel(table, marks_of(table))])
+
+    assert "+ EMPTY" in drawn
+    assert "a title" in drawn
+    assert all(f"x{row.index}" in drawn for row in table.rows)
+    assert "\x1b" not in drawn
 
 
 # --- tables ------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,18 @@
-"""What all commands share: exit statuses, bad options in one line, Ctrl-C between two steps, progress on a terminal."""
+"""What all commands share: exit statuses, bad options in one line, Ctrl-C between two steps, progress, files written whole."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -86,3 +90,25 @@ def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterat
 
     with Progress(*columns(), console=Console(stderr=True), transient=True) as bar:
         yield bar
+
+
+def write_whole(path: str, data: str | bytes) -> None:
+    """Write a file whole or not at all; `MisuseError` where it cannot be written.
+
+    What is no plain file, such as a pipe or ``/dev/stdout``, is written to as it is.
+    """
+    content = data.encode("utf-8") if isinstance(data, str) else data
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+            return
+        target = target.resolve()  # a link stays a link
+        beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+        try:
+            beside.write_bytes(content)
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as problem:
+        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem

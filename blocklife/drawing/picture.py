@@ -14,8 +14,35 @@ from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
-from blocklife.lifecycle import Row, Table
-from blocklife.states import Coupling, ends_life
+from blocklife.lifecycle import Guard, Row, Table
+from blocklife.states import Block, Coupling, Job, Request, Slot, ends_life
+
+
+class Kind(enum.Enum):
+    """What sort of state it is: one colour each, in every drawing."""
+
+    REST = "at rest"
+    USE = "in use"
+    COPY = "a copy is planned or runs"
+    TROUBLE = "given up, though a copy may still touch it"
+    OVER = "ended"
+
+
+_KINDS: Mapping[enum.Enum, Kind] = {
+    **dict.fromkeys((Block.FREED, Block.CACHED, Slot.EMPTY, Job.PLANNED, Request.WAITING, Request.PREEMPTED), Kind.REST),
+    **dict.fromkeys((Block.PLEDGED, Block.PENDING_STORE, Block.IN_FLIGHT, Block.LOADING, Block.FLUSHED), Kind.COPY),
+    **dict.fromkeys((Slot.WRITING, Job.IN_FLIGHT, Job.FLUSHED, Request.LOADING), Kind.COPY),
+    **dict.fromkeys((Block.STALE, Block.QUARANTINED, Slot.STALE, Slot.QUARANTINED), Kind.TROUBLE),
+    **dict.fromkeys((Job.STALE, Job.QUARANTINED), Kind.TROUBLE),
+}
+"""States of the four machines that are not simply in use; a lifecycle of a user's own has its first and its final ones."""
+
+
+def kind_of(table: Table, state: enum.Enum) -> Kind:
+    """The kind of one state."""
+    if state in table.finals:
+        return Kind.OVER
+    return _KINDS.get(state, Kind.REST if state is table.initial else Kind.USE)
 
 
 @frozen
@@ -27,6 +54,17 @@ class Node:
     """What it means, in one line; empty where the table does not say."""
     initial: bool = False
     final: bool = False
+    kind: Kind = Kind.USE
+
+
+@frozen
+class Word:
+    """An event or a guard, explained."""
+
+    name: str
+    reads: tuple[str, ...]
+    """What of the payload it takes, by name."""
+    about: str
 
 
 @frozen
@@ -73,6 +111,19 @@ class Picture:
     arrows: tuple[Arrow, ...]
     couplings: tuple[Coupling, ...] = ()
     """Those that a label names, in the order of their table."""
+    events: tuple[Word, ...] = ()
+    guards: tuple[Word, ...] = ()
+
+    def rows_of(self, state: str, event: str) -> list[tuple[str, Label]]:
+        """Where an event leads from a state, as targets and labels, in the order in which they are tried."""
+        found = [
+            (arrow.target, label)
+            for arrow in self.arrows
+            if arrow.source == state
+            for label in arrow.labels
+            if label.event == event
+        ]
+        return sorted(found, key=lambda each: each[1].row)
 
 
 class Emphasis(enum.Enum):
@@ -110,6 +161,8 @@ class Marks:
     rows: Mapping[int, Mark] = field(factory=dict)
     notes: Sequence[str] = ()
     """Whole sentences for below the drawing."""
+    meanings: Mapping[Emphasis, str] = field(factory=dict)
+    """What an emphasis says here, where `Emphasis` does not say it well enough."""
 
     def state(self, node: Node) -> Mark:
         """The mark of a state; a plain one where there is none."""
@@ -124,6 +177,14 @@ _PLAIN = Mark()
 UNMARKED = Marks()
 
 
+@frozen
+class Panel:
+    """One lifecycle with what is laid over it; a drawing has one or several."""
+
+    picture: Picture
+    marks: Marks = UNMARKED
+
+
 def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) -> Picture:
     """The picture of a compiled table, with those of the couplings that touch it.
 
@@ -131,7 +192,8 @@ def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) ->
     """
     name = name or table.name
     nodes = tuple(
-        Node(state.name, _line(state.value), state is table.initial, state in table.finals) for state in table.states
+        Node(state.name, _line(state.value), state is table.initial, state in table.finals, kind_of(table, state))
+        for state in table.states
     )
     grouped: dict[tuple[str, str], list[Label]] = {}
     for source in table.states:
@@ -140,7 +202,15 @@ def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) ->
                 grouped.setdefault((source.name, row.target.name), []).append(_label(name, row, couplings))
     arrows = tuple(Arrow(source, target, tuple(labels)) for (source, target), labels in grouped.items())
     named = {name for arrow in arrows for label in arrow.labels for name in (*label.causes, *label.follows)}
-    return Picture(name, _line(table.doc), nodes, arrows, tuple(each for each in couplings if each.name in named))
+    touching = tuple(each for each in couplings if each.name in named)
+    events = tuple(Word(each.name, each.parameters, _line(each.doc)) for each in table.events.values())
+    guards = tuple(Word(each.name, each.parameters, _line(each.doc)) for each in _guards(table))
+    return Picture(name, _line(table.doc), nodes, arrows, touching, events, guards)
+
+
+def _guards(table: Table) -> Sequence[Guard[...]]:
+    """Every guard once, in the order in which the rows name them."""
+    return list(dict.fromkeys(row.guard for row in table.rows if row.guard is not None))
 
 
 def _line(text: object) -> str:

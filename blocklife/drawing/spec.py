@@ -1,12 +1,14 @@
 """The generated parts of ``specs/``: whether they are fresh, and how to make them so.
 
 A part stands between two lines of its own, ``<!-- generated: block.states -->`` and ``<!-- end -->``. Everything between them
-is made from the tables; everything outside is written by hand and never touched.
+is made from the tables; everything outside is written by hand and never touched. The files in ``specs/drawings/`` are
+generated as a whole; they have to be there wherever that folder is.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import re
 from collections.abc import Callable, Container, Mapping
@@ -15,11 +17,15 @@ from pathlib import Path
 from attrs import frozen
 
 from blocklife.drawing.mermaid import mermaid
+from blocklife.drawing.picture import Panel, picture
+from blocklife.drawing.svg import svg
 from blocklife.drawing.tables import coupling_table, event_table, guard_table, row_table, state_event_table, state_table
 from blocklife.lifecycle import Table
 from blocklife.states import COPYING, COUPLINGS, KEYED, LIFELESS, MACHINES
 
 END = "<!-- end -->"
+DRAWINGS = "drawings"
+"""The folder, below that of the pages, of files that are generated as a whole."""
 _BEGIN = re.compile(r"<!--\s*generated\b")
 _MARKER = re.compile(r"<!-- generated: (\S+) -->")
 _HINT = "run: blocklife spec --write"
@@ -41,7 +47,7 @@ def _states(table: Table) -> str:
 
 
 def _drawing(table: Table) -> str:
-    return f"```mermaid\n{mermaid(table, meanings=False)}```\n"
+    return f"```mermaid\n{mermaid([Panel(picture(table))], meanings=False)}```\n"
 
 
 _PARTS: Mapping[str, Callable[[Table], str]] = {
@@ -62,11 +68,19 @@ def generated() -> dict[str, str]:
     return {name: f"\n{text}\n" for name, text in parts.items()}
 
 
+@functools.cache
+def drawings() -> Mapping[str, str]:
+    """Every file that is drawn, by its name: each machine with its couplings, and the block as if it were alone."""
+    drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, COUPLINGS))]) for machine, table in MACHINES.items()}
+    drawn["life.svg"] = svg([Panel(picture(MACHINES["block"], "block"))])
+    return drawn
+
+
 def stale(root: Path) -> list[str]:
     """What is wrong with the generated parts below *root*, one line each; nothing where all are fresh.
 
-    Finds parts that are out of date, markers that are unknown, malformed, unclosed or without a beginning, and parts that no
-    file has.
+    Finds parts that are out of date, markers that are unknown, malformed, unclosed or without a beginning, parts that no
+    file has, and drawings that are missing, out of date, or of nothing that there is.
     """
     wanted = generated()
     found: list[str] = []
@@ -76,7 +90,22 @@ def stale(root: Path) -> list[str]:
         found.extend(f"{path}:{line}: {problem}" for line, problem in _troubles(page, wanted))
         seen.update(part.name for part in page.parts)
     found.extend(f"{root}: no file has the generated part {name}" for name in wanted if name not in seen)
-    return found
+    return found + _stale_drawings(root / DRAWINGS)
+
+
+def _stale_drawings(folder: Path) -> list[str]:
+    """What is wrong with the drawings in a folder; nothing where there is none."""
+    if not folder.is_dir():
+        return []
+    found = []
+    for name, drawn in drawings().items():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{path}: the drawing is missing ({_HINT})")
+        elif path.read_bytes() != drawn.encode():
+            found.append(f"{path}: the drawing is out of date ({_HINT})")
+    strange = sorted(path for path in folder.iterdir() if path.name not in drawings())
+    return found + [f"{path}: nothing is drawn under this name (remove it)" for path in strange]
 
 
 def write(root: Path) -> list[str]:
@@ -96,6 +125,13 @@ def write(root: Path) -> list[str]:
         if lines != page.lines:
             _replace(path, "".join(lines))
             changed.append(str(path))
+    folder = root / DRAWINGS
+    if folder.is_dir():
+        for name, drawn in drawings().items():
+            path = folder / name
+            if not path.is_file() or path.read_bytes() != drawn.encode():
+                _replace(path, drawn)
+                changed.append(str(path))
     return changed
 
 

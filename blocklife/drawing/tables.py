@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from blocklife.drawing.picture import Emphasis, Mark, Panel
 from blocklife.lifecycle import Event, Row, Table
 from blocklife.states import Coupling
 
@@ -77,6 +78,65 @@ def coupling_table(couplings: Iterable[Coupling]) -> str:
             for each in couplings
         ],
     )
+
+
+def panel_tables(panels: Iterable[Panel]) -> str:
+    """Lifecycles as a Markdown document: state by event with the marks, and what the states, events and guards mean."""
+    return "\n".join(line for panel in panels for line in _document(panel))
+
+
+def _document(panel: Panel) -> list[str]:
+    picture, marks = panel.picture, panel.marks
+    events = [event.name for event in picture.events]
+    lines = [f"## {plain(picture.name)}", "", *([plain(picture.about), ""] if picture.about else [])]
+    matrix = [
+        [_marked(f"`{node.name}`", marks.state(node)), *(_panel_cell(panel, node.name, event) for event in events)]
+        for node in picture.nodes
+    ]
+    lines.append(markdown(["state", *(f"`{event}`" for event in events)], matrix))
+    lines += [line for each in filter(None, [marks.title, *marks.notes]) for line in (plain(each), "")]
+    ends = {True: " (final)", False: ""}
+    means = [
+        [f"`{node.name}`", plain(node.about) + (" (initial)" if node.initial else ends[node.final])] for node in picture.nodes
+    ]
+    lines.append(markdown(["state", "means"], means))
+    lines.append(
+        markdown(
+            ["event", "payload", "means"],
+            [[f"`{word.name}`", _names(word.reads), plain(word.about)] for word in picture.events],
+        )
+    )
+    if picture.guards:
+        guards = [[f"`{word.name}`", _names(word.reads), plain(word.about)] for word in picture.guards]
+        lines.append(markdown(["guard", "reads", "holds when"], guards))
+    if picture.couplings:
+        lines.append(coupling_table(picture.couplings))
+    return lines
+
+
+def _panel_cell(panel: Panel, state: str, event: str) -> str:
+    """The targets of one event from one state, with marks; a refusal stands last where all rows can say no."""
+    rows = panel.picture.rows_of(state, event)
+    written = []
+    for target, label in rows:
+        said = f"`{target}`" if label.guard is None else f"`{target}` [{plain(label.guard)}]"
+        written.append(_marked(said, panel.marks.row(label)))
+    if all(label.guard is not None for _, label in rows):
+        written.append(REFUSAL)
+    return LINE.join(written)
+
+
+def _marked(said: str, mark: Mark) -> str:
+    """A cell's line with its mark: struck out, bold or in words, and its note."""
+    note = f" {plain(mark.note)}" if mark.note else ""
+    forms = {
+        Emphasis.UNUSED: f"{said} (never)",
+        Emphasis.ADDED: f"**+** {said}",
+        Emphasis.REMOVED: f"~~{said}~~",
+        Emphasis.CHANGED: f"**~** {said}",
+        Emphasis.ALARM: f"**!** {said}",
+    }
+    return forms.get(mark.emphasis, said) + note
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

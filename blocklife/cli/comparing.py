@@ -1,0 +1,57 @@
+"""What `blocklife draw --diff` compares: machines, lifecycles of a user, files of markup, and all of them at a git revision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blocklife.errors import MisuseError
+from blocklife.states import MACHINES
+
+if TYPE_CHECKING:
+    from blocklife.drawing.diff import Difference
+    from blocklife.drawing.picture import Picture
+
+
+def compared(first: str, second: str) -> Difference:
+    """The difference of two sides: ``block``, ``module:Class``, ``FILE.json``, ``REV:block`` or ``REV:module:Class``."""
+    from blocklife.drawing.diff import compare
+
+    return compare(_side(first), _side(second), (first, second))
+
+
+def _side(name: str) -> Picture:
+    """The picture of one side; couplings are left out, for a file knows none."""
+    from blocklife.cli.lifecycles import table_named
+    from blocklife.drawing.picture import picture
+    from blocklife.drawing.revisions import picture_at
+
+    revision, _, machine = name.rpartition(":") if name.count(":") < 2 else name.partition(":")
+    if revision and (machine in MACHINES or ":" in machine):
+        return picture_at(revision, machine)
+    if ":" not in name and name not in MACHINES and (Path(name).is_file() or Path(name).suffix):
+        return _markup(Path(name))
+    try:
+        return picture(table_named(name), name if name in MACHINES else "")
+    except MisuseError as problem:
+        raise MisuseError(f"{problem}; files of markup, REV:block and REV:module:Class are compared too") from None
+
+
+def _markup(path: Path) -> Picture:
+    """The picture of what `--format markup` has written."""
+    from blocklife.drawing.picture import picture
+    from blocklife.machines import import_markup, stand_ins
+
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise MisuseError(f"{path}: it is no markup (write it with blocklife draw block --format markup -o {path})")
+    try:
+        return picture(import_markup(said, stand_ins(said)))
+    except MisuseError as problem:
+        raise MisuseError(f"{path}: {problem}") from problem

@@ -1,0 +1,260 @@
+"""A drawing as SVG: one panel for each lifecycle, what is laid over it, and a legend.
+
+Rules of this file:
+
+* Nothing here depends on the machine or the moment: the same panels give the same bytes.
+* No script, no network, no font of its own. It can be an image, stand in a page, or be read aloud: states and rows have an id
+  and say what they mean.
+* Lines are drawn first, then labels, then states, so that no line runs across text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from blocklife.drawing import ink
+from blocklife.drawing.layout import DOT, INSET, WIDTH_MAX, Layout, Line, PlacedArrow, PlacedNode, layout, numbers_of
+from blocklife.drawing.legend import legend
+from blocklife.drawing.lettering import prose_width, wrapped
+from blocklife.drawing.picture import Arrow, Emphasis, Kind, Label, Mark, Node, Panel
+from blocklife.drawing.theme import Theme
+
+MARGIN = 12.0
+PADDING = 14.0
+HEADING = 26.0
+WIDTH_MIN = 640.0
+"""Of a drawing with couplings: their sentences need room."""
+
+
+def svg(panels: Sequence[Panel], theme: Theme | None = None) -> str:
+    """Draw lifecycles, one panel each; without a theme the reader's system chooses between light and dark."""
+    numbers = numbers_of(panels)
+    framed = [_framed(panel, numbers) for panel in panels]
+    placed, width, height = _shelved(framed, WIDTH_MIN if numbers else 0)
+    below = legend(panels, numbers, width - 2 * PADDING)
+    total, tall = width + 2 * MARGIN, MARGIN + height + PADDING + below.height + MARGIN
+    title = "Lifecycle: " + ", ".join(panel.picture.name for panel in panels)
+    parts = [
+        ink.element("title", ink.escaped(title), id="bl-title"),
+        ink.element("desc", ink.escaped(_description(panels)), id="bl-desc"),
+        f"<style>\n{ink.style(theme)}</style>",
+        f'<rect width="{ink.number(total)}" height="{ink.number(tall)}" rx="6" class="bl-ground"/>',
+        *(_at(MARGIN + x, MARGIN + y, each.draw(wide)) for each, x, y, wide in placed),
+        _at(MARGIN + PADDING, MARGIN + height + PADDING, below.markup, class_="bl-legend"),
+    ]
+    shown = ink.element(
+        "svg",
+        "\n" + "\n".join(parts) + "\n",
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {ink.number(total)} {ink.number(tall)}",
+        width=float(total),
+        height=float(tall),
+        role="img",
+        aria_labelledby="bl-title bl-desc",
+        class_="blocklife",
+    )
+    return shown + "\n"
+
+
+def _description(panels: Sequence[Panel]) -> str:
+    """What a reader who does not see it is told."""
+    told = []
+    for panel in panels:
+        picture = panel.picture
+        rows = sum(len(arrow.labels) for arrow in picture.arrows)
+        first = ", ".join(node.name for node in picture.nodes if node.initial)
+        last = ", ".join(node.name for node in picture.nodes if node.final)
+        told.append(
+            f"{picture.name}: {picture.about} {len(picture.nodes)} states, {rows} rows; it begins in {first}"
+            + (f" and ends in {last}." if last else ".")
+        )
+    return " ".join(told)
+
+
+def _at(x: float, y: float, markup: str, class_: str | None = None) -> str:
+    return ink.element("g", f"\n{markup}\n", transform=f"translate({ink.number(x)} {ink.number(y)})", class_=class_)
+
+
+# --- panels ------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Framed:
+    """One machine with its heading, and the size that both need."""
+
+    layout: Layout
+    about: tuple[str, ...]
+    width: float
+    height: float
+
+    def draw(self, width: float) -> str:
+        """Its panel, as wide as it is told to be."""
+        panel = self.layout.panel
+        top = self.height - PADDING - self.layout.height
+        parts = [
+            f'<rect width="{ink.number(width)}" height="{ink.number(self.height)}" rx="6" class="bl-panel"/>',
+            ink.text(panel.picture.name, PADDING, 22, "bl-mono bl-head1 bl-text"),
+            *(ink.text(line, PADDING, HEADING + 12 + 15 * at, "bl-prose bl-faint") for at, line in enumerate(self.about)),
+            _at((width - self.layout.width) / 2, top, _machine(self.layout)),
+        ]
+        return "\n".join(parts)
+
+
+def _framed(panel: Panel, numbers: Mapping[str, int]) -> _Framed:
+    found = layout(panel, numbers)
+    width = max(found.width, prose_width(panel.picture.name, 15, bold=True), 260)
+    about = tuple(wrapped(panel.picture.about, 11, width)) if panel.picture.about else ()
+    return _Framed(found, about, width + 2 * PADDING, HEADING + 15 * len(about) + 16 + found.height + PADDING)
+
+
+def _shelved(framed: Sequence[_Framed], least: float) -> tuple[list[tuple[_Framed, float, float, float]], float, float]:
+    """Panels on shelves as wide as the widest, each with its place and width; and the size of all."""
+    limit = max([WIDTH_MAX + 2 * PADDING, *(each.width for each in framed)])
+    shelves: list[list[_Framed]] = []
+    for each in framed:
+        if shelves and sum(one.width + PADDING for one in shelves[-1]) + each.width <= limit:
+            shelves[-1].append(each)
+        else:
+            shelves.append([each])
+    width = max([least, *(sum(one.width + PADDING for one in shelf) - PADDING for shelf in shelves)])
+    placed, y = [], 0.0
+    for shelf in shelves:
+        spare = (width - sum(one.width + PADDING for one in shelf) + PADDING) / len(shelf)
+        x = 0.0
+        for one in shelf:
+            placed.append((one, x, y, one.width + spare))
+            x += one.width + spare + PADDING
+        y += max(one.height for one in shelf) + PADDING
+    return placed, width, y - PADDING
+
+
+# --- one machine -------------------------------------------------------------------------------------------------------
+
+
+def _machine(found: Layout) -> str:
+    marked = bool(found.panel.marks.states or found.panel.marks.rows)
+    start = ink.element("circle", cx=found.start.x, cy=found.start.y, r=DOT / 2, class_="bl-start")
+    entry = ink.curve(found.entry, "bl-line bl-entry") + ink.head(found.entry[-1], found.entry_tip, "bl-start")
+    return "\n".join(
+        [
+            *(_lines(found.panel, each, marked=marked) for each in found.arrows),
+            start + entry,
+            *(_labels(found.panel, each, marked=marked) for each in found.arrows),
+            *(_state(found.panel, each, marked=marked) for each in found.nodes),
+        ]
+    )
+
+
+_STRENGTH = (
+    *(Emphasis.PLAIN, Emphasis.UNUSED, Emphasis.USED),
+    *(Emphasis.CHANGED, Emphasis.ADDED, Emphasis.REMOVED, Emphasis.ALARM),
+)
+"""From weak to strong; an arrow looks like the strongest mark of its rows."""
+
+
+def _mark_of(panel: Panel, arrow: Arrow) -> Mark:
+    """The mark of a whole arrow."""
+    marks = [panel.marks.row(label) for label in arrow.labels]
+    found = {mark.emphasis for mark in marks}
+    strongest = max(found, key=_STRENGTH.index)
+    if len(found) > 1 and strongest in (Emphasis.ADDED, Emphasis.REMOVED):
+        strongest = Emphasis.CHANGED  # some rows of it are in both
+    return Mark(strongest, weight=max(mark.weight for mark in marks))
+
+
+def _kind(panel: Panel, state: str) -> Kind:
+    return next(node.kind for node in panel.picture.nodes if node.name == state)
+
+
+def _lines(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
+    """The line of an arrow, past its label, with its head."""
+    arrow = placed.arrow
+    mark = _mark_of(panel, arrow)
+    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.kind_class(_kind(panel, arrow.target))
+    style = f"stroke-width:{ink.number(1.2 + 3 * mark.weight)}" if mark.weight > 0 else None
+    drawn = "".join(ink.curve(path, f"bl-line {class_}", style) for path in placed.paths)
+    drawn += ink.head(placed.paths[-1][-1], placed.tip, f"bl-head {class_}")
+    return ink.element(
+        "g",
+        f"<title>{ink.escaped(f'{arrow.source} → {arrow.target}')}</title>{drawn}",
+        class_="bl-arrow",
+        data_source=arrow.source,
+        data_target=arrow.target,
+    )
+
+
+def _labels(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
+    """The labels of an arrow, on ground of their own."""
+    kind = _kind(panel, placed.arrow.target)
+    drawn = [_row(panel, placed.arrow, line, kind, marked=marked) for line in placed.lines]
+    return ink.rect(placed.box, "bl-chip", 4) + "".join(drawn)
+
+
+def _row(panel: Panel, arrow: Arrow, line: Line, kind: Kind, *, marked: bool) -> str:
+    """One row of the table, with its tooltip."""
+    mark = panel.marks.row(line.label)
+    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.kind_class(kind)
+    told = ink.element("title", ink.escaped(row_told(panel, arrow, line.label)))
+    return ink.element(
+        "g",
+        told + "".join(ink.piece(piece, f"{class_}-text", faint=mark.emphasis is Emphasis.UNUSED) for piece in line.pieces),
+        id=f"{slug(panel.picture.name)}-row-{line.label.row}",
+        class_="bl-row",
+        data_row=line.label.row,
+    )
+
+
+def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
+    """A state: its box, a second border where a life ends, its name, and what it stays on."""
+    node, mark = placed.node, panel.marks.state(placed.node)
+    emphasised = marked and mark.emphasis not in (Emphasis.PLAIN, Emphasis.USED)  # what is used keeps its own colour
+    class_ = ink.emphasis_class(mark.emphasis) if emphasised else ink.kind_class(node.kind)
+    style = f"stroke-width:{ink.number(1.2 + 2.5 * mark.weight)}" if mark.weight > 0 else None
+    drawn = [ink.element("title", ink.escaped(state_told(panel, node))), ink.rect(placed.box, f"bl-box {class_}", 7)]
+    if style:
+        drawn[-1] = drawn[-1].removesuffix("/>") + f' style="{style}"/>'
+    if node.final:
+        drawn.append(ink.rect(placed.box, f"bl-box {class_}", 5, inset=INSET))
+    drawn += [ink.piece(piece, f"{class_}-text") for piece in placed.pieces]
+    loops = {label.row: arrow for arrow in panel.picture.arrows if arrow.loop for label in arrow.labels}
+    drawn += [_row(panel, loops[line.label.row], line, node.kind, marked=marked) for line in placed.loops]
+    identity = f"{slug(panel.picture.name)}-{slug(node.name)}"
+    return ink.element("g", "".join(drawn), id=identity, class_="bl-state", data_state=node.name)
+
+
+# --- what is told ------------------------------------------------------------------------------------------------------
+
+
+def slug(name: str) -> str:
+    """A name as a part of an id."""
+    return re.sub(r"[^\w.-]", "-", name)
+
+
+def state_told(panel: Panel, node: Node) -> str:
+    """A state in words, with its mark."""
+    mark = panel.marks.state(node)
+    ends = " (a life begins here)" if node.initial else ""
+    ends += " (a life ends here)" if node.final else ""
+    return "\n".join(filter(None, [f"{node.name}{ends}" + (f": {node.about}" if node.about else ""), _mark_told(mark)]))
+
+
+def row_told(panel: Panel, arrow: Arrow, label: Label) -> str:
+    """A row in words: what its event and its guard mean, what it is coupled to, and its mark."""
+    picture = panel.picture
+    events = {word.name: word.about for word in picture.events}
+    guards = {word.name: word.about for word in picture.guards}
+    why = {each.name: each.why for each in picture.couplings}
+    told = [f"row {label.row}: {arrow.source} → {arrow.target}"]
+    told.append(f"{label.event}: {events.get(label.event) or 'an event'}")
+    if label.guard is not None:
+        told.append(f"[{label.guard}]: {guards.get(label.guard) or 'a guard'}")
+    told += [f"takes along, {name}: {why.get(name, '')}" for name in label.causes]
+    told += [f"is taken along, {name}: {why.get(name, '')}" for name in label.follows]
+    return "\n".join(filter(None, [*told, _mark_told(panel.marks.row(label))]))
+
+
+def _mark_told(mark: Mark) -> str:
+    return ": ".join(filter(None, [mark.note, mark.about]))

@@ -1,0 +1,45 @@
+"""The page of a run: one HTML file that needs no network and no other file.
+
+Rules of this file:
+
+* The page is a template with three gaps: its style, its script, and the run as JSON. Nothing else is made of text here.
+* The script is `data.js`, `paint.js`, `page.js` and `panel.js`, one behind the other; `data.js` says how data flows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from importlib import resources
+
+from blocklife.drawing.viewer.run import MAX_EVENTS, Settings, told_run
+from blocklife.recording.checking import Verdict
+from blocklife.recording.lives import Lives
+
+__all__ = ["MAX_EVENTS", "Settings", "view"]
+
+_SCRIPTS = ("data.js", "paint.js", "page.js", "panel.js")
+
+
+def view(lives: Lives, verdict: Verdict, settings: Settings, drawings: Mapping[str, str] | None = None) -> str:
+    """The page. *drawings* has an SVG for each machine, in which states are named by ``data-state`` and rows by ``data-row``;
+    a machine without one is shown as a list of its states. `MisuseError` where there is nothing, or too much, to show.
+    """
+    told = told_run(lives, verdict, settings, drawings or {})
+    gaps = {
+        "title": escape(str(told["name"])),
+        "style": _part("page.css"),
+        "recording": json.dumps(told, separators=(",", ":")).replace("<", "\\u003c"),
+        "script": "\n".join(_part(name) for name in _SCRIPTS),
+    }
+    first, *rest = _part("page.html").split("{{")
+    pieces = [first]
+    for part in rest:
+        name, _, text = part.partition("}}")
+        pieces += [gaps[name], text]
+    return "".join(pieces)
+
+
+def _part(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
