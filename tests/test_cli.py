@@ -95,7 +95,7 @@ def test_cli_without_arguments_prints_help(capsys: Capture) -> None:
 
     assert (status, err) == (0, "")
     assert out == call(capsys, "--help")[1]
-    assert all(command in out for command in ("replay", "check", "scenario", "recording", "workload", "spec"))
+    assert all(command in out for command in ("replay", "check", "scenario", "recording", "workload", "draw", "spec"))
 
 
 COMMANDS = [
@@ -103,6 +103,11 @@ COMMANDS = [
     ("check",),
     ("scenario", "run"),
     ("recording", "check"),
+    ("recording", "show"),
+    ("recording", "view"),
+    ("recording", "stats"),
+    ("recording", "perfetto"),
+    ("draw",),
     ("workload", "generate"),
     ("spec",),
 ]

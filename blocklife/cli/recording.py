@@ -1,4 +1,4 @@
-"""`blocklife recording`: what a run wrote down, checked line by line."""
+"""`blocklife recording`: what a run wrote down, checked line by line; what else is done with it has modules of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from blocklife.cli.common import Commands, Parser, file, on_terminal, print_help
+from blocklife.cli.recording_perfetto import add_perfetto
+from blocklife.cli.recording_show import add_show
+from blocklife.cli.recording_stats import add_stats
+from blocklife.cli.recording_view import add_view
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -26,7 +30,8 @@ exit status: 0 nothing is wrong, 1 something is illegal, 2 it cannot be read, 13
 
 def add_recording(commands: Commands) -> None:
     """Its options."""
-    parser = commands.add_parser("recording", help="check recorded runs", description="Recordings: JSON lines of a run.")
+    said = "check, tell, count and draw recorded runs"
+    parser = commands.add_parser("recording", help=said, description="Recordings: JSON lines of a run.")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     parser.set_defaults(run=lambda _: print_help(parser))
     check = actions.add_parser(
@@ -41,6 +46,10 @@ def add_recording(commands: Commands) -> None:
     check.add_argument("--whole", action="store_true", help="the run was recorded to its end; nothing may be left over there")
     check.add_argument("--json", action="store_true", help="print one JSON report")
     check.set_defaults(run=_check)
+    add_show(actions)
+    add_stats(actions)
+    add_view(actions)
+    add_perfetto(actions)
 
 
 def _check(args: argparse.Namespace) -> int:

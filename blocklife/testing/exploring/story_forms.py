@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from blocklife.drawing.mermaid import escaped
+from blocklife.drawing.picture import Kind
+from blocklife.drawing.sequence import Item, Message, Note, Party, Sequence, Way, mermaid
 from blocklife.errors import MisuseError
 from blocklife.testing.exploring.story import Change, Happened, Story
 from blocklife.testing.scenarios.format import ORDINALS, Scenario, Step, write_scenario
@@ -225,48 +226,54 @@ class _Said:
 # --- a diagram --------------------------------------------------------------------------------------------------------------
 
 
+ENGINE, LEDGER = Party("E", "engine"), Party("L", "ledger")
+
+
 def diagram(story: Story) -> str:
     """The path as a Mermaid sequence diagram of engine, ledger and workers."""
-    return "\n".join(_drawn(story)) + "\n"
+    return mermaid(sequence(story))
 
 
-def _drawn(story: Story) -> Iterator[str]:
+def sequence(story: Story) -> Sequence:
+    """The path as a sequence."""
     ranks = range(story.settings.engine.num_workers)
-    yield "sequenceDiagram"
-    yield "    participant E as engine"
-    yield "    participant L as ledger"
-    for rank in ranks:
-        yield f"    participant W{rank} as worker {rank}"
+    workers = [Party(_worker(rank), f"worker {rank}") for rank in ranks]
+    items: list[Item] = []
     for number, step in enumerate(story.steps, start=1):
-        yield from (f"    {line}" for line in _messages(number, step, ranks))
+        items += _messages(number, step, ranks)
         if step.changes:
-            yield f"    Note over L: {'<br/>'.join(escaped(_change(each)) for each in step.changes)}"
+            items.append(Note((LEDGER.key,), tuple(_change(each) for each in step.changes)))
     if story.rule:
-        yield f"    Note over E,W{ranks[-1]}: {escaped(f'{story.rule} is broken: {story.message}')}"
+        across = ENGINE.key, workers[-1].key
+        items.append(Note(across, (f"{story.rule} is broken: {story.message}",), Kind.TROUBLE))
+    return Sequence((ENGINE, LEDGER, *workers), tuple(items))
 
 
-def _messages(number: int, step: Happened, ranks: range) -> Iterator[str]:
+def _messages(number: int, step: Happened, ranks: range) -> Iterator[Item]:
     """What is passed in one step."""
-    named = step.named
+    named, sentence = step.named, f"{number}. {step.sentence}"
     if named.verb in ("land", "fail", "hang"):
-        yield f"Note over W{named.worker}: {escaped(f'{number}. {step.sentence}')}"
+        yield Note((_worker(named.worker),), (sentence,), Kind.COPY)
         return
     if named.verb in ("lose", "repeat", "echo"):
-        head = "--x" if named.verb == "lose" else "-->>"
-        yield f"W{named.worker}{head}E: {escaped(f'{number}. {step.sentence}')}"
+        yield Message(_worker(named.worker), ENGINE.key, sentence, Way.LOST if named.verb == "lose" else Way.ANSWERS)
         return
     for each in step.told:
         done = "landed" if each.ok else "failed"
-        yield f"W{each.worker}-->>E: {escaped(f'job {each.job} {done}')}"
-    yield f"E->>L: {escaped(f'{number}. {step.sentence}')}"
+        yield Message(_worker(each.worker), ENGINE.key, f"job {each.job} {done}", Way.ANSWERS)
+    yield Message(ENGINE.key, LEDGER.key, sentence)
     if step.orders is not None:
         waits = f", wait for {', '.join(f'job {job}' for job in step.orders.flushes)}" if step.orders.flushes else ""
         loads = "".join(f", load {order.job}" for order in step.orders.loads)
         stores = "".join(f", store {order.job} later" for order in step.orders.stores)
-        for rank in ranks:
-            yield f"L->>W{rank}: {escaped(f'plan {step.orders.plan}{waits}{loads}{stores}')}"
+        plan = f"plan {step.orders.plan}{waits}{loads}{stores}"
+        yield from (Message(LEDGER.key, _worker(rank), plan) for rank in ranks)
     for each in step.landed:
-        yield f"Note over W{each.worker}: {escaped(f'job {each.job} ' + ('lands' if each.ok else 'fails'))}"
+        yield Note((_worker(each.worker),), (f"job {each.job} {'lands' if each.ok else 'fails'}",), Kind.COPY)
+
+
+def _worker(rank: int) -> str:
+    return f"W{rank}"
 
 
 def _change(change: Change) -> str:

@@ -1,0 +1,99 @@
+"""`blocklife recording perfetto`: a recording for the Perfetto UI, alone or beside a profile of the GPU."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from blocklife.cli.common import OK, Commands, file, whole
+from blocklife.cli.recording_stats import reading
+from blocklife.errors import MisuseError
+
+_EXAMPLES = """\
+examples:
+  blocklife recording perfetto run.jsonl -o trace.json
+                                        open it at ui.perfetto.dev or chrome://tracing
+  blocklife recording perfetto run.jsonl -o trace.json.gz
+                                        smaller; the Perfetto UI opens it as it is
+  blocklife recording perfetto run.jsonl --merge profile.json -o both.json
+                                        on one page with what torch.profiler exported
+  blocklife recording perfetto run.jsonl --offset-ns 1700000000000000000 -o trace.json
+                                        the recorder's clock did not count from 1970
+exit status: 0 it is written, 2 it cannot be read or written, 130 after Ctrl-C
+"""
+
+
+def add_perfetto(actions: Commands) -> None:
+    """Its options."""
+    parser = actions.add_parser(
+        "perfetto",
+        help="write a recording as a trace for the Perfetto UI",
+        description="Write a recording as Chrome trace events: a process for each machine, a thread for each place, a slice "
+        "for each stay in a state, jobs with arrows to what they touch, and how many places were in each state. Times are "
+        "those of the recording; where it tells none, a plan is a millisecond.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("file", type=file, metavar="FILE", help="the recording; - is standard input")
+    add("-o", "--output", type=file, default="-", metavar="FILE", help="where to; .gz packs it (default - is standard output)")
+    add("--offset-ns", type=whole, default=0, metavar="N", help="add N nanoseconds to every time (default 0)")
+    add("--merge", type=file, metavar="PROFILE", help="write into this Chrome trace, whose events stay as they are")
+    parser.set_defaults(run=_perfetto)
+
+
+def _perfetto(args: argparse.Namespace) -> int:
+    from blocklife.recording.beside import open_beside
+    from blocklife.recording.perfetto import write_perfetto
+    from blocklife.recording.reading import open_recording
+
+    with contextlib.ExitStack() as stack:
+        recording = stack.enter_context(open_recording(args.file))
+        beside = None if args.merge is None else stack.enter_context(open_beside(args.merge))
+        sink = stack.enter_context(_sink(args.output))
+        progress = stack.enter_context(reading())
+        traced = write_perfetto(recording, sink, offset_ns=args.offset_ns, beside=beside, progress=progress)
+    if args.output != "-":
+        print(f"{args.output}: {traced}")
+    return OK
+
+
+@contextlib.contextmanager
+def _sink(output: str) -> Iterator[TextIO]:
+    """Where the text goes: a file is there as a whole or not at all."""
+    if output == "-":
+        if sys.stdout is None:
+            raise MisuseError("standard output is closed (name a file with -o)")
+        yield sys.stdout
+        return
+    path = Path(output)
+    if path.exists() and not path.is_file():  # a pipe, or a device
+        with path.open("w", encoding="utf-8") as stream:
+            yield stream
+        return
+    path = path.resolve()  # a link stays a link
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        raw = beside.open("wb")
+    except OSError as problem:
+        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+    try:
+        with raw:
+            if path.suffix == ".gz":  # no name and no time in it: the same recording gives the same bytes
+                with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed, io.TextIOWrapper(packed, encoding="utf-8") as text:
+                    yield text
+            else:
+                with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as text:
+                    yield text
+        os.replace(beside, path)
+    except OSError as problem:
+        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+    finally:
+        beside.unlink(missing_ok=True)
