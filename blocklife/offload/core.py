@@ -466,7 +466,6 @@ class SchedulerCore:
         alive = {name: self.ledger.request_state(name) for name in self._requests}
         self.ledger.reset(drain=drain, host=host)
         self.stores.clear()
-        self._loading.clear()
         preempted = []
         for name, state in alive.items():
             tracked = self._requests[name]
