@@ -128,6 +128,11 @@ WORLDS: tuple[Pinned, ...] = (
         _world(_LONGER, Settings(), sleep=2, abort=1),
     ),
     Pinned(
+        "sleep-loads",
+        "the device is given up while a load runs, which then hangs, and somebody loads the same again",
+        _world(_LONGER, Settings(num_slots=3), hang=1, sleep=2, preempt=1),
+    ),
+    Pinned(
         "two-workers",
         "of two workers one fails, or never reports, and the other does not",
         _world(_SHORT, Settings(num_workers=2), fail=1, hang=1, abort=1),
@@ -294,6 +299,7 @@ COUNTS: Mapping[str, Counts] = {
     "upheavals": Counts(778, 1_547, 16),
     "weights": Counts(384, 651, 12),
     "sleep": Counts(2_843, 5_286, 31),
+    "sleep-loads": Counts(14_746, 33_708, 36),
     "two-workers": Counts(1_559, 3_766, 22),
     "two-workers-forget": Counts(382, 743, 12),
     "lost-worker": Counts(1_720, 3_290, 15),

@@ -85,6 +85,7 @@ _ALONE = frozenset({Job.STALE, Job.QUARANTINED})
 """Jobs that are out and that nobody waits for."""
 _DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
 _LOST = OVER | {_DOUBTFUL}
+_UNWANTED = _LOST | {MACHINES["job"].index[Job.STALE]}
 _PLANNED = MACHINES["job"].index[Job.PLANNED]
 
 
@@ -295,12 +296,12 @@ def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tup
 
 
 def loads(engine: Engine, before: Core) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Whose load was lost in a call, and for whom one was planned."""
+    """Whose load was lost in a call, and for whom one was planned. What was given up before is nobody's loss."""
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     failed, loading = [], []
     for saved in before.saved.ledger.jobs:
         job = jobs.by_number.get(saved.number)
-        if saved.direction is Direction.STORE or saved.state in _LOST or job is None or job.owner is None:
+        if saved.direction is Direction.STORE or saved.state in _UNWANTED or job is None or job.owner is None:
             continue
         if jobs.state(job) in (Job.FAILED, Job.QUARANTINED):
             failed.append(job.owner)
