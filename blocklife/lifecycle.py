@@ -431,7 +431,7 @@ def _compile(
     if not isinstance(initial, enum.Enum):
         raise DefinitionError(f"{name}: the initial state must be a member of an enum, not {initial!r}")
     states = tuple(type(initial))
-    table = Table(name, inspect.getdoc(cls) or "", states, initial, finals)
+    table = Table(name, inspect.cleandoc(cls.__doc__ or ""), states, initial, finals)
     if len(states) != len(type(initial).__members__):
         raise DefinitionError(f"{name}: two states of {type(initial).__name__} have the same value")
     if not edges:

@@ -407,11 +407,20 @@ def test_interrupt_leaves_nothing_behind(repository: Path, temporary: Path) -> N
     command = [sys.executable, "-m", "blocklife", "draw", "--diff", "HEAD:door:DoorLife", "block"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     watched = os.open(gate, os.O_RDONLY | os.O_NONBLOCK)
-    with subprocess.Popen(command, cwd=repository, env=environment, stderr=subprocess.PIPE, start_new_session=True) as ran:
-        reached = select.select([watched], [], [], 60)[0]
-        inside = [each.name for each in temporary.iterdir()]
-        os.killpg(ran.pid, signal.SIGINT)
-        error = ran.communicate(timeout=60)[1]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a job of a shell's background it is ignored
+    try:
+        ran = subprocess.Popen(command, cwd=repository, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with ran:
+        try:
+            reached = select.select([watched], [], [], 60)[0]
+            inside = [each.name for each in temporary.iterdir()]
+            os.killpg(ran.pid, signal.SIGINT)
+            error = ran.communicate(timeout=60)[1]
+        finally:
+            if ran.poll() is None:
+                os.killpg(ran.pid, signal.SIGKILL)
     os.close(watched)
 
     assert reached == [watched]

@@ -288,6 +288,14 @@ def test_draw_refuses_pixels_on_a_terminal() -> None:
     assert piped.stdout.startswith(BEGINS["png"])
 
 
+def test_draw_without_standard_error_keeps_messages_out_of_the_drawing() -> None:
+    """Who has closed it is not told, and what is printed stays a drawing or nothing."""
+    command = f"{' '.join(COMMAND)} slot blok 2>&-"
+    ran = subprocess.run(command, shell=True, stdout=subprocess.PIPE, cwd=ROOT, check=False)
+
+    assert (ran.returncode, ran.stdout) == (2, b"")
+
+
 def test_draw_writes_the_same_bytes_under_any_locale() -> None:
     """What is drawn is UTF-8, also where the locale knows only ASCII."""
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PATH": os.environ["PATH"]}

@@ -273,6 +273,19 @@ def test_dot_of_several_machines_keeps_them_apart() -> None:
     assert len(graph.nodes()) == sum(len(table.states) + 1 for table in MACHINES.values())
 
 
+def test_dot_shows_an_arrow_as_used_where_one_row_was_taken() -> None:
+    """That another row of it never was does not make it dashed."""
+    pygraphviz = pytest.importorskip("pygraphviz")
+    rows = [row for row in MACHINES["slot"].rows if (row.source.name, row.target.name) == ("WRITING", "EMPTY")]
+    assert len(rows) == 2
+    marks = Marks(rows={rows[0].index: Mark(Emphasis.USED, "3"), rows[1].index: Mark(Emphasis.UNUSED, "0")})
+    graph = pygraphviz.AGraph(string=dot([panel(MACHINES["slot"], marks)]))
+    arrow = graph.get_edge("WRITING", "EMPTY")
+
+    assert arrow.attr["color"] == Theme.LIGHT.value.emphases[Emphasis.USED].line
+    assert not arrow.attr["style"]
+
+
 def test_dot_quotes_whatever_a_name_holds() -> None:
     """Quotes, backslashes and line ends of a meaning end up in a tooltip as they are."""
     pygraphviz = pytest.importorskip("pygraphviz")

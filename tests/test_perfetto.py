@@ -513,6 +513,8 @@ COMMANDS = {
     "no recording": (["gone.jsonl"], "gone.jsonl: No such file"),
     "no profile": (["hand.jsonl", "--merge", "gone.json"], "gone.json: No such file"),
     "a packed profile that is cut off": (["hand.jsonl", "--merge", "cut.gz"], "cut.gz: it cannot be read"),
+    "a folder in its place": (["hand.jsonl", "-o", "folder"], "blocklife: folder: Is a directory"),
+    "a full device": (["hand.jsonl", "-o", "/dev/full"], "blocklife: /dev/full: No space left"),
     "nowhere to write": (["hand.jsonl", "-o", "no/such/folder.json"], "folder.json: No such file"),
 }
 
@@ -524,6 +526,7 @@ def test_command_says_what_is_wrong_in_one_line(
     """Bad input is status 2 and one line on standard error."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cut.gz").write_bytes(gzip.compress(json.dumps(PROFILE).encode())[:30])
+    (tmp_path / "folder").mkdir()
     options, message = COMMANDS[case]
 
     assert main(["recording", "perfetto", *options]) == 2

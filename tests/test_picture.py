@@ -9,7 +9,7 @@ import enum
 
 import pytest
 
-from blocklife.drawing.picture import Emphasis, Kind, Label, Mark, Marks, kind_of, picture
+from blocklife.drawing.picture import Arrow, Emphasis, Kind, Label, Mark, Marks, Panel, kind_of, picture
 from blocklife.lifecycle import Lifecycle, Table, edge, guard
 from blocklife.states import COUPLINGS, MACHINES, Block, Job, coupled
 
@@ -150,3 +150,34 @@ def test_marks_are_plain_where_nothing_is_said() -> None:
     assert marks.row(Label(1, "push")).note == "twice"
     assert marks.row(Label(2, "push")) == Mark()
     assert marks.state(drawn.nodes[0]).emphasis is Emphasis.PLAIN
+
+
+def test_picture_of_a_class_without_words_has_none() -> None:
+    """What the base class says of itself is not said of a lifecycle that has no docstring."""
+
+    class Quiet(Lifecycle, initial=Door.OPEN, finals=(Door.GONE,)):
+        @edge(Door.OPEN, to=Door.SHUT)
+        def push(self) -> None: ...
+
+        @edge(Door.SHUT, to=Door.GONE)
+        def lift(self) -> None: ...
+
+    assert (Quiet.table.doc, picture(Quiet.table).about) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "whole"),
+    [
+        ((Emphasis.USED, Emphasis.UNUSED), Emphasis.USED),
+        ((Emphasis.UNUSED, Emphasis.UNUSED), Emphasis.UNUSED),
+        ((Emphasis.PLAIN, Emphasis.ADDED), Emphasis.CHANGED),
+        ((Emphasis.REMOVED, Emphasis.REMOVED), Emphasis.REMOVED),
+        ((Emphasis.REMOVED, Emphasis.ALARM), Emphasis.ALARM),
+    ],
+)
+def test_arrow_is_marked_as_the_strongest_of_its_rows(rows: tuple[Emphasis, Emphasis], whole: Emphasis) -> None:
+    """One row that was taken makes a used arrow; an arrow that has a new row beside an old one has changed."""
+    arrow = Arrow("OPEN", "SHUT", (Label(1, "push"), Label(2, "slam")))
+    marks = Marks(rows={number: Mark(emphasis, weight=number / 2) for number, emphasis in enumerate(rows, 1)})
+
+    assert Panel(picture(DoorLife.table), marks).mark_of(arrow) == Mark(whole, weight=1.0)

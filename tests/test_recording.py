@@ -457,3 +457,46 @@ def test_reading_gives_other_lines_in_their_place(tmp_path: Path) -> None:
 
     assert kinds[:4] == ["At", "Line", "Refused", "Line"]
     assert recording.end is not None
+
+
+HUGE = 1 << 62
+"""The least number that fits no column."""
+
+
+@pytest.mark.parametrize("key", ["n", "of", "plan", "id", "epoch", "job"])
+@pytest.mark.parametrize("number", [HUGE, 9_999_999_999_999_999_999, 10**30], ids=["least", "nineteen-digits", "thirty"])
+def test_reader_refuses_numbers_that_fit_nowhere(key: str, number: int, tmp_path: Path) -> None:
+    """Who draws or counts is told the line; the largest that fits is read."""
+    head, line = stored().decode().splitlines()[:2]
+    path = tmp_path / "run.jsonl"
+    path.write_text(f"{head}\n{json.dumps({**json.loads(line), key: number})}\n")
+    with open_recording(str(path)) as recording, pytest.raises(MisuseError, match="line 2: a number in it is larger than"):
+        list(recording.lines())
+    path.write_text(f"{head}\n{json.dumps({**json.loads(line), key: HUGE - 1})}\n")
+    with open_recording(str(path)) as recording:
+        assert next(recording.lines())[0] == 2
+
+
+def test_reader_refuses_times_and_limits_that_fit_nowhere(tmp_path: Path) -> None:
+    """A time, a refused place, and what the head says are numbers too."""
+    head = json.loads(stored().splitlines()[0])
+    path = tmp_path / "run.jsonl"
+    for other in ({"blocklife": "at", "ns": HUGE}, {**json.loads(OTHER_LINES[3]), "plan": HUGE}):
+        path.write_text(f"{json.dumps(head)}\n{json.dumps(other)}\n")
+        with open_recording(str(path)) as recording, pytest.raises(MisuseError, match="line 2: a number in it"):
+            list(recording.lines())
+    path.write_text(json.dumps({**head, "limits": {**head["limits"], "num_slots": HUGE}}) + "\n")
+    with pytest.raises(MisuseError, match="a limit of its head"), open_recording(str(path)):
+        pass
+
+
+def test_reader_refuses_a_recording_that_ends_inside_a_commit(tmp_path: Path) -> None:
+    """Half a step is not drawn as a whole one, though its last line is whole."""
+    head, line = stored().decode().splitlines()[:2]
+    path = tmp_path / "run.jsonl"
+    path.write_text(f"{head}\n{json.dumps({**json.loads(line), 'of': 3})}\n")
+    with (
+        open_recording(str(path)) as recording,
+        pytest.raises(MisuseError, match="it ends in commit 1, of which 2 lines are missing"),
+    ):
+        list(recording.lines())

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -289,12 +290,17 @@ def test_disk_that_fills_leaves_the_old_file(show: Run, tmp_path: Path, monkeypa
     old = tmp_path / "old.svg"
     old.write_text("old")
 
-    def full(path: Path, data: bytes) -> int:
-        with path.open("wb") as stream:
-            stream.write(data[:10])
-        raise OSError(28, "No space left on device")
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            super().write(data[:10])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    opened = Path.open
+    monkeypatch.setattr(
+        Path,
+        "open",
+        lambda path, mode="r", *rest, **more: Full(path, mode) if mode == "wb" else opened(path, mode, *rest, **more),
+    )
     refused(show("--block", "17", "-o", str(old)), "No space left on device")
 
     assert os.listdir(tmp_path) == ["old.svg"]

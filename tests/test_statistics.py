@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -28,6 +31,8 @@ from blocklife.recording import Recorder
 from blocklife.recording.statistics import POINTS_MAX, RunStatistics, Spans, count_file, spell_time
 from blocklife.states import MACHINES
 from tests.worlds import held, keys, make_ledger, report, store
+
+ROOT = Path(__file__).parent.parent
 
 Lines = list[dict[str, Any]]
 
@@ -472,3 +477,26 @@ def test_statistics_are_quick(tmp_path: Path) -> None:
     assert counted.steps == 100_000
     assert counted.machine("slot").dwell["WRITING"].visits == 50_000
     assert took < 5
+
+
+@pytest.mark.parametrize("closed", [">&-", ">/dev/full"])
+def test_command_that_cannot_print_says_so(run: tuple[Path, ReplayReport], closed: str) -> None:
+    """Standard output that is closed or full is one line and status 2."""
+    command = f"{sys.executable} -m blocklife recording stats {run[0]} {closed}"
+    ran = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("blocklife: standard output")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_command_prints_the_same_bytes_under_any_locale(run: tuple[Path, ReplayReport]) -> None:
+    """The bars are no ASCII; a terminal that knows only that gets UTF-8 all the same."""
+    command = [sys.executable, "-m", "blocklife", "recording", "stats", str(run[0])]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    here, there = (
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=True, env=each) for each in (os.environ, environment)
+    )
+
+    assert "▁" in here.stdout.decode()
+    assert here.stdout == there.stdout

@@ -228,7 +228,8 @@ def test_svg_shows_marks_on_rows_arrows_and_states() -> None:
     for said in (
         "taken in a run",
         "One more thing.",
-        *(each.value for each in (Emphasis.USED, Emphasis.UNUSED, Emphasis.ALARM)),
+        *(each.value for each in (Emphasis.USED, Emphasis.UNUSED, Emphasis.ALARM, Emphasis.ADDED)),
+        Emphasis.CHANGED.value,  # as the arrow looks of which one row is new
     ):
         assert said in legend
     assert Emphasis.REMOVED.value not in legend
@@ -325,14 +326,22 @@ def pixels_of(data: bytes) -> tuple[int, int, list[bytes]]:
 
 def unfiltered(kind: int, line: bytes, above: bytes) -> bytes:
     """One line of a PNG as it was before it was filtered."""
-    found = bytearray(line)
-    for at, value in enumerate(line):
-        left = found[at - 4] if at >= 4 else 0
-        corner = above[at - 4] if at >= 4 else 0
-        near = left + above[at] - corner
-        paeth = min((left, above[at], corner), key=lambda each: abs(near - each))
-        found[at] = (value + (0, left, above[at], (left + above[at]) // 2, paeth)[kind]) & 255
-    return bytes(found)
+    if kind == 0:
+        return line
+    if kind == 2:
+        return bytes((value + up) & 255 for value, up in zip(line, above, strict=True))
+    found, before = bytearray(4), bytes(4) + above  # both begin one pixel to the left
+    for value, up, corner in zip(line, above, before, strict=False):
+        left = found[-4]
+        if kind == 1:
+            near = left
+        elif kind == 3:
+            near = (left + up) // 2
+        else:
+            a, b, c = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
+            near = left if a <= b and a <= c else up if b <= c else corner
+        found.append((value + near) & 255)
+    return bytes(found[4:])
 
 
 @pytest.mark.parametrize("theme", Theme, ids=lambda theme: theme.name.lower())

@@ -12,6 +12,7 @@ import base64
 import io
 import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -276,6 +277,27 @@ def test_bad_input_is_one_line_and_no_page(run: Made, tmp_path: Path, capsys: Ca
         assert words in found.err
     assert page.read_text(encoding="utf-8") == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.jsonl", "page.html"]
+
+
+def test_recording_of_standard_input_is_called_so(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message names no file that nobody has made."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+
+    assert main(["recording", "view", "-", "-o", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err.startswith("blocklife: standard input: it is empty")
+
+
+def test_recording_with_a_name_that_is_no_text_is_shown(run: Made, tmp_path: Path, capsys: Capture) -> None:
+    """Bytes of a file name that are no UTF-8 come into a page and a drawing as signs that can be written."""
+    strange = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl"))
+    strange.write_bytes(run.recording.read_bytes())
+    page, drawn = tmp_path / "page.html", tmp_path / "block.txt"
+
+    assert main(["recording", "view", str(strange), "-o", str(page)]) == 0
+    assert main(["draw", "block", "--recording", str(strange), "-o", str(drawn)]) == 0
+    assert capsys.readouterr().err == ""
+    assert "\ufffd.jsonl</title>" in page.read_text(encoding="utf-8")
+    assert "taken in \\udcff.jsonl" in drawn.read_text(encoding="utf-8")
 
 
 def test_too_much_names_plans_that_fit(run: Made, tmp_path: Path, capsys: Capture) -> None:

@@ -42,6 +42,12 @@ def _leave_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _complain(message: str) -> None:
+    """One line on standard error; print itself would take standard output where there is none."""
+    if sys.stderr is not None:
+        print(f"blocklife: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
@@ -49,16 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
         print(end="", flush=True)
     except MisuseError as problem:
-        print(f"blocklife: {problem}", file=sys.stderr)
+        _complain(str(problem))
         return BAD_INPUT
     except BrokenPipeError:  # the reader has gone (head, say): nobody is left to be told
         _leave_stdout()
         return OK
     except OSError as problem:
         _leave_stdout()
-        print(f"blocklife: standard output: {problem.strerror or problem}", file=sys.stderr)
+        _complain(f"standard output: {problem.strerror or problem}")
         return BAD_INPUT
     except KeyboardInterrupt:
-        print("blocklife: interrupted", file=sys.stderr)
+        _complain("interrupted")
         return INTERRUPTED
     return status

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import IO, TYPE_CHECKING, NoReturn, TypeAlias
 
 from blocklife.errors import MisuseError
 
@@ -93,22 +93,52 @@ def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterat
 
 
 def write_whole(path: str, data: str | bytes) -> None:
-    """Write a file whole or not at all; `MisuseError` where it cannot be written.
+    """Write a file whole or not at all; `MisuseError` where it cannot be written."""
+    content = _encoded(data)
+    with writing_whole(path) as stream:
+        stream.write(content)
+
+
+@contextlib.contextmanager
+def writing_whole(path: str) -> Iterator[IO[bytes]]:
+    """A file to write to, which is there whole or not at all; `MisuseError` where it cannot be written.
 
     What is no plain file, such as a pipe or ``/dev/stdout``, is written to as it is.
     """
-    content = data.encode("utf-8") if isinstance(data, str) else data
     target = Path(path)
     try:
         if target.exists() and not target.is_file():
-            target.write_bytes(content)
+            with target.open("wb") as stream:
+                yield stream
             return
         target = target.resolve()  # a link stays a link
         beside = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
-            beside.write_bytes(content)
+            with beside.open("wb") as stream:
+                yield stream
             os.replace(beside, target)
         finally:
             beside.unlink(missing_ok=True)
+    except BrokenPipeError:  # a reader that has gone is no bad input
+        raise
     except OSError as problem:
         raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+
+
+def put_out(data: str | bytes) -> None:
+    """Write to standard output, the same bytes whatever the locale is; `MisuseError` where there is none."""
+    stdout = sys.stdout  # None where the process was started without one
+    if stdout is None:
+        raise MisuseError("standard output is closed (send it to a file)")
+    stdout.flush()
+    stdout.buffer.write(_encoded(data))
+    stdout.buffer.flush()
+
+
+def printable(text: str) -> str:
+    """Text with what the name of a file may have of another encoding spelt out, as Python does in messages."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _encoded(data: str | bytes) -> bytes:
+    return printable(data).encode("utf-8") if isinstance(data, str) else data

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli.common import OK, WRONG, Commands, file, write_whole
+from blocklife.cli.common import OK, WRONG, Commands, file, put_out, write_whole
 from blocklife.cli.overlaid import add_overlays, overlaid
 from blocklife.errors import MisuseError
 
@@ -38,7 +38,7 @@ examples:
   blocklife draw mymodule:DoorLife -o door.svg      a lifecycle of your own
   blocklife draw block -o run.svg --recording run.jsonl
                                                     what a run did: rows taken, stays, refusals
-exit status: 0 it is drawn, 2 bad input, or it cannot be written
+exit status: 0 it is drawn, with --diff: the two are equal; 1 with --diff: they are not; 2 bad input, or it cannot be written
 """
 
 THEMES = ("auto", "light", "dark")
@@ -127,9 +127,9 @@ def _draw_difference(args: argparse.Namespace, chosen: Format) -> int:
         raise MisuseError("--json is printed, not drawn (leave --format and -o out)")
     difference = compared(*args.diff)
     if args.json:
-        print(json.dumps(difference.as_json()))
+        put_out(json.dumps(difference.as_json()) + "\n")
     elif args.format is None and args.output == "-":
-        print(difference)
+        put_out(f"{difference}\n")
     else:
         panel = Panel(difference.picture, difference.marks)
         terminal = _columns() if args.output == "-" else None
@@ -278,12 +278,7 @@ def _format(name: str | None, output: str) -> Format:
 
 
 def _print(chosen: Format, drawn: str | bytes) -> None:
-    """To standard output, as bytes: the same ones whatever the locale is."""
-    stdout = sys.stdout  # None where the process was started without one
-    if stdout is None:
-        raise MisuseError("standard output is closed (name a file with -o)")
-    if isinstance(drawn, bytes) and stdout.isatty():
+    """To standard output; no pixels to a terminal."""
+    if isinstance(drawn, bytes) and sys.stdout is not None and sys.stdout.isatty():
         raise MisuseError(f"{chosen.name} is no text for a terminal (name a file with -o, or pipe it)")
-    stdout.flush()
-    stdout.buffer.write(drawn.encode() if isinstance(drawn, str) else drawn)
-    stdout.buffer.flush()
+    put_out(drawn)

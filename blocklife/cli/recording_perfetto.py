@@ -6,13 +6,11 @@ import argparse
 import contextlib
 import gzip
 import io
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TextIO
 
-from blocklife.cli.common import OK, Commands, file, whole
+from blocklife.cli.common import OK, Commands, file, printable, whole, writing_whole
 from blocklife.cli.recording_stats import reading
 from blocklife.errors import MisuseError
 
@@ -61,7 +59,7 @@ def _perfetto(args: argparse.Namespace) -> int:
         progress = stack.enter_context(reading())
         traced = write_perfetto(recording, sink, offset_ns=args.offset_ns, beside=beside, progress=progress)
     if args.output != "-":
-        print(f"{args.output}: {traced}")
+        print(printable(f"{args.output}: {traced}"))
     return OK
 
 
@@ -73,27 +71,10 @@ def _sink(output: str) -> Iterator[TextIO]:
             raise MisuseError("standard output is closed (name a file with -o)")
         yield sys.stdout
         return
-    path = Path(output)
-    if path.exists() and not path.is_file():  # a pipe, or a device
-        with path.open("w", encoding="utf-8") as stream:
-            yield stream
-        return
-    path = path.resolve()  # a link stays a link
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        raw = beside.open("wb")
-    except OSError as problem:
-        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
-    try:
-        with raw:
-            if path.suffix == ".gz":  # no name and no time in it: the same recording gives the same bytes
-                with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed, io.TextIOWrapper(packed, encoding="utf-8") as text:
-                    yield text
-            else:
-                with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as text:
-                    yield text
-        os.replace(beside, path)
-    except OSError as problem:
-        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
-    finally:
-        beside.unlink(missing_ok=True)
+    with writing_whole(output) as raw:
+        if output.endswith(".gz"):  # no name and no time in it: the same recording gives the same bytes
+            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed, io.TextIOWrapper(packed, encoding="utf-8") as text:
+                yield text
+        else:
+            with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as text:
+                yield text

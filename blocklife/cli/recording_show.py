@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import OK, Commands, file, whole, write_whole
+from blocklife.cli.common import OK, Commands, file, put_out, whole, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _show(args: argparse.Namespace) -> int:
     else:
         shown = _drawn(lives, f"{machine} {place} in {Path(lives.name).name}", chosen, form, args.theme)
     if args.output in (None, "-"):
-        print(shown, end="")
+        put_out(shown)
     else:
         write_whole(args.output, shown)
     return OK

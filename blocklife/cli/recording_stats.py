@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from blocklife.cli.common import OK, Commands, file, on_terminal
+from blocklife.cli.common import OK, Commands, file, on_terminal, put_out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ def _stats(args: argparse.Namespace) -> int:
     if args.json:
         record = run.record()
         record["machines"] = {name: run.machine(name).record() for name in chosen}
-        print(json.dumps(record))
+        put_out(json.dumps(record) + "\n")
     else:
         _print(run, [run.machine(name) for name in chosen])
     return OK
@@ -93,7 +93,7 @@ def _print(run: RunStatistics, machines: list[MachineStatistics]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
-    console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
+    console.begin_capture()  # so that we meet a reader that has gone, or a full disk, and not rich
     took = "" if run.seconds is None else f" in {spell_time(run.seconds)}"
     told = f"{run.name}: {run.steps:,} steps in {run.commits:,} commits, {run.last_plan:,} plans{took}"
     console.print(told, markup=False)
@@ -107,7 +107,7 @@ def _print(run: RunStatistics, machines: list[MachineStatistics]) -> None:
         console.print("\nnote: the recording does not say that it is whole")
     if run.astray:
         console.print(f"\nnote: {run.astray:,} steps do not go on from where their place stood (see blocklife recording check)")
-    print("\n".join(line.rstrip() for line in console.end_capture().splitlines()))
+    put_out("".join(f"{line.rstrip()}\n" for line in console.end_capture().splitlines()))
 
 
 def _state_table(machine: MachineStatistics, *, timed: bool) -> Table:

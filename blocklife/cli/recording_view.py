@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import OK, Commands, file, on_terminal, whole, write_whole
+from blocklife.cli.common import OK, Commands, file, on_terminal, printable, put_out, whole, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -61,12 +61,10 @@ def _view(args: argparse.Namespace) -> int:
         verdict, lives = _read(path, args.file, progress)
     page = view(lives, verdict, settings, _drawings())
     if args.output == "-":
-        if sys.stdout is None:
-            raise MisuseError("standard output is closed (name a file with -o)")
-        sys.stdout.buffer.write(page.encode())  # the same bytes whatever the locale is
+        put_out(page)
         return OK
     write_whole(args.output, page)
-    print(_told(args.output, len(page), verdict))
+    print(printable(_told(args.output, len(page), verdict)))
     return OK
 
 
@@ -98,9 +96,7 @@ def _read(path: str, name: str, progress: Callable[[str, int, int], None] | None
     from blocklife.recording.lives import Lives
     from blocklife.recording.reading import open_recording
 
-    with open_recording(path) as recording:
-        if path != name:
-            recording.name = "standard input"
+    with open_recording(path, name if path == name else "standard input") as recording:
         lives = Lives.of(recording, None if progress is None else lambda size, count: progress("reading", size, count))
     verdict = check_file(path, progress=None if progress is None else lambda size, count: progress("checking", size, count))
     if verdict.interrupted:  # the check ends with what it has; a page would call that the whole

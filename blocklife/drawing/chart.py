@@ -6,7 +6,7 @@ which every drawing of a run shows a state. Terminal states are left out, for wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -167,15 +167,11 @@ def _style(name: str, states: Sequence[str], theme: Theme | None) -> str:
         f".{name}-said{{font-family:{ink.PROSE_FONT};font-size:{ink.number(_SIZE)}px}}\n"
         f".{name}-head{{font-weight:bold}}\n.{name}-area{{stroke-width:.5}}\n.{name}-frame{{fill:none;stroke-width:1}}\n"
     )
-    tints: Mapping[Theme, int] = {Theme.LIGHT: 0, Theme.DARK: 1}
-    if theme is not None:
-        return shapes + _colours(name, states, theme, tints[theme])
-    dark = _colours(name, states, Theme.DARK, tints[Theme.DARK])
-    return f"{shapes}{_colours(name, states, Theme.LIGHT, 0)}@media (prefers-color-scheme:dark){{\n{dark}}}\n"
+    return ink.themed(shapes, lambda each: _colours(name, states, each), theme)
 
 
-def _colours(name: str, states: Sequence[str], theme: Theme, tint: int) -> str:
-    palette = theme.value
+def _colours(name: str, states: Sequence[str], theme: Theme) -> str:
+    palette, tint = theme.value, int(theme is Theme.DARK)
     rules = [
         f".{name}-panel{{fill:{palette.panel};stroke:{palette.rule}}}",
         f".{name}-said{{fill:{palette.text}}}.{name}-faint{{fill:{palette.faint}}}",

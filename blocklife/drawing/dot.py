@@ -52,16 +52,11 @@ def _machine(panel: Panel, prefix: str, palette: Palette) -> Iterator[str]:
         if node.initial:
             yield f'{quoted(f"{prefix}(begin)")} -> {quoted(prefix + node.name)} [color="{palette.text}"]'
     kinds = {node.name: node.kind for node in picture.nodes}
-    marked = bool(panel.marks.states or panel.marks.rows)
     for arrow in picture.arrows:
-        marks = [panel.marks.row(label) for label in arrow.labels]
-        mark = max(marks, key=lambda each: (_ORDER.index(each.emphasis), each.weight))
-        tint = palette.emphases[mark.emphasis] if marked else palette.kinds[kinds[arrow.target]]
+        mark = panel.mark_of(arrow)
+        tint = palette.emphases[mark.emphasis] if panel.marked else palette.kinds[kinds[arrow.target]]
         ends = f"{quoted(prefix + arrow.source)} -> {quoted(prefix + arrow.target)}"
         yield f"{ends} [{_edge(panel, arrow, mark, tint)}]"
-
-
-_ORDER = list(Emphasis)
 
 
 def _node(panel: Panel, node: Node, palette: Palette) -> str:

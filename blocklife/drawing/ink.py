@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from blocklife.drawing.layout import PILL, SMALL, Box, Piece, Point, Role
 from blocklife.drawing.lettering import fixed_width
 from blocklife.drawing.picture import Emphasis, Kind
@@ -120,9 +122,14 @@ def emphasis_class(emphasis: Emphasis) -> str:
 
 def style(theme: Theme | None) -> str:
     """The style sheet: light, with the dark colours for readers whose system is dark, or those of one theme alone."""
+    return themed(_SHAPES, lambda each: _colours(each.value), theme)
+
+
+def themed(shapes: str, colours: Callable[[Theme], str], theme: Theme | None) -> str:
+    """A style sheet of what all themes share and of what each has; without a theme the reader's system chooses."""
     if theme is not None:
-        return _SHAPES + _colours(theme.value)
-    return f"{_SHAPES}{_colours(Theme.LIGHT.value)}@media (prefers-color-scheme:dark){{\n{_colours(Theme.DARK.value)}}}\n"
+        return shapes + colours(theme)
+    return f"{shapes}{colours(Theme.LIGHT)}@media (prefers-color-scheme:dark){{\n{colours(Theme.DARK)}}}\n"
 
 
 _SHAPES = f"""\

@@ -107,7 +107,7 @@ def _marks(panels: Sequence[Panel], width: float, y: float, parts: list[str]) ->
     told = list(dict.fromkeys(panel.marks.title for panel in panels if panel.marks.title))
     for title in told:
         y = _prose(title, width, y, parts, "bl-prose bl-strong")
-    used = {mark.emphasis for panel in panels for mark in (*panel.marks.states.values(), *panel.marks.rows.values())}
+    used = set().union(*(panel.emphases() for panel in panels if panel.marked))
     shown = [each for each in Emphasis if each in used and each is not Emphasis.PLAIN]
     meanings = {each: means for panel in panels for each, means in panel.marks.meanings.items()}
     signs = [_Sign(28, _stroke(ink.emphasis_class(each)), meanings.get(each, each.value)) for each in shown]

@@ -189,7 +189,7 @@ def marks_of_coverage(report: CoverageReport, machine: str) -> Marks:
     never = sum(not times for times in rows.values())
     notes = [
         f"{report.ledgers:,} ledgers of a test run were counted: beside a row stands how often they took it, beside a state "
-        "how often they entered it.",
+        "how many steps led to it, or back to it.",
         f"{machine}: {len(rows) - never} of {len(rows)} rows are covered.",
     ]
     meanings = {Emphasis.USED: "a test takes it; the thicker, the more often", Emphasis.UNUSED: "no test takes it"}

@@ -167,9 +167,7 @@ def _classed(mark: Mark) -> str:
 
 
 def _style(theme: Theme | None) -> str:
-    if theme is not None:
-        return _SHAPES + _colours(theme.value)
-    return f"{_SHAPES}{_colours(Theme.LIGHT.value)}@media (prefers-color-scheme:dark){{\n{_colours(Theme.DARK.value)}}}\n"
+    return ink.themed(_SHAPES, lambda each: _colours(each.value), theme)
 
 
 _SHAPES = f"""\

@@ -173,6 +173,11 @@ class Marks:
         return self.rows.get(label.row, _PLAIN)
 
 
+_STRENGTH = (
+    *(Emphasis.PLAIN, Emphasis.UNUSED, Emphasis.USED),
+    *(Emphasis.CHANGED, Emphasis.ADDED, Emphasis.REMOVED, Emphasis.ALARM),
+)
+"""From weak to strong."""
 _PLAIN = Mark()
 UNMARKED = Marks()
 
@@ -183,6 +188,26 @@ class Panel:
 
     picture: Picture
     marks: Marks = UNMARKED
+
+    @property
+    def marked(self) -> bool:
+        """Whether anything is laid over it."""
+        return bool(self.marks.states or self.marks.rows)
+
+    def mark_of(self, arrow: Arrow) -> Mark:
+        """The mark of a whole arrow: the strongest of its rows, as heavy as the heaviest."""
+        marks = [self.marks.row(label) for label in arrow.labels]
+        found = {mark.emphasis for mark in marks}
+        strongest = max(found, key=_STRENGTH.index)
+        if len(found) > 1 and strongest in (Emphasis.ADDED, Emphasis.REMOVED):
+            strongest = Emphasis.CHANGED  # some rows of it are in both
+        return Mark(strongest, weight=max(mark.weight for mark in marks))
+
+    def emphases(self) -> set[Emphasis]:
+        """How anything of it looks: states, rows, and arrows as wholes."""
+        marks = [*self.marks.states.values(), *self.marks.rows.values()]
+        arrows = [self.mark_of(arrow) for arrow in self.picture.arrows if not arrow.loop]
+        return {mark.emphasis for mark in (*marks, *arrows)}
 
 
 def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) -> Picture:

@@ -11,10 +11,10 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from xml.sax.saxutils import escape
 
 from attrs import define, field
 
+from blocklife.drawing import ink
 from blocklife.drawing.lettering import prose_width, wrapped
 from blocklife.drawing.picture import Kind
 from blocklife.drawing.sequence import Band, Item, Message, Note, Sequence, Way
@@ -178,9 +178,7 @@ def _text(x: float, y: float, text: str, name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text in XML; characters that XML cannot have, and nobody can see, become question marks."""
-    plain = "".join(each if each.isprintable() else "?" for each in text)
-    return escape(plain).encode("ascii", "xmlcharrefreplace").decode()
+    return ink.escaped(text).encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _n(number: float) -> str:

@@ -135,7 +135,7 @@ def _shelved(framed: Sequence[_Framed], least: float) -> tuple[list[tuple[_Frame
 
 
 def _machine(found: Layout) -> str:
-    marked = bool(found.panel.marks.states or found.panel.marks.rows)
+    marked = found.panel.marked
     start = ink.element("circle", cx=found.start.x, cy=found.start.y, r=DOT / 2, class_="bl-start")
     entry = ink.curve(found.entry, "bl-line bl-entry") + ink.head(found.entry[-1], found.entry_tip, "bl-start")
     return "\n".join(
@@ -148,23 +148,6 @@ def _machine(found: Layout) -> str:
     )
 
 
-_STRENGTH = (
-    *(Emphasis.PLAIN, Emphasis.UNUSED, Emphasis.USED),
-    *(Emphasis.CHANGED, Emphasis.ADDED, Emphasis.REMOVED, Emphasis.ALARM),
-)
-"""From weak to strong; an arrow looks like the strongest mark of its rows."""
-
-
-def _mark_of(panel: Panel, arrow: Arrow) -> Mark:
-    """The mark of a whole arrow."""
-    marks = [panel.marks.row(label) for label in arrow.labels]
-    found = {mark.emphasis for mark in marks}
-    strongest = max(found, key=_STRENGTH.index)
-    if len(found) > 1 and strongest in (Emphasis.ADDED, Emphasis.REMOVED):
-        strongest = Emphasis.CHANGED  # some rows of it are in both
-    return Mark(strongest, weight=max(mark.weight for mark in marks))
-
-
 def _kind(panel: Panel, state: str) -> Kind:
     return next(node.kind for node in panel.picture.nodes if node.name == state)
 
@@ -172,7 +155,7 @@ def _kind(panel: Panel, state: str) -> Kind:
 def _lines(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
     """The line of an arrow, past its label, with its head."""
     arrow = placed.arrow
-    mark = _mark_of(panel, arrow)
+    mark = panel.mark_of(arrow)
     class_ = ink.emphasis_class(mark.emphasis) if marked else ink.kind_class(_kind(panel, arrow.target))
     style = f"stroke-width:{ink.number(1.2 + 3 * mark.weight)}" if mark.weight > 0 else None
     drawn = "".join(ink.curve(path, f"bl-line {class_}", style) for path in placed.paths)

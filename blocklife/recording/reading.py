@@ -19,6 +19,9 @@ from attrs import define, field
 from blocklife.errors import MisuseError
 from blocklife.recording.format import At, DamagedError, End, Head, Line, Refused, Source, read_head, read_line
 
+NUMBER_MAX = (1 << 62) - 1
+"""Larger numbers fit no column; nobody counts so far."""
+
 Progress = Callable[[int, int], None]
 """Hears how many bytes and how many lines have been read."""
 
@@ -37,12 +40,17 @@ class Recording:
     def lines(self, progress: Progress | None = None) -> Iterator[tuple[int, Line | At | Refused]]:
         """Every line with its number, the head and the end left out. Raises `MisuseError` at what cannot be read."""
         number, size = 1, 0
+        commit = missing = 0
         for texts, more, cut in self._all():
             for text in texts[1:] if texts is self._first[0] else texts:
                 number += 1
                 if not text.strip():
                     continue
                 line = self._read(number, text, cut=cut)
+                if isinstance(line, Line):
+                    if line.n != commit:
+                        commit, missing = line.n, line.of or 0
+                    missing -= 1
                 if isinstance(line, End):
                     self.end = line
                 else:
@@ -50,6 +58,11 @@ class Recording:
             size += more
             if progress is not None:
                 progress(size, number)
+        if missing > 0:
+            raise MisuseError(
+                f"{self.name}: line {number}: it ends in commit {commit}, of which {missing} lines are missing "
+                "(record it again to its end)"
+            )
 
     def _all(self) -> Iterator[tuple[list[str], int, bool]]:
         yield self._first
@@ -59,15 +72,30 @@ class Recording:
         try:
             if self.end is not None:
                 raise DamagedError("something stands behind the end of the recording")
-            return read_line(text)
+            line = read_line(text)
+            if _largest(line) > NUMBER_MAX:
+                raise DamagedError(f"a number in it is larger than {NUMBER_MAX}")
+            return line
         except DamagedError as problem:
             said = "it is cut off here (record it again to its end)" if cut and problem.cut else str(problem)
             raise MisuseError(f"{self.name}: line {number}: {said}") from None
 
 
+def _largest(line: Line | At | Refused | End) -> int:
+    """The largest of its numbers."""
+    if isinstance(line, Line):
+        return max(line.n, line.of or 0, line.plan, line.id, line.epoch or 0, line.job or 0)
+    if isinstance(line, At):
+        return line.ns
+    return max(line.plan, line.id) if isinstance(line, Refused) else 0
+
+
 @contextmanager
-def open_recording(path: str) -> Iterator[Recording]:
-    """The recording in a file; ``-`` is standard input. `MisuseError` where there is none that can be read."""
+def open_recording(path: str, name: str = "") -> Iterator[Recording]:
+    """The recording in a file; ``-`` is standard input. `MisuseError` where there is none that can be read.
+
+    *name* is what it is called, where that is not the path.
+    """
     if path == "-":
         if sys.stdin is None:
             raise MisuseError("standard input is closed (name a file)")
@@ -78,7 +106,7 @@ def open_recording(path: str) -> Iterator[Recording]:
     except OSError as problem:
         raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
     with stream:
-        yield _opened(path, stream)
+        yield _opened(name or path, stream)
 
 
 def _opened(name: str, stream: IO[bytes]) -> Recording:
@@ -86,7 +114,10 @@ def _opened(name: str, stream: IO[bytes]) -> Recording:
     first = next(pieces, None)
     if first is None:
         raise MisuseError(f"{name}: it is empty (write a recording with blocklife replay --record)")
-    return Recording(name, read_head(name, first[0][0]), pieces, first)
+    head = read_head(name, first[0][0])
+    if max(head.num_blocks, head.num_slots, head.max_jobs, head.max_requests, head.num_workers) > NUMBER_MAX:
+        raise MisuseError(f"{name}: a limit of its head is larger than {NUMBER_MAX}")
+    return Recording(name, head, pieces, first)
 
 
 def _readable(name: str, pieces: Iterator[tuple[list[str], int, bool]]) -> Iterator[tuple[list[str], int, bool]]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from html import escape
 from importlib import resources
 
+from blocklife.drawing import ink
 from blocklife.drawing.viewer.run import MAX_EVENTS, Settings, told_run
 from blocklife.recording.checking import Verdict
 from blocklife.recording.lives import Lives
@@ -28,7 +28,7 @@ def view(lives: Lives, verdict: Verdict, settings: Settings, drawings: Mapping[s
     """
     told = told_run(lives, verdict, settings, drawings or {})
     gaps = {
-        "title": escape(str(told["name"])),
+        "title": ink.escaped(str(told["name"])),
         "style": _part("page.css"),
         "recording": json.dumps(told, separators=(",", ":")).replace("<", "\\u003c"),
         "script": "\n".join(_part(name) for name in _SCRIPTS),
