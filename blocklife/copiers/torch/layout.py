@@ -1,0 +1,193 @@
+"""Which bytes a place is, and which runs of bytes a transfer moves.
+
+*Rules of this file.* Runs are made with numpy only: a Python loop goes over groups and layers, never over blocks. A place that
+does not exist is an IndexError here, before anything moves: behind this file there are only addresses.
+
+*Theory.* On the device every layer is a tensor of its own, and a block is one page in each layer of its group. The host keeps
+one **region** for each layer, and in it one **row** for each place, as wide as the widest page that any group has in that
+layer. So layer-major on both ends: blocks that are neighbours, going to places that are neighbours, are one run in every layer
+whose pages fill their rows, however many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Direction, Ids, Transfer
+
+
+class Regions(Protocol):
+    """The host's end, as `HostMemory` has it."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a device may copy to and from it while the host goes on."""
+        ...
+
+    def region(self, index: int) -> torch.Tensor:
+        """The rows of one layer: ``(num_places, row bytes)``, uint8, on the host."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+@frozen(eq=False)
+class Pages:
+    """Runs of bytes to be moved, one per element: ``nbytes[i]`` from address ``source[i]`` to address ``target[i]``.
+
+    No two runs of one transfer write the same byte, so they may move in any order.
+    """
+
+    source: Ids
+    target: Ids
+    nbytes: Ids
+    layer: Ids
+    """The device's layer of each run, counted through all groups."""
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all runs."""
+        return int(self.nbytes.sum())
+
+
+class KvCache:
+    """The device's end: for each group the tensors of its layers, each ``(num_blocks, ...)``, block after block."""
+
+    def __init__(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
+        layers = [tensor for group in groups for tensor in group]
+        if not groups or not all(groups):
+            raise MisuseError("kv cache: a group without layers cannot be copied (give each group at least one tensor)")
+        for number, tensor in enumerate(layers):
+            _check_layer(number, tensor, layers[0])
+        self.groups = tuple(tuple(group) for group in groups)
+        self.layers = tuple(layers)
+        self.device = layers[0].device
+        self.num_blocks = len(layers[0])
+        self.page_bytes = tuple(tuple(_page_bytes(tensor) for tensor in group) for group in groups)
+        """Of each group, what a block takes in each of its layers."""
+        depth = max(map(len, groups))
+        self.row_bytes = tuple(max(pages[index] for pages in self.page_bytes if index < len(pages)) for index in range(depth))
+        """What a place takes in each region of the host: room for the widest page that any group has there."""
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups share the blocks."""
+        return len(self.groups)
+
+
+class Layout:
+    """Both ends together: turns a transfer into runs of bytes."""
+
+    def __init__(self, cache: KvCache, host: Regions) -> None:
+        self.cache = cache
+        self.regions = tuple(host.region(index) for index in range(len(cache.row_bytes)))
+        self.num_places = len(self.regions[0])
+        for index, (region, row_bytes) in enumerate(zip(self.regions, cache.row_bytes, strict=True)):
+            fits = region.dtype == torch.uint8 and tuple(region.shape) == (self.num_places, row_bytes)
+            if not fits or not region.is_contiguous() or region.device.type != "cpu":
+                raise MisuseError(
+                    f"host region {index}: {tuple(region.shape)} {region.dtype} on {region.device} does not fit the cache "
+                    f"(give contiguous uint8 of ({self.num_places}, {row_bytes}) on the cpu)"
+                )
+        self._device_base = [tensor.data_ptr() for tensor in cache.layers]
+        self._host_base = [region.data_ptr() for region in self.regions]
+        self.region_of_layer = tuple(index for group in cache.groups for index in range(len(group)))
+
+    def ends(self, transfer: Transfer) -> tuple[Ids, Ids]:
+        """The blocks and the host places of a transfer, in its order, as arrays of their own.
+
+        Refuses: IndexError for a place that does not exist, ValueError for more groups than there are.
+        """
+        store = transfer.direction is Direction.STORE
+        blocks = np.array(transfer.source if store else transfer.target, np.int64)
+        places = np.array(transfer.target if store else transfer.source, np.int64)
+        for word, ids, count in (("block", blocks, self.cache.num_blocks), ("host place", places, self.num_places)):
+            wrong = (ids < 0) | (ids >= count)
+            if wrong.any():
+                raise IndexError(f"{word} {int(ids[wrong][0])} does not exist (there are {count})")
+        if len(transfer.group_sizes) > self.cache.num_groups:
+            raise ValueError(f"{len(transfer.group_sizes)} groups, and the cache has {self.cache.num_groups}")
+        return blocks, places
+
+    def pages(self, transfer: Transfer, blocks: Ids, places: Ids) -> Pages:
+        """The runs of a transfer with these `ends`, as few as they can be."""
+        parts: list[tuple[Ids, Ids, Ids, Ids]] = []
+        start = first_layer = 0
+        for group, size in enumerate(transfer.group_sizes):
+            page_bytes = self.cache.page_bytes[group]
+            if size:
+                ids = _sorted_by_place(blocks[start : start + size], places[start : start + size])
+                for index, page in enumerate(page_bytes):
+                    parts.append(self._runs(*ids, first_layer + index, index, page))
+            start += size
+            first_layer += len(page_bytes)
+        device, host, nbytes, layer = (np.concatenate(column) for column in zip(*parts, strict=True))
+        if transfer.direction is Direction.STORE:
+            return Pages(device, host, nbytes, layer)
+        return Pages(host, device, nbytes, layer)
+
+    def offsets(self, pages: Pages, direction: Direction) -> tuple[Ids, Ids]:
+        """Where each run starts in its layer and in its region: for movers that speak in tensors."""
+        device, host = (pages.source, pages.target) if direction is Direction.STORE else (pages.target, pages.source)
+        bases = np.array(self._device_base, np.int64), np.array(self._host_base, np.int64)[list(self.region_of_layer)]
+        return device - bases[0][pages.layer], host - bases[1][pages.layer]
+
+    def _runs(self, blocks: Ids, places: Ids, layer: int, index: int, page: int) -> tuple[Ids, Ids, Ids, Ids]:
+        """One group in one layer. Pages that do not fill their rows have gaps between them on the host, and stay alone."""
+        row = self.cache.row_bytes[index]
+        device = self._device_base[layer] + blocks * page
+        host = self._host_base[index] + places * row
+        joins = (device[1:] == device[:-1] + page) & (host[1:] == host[:-1] + page)
+        firsts = np.flatnonzero(np.concatenate(([True], ~joins)))
+        lengths = np.diff(np.append(firsts, len(blocks)))
+        return device[firsts], host[firsts], lengths * page, np.full(len(firsts), layer, np.int64)
+
+
+def _sorted_by_place(blocks: Ids, places: Ids) -> tuple[Ids, Ids]:
+    """In the order of the host's places: pairs that continue each other on both ends then stand side by side."""
+    order = np.argsort(places, kind="stable")
+    return blocks[order], places[order]
+
+
+def _page_bytes(tensor: torch.Tensor) -> int:
+    return tensor[0].numel() * tensor.element_size()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the blocks follow each other without gaps, each a page; inside a page any order of the axes will do."""
+    page = tensor[0].numel()
+    if len(tensor) > 1 and tensor.stride(0) != page:
+        return False
+    packed = 1
+    for stride, size in sorted(zip(tensor[0].stride(), tensor[0].shape, strict=True)):
+        if size > 1:
+            if stride != packed:
+                return False
+            packed *= size
+    return True
+
+
+def _check_layer(number: int, tensor: torch.Tensor, first: torch.Tensor) -> None:
+    """Refuse a layer whose blocks are not pages in a row."""
+    trouble = ""
+    if tensor.ndim < 2 or tensor.numel() == 0:
+        trouble = f"has shape {tuple(tensor.shape)} (give num_blocks first, then what a block holds)"
+    elif len(tensor) != len(first):
+        trouble = f"has {len(tensor)} blocks and layer 0 has {len(first)} (all layers share the same blocks)"
+    elif tensor.device != first.device:
+        trouble = f"is on {tensor.device} and layer 0 on {first.device} (one copier serves one device)"
+    elif not _is_dense(tensor):
+        trouble = "has blocks that are not contiguous, one after another (give a view whose first axis is the block)"
+    if trouble:
+        raise MisuseError(f"kv cache: layer {number} {trouble}")

@@ -1,0 +1,201 @@
+"""The memory of the host side, page-locked where a CUDA device copies: one region for each layer, all of the same places.
+
+Rules of this file:
+
+* Nothing is asked of the system before it is known to be there: what is promised and never given ends a process without a word.
+* All or nothing: where a region cannot be had, or Ctrl-C comes, what was had before is given back.
+* Memory that somebody still holds a tensor of is given back when he lets go of it, never under his feet.
+
+Theory. Page-locking is slow because every page is made first. So pages are touched in slabs, by the calling thread, which puts
+them near the processor that it runs on, and between two slabs there is a word about progress and time for Ctrl-C. A region is
+locked as one: a copy that crossed the border of two locked ranges would be refused by the driver, and merged copies may span
+any places of a region.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from blocklife.errors import CapacityError, MisuseError
+
+Bytes = NDArray[np.uint8]
+
+SLAB_BYTES = 256 << 20
+"""How much is touched between two words about progress."""
+
+_PORTABLE_AND_MAPPED = 1 | 2
+"""To be copied from and to, and read by kernels, by every device of the process."""
+
+
+class HostMemory:
+    """Pages of host memory: region ``i`` is ``(num_places, page_bytes[i])`` bytes, all zero at first.
+
+    Close it after the copiers that use it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        page_bytes: Sequence[int],
+        num_places: int,
+        *,
+        pinned: bool,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
+        """Take the memory; *progress* hears the bytes that are ready, and all bytes.
+
+        Refuses: `CapacityError` for more than there is, with both numbers; `MisuseError` for sizes below 1, and for pinned
+        memory where there is no CUDA device.
+        """
+        self.page_bytes = tuple(page_bytes)
+        self.num_places = num_places
+        self.pinned = pinned
+        self._mappings: list[mmap.mmap] = []
+        self._regions: list[torch.Tensor] = []
+        self._locked: list[int] = []
+        self._closed = False
+        if not self.page_bytes or min(self.page_bytes) < 1 or num_places < 1:
+            raise MisuseError(
+                f"host memory: {num_places} places with pages of {list(self.page_bytes)[:8]} bytes (give 1 or more of each)"
+            )
+        if pinned and not torch.cuda.is_available():
+            raise MisuseError("host memory: only CUDA can pin it, and torch sees no CUDA device (give pinned=False)")
+        available = available_bytes()
+        if available is not None and self.nbytes > available:
+            raise self._too_much(f"{available:,} are available")
+        try:
+            self._take(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all regions."""
+        return self.num_places * sum(self.page_bytes)
+
+    @property
+    def num_regions(self) -> int:
+        """How many layers there are."""
+        return len(self.page_bytes)
+
+    def region(self, index: int) -> torch.Tensor:
+        """The pages of one layer, ``(num_places, page_bytes[index])`` of uint8. Refuses: MisuseError after `close`."""
+        if self._closed:
+            raise MisuseError(f"host memory: region {index} is asked for after CLOSE (make a new one)")
+        if not 0 <= index < len(self._regions):
+            raise MisuseError(f"host memory: there is no region {index} (there are {len(self._regions)}, from 0)")
+        return self._regions[index]
+
+    def close(self) -> None:
+        """Give the memory back. Needs: no copy touches it any more. A second call does nothing."""
+        self._closed = True
+        while self._locked:
+            _unlock(self._locked.pop())
+        self._regions.clear()
+        while self._mappings:
+            with suppress(BufferError):  # somebody holds a tensor of it: it goes with the last one
+                self._mappings.pop().close()
+
+    def __enter__(self) -> HostMemory:
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kind = "closed" if self._closed else "pinned" if self.pinned else "plain"
+        return f"<HostMemory {kind}: {self.num_regions} regions of {self.num_places} places, {self.nbytes:,} bytes>"
+
+    def _take(self, progress: Callable[[int, int], None]) -> None:
+        done = 0
+        for page_bytes in self.page_bytes:
+            try:
+                mapping = mmap.mmap(-1, self.num_places * page_bytes)
+            except (OSError, OverflowError, ValueError) as problem:
+                raise self._too_much(f"the system gave {done:,}: {problem}") from problem
+            self._mappings.append(mapping)
+            content: Bytes = np.frombuffer(mapping, dtype=np.uint8)
+            for slab in _touched(content):
+                done += slab
+                progress(done, self.nbytes)
+            if self.pinned:
+                where = content.ctypes.data
+                if trouble := _lock(where, len(content)):
+                    raise self._too_much(f"CUDA pinned {done - len(content):,} and then said {trouble}")
+                self._locked.append(where)
+            self._regions.append(torch.from_numpy(content).view(self.num_places, page_bytes))
+
+    def _too_much(self, why: str) -> CapacityError:
+        return CapacityError(
+            f"host memory: {self.nbytes:,} bytes asked for ({self.num_places:,} places of {sum(self.page_bytes):,} bytes), "
+            f"{why} (ask for fewer places)"
+        )
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that this process can still take, by what the system and its control groups say; None where nobody says it."""
+    told = [*_meminfo(root), *_control_groups(root)]
+    return min(told) if told else None
+
+
+def _meminfo(root: Path) -> Iterator[int]:
+    with suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) << 10
+
+
+_GROUPS = (
+    # Where the group is named, where its files lie, its limit, what it has taken, and what of that can be had back.
+    ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""The two versions of control groups."""
+
+
+def _control_groups(root: Path) -> Iterator[int]:
+    """What the group of this process, and each group around it, leaves; a limit that cannot be read is none."""
+    named: dict[str, str] = {}
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = [*line.split(":", 2), "", ""][:3]
+            named.update(dict.fromkeys(controllers.split(","), path))
+    for controller, mount, limit, taken, reclaimable in _GROUPS:
+        if controller not in named:
+            continue
+        own = Path(named[controller].lstrip("/"))
+        for group in (own, *own.parents):
+            folder = root / mount / group
+            with suppress(OSError, ValueError):  # "max" is no number, and no limit
+                most = int((folder / limit).read_text())
+                used = int((folder / taken).read_text())
+                given = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield max(0, most - used + int(given.get(reclaimable, 0)))
+
+
+def _touched(content: Bytes) -> Iterator[int]:
+    """Make the pages, a slab at a time; how much each slab was."""
+    for begin in range(0, len(content), SLAB_BYTES):
+        slab = content[begin : begin + SLAB_BYTES]
+        slab[:: mmap.PAGESIZE] = 0
+        yield len(slab)
+
+
+def _lock(where: int, nbytes: int) -> str:
+    """Page-lock a range; empty, or what CUDA says against it."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch gives it no type
+    result = cudart.cudaHostRegister(where, nbytes, _PORTABLE_AND_MAPPED)
+    return "" if int(result) == 0 else str(cudart.cudaGetErrorString(result))
+
+
+def _unlock(where: int) -> None:
+    """Undo `_lock`. What CUDA says against it, at the end of a process above all, helps nobody any more."""
+    torch.cuda.cudart().cudaHostUnregister(where)  # type: ignore[no-untyped-call]  # torch gives it no type
