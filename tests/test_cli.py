@@ -95,7 +95,7 @@ def test_cli_without_arguments_prints_help(capsys: Capture) -> None:
 
     assert (status, err) == (0, "")
     assert out == call(capsys, "--help")[1]
-    assert all(command in out for command in ("replay", "check", "scenario", "recording", "workload", "draw", "spec"))
+    assert all(command in out for command in ("replay", "check", "scenario", "recording", "workload", "draw", "spec", "doctor"))
 
 
 COMMANDS = [
@@ -110,6 +110,7 @@ COMMANDS = [
     ("draw",),
     ("workload", "generate"),
     ("spec",),
+    ("doctor",),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The command line: `blocklife replay`, `check`, `scenario`, `recording`, `workload`, `draw` and `spec`, a module for each.
+"""The command line: `replay`, `check`, `scenario`, `recording`, `workload`, `draw`, `spec` and `doctor`, a module for each.
 
 Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 3 a search hit a bound
 before it was through, 130 after Ctrl-C. Errors go to standard error, in one line.
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from blocklife import __version__
 from blocklife.cli.check import add_check
 from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, print_help
+from blocklife.cli.doctor import add_doctor
 from blocklife.cli.draw import add_draw
 from blocklife.cli.recording import add_recording
 from blocklife.cli.replay import add_replay
@@ -34,6 +35,7 @@ def _parser() -> Parser:
     add_workload(commands)
     add_draw(commands)
     add_spec(commands)
+    add_doctor(commands)
     return parser
 
 

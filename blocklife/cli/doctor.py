@@ -1,0 +1,353 @@
+"""`blocklife doctor`: what is installed, what of it works here, and what to install for more.
+
+Rules of this file:
+
+* Nothing is taken for working because it is installed: copiers move bytes both ways and they are compared, a drawing is drawn.
+* A check that goes wrong, in whatever way, is a line of the answer and never the end of the others.
+* A figure of a device is measured in this very run, or not told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from blocklife import __version__
+from blocklife.cli.common import OK, WRONG, Commands, put_out
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from blocklife.copiers.protocol import Copier
+
+_EXAMPLES = """\
+examples:
+  blocklife doctor                                  one line a fact
+  blocklife doctor --json | jq .ok                  the same for machines
+exit status: 0 all that is installed works; 1 something installed does not
+"""
+
+_LINK_BYTES = 64 << 20
+"""How much is copied at once where the speed of a link is measured."""
+_LINK_ROUNDS = 5
+
+_INSTALL_TORCH = "pip install 'blocklife[torch]'"
+
+_NVIDIA = Path("/proc/driver/nvidia/version")
+
+
+class Verdict(enum.Enum):
+    """What came of one check."""
+
+    FACT = "nothing to be tried"
+    WORKS = "it was tried"
+    ABSENT = "not there"
+    BROKEN = "installed, and does not work"
+
+
+@attrs.frozen
+class Finding:
+    """One line of the answer."""
+
+    name: str
+    verdict: Verdict
+    says: str
+    install: str = ""
+    """What to do for more; empty where there is nothing to do."""
+
+    def __str__(self) -> str:
+        mark = {Verdict.WORKS: "works: ", Verdict.BROKEN: "BROKEN: "}.get(self.verdict, "")
+        return f"{self.name:<{_NAME_WIDTH}} {mark}{self.says}" + (f" ({self.install})" if self.install else "")
+
+    def as_json(self) -> dict[str, str]:
+        """The same for machines."""
+        return {"name": self.name, "verdict": self.verdict.name.lower(), "says": self.says, "install": self.install}
+
+
+_NAME_WIDTH = 15
+
+
+class _AbsentError(Exception):
+    """What a check needs is not there: what is missing, and what to install."""
+
+    def __init__(self, says: str, install: str = "") -> None:
+        super().__init__(says)
+        self.says = says
+        self.install = install
+
+
+def add_doctor(commands: Commands) -> None:
+    """Its options."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what is installed, what of it works here, and what to install for more",
+        description="Say what is installed and what of it works on this machine: every copier moves a few bytes in both "
+        "directions, and they are compared. Where there is a GPU, its link is measured.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    found: list[Finding] = []
+    for name, check in CHECKS:
+        finding = examine(name, check)
+        found.append(finding)
+        if not args.json:
+            put_out(f"{finding}\n")
+    broken = [finding.name for finding in found if finding.verdict is Verdict.BROKEN]
+    if args.json:
+        put_out(json.dumps({"ok": not broken, "findings": [finding.as_json() for finding in found]}) + "\n")
+    else:
+        put_out(f"\n{'broken: ' + ', '.join(broken) if broken else 'all that is installed works'}\n")
+    return WRONG if broken else OK
+
+
+def examine(name: str, check: Callable[[], Finding]) -> Finding:
+    """One check; whatever it raises is its answer."""
+    try:
+        return check()
+    except _AbsentError as absent:
+        return Finding(name, Verdict.ABSENT, absent.says, absent.install)
+    except Exception as problem:  # a broken package raises whatever it likes, from its import on
+        told = " ".join(str(problem).split()) or "no message"
+        return Finding(name, Verdict.BROKEN, f"{type(problem).__name__}: {told[:300]}")
+
+
+# --- what is installed -------------------------------------------------------------------------------------------------
+
+
+def _python() -> Finding:
+    return Finding("python", Verdict.FACT, f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
+
+
+def _platform() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Finding("platform", Verdict.FACT, f"{platform.platform()}, {cores} cores, {memory / 2**30:.1f} GiB of memory")
+
+
+def _blocklife() -> Finding:
+    return Finding("blocklife", Verdict.FACT, __version__)
+
+
+def _numpy() -> Finding:
+    return Finding("numpy", Verdict.FACT, np.__version__)
+
+
+def _torch() -> Finding:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    cuda = torch.version.cuda
+    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
+    install = "" if cuda or not _NVIDIA.exists() else "this machine has an NVIDIA driver: install a torch with CUDA"
+    if int(torch.arange(5).sum()) != 10:
+        raise ArithmeticError("torch cannot add")
+    return Finding("torch", Verdict.WORKS, f"{torch.__version__}, {built}", install)
+
+
+def _cuda_bindings() -> Finding:
+    try:
+        installed = version("cuda-bindings")
+    except PackageNotFoundError:
+        raise _AbsentError("not installed; of use with a CUDA device only", "pip install cuda-bindings") from None
+    importlib.import_module("cuda.bindings.driver")
+    return Finding("cuda-bindings", Verdict.FACT, installed)
+
+
+def _drawing() -> Finding:
+    """Needs all packages of the extra; the two kinds of drawing that need them are drawn."""
+    parts = {"pygraphviz": "pygraphviz", "pymupdf-fonts": "pymupdf_fonts", "resvg-py": "resvg_py"}
+    missing = [package for package, module in parts.items() if find_spec(module) is None]
+    if missing:
+        raise _AbsentError(f"{', '.join(missing)} not installed", "pip install 'blocklife[draw]'")
+    from blocklife.drawing.picture import Panel, picture
+    from blocklife.drawing.png import png
+    from blocklife.states import SlotLife
+
+    if not png([Panel(picture(SlotLife.table))]).startswith(b"\x89PNG"):
+        raise ValueError("a drawing did not become a picture")
+    told = ", ".join(f"{package} {version(package)}" for package in parts)
+    return Finding("drawing", Verdict.WORKS, f"{told}; one picture drawn")
+
+
+def _need(module: str, install: str) -> None:
+    if find_spec(module) is None:
+        raise _AbsentError("not installed", install)
+
+
+# --- copiers -----------------------------------------------------------------------------------------------------------
+
+
+_BLOCKS, _PLACES, _TARGETS = (0, 1, 2, 3), (5, 2, 7, 0), (4, 5, 6, 7)
+"""Blocks that are stored, the host places that they go to, and the blocks that they are loaded into."""
+_NUM_PLACES, _PAGE_BYTES = 8, 512
+
+
+def there_and_back(copier: Copier) -> None:
+    """A store, and a load of what it stored. Raises ValueError where one of them is not reported as it should be."""
+    from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer
+
+    blocks, places, targets = (np.array(ids, dtype=np.int64) for ids in (_BLOCKS, _PLACES, _TARGETS))
+    for number, direction, source, target in ((1, Direction.STORE, blocks, places), (2, Direction.LOAD, places, targets)):
+        job = JobId(1, number)
+        copier.launch(Transfer(job, direction, source, target, (len(source),)))
+        copier.wait([job])
+        if (reported := copier.poll()) != [Completion(job, copier.worker, Result.OK)]:
+            raise ValueError(f"a {direction.name.lower()} was reported as {reported}")
+
+
+def compare(device: NDArray[np.uint8], host: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
+    """Whether everything lies where it should after `there_and_back`. Raises ValueError where it does not."""
+    for what, found in (("stored", host[list(_PLACES)]), ("loaded", device[list(_TARGETS)]), ("kept", device[list(_BLOCKS)])):
+        if not np.array_equal(found, content):
+            raise ValueError(
+                f"the bytes that were {what} are not those that went ({np.count_nonzero(found != content)} differ)"
+            )
+
+
+def _content() -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(256, size=(len(_BLOCKS), _PAGE_BYTES), dtype=np.uint8)
+
+
+def _copier_cpu() -> Finding:
+    from blocklife.copiers.cpu import CpuCopier
+    from blocklife.ledger.records import Worker
+
+    content = _content()
+    device, host = (np.zeros((_NUM_PLACES, _PAGE_BYTES // 8), dtype=np.uint64) for _ in range(2))
+    device[list(_BLOCKS)] = content.view(np.uint64)
+    copier = CpuCopier(device, host, worker=Worker(0))
+    try:
+        there_and_back(copier)
+    finally:
+        copier.close()
+    compare(device.view(np.uint8), host.view(np.uint8), content)
+    return Finding("copier cpu", Verdict.WORKS, f"{content.nbytes:,} bytes there and back, compared")
+
+
+def _copier_torch() -> Finding:
+    return Finding("copier torch", Verdict.WORKS, _try_torch("cpu"))
+
+
+def _copier_cuda() -> Finding:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("not tried: no GPU")
+    return Finding("copier cuda", Verdict.WORKS, _try_torch("cuda"))
+
+
+def _try_torch(device: str) -> str:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    from blocklife.copiers.torch.copier import TorchCopier
+    from blocklife.copiers.torch.layout import KvCache
+    from blocklife.copiers.torch.memory import HostMemory
+    from blocklife.ledger.records import Worker
+
+    content = _content()
+    cache = torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device=device)
+    cache[list(_BLOCKS)] = torch.from_numpy(content).to(device)
+    with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=device == "cuda") as host:
+        copier = TorchCopier(KvCache([[cache]]), host, worker=Worker(0))
+        try:
+            copier.computed()
+            there_and_back(copier)
+        finally:
+            copier.close()
+        compare(cache.cpu().numpy(), host.region(0).numpy(), content)
+    return f"{content.nbytes:,} bytes between {device} tensors and host memory and back, compared"
+
+
+def _ranks() -> Finding:
+    """What `torch.distributed` needs for ranks on this machine."""
+    _need("torch", _INSTALL_TORCH)
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        raise _AbsentError("torch is built without gloo", "install a torch with torch.distributed and gloo")
+    return Finding("ranks", Verdict.FACT, "torch.distributed with gloo; start them with torchrun")
+
+
+# --- the device --------------------------------------------------------------------------------------------------------
+
+
+def _gpu() -> Finding:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("torch sees none" if torch.version.cuda else "torch is built without CUDA, and looks for none")
+    told = []
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        told.append(f"{index}: {about.name}, {about.total_memory / 2**30:.1f} GiB, capability {about.major}.{about.minor}")
+    return Finding("gpu", Verdict.FACT, "; ".join(told))
+
+
+def _link() -> Finding:
+    """Best of some rounds in each direction, from and to pinned memory: what a copier can hope for at most."""
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("not measured: no GPU")
+    host = torch.ones(_LINK_BYTES, dtype=torch.uint8).pin_memory()
+    device = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device="cuda")
+
+    def measure(target: torch.Tensor, source: torch.Tensor) -> float:
+        best = float("inf")
+        for _ in range(_LINK_ROUNDS):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - begin)
+        return _LINK_BYTES / best / 1e9
+
+    to_device = measure(device, host)
+    host.zero_()
+    to_host = measure(host, device)
+    if not bool(host.all()):
+        raise ValueError("the bytes that came back are not those that went")
+    how = f"{_LINK_BYTES >> 20} MiB, pinned, best of {_LINK_ROUNDS}"
+    says = f"{to_device:.1f} GB/s to the device, {to_host:.1f} GB/s to the host ({how})"
+    return Finding("link", Verdict.WORKS, says)
+
+
+CHECKS: Iterable[tuple[str, Callable[[], Finding]]] = (
+    ("python", _python),
+    ("platform", _platform),
+    ("blocklife", _blocklife),
+    ("numpy", _numpy),
+    ("torch", _torch),
+    ("cuda-bindings", _cuda_bindings),
+    ("drawing", _drawing),
+    ("copier cpu", _copier_cpu),
+    ("copier torch", _copier_torch),
+    ("copier cuda", _copier_cuda),
+    ("ranks", _ranks),
+    ("gpu", _gpu),
+    ("link", _link),
+)
+"""Every check by its name, in the order in which they are told."""
