@@ -92,6 +92,24 @@ def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterat
         yield bar
 
 
+@contextlib.contextmanager
+def reading(what: str = "lines") -> Iterator[Callable[[int, int], None] | None]:
+    """Progress while a recording is read: hears how many bytes were read, and how many of *what*."""
+
+    def columns() -> list[str | ProgressColumn]:
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        counts = f"{{task.fields[megabytes]:,}} MiB, {{task.fields[count]:,}} {what}"
+        return [TextColumn("recording"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]
+
+    with on_terminal(columns) as bar:
+        if bar is None:
+            yield None
+            return
+        task = bar.add_task("", total=None, megabytes=0, count=0)
+        yield lambda size, count: bar.update(task, megabytes=size >> 20, count=count)
+
+
 def write_whole(path: str, data: str | bytes) -> None:
     """Write a file whole or not at all; `MisuseError` where it cannot be written."""
     content = _encoded(data)

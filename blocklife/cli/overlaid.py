@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli.common import Parser, file
+from blocklife.cli.common import Parser, file, reading
 
 if TYPE_CHECKING:
     from blocklife.drawing.picture import Marks
@@ -60,7 +60,6 @@ def overlaid(args: argparse.Namespace, machines: Iterable[str]) -> Overlay:
 
 
 def _run(path: str, machines: list[str]) -> Overlay:
-    from blocklife.cli.recording_stats import reading
     from blocklife.drawing.chart import population_chart
     from blocklife.drawing.overlays import check_machine, marks_of_run
     from blocklife.recording.statistics import count_file

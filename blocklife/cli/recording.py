@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import Commands, Parser, file, on_terminal, print_help
+from blocklife.cli.common import Commands, Parser, file, print_help, reading
 from blocklife.cli.recording_perfetto import add_perfetto
 from blocklife.cli.recording_show import add_show
 from blocklife.cli.recording_stats import add_stats
 from blocklife.cli.recording_view import add_view
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+    pass
 
 _EXAMPLES = """\
 examples:
@@ -55,27 +53,10 @@ def add_recording(commands: Commands) -> None:
 def _check(args: argparse.Namespace) -> int:
     from blocklife.recording.checking import check_file
 
-    with _progress() as progress:
+    with reading("transitions") as progress:
         verdict = check_file(args.file, whole=args.whole, progress=progress)
     if args.json:
         print(json.dumps({**attrs.asdict(verdict), "clean": verdict.clean, "status": verdict.status}))
     else:
         print(verdict)
     return verdict.status
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    with on_terminal(_columns) as bar:
-        if bar is None:
-            yield None
-            return
-        task = bar.add_task("", total=None, megabytes=0, events=0)
-        yield lambda size, events: bar.update(task, megabytes=size >> 20, events=events)
-
-
-def _columns() -> list[str | ProgressColumn]:
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    counts = "{task.fields[megabytes]:,} MiB, {task.fields[events]:,} transitions"
-    return [TextColumn("recording"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from blocklife.cli.common import OK, Commands, file, printable, whole, writing_whole
-from blocklife.cli.recording_stats import reading
+from blocklife.cli.common import OK, Commands, file, printable, reading, whole, writing_whole
 from blocklife.errors import MisuseError
 
 _EXAMPLES = """\

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import OK, Commands, file, put_out, whole, write_whole
+from blocklife.cli.common import OK, Commands, file, put_out, reading, whole, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def add_show(actions: Commands) -> None:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from blocklife.cli.recording_stats import reading
     from blocklife.recording.lives import Lives
     from blocklife.recording.reading import open_recording
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from blocklife.cli.common import OK, Commands, file, on_terminal, put_out
+from blocklife.cli.common import OK, Commands, file, put_out, reading
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from rich.progress import ProgressColumn
     from rich.table import Table
 
     from blocklife.recording.statistics import MachineStatistics, RunStatistics, Stay
@@ -62,24 +60,6 @@ def _stats(args: argparse.Namespace) -> int:
     else:
         _print(run, [run.machine(name) for name in chosen])
     return OK
-
-
-@contextlib.contextmanager
-def reading() -> Iterator[Callable[[int, int], None] | None]:
-    """Progress while a recording is read."""
-    with on_terminal(_columns) as bar:
-        if bar is None:
-            yield None
-            return
-        task = bar.add_task("", total=None, megabytes=0, lines=0)
-        yield lambda size, lines: bar.update(task, megabytes=size >> 20, lines=lines)
-
-
-def _columns() -> list[str | ProgressColumn]:
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    counts = "{task.fields[megabytes]:,} MiB, {task.fields[lines]:,} lines"
-    return [TextColumn("recording"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]
 
 
 # --- for people --------------------------------------------------------------------------------------------------------
