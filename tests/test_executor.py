@@ -14,6 +14,7 @@ from attrs import define, field
 
 from blocklife.copiers.executor import Executor, Report
 from blocklife.engines.toy.traffic import Traffic
+from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 from blocklife.ledger.records import Launched, Seal
 from blocklife.states import JobLife
@@ -51,12 +52,15 @@ class Diary:
     calls: list[str] = field(factory=list)
     landed: list[Completion] = field(factory=list)
     refuses: set[int] = field(factory=set)
+    misused: bool = False
     out: set[int] = field(factory=set)
     worker: Worker = field(default=Worker(0))
 
     def launch(self, given: Transfer) -> None:
         if given.job.number in self.refuses:
             raise RuntimeError("the driver is gone")
+        if self.misused:
+            raise MisuseError(f"job {given.job}: call computed() first")
         self.calls.append(f"{given.direction.name.lower()} {given.job.number}")
         self.out.add(given.job.number)
 
@@ -166,6 +170,26 @@ def test_executor_turns_a_launch_that_raises_into_a_failure(diary: Diary) -> Non
     assert [each.job for each in first.launched] == [job(1), job(2)]
     assert second.completions == (completion(3, Result.FAILED),)
     assert diary.calls == ["forward", "load 2", "poll", "forward", "poll"]
+
+
+@pytest.mark.parametrize("when", ["launch", "wait"])
+def test_executor_raises_misuse_when_the_step_is_done(when: str, diary: Diary) -> None:
+    """The engine's own mistake reaches the engine, once; the step is carried out, and every share is reported."""
+    executor = Executor(diary)
+    step(executor, diary, plan(stores=[1]))
+    diary.misused = True
+    if when == "wait":
+        executor.wait([job(1)])
+    with pytest.raises(MisuseError, match=r"job 1\.1: call computed\(\) first"):
+        step(executor, diary, plan(loads=[2, 3], stores=[4]))
+    diary.misused = False
+    told = executor.report()
+    later = step(executor, diary, plan())
+
+    assert [each.job for each in told.launched] == [job(1), job(2), job(3)]
+    assert told.completions == tuple(completion(number, Result.FAILED) for number in (1, 2, 3))
+    assert [each.job for each in later.launched] == [job(4)]
+    assert diary.calls[-5:] == ["forward", "poll", "store 4", "forward", "poll"]
 
 
 def test_executor_waits_for_a_store_whose_launch_raises(diary: Diary) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -488,3 +490,12 @@ def test_the_fake_refuses_what_is_not_its_own() -> None:
         device.land(stream)
     with pytest.raises(MisuseError, match="int is no stream of it"):
         device.precede(device.event(), 7)
+
+
+def test_the_page_of_copiers_lists_every_wait() -> None:
+    """`specs/copiers.md` has the rows of the table, word for word and in its order."""
+    page = (Path(__file__).parent.parent / "specs" / "copiers.md").read_text(encoding="utf-8")
+    listed = [line for line in page.splitlines() if re.match(r"\| (store|load|compute) \| (store|load|compute) \|", line)]
+    rows = [f"| {each.waiter.name} | {each.holder.name} | {each.side.value} | ".lower() + f"{each.why} |" for each in WAITS]
+
+    assert listed == rows

@@ -6,6 +6,8 @@ new tenant write what a copy still reads.
 
 Each share is a machine of its own, with the very table of the ledger's jobs, and the copy is launched from the hook on its
 `submit` edge. A launch that raises cannot take the commit back: the share takes its failing edge, and the ledger hears FAILED.
+A launch that the copier refuses as misuse is the engine's mistake, and would fail every copy in silence: the step is carried
+out to its end, and then the refusal is raised.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable
 from attrs import define, frozen
 
 from blocklife.copiers.protocol import Copier
+from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, Transfer
 from blocklife.states import JobLife
 
@@ -47,12 +50,14 @@ class Executor:
         self._running: dict[JobId, _Share] = {}
         self._launched: list[Launched] = []
         self._failed: list[Completion] = []
+        self._misuse: MisuseError | None = None
 
     def execute(self, plan: Plan, forward: Callable[[], None]) -> Report:
         """Run one step: waits before anything writes, then the forward pass, then loads. Returns what there is to report.
 
-        Raises what the forward pass raises. The plan counts as executed then too, and no job of it is lost: its loads run, its
-        stores are left for the next step, and the next `report` says so. Never execute a plan twice.
+        Raises what the forward pass raises, and the MisuseError of a launch that the copier refused. The plan counts as
+        executed then too, and no job of it is lost: its loads run, its stores are left for the next step, and the next `report`
+        says so. Never execute a plan twice.
         """
         quiet = False
         try:
@@ -68,10 +73,16 @@ class Executor:
                     self._submit(_Share(transfer, JobLife()))
                 else:  # its target may still be read: it is never launched, and so fails quietly
                     self._failed.append(Completion(transfer.job, self.copier.worker, Result.FAILED))
+        misuse, self._misuse = self._misuse, None
+        if misuse is not None:
+            raise misuse
         return self.report()
 
     def wait(self, jobs: Iterable[JobId]) -> None:
-        """Block until these jobs are quiet: a share that is still held back is launched first."""
+        """Block until these jobs are quiet: a share that is still held back is launched first.
+
+        A launch that fails is in the next `report`; one that was refused as misuse is raised by the next `execute`, too.
+        """
         wanted = tuple(jobs)
         if not wanted:
             return
@@ -118,7 +129,9 @@ class Executor:
         self._launched.append(Launched(job, self.copier.worker))
         try:
             share.life.submit()
-        except Exception:  # whatever a driver raises must not reach the engine's loop
+        except Exception as error:  # whatever a driver raises must not reach the engine's loop
+            if isinstance(error, MisuseError):
+                self._misuse = self._misuse or error
             share.life.finish(outstanding=0, ok=False)
             self._failed.append(Completion(job, self.copier.worker, Result.FAILED))
             return
