@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 ARGS   ?=
 
-.PHONY: help run test unit types lint explore mutants bench spec format clean
+.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -36,6 +36,12 @@ mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write spe
 
 bench: $(VENV)/.dev  ## ratios against the peers, measured in one run
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+test-gpu: $(VENV)/.dev  ## what needs a CUDA device; says so where there is none
+	@$(BIN)/python -m pytest -m gpu tests $(ARGS)
+
+bench-gpu: $(VENV)/.dev  ## how fast pages move between a GPU and the host, against the link and the peers
+	@$(BIN)/python -m tests.bench.gpu $(ARGS)
 
 spec: $(VENV)/.dev  ## write the generated parts of specs/
 	@$(BIN)/blocklife spec --write

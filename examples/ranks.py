@@ -21,7 +21,7 @@ from attrs import frozen
 from blocklife.copiers.cpu import CpuCopier
 from blocklife.copiers.distributed import Link, LinkError, Ranks, connect, serve
 from blocklife.copiers.executor import Executor
-from blocklife.engines.toy.engine import Engine, EngineOptions, Station, _Step
+from blocklife.engines.toy.engine import Engine, EngineOptions, Station, Step
 from blocklife.engines.toy.forward import ForwardPass, check_and_write
 from blocklife.engines.toy.memory import Ids, Memory, Words
 from blocklife.engines.toy.traffic import Traffic
@@ -95,17 +95,15 @@ class RankedEngine(Engine):
         self.ranks = ranks
         self.seen: Counter[Worker] = Counter()
 
-    def _run(self, step: _Step) -> None:
+    def _run(self, step: Step) -> None:
         told = self.ranks.execute(step.plan, partial(self._forward, self.stations[0], step.forward), step.forward)
         for worker, result in told.results.items():
             self._note_seen(worker, result)
         self._note_clashes()
         self._settle(step, [told])
-        if losses := self.ranks.take_losses():
-            self.abort_all()
-            for loss in losses:
-                print(f"lost {loss.why}", file=sys.stderr)
-                self.offload.lose_worker(loss.worker)
+        for loss in self.ranks.take_losses():
+            print(f"lost {loss.why}", file=sys.stderr)
+            self.lose_worker(loss.worker)
 
     def _note_seen(self, worker: Worker, seen: object) -> None:
         if isinstance(seen, Seen):

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
+from blocklife.errors import MisuseError
 from tests.bench import SMOKE, Figure
 from tests.bench.__main__ import SUITES, main, measured
+from tests.bench.gpu.__main__ import main as gpu_main
+from tests.bench.gpu.arena import FULL
+from tests.bench.gpu.records import COPIER, EACH, KIB, LIMIT, Beside, Case, Report, Timed, from_json, to_json
+from tests.bench.gpu.tables import markdown
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -49,3 +56,134 @@ def test_bench_refuses_an_unknown_suite(capsys: pytest.CaptureFixture[str]) -> N
         main(["lifecycles"])
 
     assert "no suite is called lifecycles; there are lifecycle" in capsys.readouterr().err
+
+
+# --- copies on a GPU: what is made of the times -----------------------------------------------------------------------------
+
+
+def timed(name: str, *seconds: float, trouble: str = "") -> Timed:
+    return Timed(name=name, nbytes=10**9, seconds=seconds, held_us=tuple(1e6 * each for each in seconds), trouble=trouble)
+
+
+def gpu_report() -> Report:
+    """Two cases that meet their bars, one that misses, and one in which somebody moved wrong bytes."""
+    limit, each = timed(LIMIT, 0.02, 0.02, 0.02), timed(EACH, 0.2, 0.2, 0.2)
+    return Report(
+        facts={"device": "A GPU", "driver": "1.2", "date": "2001-02-03"},
+        cases=(
+            Case(page=4 * KIB, direction="store", timed=(limit, each, timed(COPIER, 0.05, 0.04, 0.1)), chosen="kernel"),
+            Case(page=64 * KIB, direction="store", timed=(limit, each, timed(COPIER, 0.022)), chosen="batch"),
+            Case(page=64 * KIB, direction="load", timed=(limit, each, timed(COPIER, 0.023)), chosen="batch"),
+            Case(page=64 * KIB, direction="both", timed=(limit, each, timed(COPIER, trouble="wrong bytes"))),
+        ),
+        beside=(
+            Beside(
+                page=16 * KIB,
+                direction="load",
+                mover="kernel",
+                alone_ms=(2.0, 2.0, 9.0),
+                beside_ms=(2.1, 2.2, 2.2),
+                copied_rate=31.4,
+            ),
+        ),
+        absent={"batch": "no driver"},
+        left_out=("load, pages of 1 MiB",),
+    )
+
+
+def test_gpu_figures_are_medians_and_ratios_of_them() -> None:
+    """A rate is that of the median; the bar is a share of the limit for large pages, and a ratio to a peer for small ones."""
+    small, met, missed, wrong = gpu_report().cases
+    ours = small.of(COPIER)
+    (beside,) = gpu_report().beside
+
+    assert ours is not None
+    assert (ours.rate, ours.slowest, ours.quickest, ours.launch_us) == (20.0, 10.0, 25.0, 50_000.0)
+    assert small.ratio(COPIER, EACH) == 4.0
+    assert (small.bar, met.bar) == ("3 x copy_: met", "90% of the limit: met")
+    assert (missed.bar, wrong.bar) == ("90% of the limit: MISSED", "90% of the limit: not measured")
+    assert wrong.ratio(COPIER, LIMIT) is None
+    assert small.best == ""
+    assert Case(page=1, direction="load", timed=(timed("batch", 0.1), timed("kernel", 0.2))).best == "batch"
+    assert beside.slowdown == pytest.approx(0.1)
+
+
+def test_gpu_report_survives_json() -> None:
+    """What is printed again is what was measured; what is no report is refused."""
+    report = gpu_report()
+
+    assert from_json(to_json(report)) == report
+    for text in ("", "{}", '{"facts": 7}', to_json(report).replace('"seconds"', '"minutes"')):
+        with pytest.raises(MisuseError, match="no report of this benchmark"):
+            from_json(text)
+
+
+def test_gpu_tables_say_everything_and_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the terminal and in Markdown: figures, targets, what is wrong, absent or left out. A wrong byte is exit status 1."""
+    source = tmp_path / "report.json"
+    source.write_text(to_json(gpu_report()), encoding="utf-8")
+    status = gpu_main(["--from", str(source)])
+    table = capsys.readouterr().out
+    gpu_main(["--from", str(source), "--markdown"])
+    page = capsys.readouterr().out
+    gpu_main(["--from", str(source), "--json"])
+    again = capsys.readouterr().out
+
+    assert status == 1
+    assert page == markdown(gpu_report())
+    assert from_json(again) == gpu_report()
+    for text in (table, page):
+        for told in ("A GPU", "1.2", "20.0 (10.0 to 25.0)", "40%", "3 x copy_: met", "limit: MISSED", "+10.0%", "31.4"):
+            assert told in text
+        for told in ("WRONG: both, pages of 64 KiB, copier: wrong bytes", "no mover batch: no driver", "left out: load, pages"):
+            assert told in text
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in rows[:6]}) == 1
+    assert max(map(len, table.splitlines())) <= 160
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["--markdown"]])
+def test_gpu_bench_without_a_gpu_says_so_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is printed that could be taken for figures."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status = gpu_main(arguments)
+    out, err = capsys.readouterr()
+
+    assert (status, out) == (2, "")
+    assert err.startswith("bench gpu: needs a CUDA device")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--pages", "3K"], "'3K' is none of 4 KiB, 8 KiB"),
+        (["--pages", ""], "'' is none of"),
+        (["--seconds", "0"], "'0' is no time"),
+        (["--seconds", "soon"], "'soon' is no time"),
+    ],
+)
+def test_gpu_bench_refuses_what_it_cannot_do(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu_main(arguments)
+
+    assert complaint in capsys.readouterr().err
+
+
+def test_gpu_bench_refuses_a_file_that_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "no.json").write_text("[]", encoding="utf-8")
+
+    assert gpu_main(["--from", str(tmp_path / "no.json")]) == 2
+    assert gpu_main(["--from", str(tmp_path / "missing.json")]) == 2
+    assert capsys.readouterr().err.count("bench gpu: ") == 2
+
+
+def test_gpu_bench_takes_less_where_there_is_less_memory() -> None:
+    """A quarter of the buffer is moved at most, and the buffer fits with all that it is compared with."""
+    small = FULL.within(5 << 30)
+
+    assert FULL.within(1 << 40) == FULL
+    assert (small.buffer, small.small_pages, small.large_pages) == (1 << 29, 1 << 27, 1 << 27)
+    assert FULL.within(0).buffer == 1 << 28

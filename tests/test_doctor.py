@@ -20,14 +20,14 @@ import pytest
 
 from blocklife import __version__
 from blocklife.cli import doctor, main
-from blocklife.cli.doctor import Finding, Verdict, compare, examine, there_and_back
+from blocklife.cli.doctor import Finding, Verdict, compare, examine, there_and_back, told_of_movers
 from blocklife.copiers.cpu import CpuCopier
 from blocklife.ledger.records import Completion, Worker
 
 ROOT = Path(__file__).parent.parent
 NAMES = [
-    "python", "platform", "blocklife", "numpy", "torch", "cuda-bindings", "drawing", "copier cpu", "copier torch",
-    "copier cuda", "ranks", "gpu", "link",
+    "python", "platform", "blocklife", "numpy", "torch", "drawing", "copier cpu", "copier torch", "copier cuda", "movers",
+    "ranks", "gpu", "link",
 ]  # fmt: skip
 
 Capture = pytest.CaptureFixture[str]
@@ -55,7 +55,7 @@ def test_doctor_says_one_line_a_fact(capsys: Capture) -> None:
     assert f"CPython {platform.python_version()}" in lines[0]
     assert lines[2].split() == ["blocklife", __version__]
     assert lines[3].split() == ["numpy", np.__version__]
-    assert lines[7].endswith("works: 2,048 bytes there and back, compared")
+    assert lines[6].endswith("works: 2,048 bytes there and back, compared")
 
 
 def test_doctor_says_the_same_to_machines(capsys: Capture) -> None:
@@ -77,7 +77,7 @@ def test_doctor_tries_the_torch_copier(capsys: Capture) -> None:
 
     assert found["copier torch"]["verdict"] == "works"
     assert found["copier torch"]["says"] == "2,048 bytes between cpu tensors and host memory and back, compared"
-    assert (found["copier cuda"]["verdict"], found["link"]["verdict"]) == (there, there)
+    assert {found[name]["verdict"] for name in ("copier cuda", "movers", "link")} == {there}
 
 
 # --- what is not there, and what is broken -----------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Ca
     lines = {line[:15].strip(): line[16:] for line in out.splitlines()}
 
     assert status == 0
-    for name in ("torch", "copier torch", "copier cuda", "ranks", "gpu", "link"):
+    for name in ("torch", "copier torch", "copier cuda", "movers", "ranks", "gpu", "link"):
         assert lines[name] == "not installed (pip install 'blocklife[torch]')"
     assert lines["drawing"] == "pygraphviz, pymupdf-fonts, resvg-py not installed (pip install 'blocklife[draw]')"
 
@@ -204,3 +204,12 @@ def test_compare_finds_one_wrong_byte(spoil: Callable[[SimpleNamespace], None], 
 
     with pytest.raises(ValueError, match=rf"the bytes that were {what} are not those that went \(1 differ\)"):
         compare(world.device, world.host, content)
+
+
+def test_movers_that_do_not_work_are_told_with_their_reason() -> None:
+    """What works stands first; the sentence ends there if nothing is missing."""
+    left_out = {"kernel": "ModuleNotFoundError: no triton", "batch": "RuntimeError: too old"}
+    without = "copies are slower without kernel (ModuleNotFoundError: no triton); batch (RuntimeError: too old)"
+
+    assert told_of_movers(("kernel", "batch", "slices"), {}) == "kernel, batch, slices"
+    assert told_of_movers(("slices",), left_out) == f"slices; {without}"

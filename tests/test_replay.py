@@ -409,6 +409,29 @@ def test_replay_that_is_stopped_aborts_and_reports() -> None:
 # --- the default run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_engine_that_loses_a_worker_comes_to_its_end(asynchronous: bool) -> None:
+    """Whatever a plan that is out speaks of, no request is waited for that nobody will name again."""
+    workload = chats()
+    replay = Replay(workload, options(workload, workers=2, asynchronous=asynchronous))
+    engine = replay.engine
+    for request in workload:
+        engine.add(request)
+    for _ in range(60):
+        engine.step()
+    before = engine.unfinished
+    engine.lose_worker(1)
+    left = engine.unfinished
+    for _ in range(1_000):
+        if not engine.idle:
+            engine.step()
+    engine.close()
+
+    assert before > left == 0
+    assert engine.idle
+    assert engine.counts.violations == []
+
+
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_replay_with_default_faults_sees_everything(seed: int) -> None:
     """The default run under faults ends jobs in every way, and meets refusals, preemptions and flushes; it stays clean."""

@@ -18,6 +18,7 @@ import pytest
 from blocklife.copiers.executor import Executor, Report
 from blocklife.copiers.faults import FaultRates
 from blocklife.engines.toy import engine, sequences
+from blocklife.engines.toy.memory import Memory
 from blocklife.engines.toy.replay import Replay, ReplayOptions
 from blocklife.engines.toy.workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
@@ -370,19 +371,21 @@ def test_replay_audits_every_block_of_a_chunk_that_was_written() -> None:
     replay = Replay(workload, options(workload, HYBRID, 4, gpu_blocks=2_000, host_slots=2_000))
     report = replay.run()
     station = replay.stations[0]
+    memory = station.memory
     ready = replay.ledger.slots.column.where(Slot.READY)
     written = station.traffic.written(ready)
     places = ready[:, None] * 4 + np.arange(4)
 
     assert_clean(report)
+    assert isinstance(memory, Memory)
     assert written[:, -1].all()
     assert not written.all()  # the states have one block each
     for where, corrupt in ((places[~written], 0), (places[written][:3], 3), (places[written], int(written.sum()))):
         counts = replay.engine.counts
         before = counts.corrupt_blocks
-        station.memory.host[where] ^= np.uint64(1)
+        memory.host[where] ^= np.uint64(1)
         replay.engine.audit()
-        station.memory.host[where] ^= np.uint64(1)
+        memory.host[where] ^= np.uint64(1)
         assert counts.corrupt_blocks - before == corrupt
 
 

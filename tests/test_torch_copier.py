@@ -8,10 +8,7 @@ test sets.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,15 +19,11 @@ from numpy.typing import NDArray
 from blocklife.copiers.executor import Executor
 from blocklife.copiers.protocol import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch.layout import Layout, Pages
-from blocklife.copiers.torch.moves import ChoosingMover, RunMover, batch_copy, cuda_driver
+from blocklife.copiers.torch.layout import Layout
 from blocklife.copiers.torch.streams import DeviceLostError, HostDevice, device_for
-from blocklife.engines.toy import replay
-from blocklife.engines.toy.workload import generate_workload
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract
 from blocklife.ledger.records import Completion, Direction, JobId, Plan, Result, Transfer, Worker
-from blocklife.testing.streams import FakeDevice, FakeEvent, FakeStream, Operation
+from blocklife.testing.streams import FakeDevice, FakeEvent
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 OK, FAILED = Result.OK, Result.FAILED
@@ -191,114 +184,6 @@ def test_walk_agrees_with_the_naive_copier(seed: int) -> None:
                 copier.computed()
         np.testing.assert_array_equal(device, naive.device)
         np.testing.assert_array_equal(host, naive.host)
-
-
-class LateStream(FakeStream):
-    """A stream of `LateDevice`."""
-
-    def copy(self, pages: Pages, direction: Direction) -> None:
-        super().copy(pages, direction)
-        if isinstance(self.device, LateDevice):
-            self.device.copies[self.queue[-1]] = (pages, direction)
-
-
-class LateDevice(FakeDevice):
-    """A fake device that does move bytes: each copy at the moment in which the dice let it land, never earlier."""
-
-    def __init__(self, mover: RunMover, seed: int) -> None:
-        super().__init__(seed)
-        self.mover = mover
-        self.copies: dict[Operation, tuple[Pages, Direction]] = {}
-
-    def stream(self, name: str) -> FakeStream:
-        self.streams.append(LateStream(self, name))
-        return self.streams[-1]
-
-    def land(self, stream: FakeStream) -> Operation:
-        operation = super().land(stream)
-        if operation in self.copies:
-            self.mover.move(*self.copies.pop(operation))
-        return operation
-
-
-class Toy(TorchCopier):
-    """Stands where the toy engine puts its copier: that engine computes on the calling thread, before it launches."""
-
-    made: ClassVar[list[Toy]] = []
-    late: ClassVar[bool] = False
-
-    def __init__(self, device: Words, host: Words, *, worker: Worker, blocks_per_poll: int) -> None:
-        cache = KvCache([[torch.from_numpy(device.view(np.int64))]] * 2)  # two groups, on the same tensor
-        rows = Rows([torch.from_numpy(host.view(np.uint8))])
-        self.fake = LateDevice(RunMover(Layout(cache, rows)), seed=worker)
-        self.dice = random.Random(worker)
-        super().__init__(cache, rows, worker=worker, device=self.fake if self.late else None)
-        self.made.append(self)
-
-    def launch(self, transfer: Transfer) -> None:
-        self.computed()
-        super().launch(transfer)
-
-    def poll(self) -> list[Completion]:
-        for _ in range(self.dice.randint(0, 3)):
-            if self.fake.landable():
-                self.fake.land_any()
-        return super().poll()
-
-
-def replayed(contract: Contract, late: bool, monkeypatch: pytest.MonkeyPatch) -> replay.ReplayReport:
-    """A small world under pressure, with `Toy` copiers."""
-    monkeypatch.setattr(replay, "CpuCopier", Toy)
-    monkeypatch.setattr(Toy, "late", late)
-    monkeypatch.setattr(Toy, "made", [])
-    workload = generate_workload(
-        requests=40,
-        seed=5,
-        max_input_length=1_500,
-        mean_first_prompt_tokens=400,
-        mean_new_prompt_tokens=150,
-        mean_output_tokens=30,
-        num_system_prompts=2,
-        system_prompt_tokens=600,
-        mean_turns=3,
-        mean_think_s=0.1,
-        requests_per_second=50,
-    )
-    options = replay.ReplayOptions(
-        contract=contract,
-        gpu_blocks=250,
-        host_slots=400,
-        groups="full:16,swa:16:64",
-        blocks_per_chunk=2,
-        workers=2,
-        max_running=16,
-        link_blocks=64,
-    )
-    return replay.Replay(workload, options).run()
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
-@pytest.mark.parametrize("contract", Contract)
-def test_replay_is_exact_under_both_contracts(contract: Contract, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay that evicts, preempts, stores and loads ends with every byte as it must be, and nothing broken or leaked.
-
-    At once: on CPU tensors. Late: every copy reads and writes when the dice land it, steps after its launch.
-    """
-    report = replayed(contract, late, monkeypatch)
-
-    assert (report.corrupt_blocks, report.violation_messages, report.leaked_places) == (0, [], 0)
-    assert min(report.blocks_stored, report.blocks_loaded, report.verified_blocks) > 0
-    assert report.preemptions + report.flushes > 0
-    assert [copier.statistics().num_failed for copier in Toy.made] == [0, 0]
-    assert [copier.fake.findings for copier in Toy.made] == [[], []]
-
-
-def test_replay_finds_events_that_pass_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Late copies are late enough: if events are taken for passed at once, bytes are missing where they are looked for."""
-    monkeypatch.setattr(FakeEvent, "query", lambda _self: True)
-    report = replayed(Contract.FENCE, True, monkeypatch)
-
-    assert report.corrupt_blocks > 0
 
 
 # --- the engine's part ----------------------------------------------------------------------------------------------------
@@ -731,80 +616,3 @@ def test_it_is_a_copier() -> None:
     copier: Copier = on_cpu(*tensors())
 
     assert copier.worker == RANK
-
-
-# --- the driver's batch, as far as it can be judged without one -----------------------------------------------------------
-
-
-Batch = list[tuple[object, ...]]
-
-
-def bindings(answer: int = 0, version: int = 12_080) -> tuple[ModuleType, Batch]:
-    """A module like the bindings, and the batches that it is given."""
-    module, batches = ModuleType("driver"), Batch()
-
-    def batch(*given: object) -> tuple[int, int]:
-        batches.append(given)
-        return answer, 0
-
-    orders = SimpleNamespace(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM="in stream order")
-    module.__dict__.update(
-        CUdeviceptr=int,
-        CUstream=int,
-        CUmemcpyAttributes=SimpleNamespace,
-        CUmemcpySrcAccessOrder=orders,
-        cuMemcpyBatchAsync=batch,
-        cuDriverGetVersion=lambda: (0, version),
-    )
-    return module, batches
-
-
-def test_a_batch_is_one_call_with_all_runs() -> None:
-    """Targets before sources, as the driver wants them, and one set of attributes for all."""
-    driver, batches = bindings()
-    batch_copy(driver, Pages(np.array([10, 20]), np.array([70, 90]), np.array([4, 8]), np.array([0, 1])), 5)
-    in_stream_order = SimpleNamespace(srcAccessOrder="in stream order")
-
-    assert batches == [([70, 90], [10, 20], [4, 8], 2, [in_stream_order], [0], 1, 5)]
-
-
-def test_a_batch_that_the_driver_refuses_raises() -> None:
-    driver, _ = bindings(answer=1)
-    with pytest.raises(RuntimeError, match="cuMemcpyBatchAsync of 1 runs answered 1"):
-        batch_copy(driver, Pages(np.array([10]), np.array([70]), np.array([4]), np.array([0])), 5)
-
-
-def test_the_driver_is_used_only_where_it_knows_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not without the bindings, not with old ones, not with an old driver."""
-    good, _ = bindings()
-    old, _ = bindings(version=12_060)
-    name = "cuda.bindings.driver"
-    found = []
-    for module in (good, old, ModuleType("driver"), None):
-        monkeypatch.setitem(sys.modules, name, module)
-        found.append(cuda_driver())
-
-    assert found == [good, None, None, None]
-
-
-def test_few_runs_go_slice_by_slice_and_many_as_a_batch() -> None:
-    """One run gains nothing by a batch."""
-    asked: list[str] = []
-    layout = Layout(KvCache([[torch.zeros(8, 4)]]), Rows([torch.zeros(8, 16, dtype=torch.uint8)]))
-    mover = ChoosingMover(Noted("few", asked), Noted("many", asked))
-    for places in ([1, 2, 3], [1, 5]):
-        given = transfer(1, STORE, places, places)
-        mover.move(layout.pages(given, *layout.ends(given)), STORE)
-
-    assert asked == ["few", "many"]
-
-
-@define(eq=False)
-class Noted:
-    """A mover that says its name."""
-
-    name: str
-    asked: list[str]
-
-    def move(self, pages: Pages, direction: Direction) -> None:
-        self.asked.append(self.name)

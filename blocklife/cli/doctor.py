@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import enum
-import importlib
 import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -163,15 +162,6 @@ def _torch() -> Finding:
     return Finding("torch", Verdict.WORKS, f"{torch.__version__}, {built}", install)
 
 
-def _cuda_bindings() -> Finding:
-    try:
-        installed = version("cuda-bindings")
-    except PackageNotFoundError:
-        raise _AbsentError("not installed; of use with a CUDA device only", "pip install cuda-bindings") from None
-    importlib.import_module("cuda.bindings.driver")
-    return Finding("cuda-bindings", Verdict.FACT, installed)
-
-
 def _drawing() -> Finding:
     """Needs all packages of the extra; the two kinds of drawing that need them are drawn."""
     parts = {"pygraphviz": "pygraphviz", "pymupdf-fonts": "pymupdf_fonts", "resvg-py": "resvg_py"}
@@ -279,6 +269,29 @@ def _try_torch(device: str) -> str:
     return f"{content.nbytes:,} bytes between {device} tensors and host memory and back, compared"
 
 
+def _movers() -> Finding:
+    """How the cuda copier moves bytes on this machine: each mover that is named has carried some there and back."""
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("not tried: no GPU")
+    from blocklife.copiers.torch.layout import KvCache, Layout
+    from blocklife.copiers.torch.memory import HostMemory
+    from blocklife.copiers.torch.moves import mover_for_cuda
+
+    cache = KvCache([[torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device="cuda")]])
+    with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=True) as host:
+        mover = mover_for_cuda(Layout(cache, host))
+    return Finding("movers", Verdict.WORKS, told_of_movers(mover.names, mover.left_out))
+
+
+def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:
+    """Which there are, and why others are not."""
+    reasons = "; ".join(f"{name} ({why})" for name, why in left_out.items())
+    return ", ".join(names) + (f"; copies are slower without {reasons}" if reasons else "")
+
+
 def _ranks() -> Finding:
     """What `torch.distributed` needs for ranks on this machine."""
     _need("torch", _INSTALL_TORCH)
@@ -341,11 +354,11 @@ CHECKS: Iterable[tuple[str, Callable[[], Finding]]] = (
     ("blocklife", _blocklife),
     ("numpy", _numpy),
     ("torch", _torch),
-    ("cuda-bindings", _cuda_bindings),
     ("drawing", _drawing),
     ("copier cpu", _copier_cpu),
     ("copier torch", _copier_torch),
     ("copier cuda", _copier_cuda),
+    ("movers", _movers),
     ("ranks", _ranks),
     ("gpu", _gpu),
     ("link", _link),

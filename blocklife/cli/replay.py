@@ -34,6 +34,7 @@ examples:
                                                     a hybrid model; slots of 4 blocks of one group
   blocklife replay --groups full:64,mamba:512 --async --mode lazy --policy arc
                                                     plan ahead; store what is about to go; forget by ARC
+  blocklife replay --copier cuda                    blocks on a GPU, verified there; torch: the same on CPU tensors
   blocklife replay --json | jq .tokens_hit_host     one report for machines
   blocklife workload generate | blocklife replay -  read the workload from standard input
 """
@@ -62,7 +63,7 @@ def add_replay(commands: Commands) -> None:
         ("workers", "ranks; each has its own memory and copies its share of every job"),
         ("step-tokens", "tokens that a step computes at most"),
         ("max-running", "requests that run or load at the same time"),
-        ("link-blocks", "blocks that the link moves in a step, per direction"),
+        ("link-blocks", "blocks that the link of --copier cpu moves in a step, per direction; the others move all they can"),
         ("max-jobs", "jobs that can be out at the same time"),
         ("deadline", "steps that a job may run"),
     )
@@ -70,31 +71,7 @@ def add_replay(commands: Commands) -> None:
         default = getattr(defaults, name.replace("-", "_"))
         add(f"--{name}", type=whole, metavar="N", default=default, help=f"{meaning} (default {default})")
     _add_groups(parser)
-    add(
-        "--contract",
-        choices=("fence", "hold"),
-        default="fence",
-        help="what may happen to a block that a copy reads (default fence)",
-    )
-    add(
-        "--checking",
-        choices=("strict", "count", "off"),
-        default="strict",
-        help="what a broken rule does (default strict: stop)",
-    )
-    add(
-        "--faults",
-        nargs="?",
-        const="default",
-        metavar="RATES",
-        help="misbehaving copies: fail, late, twice, reorder, never=SHARE",
-    )
-    add(
-        "--abort",
-        type=number,
-        metavar="SHARE",
-        help="share of requests whose client goes away (default 0; 0.02 with --faults)",
-    )
+    _add_copies(parser)
     add("--seed", type=whole, default=0, metavar="N", help="of faults, aborts, sampling and the generated workload (default 0)")
     add(
         "--speed",
@@ -136,6 +113,45 @@ def _add_groups(parser: Parser) -> None:
     add("--policy", choices=("lru", "arc"), default="lru", help="what the host tier forgets first (default lru)")
 
 
+def _add_copies(parser: Parser) -> None:
+    """Who copies, and what may happen meanwhile."""
+    from blocklife.engines.toy.replay import COPIERS
+
+    add = parser.add_argument
+    add(
+        "--copier",
+        choices=COPIERS,
+        default="cpu",
+        help="who moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
+        "current GPU and pinned host memory (default cpu)",
+    )
+    add(
+        "--contract",
+        choices=("fence", "hold"),
+        default="fence",
+        help="what may happen to a block that a copy reads (default fence)",
+    )
+    add(
+        "--checking",
+        choices=("strict", "count", "off"),
+        default="strict",
+        help="what a broken rule does (default strict: stop)",
+    )
+    add(
+        "--faults",
+        nargs="?",
+        const="default",
+        metavar="RATES",
+        help="misbehaving copies: fail, late, twice, reorder, never=SHARE",
+    )
+    add(
+        "--abort",
+        type=number,
+        metavar="SHARE",
+        help="share of requests whose client goes away (default 0; 0.02 with --faults)",
+    )
+
+
 def _replay(args: argparse.Namespace) -> int:
     from blocklife.engines.toy.replay import Replay
     from blocklife.recording import Recorder
@@ -148,7 +164,8 @@ def _replay(args: argparse.Namespace) -> int:
         raise MisuseError(f"{args.record}: it is the workload itself (record to another file)")
     try:
         with open(args.record, "w", encoding="utf-8") if args.record else contextlib.nullcontext() as stream:
-            replay = Replay(workload, options)  # has threads, so that from here on it must run to its end
+            with _preparing() as preparing:
+                replay = Replay(workload, options, preparing=preparing)  # holds threads and memory until it has run to its end
             recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
             if recorder is not None:
                 recorder.begin(replay.ledger)
@@ -191,6 +208,7 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
         asynchronous=args.asynchronous,
         policy=args.policy,
         workers=args.workers,
+        copier=args.copier,
         step_tokens=args.step_tokens,
         max_running=args.max_running,
         link_blocks=args.link_blocks,
@@ -218,6 +236,27 @@ def _run(replay: Replay) -> ReplayReport:
     """Run with a progress bar on a terminal."""
     with stopping() as stop, _progress(replay) as progress:
         return replay.run(stop=stop, progress=progress)
+
+
+@contextlib.contextmanager
+def _preparing() -> Iterator[Callable[[int, int], None]]:
+    """Progress while host memory is made, which takes long where much is pinned."""
+
+    def columns() -> list[ProgressColumn]:
+        from rich.progress import BarColumn, DownloadColumn, TextColumn
+
+        return [TextColumn("host memory"), BarColumn(), DownloadColumn(binary_units=True)]
+
+    with on_terminal(columns) as bar:
+        if bar is None:
+            yield lambda _done, _total: None
+            return
+
+        def update(done: int, total: int) -> None:
+            for task in bar.task_ids or [bar.add_task("", total=total)]:
+                bar.update(task, completed=done)
+
+        yield update
 
 
 @contextlib.contextmanager
@@ -270,6 +309,7 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
     table.add_column(style="bold")
     table.add_column()
     table.add_column(justify="right")
+    table.add_row("copier", "", report.copier)
     for title, names in _SECTIONS:
         for at, name in enumerate(names):
             table.add_row(title if at == 0 else "", name.replace("_", " "), f"{values[name]:,}")

@@ -124,8 +124,8 @@ class Executor:
         self.copier.close()
 
     def _submit(self, share: _Share) -> None:
-        job = share.transfer.job
-        share.life.on(JobLife.submit, lambda: self.copier.launch(share.transfer))
+        copier, transfer, job = self.copier, share.transfer, share.transfer.job
+        share.life.on(JobLife.submit, lambda: copier.launch(transfer))  # not the share: what is over should go at once
         self._launched.append(Launched(job, self.copier.worker))
         try:
             share.life.submit()

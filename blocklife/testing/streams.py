@@ -165,6 +165,11 @@ class FakeDevice:
 
     # What a copier asks of a device.
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """None: nothing moves here."""
+        return {}
+
     def stream(self, name: str) -> FakeStream:
         """A new stream."""
         self.streams.append(FakeStream(self, name))

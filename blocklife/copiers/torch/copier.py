@@ -50,7 +50,7 @@ class Suspect:
     why: str
 
 
-@frozen
+@frozen(eq=False)
 class TorchStatistics:
     """What a `TorchCopier` has done so far."""
 
@@ -67,6 +67,8 @@ class TorchStatistics:
     """Events made; used again and again."""
     last_error: str
     """Why the latest failed job failed; empty if none did."""
+    left_out: dict[str, str]
+    """The ways to move bytes that do not work here, and why: copies go on without them, slower."""
 
 
 @define(eq=False)
@@ -265,6 +267,7 @@ class TorchCopier:
             num_bytes=self._num_bytes,
             num_events=self._order.num_events,
             last_error=self._last_error,
+            left_out=self._device.left_out,
         )
 
     def _advance(self, direction: Direction) -> None:

@@ -191,11 +191,16 @@ def _touched(content: Bytes) -> Iterator[int]:
 
 def _lock(where: int, nbytes: int) -> str:
     """Page-lock a range; empty, or what CUDA says against it."""
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch gives it no type
+    cudart = torch.cuda.cudart()
     result = cudart.cudaHostRegister(where, nbytes, _PORTABLE_AND_MAPPED)
-    return "" if int(result) == 0 else str(cudart.cudaGetErrorString(result))
+    if int(result) == 0:
+        return ""
+    # CUDA keeps an error until somebody asks; torch asks after its next kernel, whose error it would then seem to be.
+    with suppress(RuntimeError, AssertionError):  # the latter from a torch without CUDA
+        torch.ones(1, device="cuda").add_(1)
+    return str(cudart.cudaGetErrorString(result))
 
 
 def _unlock(where: int) -> None:
     """Undo `_lock`. What CUDA says against it, at the end of a process above all, helps nobody any more."""
-    torch.cuda.cudart().cudaHostUnregister(where)  # type: ignore[no-untyped-call]  # torch gives it no type
+    torch.cuda.cudart().cudaHostUnregister(where)

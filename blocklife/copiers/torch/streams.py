@@ -7,6 +7,10 @@ passed. Nothing here blocks the host but ``synchronize``.
 *What is not here, and why.* Whom to wait for: that is `order`. How the bytes travel: that is `moves`. The fake device, which
 records everything and finds races, is in `blocklife.testing.streams`.
 
+*Priorities, and why there are none.* torch's streams have the lowest priority unless told otherwise, which is what a copy
+should have. They are few, and dealt out in turn: one may be a stream that the engine has too. That orders more than it must,
+and never less.
+
 *Open.* `CudaDevice` has been written against the documentation of torch and has not yet been seen on a GPU.
 """
 
@@ -18,7 +22,7 @@ from typing import Protocol
 import torch
 
 from blocklife.copiers.torch.layout import Layout, Pages
-from blocklife.copiers.torch.moves import Mover, RunMover, mover_for_cuda
+from blocklife.copiers.torch.moves import ChoosingMover, Mover, RunMover, mover_for_cuda
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger.records import Direction
 
@@ -63,6 +67,11 @@ class Stream(Protocol):
 
 class Device(Protocol):
     """Where the streams live. ``engine`` is a stream or an event of the engine's own; None is where the caller computes now."""
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The ways to move bytes that do not work here, and why: copies go on without them, slower."""
+        ...
 
     def stream(self, name: str) -> Stream:
         """A new stream."""
@@ -122,6 +131,11 @@ class HostDevice:
     def __init__(self, layout: Layout) -> None:
         self._mover = RunMover(layout)
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """None: there is one way."""
+        return {}
+
     def stream(self, name: str) -> HostStream:
         """A new stream."""
         return HostStream(self._mover)
@@ -156,16 +170,16 @@ class CudaEvent:
     """An event of a CUDA device. Not yet seen on a GPU."""
 
     def __init__(self) -> None:
-        self.inner = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.inner = torch.cuda.Event()
 
     def query(self) -> bool:
         """Ask the driver."""
-        return bool(self.inner.query())  # type: ignore[no-untyped-call]
+        return bool(self.inner.query())
 
     def synchronize(self) -> None:
         """Ask again and again: unlike the driver's own wait this one can be interrupted from the keyboard."""
         spins = 0
-        while not self.inner.query():  # type: ignore[no-untyped-call]
+        while not self.inner.query():
             spins += 1
             if spins > _SPINS:
                 time.sleep(_NAP_S)
@@ -175,7 +189,7 @@ class CudaStream:
     """A stream of a CUDA device. Not yet seen on a GPU."""
 
     def __init__(self, device: torch.device, mover: Mover) -> None:
-        self.inner = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
+        self.inner = torch.cuda.Stream(device=device)
         self._mover = mover
 
     def record(self, event: Event) -> None:
@@ -195,27 +209,33 @@ class CudaStream:
 class CudaDevice:
     """The streams of one CUDA device. Not yet seen on a GPU.
 
-    Needs: pinned host memory. With any other a copy blocks the host until it has moved.
+    Needs: pinned host memory. With any other a copy blocks the host until it has moved. *mover*: None for all that work here.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, mover: Mover | None = None) -> None:
         self._device = layout.cache.device
-        self._mover = mover_for_cuda(layout)
+        self._mover = mover_for_cuda(layout) if mover is None else mover
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The movers that do not work here, and why: copies go on without them, slower."""
+        return self._mover.left_out if isinstance(self._mover, ChoosingMover) else {}
 
     def stream(self, name: str) -> CudaStream:
         """A new stream."""
         return CudaStream(self._device, self._mover)
 
     def event(self) -> CudaEvent:
-        """A new event, without timing: the cheapest kind."""
-        with torch.cuda.device(self._device):
-            return CudaEvent()
+        """A new event, without timing: the cheapest kind. It belongs to the device of the stream that records it first."""
+        return CudaEvent()
 
     def follow(self, stream: Stream, engine: object) -> None:
-        """Order the stream after a stream or an event of torch."""
+        """Order the stream after a stream or an event of torch. Refuses: MisuseError for an event that was never recorded."""
         if not isinstance(stream, CudaStream):
             raise MisuseError(f"cuda device: {type(stream).__name__} is no stream of this device (make it with stream())")
-        if isinstance(engine, torch.cuda.Event):
+        if isinstance(engine, (torch.cuda.Event, torch.Event)):
+            if not (engine.cuda_event if isinstance(engine, torch.cuda.Event) else engine.event_id):
+                raise MisuseError("cuda device: the event was never recorded, and stands for nothing (record it first)")
             stream.inner.wait_event(engine)
         else:
             stream.inner.wait_stream(self._engine_stream(engine))

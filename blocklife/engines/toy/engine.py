@@ -19,13 +19,14 @@ from collections import deque
 from collections.abc import Sequence as Items
 from functools import partial
 from math import lcm
+from typing import Protocol
 
 import numpy as np
 from attrs import define, field, frozen
 
 from blocklife.copiers.executor import Executor, Report
 from blocklife.engines.toy.forward import ForwardPass, check_and_write
-from blocklife.engines.toy.memory import Memory, Words
+from blocklife.engines.toy.memory import Ids, Words, WorkerMemory
 from blocklife.engines.toy.sequences import Sequence, fingerprints, goal_of, keys_of, unpacked
 from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
@@ -84,17 +85,35 @@ class Counts:
     scheduler_s: float = 0.0
 
 
+class Ordering(Protocol):
+    """Who must be told where the engine stands, because copies run beside what it computes and are ordered by the device."""
+
+    def before_forward(self, blocks: Ids) -> None:
+        """A forward pass over these blocks comes next. Next: `computed`; no copy is launched between them."""
+        ...
+
+    def computed(self) -> None:
+        """All of it is queued."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether a copy may still be under way, now that its worker has reported."""
+        ...
+
+
 @define(eq=False)
 class Station:
     """One worker: its memory, the executor of its share, and the record of what its copies may touch."""
 
-    memory: Memory
+    memory: WorkerMemory
     executor: Executor
     traffic: Traffic
+    ordering: Ordering | None = None
+    """None where the order of the calls is the order of the bytes."""
 
 
 @define(eq=False)
-class _Step:
+class Step:
     """A plan on its way through the workers, with what was scheduled in it."""
 
     plan: Plan
@@ -138,7 +157,7 @@ class Engine:
         """Those that are over as soon as the plans that speak of them have settled."""
         self._preempted: set[str] = set()
         """Those that the step being made has preempted."""
-        self._out: deque[_Step] = deque()
+        self._out: deque[Step] = deque()
         self._broken: set[str] = set()
         self._budget = options.step_tokens
         """Tokens that the step being made can still compute."""
@@ -209,6 +228,14 @@ class Engine:
         else:
             sequence.drop()
 
+    def lose_worker(self, rank: int) -> None:
+        """A worker is gone, and with it its share of all content: every request is given up. Ticking goes on as ever."""
+        self.abort_all()
+        self.offload.lose_worker(rank)
+        for sequence in self._ending.values():  # nothing is left of them for a plan to end
+            sequence.drop()
+        self._ending.clear()
+
     # --- one step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -234,7 +261,7 @@ class Engine:
 
         if plan is not None:
             forward = ForwardPass(batch, self.ledger, self._geometry, self.stations[0].memory.words)
-            self._out.append(_Step(plan, [(each, each.tenure, each.scheduled) for each in batch], forward))
+            self._out.append(Step(plan, [(each, each.tenure, each.scheduled) for each in batch], forward))
             for sequence in batch:
                 sequence.plan()
         if plan is None or len(self._out) > self.options.plans_ahead:
@@ -245,7 +272,7 @@ class Engine:
         if self._now % self.options.check_every == 0:
             self.check()
 
-    def _run(self, step: _Step) -> None:
+    def _run(self, step: Step) -> None:
         """All workers execute a plan, and it settles."""
         reports = [each.executor.execute(step.plan, partial(self._forward, each, step.forward)) for each in self.stations]
         self._note_clashes()
@@ -364,7 +391,7 @@ class Engine:
                     self.offload.hand_off(sequence.name, group, end)
         return self.offload.build_plan(self._now)
 
-    def _abort(self, step: _Step) -> None:
+    def _abort(self, step: Step) -> None:
         """Clients go away while a step runs; what the step computes for them still counts, and then they are over."""
         leaving = [sequence for sequence, _ in self._loading.values() if sequence.abort_at is not None]
         leaving += [
@@ -383,7 +410,7 @@ class Engine:
                 self._loading.pop(sequence.name, None)
                 self._give_up(sequence)
 
-    def _settle(self, step: _Step, reports: list[Report]) -> None:
+    def _settle(self, step: Step, reports: list[Report]) -> None:
         """Tokens count and reports are applied; then requests hear of their loads, and some are over."""
         self._abort(step)
         settled = self.offload.settle(
@@ -425,6 +452,16 @@ class Engine:
 
     def _forward(self, station: Station, forward: ForwardPass) -> None:
         """The forward pass on one worker."""
+        if station.ordering is None:
+            self._compute(station, forward)
+            return
+        station.ordering.before_forward(np.concatenate((forward.read, forward.tail, forward.written)))
+        try:
+            self._compute(station, forward)
+        finally:
+            station.ordering.computed()
+
+    def _compute(self, station: Station, forward: ForwardPass) -> None:
         station.traffic.compute(np.concatenate((forward.read, forward.tail)), forward.written)
         verified, corrupt = check_and_write(forward, station.memory, self.options.verify, self._rng)
         self.counts.verified_blocks += verified

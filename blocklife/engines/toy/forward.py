@@ -13,7 +13,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 from attrs import define, field
 
-from blocklife.engines.toy.memory import Ids, Memory, Words
+from blocklife.engines.toy.memory import Ids, Words, WorkerMemory
 from blocklife.engines.toy.sequences import Sequence, state_fingerprints
 from blocklife.errors import InvariantError
 from blocklife.ledger import Ledger
@@ -120,7 +120,7 @@ def _too_short(sequence: Sequence, table: array[int], group: int, needed: int) -
     return InvariantError(f"request {sequence.name}: group {group} has {len(table)} blocks, and its step needs {needed}")
 
 
-def check_and_write(step: ForwardPass, memory: Memory, verify: float, rng: np.random.Generator) -> tuple[int, int]:
+def check_and_write(step: ForwardPass, memory: WorkerMemory, verify: float, rng: np.random.Generator) -> tuple[int, int]:
     """Run a step on one worker's memory. Returns how many blocks were verified, and how many of them were corrupt.
 
     *verify* is the share of whole blocks read that are checked. A block of which no whole word is written yet does not count.

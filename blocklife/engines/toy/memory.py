@@ -7,6 +7,8 @@ made of two blocks differs somewhere, and checking is one gather, one xor and on
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,15 +28,45 @@ def mixed(values: NDArray[np.uint64]) -> Words:
     return values ^ (values >> np.uint64(31))
 
 
+def constants(words: int, worker: int) -> Words:
+    """What each word of a block is xored with, on this worker."""
+    return mixed(np.arange(words, dtype=np.uint64) + np.uint64((worker + 1) << 32))
+
+
+class WorkerMemory(Protocol):
+    """The device and the host memory of one worker, wherever they lie."""
+
+    @property
+    def words(self) -> int:
+        """Words of a block."""
+        ...
+
+    def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:
+        """The forward pass: write words ``start`` to ``stop`` of each block. Blocks are distinct."""
+        ...
+
+    def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
+        """Positions of those whole blocks whose bytes are not what they should be."""
+        ...
+
+    def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
+        """The same for blocks of which only the first ``words`` are written."""
+        ...
+
+    def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
+        """Positions of those host places whose bytes are not what they should be."""
+        ...
+
+
 class Memory:
-    """The device and the host memory of one worker: rows of words, one row a block or host place."""
+    """Both in numpy: rows of words, one row a block or host place."""
 
     def __init__(self, num_blocks: int, num_places: int, block_bytes: int, worker: int) -> None:
         words = block_bytes // WORD_BYTES
         self.words = words
         self.device: Words = np.zeros((num_blocks, words), dtype=np.uint64)
         self.host: Words = np.zeros((num_places, words), dtype=np.uint64)
-        self._constants = mixed(np.arange(words, dtype=np.uint64) + np.uint64((worker + 1) << 32))
+        self._constants = constants(words, worker)
         self._columns = np.arange(words, dtype=np.int64)
 
     def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:

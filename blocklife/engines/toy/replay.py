@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -14,8 +16,8 @@ from blocklife.copiers.cpu import CpuCopier
 from blocklife.copiers.executor import Executor
 from blocklife.copiers.faults import FaultRates, FaultyCopier
 from blocklife.copiers.protocol import Copier
-from blocklife.engines.toy.engine import Engine, EngineOptions, Station
-from blocklife.engines.toy.memory import WORD_BYTES, Memory
+from blocklife.engines.toy.engine import Engine, EngineOptions, Ordering, Station
+from blocklife.engines.toy.memory import WORD_BYTES, Memory, WorkerMemory
 from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import BlocklifeError, MisuseError
@@ -23,6 +25,9 @@ from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
 from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
 from blocklife.offload.groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import replacement
+
+if TYPE_CHECKING:
+    from blocklife.engines.toy.tensors import TensorDevice
 
 MAX_WORKERS = 64
 SPARE_REQUESTS = 1024
@@ -36,6 +41,10 @@ MAX_VIOLATIONS_SHOWN = 20
 ABORT_WITH_FAULTS = 0.02
 DEFAULT_BLOCK_TOKENS = 128
 """Tokens of a block where nobody says anything about groups."""
+COPIERS = ("cpu", "torch", "cuda")
+"""Who moves the bytes: between numpy arrays, CPU tensors and host memory, or a CUDA device and pinned host memory."""
+IDLE_S = 0.0005
+"""How long the engine rests after a step that computed nothing while a device copies: deadlines count steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -60,6 +69,8 @@ class ReplayOptions:
     policy: str = "lru"
     """What the host tier forgets first."""
     workers: int = 1
+    copier: str = "cpu"
+    """One of `COPIERS`."""
     contract: Contract = Contract.FENCE
     checking: Checking = Checking.STRICT
     faults: FaultRates | None = None
@@ -67,7 +78,7 @@ class ReplayOptions:
     step_tokens: int = 8192
     max_running: int = 256
     link_blocks: int = 24
-    """Blocks that the link moves in a step, per direction."""
+    """Blocks that the link of the cpu copier moves in a step, per direction; the other copiers take what link there is."""
     max_jobs: int = 32
     deadline: int = 128
     """Steps that a job may run before it is given up."""
@@ -103,8 +114,22 @@ class ReplayOptions:
             raise MisuseError(f"--speed must be above 0 milliseconds a step, not {self.speed}")
         if not 0 <= self.seed < 1 << 63:
             raise MisuseError(f"--seed must be from 0 to {(1 << 63) - 1}, not {self.seed}")
-        size = self.geometry.blocks_per_chunk
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """What the machine and its device have room for; a copier that cannot run is refused too."""
+        size, on_device = self.geometry.blocks_per_chunk, self.gpu_blocks * self.workers * self.block_bytes
+        if self.copier not in COPIERS:
+            raise MisuseError(f"--copier must be one of {', '.join(COPIERS)}, not {self.copier!r}")
+        device = _device_for(self.copier)
+        room = None if device is None else device.room()
+        if room is not None and on_device > room:
+            raise MisuseError(
+                f"--workers {self.workers} x --gpu-blocks {self.gpu_blocks} x --block-bytes {self.block_bytes} "
+                f"need {on_device / 2**30:.1f} GiB, and the device has room for {room / 2**30:.1f} GiB (lower one)"
+            )
         needed = (self.gpu_blocks + self.host_slots * size) * (self.workers * self.block_bytes + LEDGER_BYTES)
+        needed -= on_device * (room is not None)
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > 0.8 * there:
             slots = f"--host-slots {self.host_slots}" + f" x --blocks-per-chunk {size}" * (size > 1)
@@ -112,6 +137,18 @@ class ReplayOptions:
                 f"--workers {self.workers} x (--gpu-blocks {self.gpu_blocks} + {slots}) x --block-bytes {self.block_bytes} "
                 f"need {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB (lower one)"
             )
+
+
+def _device_for(copier: str) -> TensorDevice | None:
+    """Where the blocks lie if not in numpy. Refuses: MisuseError for a copier that cannot run here."""
+    if copier == "cpu":
+        return None
+    try:
+        from blocklife.engines.toy.tensors import TensorDevice
+    except (ImportError, OSError) as problem:  # a torch that does not load raises either
+        why = (str(problem).splitlines() or ["no message"])[0]
+        raise MisuseError(f"--copier {copier} needs torch: {why} (pip install 'blocklife[torch]')") from None
+    return TensorDevice(copier)
 
 
 def _check_range(name: str, value: int, most: int) -> None:
@@ -153,6 +190,8 @@ def _geometry(groups: Geometry | str | None, block_tokens: int | None, blocks_pe
 class ReplayReport:
     """What happened, in the order in which people read it. Counts are of the whole run unless a unit says otherwise."""
 
+    copier: str
+    """Who moved the bytes, and on which device."""
     groups: str
     """The groups of the model, in the order of all tuples by group."""
     blocks_per_chunk: int
@@ -217,9 +256,19 @@ class ReplayReport:
 
 
 class Replay:
-    """A workload on its way through an engine."""
+    """A workload on its way through an engine. Whatever it holds, threads and memory, goes at the end of `run`."""
 
-    def __init__(self, workload: Items[WorkloadRequest], options: ReplayOptions) -> None:
+    def __init__(
+        self,
+        workload: Items[WorkloadRequest],
+        options: ReplayOptions,
+        *,
+        preparing: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
+        """Take the memory. Where it is tensors, *preparing* hears the bytes of host memory that are ready, and all of them.
+
+        Refuses: MisuseError for memory that cannot be had.
+        """
         self.options = options
         self.ledger = Ledger(
             Limits(
@@ -242,11 +291,21 @@ class Replay:
             Policies(
                 mode=options.mode,
                 plans_ahead=plans_ahead,
-                # even a full queue of stores drains before its last one is given up
+                # even a full queue of stores drains before its last one is given up; copiers that are not paced get jobs of
+                # the same size, so that runs can be compared
                 max_job_blocks=max(1, options.link_blocks * options.deadline // options.max_jobs),
             ),
         )
-        self.stations = [self._station(rank) for rank in range(options.workers)]
+        self._held = contextlib.ExitStack()
+        self._device = _device_for(options.copier)
+        try:
+            self.stations = [self._station(rank, preparing) for rank in range(options.workers)]
+        except BlocklifeError as problem:
+            self._held.close()
+            raise MisuseError(f"--copier {options.copier}: {problem}") from problem
+        except BaseException:
+            self._held.close()
+            raise
         self.engine = Engine(
             self.ledger,
             self.offload,
@@ -270,17 +329,41 @@ class Replay:
         self._leaked = 0
         self._interrupted = False
 
-    def _station(self, rank: int) -> Station:
+    def _station(self, rank: int, preparing: Callable[[int, int], None]) -> Station:
         options = self.options
         size = options.geometry.blocks_per_chunk
-        memory = Memory(options.gpu_blocks, options.host_slots * size, options.block_bytes, rank)
-        copier: Copier = CpuCopier(memory.device, memory.host, worker=Worker(rank), blocks_per_poll=options.link_blocks)
+        memory, copier, ordering = self._ends(rank, preparing)
         if options.faults is not None:
             copier = FaultyCopier(
                 copier, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline
             )
         traffic = Traffic(copier, options.gpu_blocks, options.host_slots, size)
-        return Station(memory, Executor(traffic), traffic)
+        return Station(memory, Executor(traffic), traffic, ordering)
+
+    def _ends(self, rank: int, preparing: Callable[[int, int], None]) -> tuple[WorkerMemory, Copier, Ordering | None]:
+        """The memory of one worker, the copier between its ends, and who orders its copies; all held until the end."""
+        options, worker = self.options, Worker(rank)
+        num_places = options.host_slots * options.geometry.blocks_per_chunk
+        if self._device is None:
+            rows = Memory(options.gpu_blocks, num_places, options.block_bytes, rank)
+            paced = CpuCopier(rows.device, rows.host, worker=worker, blocks_per_poll=options.link_blocks)
+            self._held.callback(paced.close)
+            return rows, paced, None
+        memory, copier, ordering = self._device.ends(
+            options.gpu_blocks,
+            num_places,
+            options.block_bytes,
+            worker,
+            num_groups=len(options.geometry.groups),
+            progress=lambda done, total: preparing(rank * total + done, options.workers * total),
+        )
+
+        def give_back() -> None:
+            copier.close()  # where this raises, copies may go on, and memory must not go from under them
+            memory.close()
+
+        self._held.callback(give_back)
+        return memory, copier, ordering
 
     @property
     def finished(self) -> int:
@@ -295,25 +378,46 @@ class Replay:
         begin = time.perf_counter()
         engine = self.engine
         try:
-            for request in self._workload:
-                engine.add(request)
-            while not engine.idle:
-                if not self._interrupted and stop():
-                    self._interrupted = True
-                    engine.abort_all()
-                    continue
-                engine.step()
-                if not engine.unfinished:
-                    self._settle_the_rest()
-                progress()
-            engine.check()
-        except BlocklifeError as problem:
-            engine.counts.violations.append(f"{type(problem).__name__}: {problem}")
-        finally:
-            engine.close()
-        self._seconds = time.perf_counter() - begin
-        self._leaked = engine.audit()
+            with self._held:
+                if self._device is not None:
+                    self._held.enter_context(self._device.computing())
+                try:
+                    self._run(stop, progress)
+                except BlocklifeError as problem:
+                    self._note(problem)
+                finally:
+                    self._seconds = time.perf_counter() - begin
+                    engine.close()
+                self._leaked = engine.audit()
+        except BlocklifeError as problem:  # a device that proves nothing any more: what lies in the slots is not known
+            self._note(problem)
         return self.report()
+
+    def _run(self, stop: Callable[[], bool], progress: Callable[[], None]) -> None:
+        engine = self.engine
+        for request in self._workload:
+            engine.add(request)
+        while not engine.idle:
+            if not self._interrupted and stop():
+                self._interrupted = True
+                engine.abort_all()
+                continue
+            tokens = engine.counts.tokens_computed
+            engine.step()
+            if not engine.unfinished:
+                self._settle_the_rest()
+            if engine.counts.tokens_computed == tokens:
+                self._rest()
+            progress()
+        engine.check()
+
+    def _note(self, problem: BlocklifeError) -> None:
+        self.engine.counts.violations.append(f"{type(problem).__name__}: {problem}")
+
+    def _rest(self) -> None:
+        """Let a device copy: steps that compute nothing take no time, and with them its jobs would run out of theirs."""
+        if any(station.ordering is not None and station.ordering.busy() for station in self.stations):
+            time.sleep(IDLE_S)
 
     def _settle_the_rest(self) -> None:
         """No request is left: copies that will never report have passed their deadline sooner or later."""
@@ -334,6 +438,7 @@ class Replay:
         # a rule that the ledger finds broken ends a strict run, and its message is among the others already
         only_counted = 0 if ledger.checking is Checking.STRICT else statistics.violations
         return ReplayReport(
+            copier="cpu" if self._device is None else self._device.name,
             groups=str(self.options.geometry),
             blocks_per_chunk=self.options.geometry.blocks_per_chunk,
             requests=counts.requests,

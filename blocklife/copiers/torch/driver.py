@@ -1,0 +1,164 @@
+"""The CUDA driver, as far as torch does not offer it: many copies in one call, and where a kernel finds a byte of host memory.
+
+*Rules of this file.* Numbers go to the driver as numpy holds them: a batch of a thousand copies makes no thousand objects. What
+the driver answers is raised with its own name for it.
+
+*Why by hand.* Package ``cuda-bindings`` takes a batch as lists, with an object for each address: that is a fifth of a
+microsecond for each copy before the driver begins. And the call has two forms: since CUDA 13 its name stands for one argument
+less. So the driver is asked for the form of CUDA 12.8, by name and version: every driver since then has it.
+
+*Why in parts.* Single batches of some ten thousand copies have been reported to end a process inside the driver; batches of a
+few thousand have not.
+
+*Open.* Written against the documentation of the driver and tried on a fake one; not yet seen on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Ids
+
+BATCH_MOST = 4_096
+"""How many copies one call of the driver is given."""
+
+_BATCH_SINCE = 12_080
+"""The version of CUDA whose form of the call is asked for, as the driver counts versions."""
+
+_IN_STREAM_ORDER = 1
+"""CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: a source is read when its copy's turn has come, as with any other copy."""
+
+_BESIDE_COMPUTE = 1
+"""CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: a hint to leave the multiprocessors to the engine and use the copy engines."""
+
+_DEVICE_POINTER = 3
+"""CU_POINTER_ATTRIBUTE_DEVICE_POINTER: the address under which kernels reach a byte."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes. The hints are for memory that moves by itself, and ignored for any other."""
+
+    _fields_ = (
+        ("source_order", ctypes.c_int),
+        ("source_hint", _Location),
+        ("target_hint", _Location),
+        ("flags", ctypes.c_uint),
+    )
+
+
+BatchCall = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,  # targets
+    ctypes.c_void_p,  # sources
+    ctypes.c_void_p,  # sizes
+    ctypes.c_size_t,  # how many copies
+    ctypes.c_void_p,  # attributes
+    ctypes.c_void_p,  # the first copy of each attributes
+    ctypes.c_size_t,  # how many attributes
+    ctypes.c_void_p,  # out: the copy that was refused
+    ctypes.c_void_p,  # stream
+)
+"""cuMemcpyBatchAsync of CUDA 12.8."""
+
+
+class CudaDriver:
+    """What movers ask of the driver. *library* is libcuda, as ctypes loads it."""
+
+    def __init__(self, library: object) -> None:
+        self._library = library
+        self._batch = self._find_batch()
+
+    @property
+    def knows_batches(self) -> bool:
+        """Whether many copies can go in one call."""
+        return self._batch is not None
+
+    def copy_batch(self, target: Ids, source: Ids, nbytes: Ids, *, device: int, stream: int) -> None:
+        """Queue these copies on a stream of a device; among themselves they run in any order.
+
+        Refuses: MisuseError for the default stream, which the driver gives no batches. Raises RuntimeError with what the
+        driver answers; copies before the refused one may have been queued then.
+        """
+        if self._batch is None:
+            raise MisuseError("cuda driver: knows no batched copies (ask knows_batches first)")
+        if not stream:
+            raise MisuseError("cuda driver: the default stream takes no batches (make a stream of your own current)")
+        self._enter(device)
+        columns = [np.ascontiguousarray(column, np.int64) for column in (target, source, nbytes)]
+        attributes = _Attributes(source_order=_IN_STREAM_ORDER, flags=_BESIDE_COMPUTE)
+        first, refused = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        for begin in range(0, len(nbytes), BATCH_MOST):
+            part = [column[begin : begin + BATCH_MOST] for column in columns]
+            count = len(part[0])
+            error = self._batch(
+                *(column.ctypes.data for column in part),
+                count,
+                ctypes.byref(attributes),
+                ctypes.byref(first),
+                1,
+                ctypes.byref(refused),
+                stream,
+            )
+            if error:
+                at = f", at copy {begin + refused.value}" if refused.value < count else ""
+                raise RuntimeError(f"cuMemcpyBatchAsync of {count} copies answered {self._name(error)}{at}")
+
+    def address_on_device(self, host: int) -> int:
+        """Where kernels find a byte of page-locked host memory. Raises RuntimeError for memory that they cannot reach."""
+        found = ctypes.c_void_p()
+        self._ask("cuPointerGetAttribute", ctypes.byref(found), ctypes.c_int(_DEVICE_POINTER), ctypes.c_uint64(host))
+        return found.value or 0
+
+    def _find_batch(self) -> ctypes._FuncPointer | None:
+        """None for a driver that is too old to know it, or to be asked."""
+        found, status = ctypes.c_void_p(), ctypes.c_int()
+        try:
+            self._ask(
+                "cuGetProcAddress_v2",
+                ctypes.c_char_p(b"cuMemcpyBatchAsync"),
+                ctypes.byref(found),
+                ctypes.c_int(_BATCH_SINCE),
+                ctypes.c_uint64(0),
+                ctypes.byref(status),
+            )
+        except (AttributeError, RuntimeError):
+            return None
+        return BatchCall(found.value) if found.value else None
+
+    def _enter(self, device: int) -> None:
+        """Give this thread a context if it has none yet: torch does so at its first call, and the driver does not."""
+        context, handle = ctypes.c_void_p(), ctypes.c_int()
+        self._ask("cuCtxGetCurrent", ctypes.byref(context))
+        if not context.value:
+            self._ask("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+            self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+            self._ask("cuCtxSetCurrent", context)
+
+    def _ask(self, call: str, *given: object) -> None:
+        if error := self._call(call)(*given):
+            raise RuntimeError(f"{call} answered {self._name(error)}")
+
+    def _name(self, error: int) -> str:
+        name = ctypes.c_char_p()
+        self._call("cuGetErrorName")(ctypes.c_int(error), ctypes.byref(name))
+        return name.value.decode() if name.value else f"error {error}"
+
+    def _call(self, name: str) -> Callable[..., int]:
+        call: Callable[..., int] = getattr(self._library, name)
+        return call
+
+
+def cuda_driver() -> CudaDriver | None:
+    """The driver of this machine; None where there is none."""
+    try:
+        return CudaDriver(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return None

@@ -1,0 +1,256 @@
+"""Who moves pages: the copier with any mover, and what one would write without it.
+
+Each queues its jobs, one call a job, on streams of its own, and says which bytes should be where afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from blocklife.copiers.torch import TorchCopier
+from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.moves import ChoosingMover, Mover
+from blocklife.ledger.records import Direction, JobId, Result, Transfer, Worker
+from tests.bench.gpu.arena import LOAD, STORE, Arena, Work
+from tests.bench.gpu.records import EACH, GATHER, LIMIT, NEIGHBOURS
+from tests.gpu.movers import ForcedCuda, forced
+
+
+class Competitor(Protocol):
+    """Moves all of a direction's bytes, job by job."""
+
+    name: str
+
+    def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
+        """What it works on; nothing where there are no streams."""
+        ...
+
+    def num_jobs(self, direction: Direction) -> int:
+        """How many calls move all."""
+        ...
+
+    def begin(self) -> None:
+        """Get ready. Nothing is under way."""
+        ...
+
+    def queue(self, direction: Direction, number: int) -> None:
+        """Queue one job."""
+        ...
+
+    def end(self) -> None:
+        """Everything that was queued has run. Raises RuntimeError if the competitor knows better."""
+        ...
+
+    def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+        """Do the same to other buffers, of words of eight bytes, in the plainest way."""
+        ...
+
+
+def moved(arena: Arena, work: Work, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+    """What it means to move this work."""
+    blocks, places = (torch.from_numpy(ids).to(device.device) for ids in (work.blocks, work.places))
+    layers, regions = arena.cut(device), arena.cut(host)
+    if direction is STORE:
+        regions[:, places] = layers[:, blocks]
+    else:
+        layers[:, blocks] = regions[:, places]
+
+
+class Ours:
+    """The copier, from `launch` on. Its name is that of a mover, or says how the blocks lie where the copier chooses."""
+
+    def __init__(self, arena: Arena, name: str, mover: Mover) -> None:
+        self.name = name
+        self._arena = arena
+        self._layout = Layout(arena.cache, arena.rows)
+        self._mover = mover
+        self._device = forced(self._layout, mover)
+        self.copier = TorchCopier(arena.cache, arena.rows, worker=Worker(0), device=self._device)
+        cut = arena.neighbours if name == NEIGHBOURS else arena.scattered
+        self._work = {direction: cut(direction) for direction in Direction}
+        self._jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self._work.items()}
+        self._out: set[JobId] = set()
+        self._num_jobs = 0
+
+    def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
+        if not isinstance(self._device, ForcedCuda):
+            return []
+        return [self._device.named[direction.name.lower()].inner]
+
+    def num_jobs(self, direction: Direction) -> int:
+        return len(self._jobs[direction])
+
+    def job_bytes(self, direction: Direction, number: int) -> int:
+        """What one job moves."""
+        return len(self._jobs[direction][number][0]) * self._arena.block
+
+    def chosen(self, direction: Direction) -> str:
+        """Which mover it takes for the first job of a direction; empty where there is nothing to choose."""
+        if not isinstance(self._mover, ChoosingMover):
+            return ""
+        pages = self._layout.pages(self._transfer(direction, 0), *self._jobs[direction][0])
+        return next(self._mover.order(len(pages), pages.total, direction))
+
+    def begin(self) -> None:
+        self.copier.computed()
+
+    def queue(self, direction: Direction, number: int) -> None:
+        self._num_jobs += 1
+        transfer = self._transfer(direction, number)
+        self.copier.launch(transfer)
+        self._out.add(transfer.job)
+
+    def hear(self) -> int:
+        """How many jobs have landed since anybody asked. Raises RuntimeError if one has failed."""
+        completions = self.copier.poll()
+        if any(completion.result is not Result.OK for completion in completions):
+            raise RuntimeError(self.copier.statistics().last_error)
+        self._out -= {completion.job for completion in completions}
+        return len(completions)
+
+    def end(self) -> None:
+        self.copier.wait(self._out)
+        self.hear()
+        if self._out:
+            raise RuntimeError(f"{len(self._out)} jobs were not reported")
+
+    def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+        moved(self._arena, self._work[direction], direction, device, host)
+
+    def _transfer(self, direction: Direction, number: int) -> Transfer:
+        blocks, places = self._jobs[direction][number]
+        source, target = (blocks, places) if direction is STORE else (places, blocks)
+        return Transfer(JobId(1, self._num_jobs), direction, source, target, (len(blocks),))
+
+
+class _Peer:
+    """Somebody with one stream for each direction."""
+
+    name = ""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        cuda, where = arena.buffers.cuda, arena.buffers.where
+        self._streams: dict[Direction, torch.cuda.Stream | None] = {
+            direction: torch.cuda.Stream(device=where) if cuda else None
+            for direction in Direction
+        }
+        self.work = {direction: arena.scattered(direction) for direction in Direction}
+        self.jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self.work.items()}
+
+    def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
+        stream = self._streams[direction]
+        return [] if stream is None else [stream]
+
+    def on(self, direction: Direction) -> torch.cuda.StreamContext:
+        """The direction's stream is the current one inside; None changes nothing."""
+        return torch.cuda.stream(self._streams[direction])
+
+    def num_jobs(self, direction: Direction) -> int:
+        return len(self.jobs[direction])
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+    def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+        moved(self.arena, self.work[direction], direction, device, host)
+
+
+class Limit(_Peer):
+    """One copy of the same bytes, all in a row: what the link gives."""
+
+    name = LIMIT
+
+    def num_jobs(self, direction: Direction) -> int:
+        return 1
+
+    def queue(self, direction: Direction, number: int) -> None:
+        with self.on(direction):
+            self._copy(direction, self.arena.buffers.device, self.arena.buffers.host)
+
+    def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+        self._copy(direction, device.view(torch.uint8), host.view(torch.uint8))
+
+    def _copy(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+        volume = self.arena.volume
+        part = slice(0, volume) if direction is STORE else slice(2 * volume, 3 * volume)
+        source, target = (device, host) if direction is STORE else (host, device)
+        target[part].copy_(source[part], non_blocking=True)
+
+
+class Each(_Peer):
+    """One ``copy_`` for each page, in a loop over layers and blocks."""
+
+    name = EACH
+
+    def queue(self, direction: Direction, number: int) -> None:
+        blocks, places = (ids.tolist() for ids in self.jobs[direction][number])
+        with self.on(direction):
+            for layer, region in zip(self.arena.cache.layers, self.arena.rows.regions, strict=True):
+                for block, place in zip(blocks, places, strict=True):
+                    if direction is STORE:
+                        region[place].copy_(layer[block], non_blocking=True)
+                    else:
+                        layer[block].copy_(region[place], non_blocking=True)
+
+
+class Gather(_Peer):
+    """Gathered on the device with ``index_select``, sent as one copy; loads the other way round with ``index_copy_``.
+
+    It is spared what the copier does: its places on the host are all in a row, its ids are on the device before it begins,
+    it orders nothing, and it reads words of eight bytes.
+    """
+
+    name = GATHER
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        where = arena.buffers.where
+        self._words = [layer.view(torch.int64) for layer in arena.cache.layers]
+        self._ids = {
+            direction: [torch.from_numpy(blocks).to(where) for blocks, _ in jobs] for direction, jobs in self.jobs.items()
+        }
+        self._staging = {
+            direction: torch.zeros(arena.job_blocks * arena.block // 8, dtype=torch.int64, device=where)
+            for direction in Direction
+        }
+
+    def queue(self, direction: Direction, number: int) -> None:
+        ids = self._ids[direction][number]
+        there = self._there(self.arena.buffers.host, direction, number).view(torch.int64)
+        staging = self._staging[direction][: there.numel()]
+        parts = staging.view(len(self._words), len(ids), -1)
+        with self.on(direction):
+            if direction is STORE:
+                for words, part in zip(self._words, parts, strict=True):
+                    torch.index_select(words, 0, ids, out=part)
+                there.copy_(staging, non_blocking=True)
+            else:
+                staging.copy_(there, non_blocking=True)
+                for words, part in zip(self._words, parts, strict=True):
+                    words.index_copy_(0, ids, part)
+
+    def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+        layers = self.arena.cut(device)
+        for number, ids in enumerate(self._ids[direction]):
+            there = self._there(host.view(torch.uint8), direction, number).view(torch.int64).view(len(layers), len(ids), -1)
+            if direction is STORE:
+                there.copy_(layers[:, ids])
+            else:
+                layers[:, ids] = there
+
+    def _there(self, host: torch.Tensor, direction: Direction, number: int) -> torch.Tensor:
+        """Where a job's bytes lie in the host, all in a row; the directions share none."""
+        begin = (0 if direction is STORE else 2 * self.arena.volume) + number * self.arena.job_blocks * self.arena.block
+        return host[begin : begin + len(self._ids[direction][number]) * self.arena.block]
+
+
+PEERS: Sequence[Callable[[Arena], Competitor]] = (Limit, Each, Gather)
+
+DIRECTIONS: dict[str, tuple[Direction, ...]] = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}

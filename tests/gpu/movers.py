@@ -1,0 +1,79 @@
+"""The movers by name, each by itself, and devices that move by the one they are given."""
+
+from __future__ import annotations
+
+import torch
+
+from blocklife.copiers.torch.driver import cuda_driver
+from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.moves import BatchMover, KernelMover, Mover, RunMover, mover_for_cuda
+from blocklife.copiers.torch.streams import CudaDevice, CudaStream, Device, HostDevice, HostStream
+
+SINGLE = ("slices", "batch", "kernel")
+"""Each mover by itself, by the name that `CHOICES` has for it."""
+
+NAMES = ("chosen", *SINGLE)
+"""What the copier itself would take, and each by itself."""
+
+
+class AbsentError(Exception):
+    """This mover cannot be had here: why."""
+
+
+def made(name: str, layout: Layout) -> Mover:
+    """The mover of that name for these bytes. Raises AbsentError where there is none."""
+    cuda = layout.cache.device.type == "cuda"
+    if name == "slices" or (name == "chosen" and not cuda):
+        return RunMover(layout)
+    if not cuda:
+        raise AbsentError(f"mover {name!r} needs a CUDA device")
+    if name == "chosen":
+        return mover_for_cuda(layout)
+    try:
+        return _kernel(layout) if name == "kernel" else _batch()
+    except (RuntimeError, ImportError) as problem:
+        raise AbsentError(f"mover {name!r}: {problem}") from problem
+
+
+def _kernel(layout: Layout) -> Mover:
+    return KernelMover(layout)
+
+
+def _batch() -> Mover:
+    driver = cuda_driver()
+    if driver is None:
+        raise RuntimeError("there is no driver to load")
+    return BatchMover(driver)
+
+
+class ForcedCuda(CudaDevice):
+    """Keeps its streams by name."""
+
+    def __init__(self, layout: Layout, mover: Mover) -> None:
+        super().__init__(layout, mover)
+        self.named: dict[str, CudaStream] = {}
+
+    def stream(self, name: str) -> CudaStream:
+        self.named[name] = super().stream(name)
+        return self.named[name]
+
+
+class ForcedHost(HostDevice):
+    """CPU tensors, moved by any mover."""
+
+    def __init__(self, layout: Layout, mover: Mover) -> None:
+        super().__init__(layout)
+        self._forced = mover
+
+    def stream(self, name: str) -> HostStream:
+        return HostStream(self._forced)
+
+
+def forced(layout: Layout, mover: Mover) -> Device:
+    """The device that a cache lies on, moving by this mover."""
+    return (ForcedCuda if layout.cache.device.type == "cuda" else ForcedHost)(layout, mover)
+
+
+def is_cuda(where: torch.device) -> bool:
+    """Whether copies run beside the host there."""
+    return where.type == "cuda"
