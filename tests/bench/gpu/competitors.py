@@ -135,8 +135,7 @@ class _Peer:
         self.arena = arena
         cuda, where = arena.buffers.cuda, arena.buffers.where
         self._streams: dict[Direction, torch.cuda.Stream | None] = {
-            direction: torch.cuda.Stream(device=where) if cuda else None
-            for direction in Direction
+            direction: torch.cuda.Stream(device=where) if cuda else None for direction in Direction
         }
         self.work = {direction: arena.scattered(direction) for direction in Direction}
         self.jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self.work.items()}
