@@ -5,8 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 ARGS   ?=
+VLLM   ?= 0.33.0
 
-.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu spec format clean
+.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu vllm test-vllm spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -42,6 +43,14 @@ test-gpu: $(VENV)/.dev  ## what needs a CUDA device; says so where there is none
 
 bench-gpu: $(VENV)/.dev  ## how fast pages move between a GPU and the host, against the link and the peers
 	@$(BIN)/python -m tests.bench.gpu $(ARGS)
+
+vllm: $(BIN)/python  ## fetch vLLM's scheduler side for tests: 1.4 GB, once (VLLM='0.33.0 0.23.0')
+	@$(BIN)/python -m tests.vllm.fetch $(VLLM)
+
+test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler, release by release
+	@for release in $(VLLM); do \
+	  $(BIN)/python -m tests.vllm.run --ours $$release $(ARGS) || exit 1; \
+	done
 
 spec: $(VENV)/.dev  ## write the generated parts of specs/
 	@$(BIN)/blocklife spec --write

@@ -1,0 +1,138 @@
+"""``python -m tests.vllm.run VERSION TEST ... [pytest options]``: tests under a fetched release of vLLM, on the CPU.
+
+Without an option they are the release's own tests, named as in its source package (``tests/v1/simple_kv_offload``). Whatever
+stands behind the version goes to pytest, or to what the option names, as it is: ``-n 2``, ``-k name``, ``-p a.plugin``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from tests.vllm.releases import DEFAULT, HERE, PROJECT, Shelf, version
+
+PLUGINS = HERE / "plugins"
+TIMEOUT_S = 120
+NOT_OURS = ("ignore:`torch.jit.script_method`:DeprecationWarning",)
+"""Warnings that come with importing vLLM; all others are errors, as in the project's other tests."""
+TOUCHING = "blocklife/engines/vllm"
+"""The package's code that touches vLLM. What the tests of several releases share cannot fit the types of each."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run, where, and with which environment variables."""
+
+    words: list[str]
+    folder: Path
+    environ: Mapping[str, str]
+
+    def become(self) -> None:
+        """Be this command from now on: its exit status and its signals are ours."""
+        os.chdir(self.folder)
+        os.execve(self.words[0], self.words, self.environ)
+
+
+def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables under which a release runs, given those *around*."""
+    fixed = {
+        "PYTHONPATH": os.pathsep.join([str(shelf.source(release)), str(PLUGINS)]),
+        "VLLM_TARGET_DEVICE": "cpu",  # else no platform is found, and the clean-up after each test fails
+        "HF_HUB_OFFLINE": "1",  # else the name of a model is looked up, although a folder of that name is there
+        "HF_HOME": str(shelf.cache / "huggingface"),
+        "VLLM_CACHE_ROOT": str(shelf.cache / "vllm"),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    left_out = {"PYTHONHOME", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in around.items() if name not in left_out}
+    return {"VLLM_LOGGING_LEVEL": "ERROR", **kept, **fixed}
+
+
+def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """The release's own tests; its folder is the working directory, for the stand-in of the model lies there."""
+    words = [str(shelf.python), "-m", "pytest", "--quiet", "--no-header", "-p", "no:cacheprovider", "-p", "fast_teardown"]
+    words += ["--timeout", str(TIMEOUT_S), "-o", "asyncio_default_fixture_loop_scope=function", *wanted]
+    return Command(words, shelf.source(release), surroundings(shelf, release, around))
+
+
+def ours(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """Tests of this folder, with the project's settings."""
+    named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
+    words = [str(shelf.python), "-m", "pytest", "-p", "no:asyncio", "--timeout", str(TIMEOUT_S)]
+    for warning in NOT_OURS:
+        words += ["-W", warning]
+    return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, surroundings(shelf, release, around))
+
+
+def python(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """A program of ours."""
+    return Command([str(shelf.python), *wanted], PROJECT, surroundings(shelf, release, around))
+
+
+def types(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """The running interpreter's mypy; it reads the release's own types, which it has not where it checks everything else."""
+    words = [sys.executable, "-m", "mypy", "--python-executable", str(shelf.python)]
+    words += ["--cache-dir", str(shelf.cache / f"mypy-{release}")]
+    words += ["--follow-imports", "silent"]  # vLLM's own mistakes are not ours
+    words += ["--no-warn-unused-ignores"]  # where vLLM is not, a subclass of one of its classes must be excused
+    words += wanted or [TOUCHING]
+    return Command(words, PROJECT, {**around, "MYPYPATH": str(shelf.source(release))})
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.vllm.run",
+        usage="%(prog)s [-h] [--ours | --python | --types] VERSION [TEST ...] [pytest options]",
+        description=__doc__.partition("\n")[2].strip(),
+    )
+    what = parser.add_mutually_exclusive_group()
+    for make, told in (
+        (ours, "our tests in tests/vllm, all of them if none is named"),
+        (python, "no tests: the environment's Python, with what follows (-m tests.vllm.something, say)"),
+        (types, "no tests: check our code against the release's types with mypy"),
+    ):
+        what.add_argument(f"--{make.__name__}", dest="make", action="store_const", const=make, default=theirs, help=told)
+    parser.add_argument("version", metavar="VERSION", help="a release that was fetched")
+    parser.add_argument("wanted", nargs=argparse.REMAINDER, metavar="TEST", help="tests, and options for pytest")
+    return parser.parse_args(arguments)
+
+
+def refused(text: str) -> NoReturn:
+    """One line, and the status of a command that was not understood."""
+    print(f"tests.vllm.run: error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def chosen_command(arguments: Sequence[str] | None, shelf: Shelf, around: Mapping[str, str]) -> Command:
+    """The command that was asked for, if it can be run."""
+    chosen = parsed(arguments)
+    try:
+        release = version(chosen.version)
+    except ValueError:
+        refused(f"{chosen.version!r} is not a version of vLLM (such as {DEFAULT})")
+    if not shelf.is_ready():
+        refused(f"the environment is not here, or out of date (python -m tests.vllm.fetch {release})")
+    if not shelf.has(release):
+        refused(f"vLLM {release} is not here (python -m tests.vllm.fetch {release})")
+    if chosen.make is theirs and not chosen.wanted:
+        refused("name the tests to run (a release has thousands, and most need a GPU or a model)")
+    if chosen.make is types and importlib.util.find_spec("mypy") is None:
+        refused("this Python has no mypy (use that of the project's test environment)")
+    command: Command = chosen.make(shelf, release, chosen.wanted, around)
+    return command
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what was asked for."""
+    chosen_command(arguments, Shelf(), os.environ).become()
+
+
+if __name__ == "__main__":
+    main()

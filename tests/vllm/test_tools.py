@@ -1,0 +1,352 @@
+"""What is half-made is never taken for whole, and whoever asks for what is not here gets one line that says what to do.
+
+Method: no network and no vLLM. In the place of the environment's Python stands a shell script that plays pip: it brings a
+package made here, fails as pip does, or is interrupted in the middle. Every test begins with an empty folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.vllm import fetch as tool
+from tests.vllm.fetch import FetchError, install_blocklife, make_environment, make_release, reason, unpack
+from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, PROJECT, REQUIREMENTS, Shelf, entry_points, version
+from tests.vllm.run import TOUCHING, Command, chosen_command
+
+RELEASE = "9.9.9"
+INSIDE = ("vllm/__init__.py", "tests/a.py", "pyproject.toml", "LICENSE", "csrc/b.cu")
+FETCH = "import sys, pathlib; from tests.vllm.fetch import fetch; from tests.vllm.releases import Shelf; "
+FETCH += f"sys.exit(fetch(Shelf(pathlib.Path(sys.argv[1])), ['{RELEASE}']))"
+OFFLINE = """
+WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError': Connection refused
+ERROR: Could not find a version that satisfies the requirement vllm==9.9.9 (from versions: none)
+ERROR: No matching distribution found for vllm==9.9.9
+"""
+
+
+def package(path: Path, names: Sequence[str] = INSIDE) -> Path:
+    """A source package of a release, with these files."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name in names:
+            member = tarfile.TarInfo(f"vllm-{RELEASE}/{name}")
+            member.size = len(name)
+            archive.addfile(member, io.BytesIO(name.encode()))
+    return path
+
+
+def shelf_with(folder: Path, script: str) -> Shelf:
+    """A shelf whose environment is whole, and whose Python is a shell script."""
+    shelf = Shelf(folder / "shelf")
+    shelf.python.parent.mkdir(parents=True)
+    shelf.python.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n", encoding="utf-8")
+    shelf.python.chmod(0o755)
+    shelf.stamp.write_text(shelf.fingerprint(), encoding="utf-8")
+    shelf.stamp_of_blocklife.write_text(entry_points(), encoding="utf-8")
+    return shelf
+
+
+def bringing(archive: Path) -> str:
+    """A pip that brings this package, and counts how often it was called."""
+    return f'echo called >>"{archive}.calls"; mkdir -p "$last"; cp "{archive}" "$last/vllm-{RELEASE}.tar.gz"'
+
+
+def fetched(shelf: Shelf) -> subprocess.CompletedProcess[str]:
+    """A run of the whole program in a process of its own."""
+    command = [sys.executable, "-c", FETCH, str(shelf.root)]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_requirements_are_pinned_once_and_agree_with_the_constraints() -> None:
+    """Every line is a name and a version, and a package that the project pins, too, has the same version in both."""
+
+    def pins(path: Path) -> dict[str, str]:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+        assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[\w.]+", line)] == []
+        found = {re.sub(r"[-_.]+", "-", name.lower()): pin for name, _, pin in (line.partition("==") for line in lines)}
+        assert len(found) == len(lines)
+        return found
+
+    wanted, project = pins(REQUIREMENTS), pins(PROJECT / "constraints.txt")
+
+    assert {name: pin for name, pin in wanted.items() if project.get(name, pin) != pin} == {}
+    assert {"attrs", "numpy", "pytest", "pytest-xdist", "rich", "torch", "transitions"} <= wanted.keys() & project.keys()
+
+
+def test_git_ignores_what_is_fetched() -> None:
+    """The folder that everything is fetched into is on git's list."""
+    assert f"{Shelf().root.name}/" in (PROJECT / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("text", ["no", "0.33", "v0.33.0", "../0.33.0", "0.33.0/..", "0.33.0 --index", "0.33.0\n"])
+def test_version_that_could_leave_its_folder_or_its_word_is_refused(text: str) -> None:
+    """A version becomes a folder's name and a part of pip's command: nothing else than a version passes."""
+    with pytest.raises(ValueError, match=re.escape(text)):
+        version(text)
+
+    assert [version(each) for each in (*CHECKSUMS, "0.33.0rc1", "0.9.2.post1")]
+
+
+def test_environment_is_whole_only_with_its_own_stamp(tmp_path: Path) -> None:
+    """A folder without a stamp, with an older one, or copied from elsewhere, is not an environment."""
+    shelf = shelf_with(tmp_path, "")
+    whole = shelf.has_environment()
+    shutil.copytree(shelf.root, tmp_path / "copy")
+    copied = Shelf(tmp_path / "copy").has_environment()
+    shelf.stamp.write_text("of other requirements", encoding="utf-8")
+    older = shelf.has_environment()
+    shelf.stamp.unlink()
+
+    assert (whole, copied, older, shelf.has_environment()) == (True, False, False, False)
+
+
+@pytest.mark.parametrize("broken", range(4))
+def test_environment_gets_its_stamp_after_the_last_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    """Whichever command fails, what is there is not whole, and the next run begins from nothing."""
+    shelf, count = shelf_with(tmp_path, ""), 0
+    shelf.stamp.write_text("of other requirements", encoding="utf-8")
+
+    def watched(command: Sequence[str | Path], shelf: Shelf, doing: str, **_: object) -> None:
+        nonlocal count
+        assert not shelf.stamp.exists()
+        if count == 0:
+            assert not shelf.environment.exists()
+            shelf.environment.mkdir()
+        count += 1
+        if count == broken:
+            raise FetchError(doing)
+
+    monkeypatch.setattr(tool, "watched", watched)
+    if broken:
+        with pytest.raises(FetchError):
+            make_environment(shelf)
+        assert not shelf.has_environment()
+        count = broken = 0
+    make_environment(shelf)
+
+    assert count == 3
+    assert shelf.has_environment()
+
+
+def test_blocklife_is_installed_anew_when_its_entry_points_have_changed(tmp_path: Path) -> None:
+    """Entry points are read at installation: without the right stamp nothing runs, and a failure leaves none."""
+    shelf = shelf_with(tmp_path, f'echo "$last" >>"{tmp_path}/installed"; exit $(cat "{tmp_path}/status")')
+    install_blocklife(shelf)
+    shelf.stamp_of_blocklife.write_text("of other entry points", encoding="utf-8")
+    before = shelf.is_ready()
+    (tmp_path / "status").write_text("1")
+    with pytest.raises(FetchError, match=r"^blocklife"):
+        install_blocklife(shelf)
+    after_failure = shelf.is_ready(), shelf.stamp_of_blocklife.exists()
+    (tmp_path / "status").write_text("0")
+    install_blocklife(shelf)
+
+    assert (before, after_failure) == (False, (False, False))
+    assert shelf.is_ready()
+    assert (tmp_path / "installed").read_text().splitlines() == [str(PROJECT)] * 2
+
+
+def test_release_is_complete_when_it_has_its_name(tmp_path: Path) -> None:
+    """The kept parts and both stand-ins are there, the rest is not, and nothing is fetched twice."""
+    archive = package(tmp_path / "package")
+    shelf = shelf_with(tmp_path, bringing(archive))
+    make_release(shelf, RELEASE)
+    make_release(shelf, RELEASE)
+    source = shelf.source(RELEASE)
+
+    assert {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()} == {
+        "vllm/__init__.py",
+        "tests/a.py",
+        "pyproject.toml",
+        "LICENSE",
+        f"vllm-{RELEASE}+cpu.dist-info/METADATA",
+        f"{MODEL}/config.json",
+    }
+    assert [path.name for path in source.parent.iterdir()] == [RELEASE]
+    assert Path(f"{archive}.calls").read_text().split() == ["called"]
+
+
+def test_release_from_a_broken_package_is_not_there_and_the_next_run_makes_it(tmp_path: Path) -> None:
+    """A package cut short in the middle leaves no folder of that name, and nothing that is in the way later."""
+    archive = package(tmp_path / "package")
+    shelf = shelf_with(tmp_path, bringing(archive))
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FetchError, match=r"cannot be unpacked"):
+        make_release(shelf, RELEASE)
+    after_half = list(shelf.source(RELEASE).parent.iterdir())
+    archive.write_bytes(whole)
+    make_release(shelf, RELEASE)
+
+    assert after_half == []
+    assert shelf.has(RELEASE)
+
+
+def test_package_that_lacks_tests_is_refused(tmp_path: Path) -> None:
+    """What is missing is named."""
+    with pytest.raises(FetchError, match=r"has no tests, LICENSE$"):
+        unpack(package(tmp_path / "package", ("vllm/__init__.py", "pyproject.toml")), tmp_path / "tree", RELEASE)
+
+
+def test_package_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+    """A path that climbs out is refused, and the file is not written."""
+    with pytest.raises(FetchError, match=r"cannot be unpacked"):
+        unpack(package(tmp_path / "package", ("vllm/../../escaped",)), tmp_path / "tree", RELEASE)
+
+    assert list(tmp_path.rglob("escaped*")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (OFFLINE, "no package index can be reached"),
+        ("ERROR: No matching distribution found for vllm==9.9.9\n", "No matching distribution found for vllm==9.9.9"),
+        ("ERROR: Exception:\nTraceback\n  File x\nReadTimeoutError: Read timed out.\n\n", "ReadTimeoutError: Read timed out."),
+        (
+            "  error: subprocess-exited\nerror: metadata-generation-failed\nnote: of it\n",
+            "metadata-generation-failed",
+        ),
+        ("killed\n", "killed"),
+        ("", "pip said nothing"),
+    ],
+)
+def test_reason_is_one_line_of_what_pip_has_said(said: str, told: str) -> None:
+    """The last error is told; that nothing was reached is told in words that pip does not use."""
+    assert reason(said.splitlines(keepends=True)) == told
+
+
+def test_fetch_without_network_says_so_in_one_line(tmp_path: Path) -> None:
+    """Exit status 1, one line of error, and where pip's own words are; the release is not there."""
+    shelf = shelf_with(tmp_path, f"cat <<'END'\n{OFFLINE}\nEND\nexit 1")
+    ran = fetched(shelf)
+
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert [line for line in ran.stderr.splitlines() if "error" in line] == [
+        f"tests.vllm.fetch: error: vLLM {RELEASE}: no package index can be reached (all that was said is in {shelf.log})"
+    ]
+    assert "NewConnectionError" in shelf.log.read_text(encoding="utf-8")
+    assert not shelf.has(RELEASE)
+
+
+@pytest.mark.parametrize("signal", ["INT", "TERM"])
+def test_interrupt_ends_pip_and_the_next_run_goes_on(tmp_path: Path, signal: str) -> None:
+    """Interrupted in the middle of a download: one line, status 130, pip is gone, and the next run makes the release."""
+    archive, pipe = package(tmp_path / "package"), tmp_path / "pipe"
+    subprocess.run(["mkfifo", str(pipe)], check=True)
+    shelf = shelf_with(tmp_path, f'echo $$ >"{tmp_path}/pid"; kill -{signal} $PPID; read never <"{pipe}"')
+    ran = fetched(shelf)
+    after_interrupt = list(shelf.source(RELEASE).parent.iterdir())
+    pip_lives = Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    shelf.python.write_text(f"#!/bin/sh\nfor last; do :; done\n{bringing(archive)}\n", encoding="utf-8")
+    again = fetched(shelf)
+
+    assert (ran.returncode, after_interrupt, pip_lives) == (130, [], False)
+    assert ran.stderr.splitlines()[-1].startswith("tests.vllm.fetch: interrupted")
+    assert "Traceback" not in ran.stderr
+    assert (again.returncode, shelf.has(RELEASE)) == (0, True), again.stderr
+
+
+def command_for(tmp_path: Path, *arguments: str, around: Mapping[str, str] | None = None) -> Command:
+    """What would be run, with a shelf on which one release is whole."""
+    shelf = shelf_with(tmp_path, "")
+    shelf.source(RELEASE).mkdir(parents=True)
+    return chosen_command(arguments, shelf, around or {})
+
+
+def test_release_runs_its_own_tests_in_its_own_folder(tmp_path: Path) -> None:
+    """The release's folder is where it runs and first on the path; what the caller's shell has set there is put aside."""
+    around = {"PYTHONPATH": "elsewhere", "HOME": "home", "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_TARGET_DEVICE": "cuda"}
+    command = command_for(tmp_path, RELEASE, "tests/v1/a", "-n", "2", "-p", "a.plugin", around=around)
+
+    assert command.folder == tmp_path / "shelf" / "src" / RELEASE
+    assert command.words[1:3] == ["-m", "pytest"]
+    assert command.words[-5:] == ["tests/v1/a", "-n", "2", "-p", "a.plugin"]
+    assert command.environ["PYTHONPATH"].split(":") == [str(command.folder), str(HERE / "plugins")]
+    assert {key: command.environ[key] for key in ("HOME", "VLLM_LOGGING_LEVEL", "VLLM_TARGET_DEVICE", "HF_HUB_OFFLINE")} == {
+        "HOME": "home",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ends"),
+    [
+        ((), [str(HERE)]),
+        (("-k", "name"), ["-k", "name", str(HERE)]),
+        (("-x", "tests/vllm/test_tools.py::test_a"), ["-x", "tests/vllm/test_tools.py::test_a"]),
+    ],
+)
+def test_our_tests_are_all_run_unless_some_are_named(tmp_path: Path, wanted: Sequence[str], ends: list[str]) -> None:
+    """Options alone name no test."""
+    command = command_for(tmp_path, "--ours", RELEASE, *wanted)
+
+    assert command.folder == PROJECT
+    assert command.words[-len(ends) :] == ends
+    assert command.words.count(str(HERE)) == ends.count(str(HERE))
+
+
+def test_types_are_checked_by_this_python_with_those_of_the_release(tmp_path: Path) -> None:
+    """mypy is the running interpreter's, what it reads is the environment's and the release's."""
+    pytest.importorskip("mypy")
+    command = command_for(tmp_path, "--types", RELEASE, around={"MYPYPATH": "elsewhere"})
+
+    assert command.folder == PROJECT
+    assert command.words[:3] == [sys.executable, "-m", "mypy"]
+    assert command.words[command.words.index("--python-executable") + 1] == str(tmp_path / "shelf" / "env" / "bin" / "python")
+    assert command.environ["MYPYPATH"] == str(tmp_path / "shelf" / "src" / RELEASE)
+    assert command.words[-1] == TOUCHING
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("0.8.15", "tests/a"), "vLLM 0.8.15 is not here (python -m tests.vllm.fetch 0.8.15)"),
+        (("latest", "tests/a"), f"'latest' is not a version of vLLM (such as {DEFAULT})"),
+        ((RELEASE,), "name the tests to run (a release has thousands, and most need a GPU or a model)"),
+    ],
+)
+def test_run_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], told: str
+) -> None:
+    """Exit status 2, one line, and the remedy in it."""
+    with pytest.raises(SystemExit) as exit_:
+        command_for(tmp_path, *arguments)
+
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == f"tests.vllm.run: error: {told}\n"
+
+
+def test_run_without_an_environment_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sources alone are not enough."""
+    shelf = Shelf(tmp_path)
+    shelf.source(RELEASE).mkdir(parents=True)
+    with pytest.raises(SystemExit) as exit_:
+        chosen_command([RELEASE, "tests/a"], shelf, {})
+
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.endswith(f"(python -m tests.vllm.fetch {RELEASE})\n")
+
+
+def test_tests_that_need_vllm_are_skipped_with_a_reason_where_it_is_not() -> None:
+    """They are not passed over in silence, and not imported."""
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vLLM is here, so they run")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "test_setting.py")]
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "vLLM is not here (make vllm test-vllm)" in ran.stdout
+    assert "1 skipped" in ran.stdout
