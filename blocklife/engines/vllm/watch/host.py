@@ -1,0 +1,184 @@
+"""The host's end of the copies that the watch follows: slots of a ledger for slots of an engine, as far as it names them.
+
+A copy whose host end is not named gets *spare* slots, for as long as it is out. Content that came before the watch did, or by a
+way that it does not see, is believed: an *anchor*, a block beyond the engine's own, then stands for its source.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from attrs import frozen
+
+from blocklife.errors import CapacityError
+from blocklife.ledger import Completion, Ledger, Result, Worker
+from blocklife.ledger.jobs import Allocated, Batch, Jobs, Parcel, Planned, Storable, Store
+from blocklife.ledger.records import JobId
+from blocklife.states import Slot
+
+NUM_SPARE = 4096
+"""Slots for copies whose host end the engine does not name."""
+_ANCHOR = "anchor"
+
+
+class Piece(NamedTuple):  # the cheapest record there is: a step makes many
+    """One block of a copy."""
+
+    group: int
+    block: int
+    position: int | None = None
+    """Its place in the request's table, as the engine claims; None where that cannot be told."""
+    slot: int | None = None
+    """The slot of the host that holds its chunk; None where that cannot be told."""
+    key: bytes | None = None
+    """What the engine calls the content of the chunk."""
+    offset: int = 0
+    """Which part of the slot."""
+
+
+@frozen
+class Content:
+    """What a slot holds, as the engine says."""
+
+    key: bytes | None
+    parts: int | None
+    """A bit for each part that was written; None where that is not known."""
+
+
+class Host:
+    """The slots. Invariant: a spare slot that no copy uses is in ``_spare``, and EMPTY."""
+
+    def __init__(self, ledger: Ledger, num_blocks: int, num_slots: int, blocks_per_slot: int) -> None:
+        self._ledger = ledger
+        self._num_slots = num_slots
+        self._size = blocks_per_slot
+        self._spare = deque(range(num_slots, num_slots + NUM_SPARE))
+        self._serial = 0
+        self._content: dict[int, Content] = {}
+        self._anchors = range(num_blocks, num_blocks + ledger.limits.num_groups)
+
+    # --- what the engine says of its slots ----------------------------------------------------------------------------------
+
+    def slot(self, piece: Piece) -> int | None:
+        """The slot that the engine names, if it is one that is followed."""
+        return piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None
+
+    def state(self, slot: int) -> Slot:
+        """Where it stands in the ledger."""
+        return Slot(self._ledger.slots.at(slot))
+
+    def wrong(self, piece: Piece) -> str:
+        """Whether a load expects something else of a slot than what was stored there last; if so, what is there."""
+        found = self._content.get(-1 if piece.slot is None else piece.slot)
+        if found is None:
+            return ""
+        if found.key is not None and piece.key is not None and found.key != piece.key:
+            return f"it holds {found.key.hex()[:16]}, not {piece.key.hex()[:16]}"
+        if found.parts is not None and not found.parts >> piece.offset & 1:
+            return f"nothing was stored in its part {piece.offset}"
+        return ""
+
+    def stored(self, pieces: Sequence[Piece]) -> None:
+        """A store says that it puts these into their slots, be they right or wrong, and nothing else."""
+        new: dict[int, Content] = {}
+        for piece in pieces:
+            if (slot := self.slot(piece)) is not None:
+                parts = new[slot].parts if slot in new else 0
+                new[slot] = Content(piece.key, (parts or 0) | 1 << piece.offset)
+        self._content.update(new)
+
+    def doubt(self, slots: Sequence[int]) -> None:
+        """What these slots hold is not known any more."""
+        for slot in slots:
+            self._content.pop(slot, None)
+
+    def forget(self) -> None:
+        """The engine has forgotten what it had: whatever comes next under a slot is another content."""
+        self._content.clear()
+
+    # --- slots that no engine knows -----------------------------------------------------------------------------------------
+
+    def take_spare(self, count: int) -> list[int]:
+        """Slots that no engine knows. Raises CapacityError when there are not so many."""
+        if len(self._spare) < count:
+            raise CapacityError("watch: no spare slot is left (copies are followed again when some have landed)")
+        return [self._spare.popleft() for _ in range(count)]
+
+    def give_back(self, spare: Sequence[int]) -> None:
+        """Copies that used these are over."""
+        for slot in spare:
+            if self.state(slot) is Slot.READY:
+                self._ledger.evict([slot])
+            self._spare.append(slot)
+
+    # --- jobs of the ledger -------------------------------------------------------------------------------------------------
+
+    def plan_store(self, owner: str | None, pieces: Sequence[Piece], slots: Sequence[int]) -> Jobs[Planned]:
+        """A store of sealed blocks, each into its slot. A slot is EMPTY, or READY and not read: then it makes room."""
+        blocks, parcels = self._ledger.blocks, list[Parcel[Storable]]()
+        for group, own, places in self._by_group(pieces, slots):
+            order = list(dict.fromkeys(slot for _, slot in own))
+            self._evict([slot for slot in order if self.state(slot) is Slot.READY])
+            lives = blocks.lives([piece.block for piece, _ in own])
+            if len(order) == len(own):  # the ledger takes the key of the slot for that of its only block
+                keys = [blocks.key[piece.block] or b"" for piece, _ in own]
+                self._evict([slot for key in keys for slot in self._ledger.find_slots([key], group)])  # the engine forgot them
+            else:
+                keys = [self._name() for _ in order]
+            parcels.append(Parcel[Storable](Batch(lives, group), order, keys, places))
+        return self._ledger.plan_stores([Store(owner, parcels)])
+
+    def plan_load(self, request: str, pieces: Sequence[Piece], slots: Sequence[int]) -> Jobs[Planned]:
+        """A load of allocated blocks, each from its slot. A slot is READY, or EMPTY: then its content is believed."""
+        blocks, parcels = self._ledger.blocks, list[Parcel[Allocated]]()
+        for group, own, places in self._by_group(pieces, slots):
+            order = list(dict.fromkeys(slot for _, slot in own))
+            others = [slot for slot in order if self._ledger.slots.group[slot] != group]
+            self._evict([slot for slot in others if self.state(slot) is Slot.READY])
+            for slot in order:
+                if self.state(slot) is Slot.EMPTY:
+                    self._believe(slot, group)
+            keys = [self._ledger.slots.key[slot] or b"" for slot in order]
+            named = dict(zip(order, keys, strict=True))
+            names = [named[slot] if self._size == 1 else named[slot] + b".%d" % piece.offset for piece, slot in own]
+            lives = blocks.lives([piece.block for piece, _ in own])
+            parcels.append(Parcel[Allocated](Batch(lives, group), order, keys, places, names))
+        return self._ledger.plan_group_load(request, parcels)
+
+    def complete(self, job: JobId, worker: int) -> None:
+        """One worker's share of a job has arrived."""
+        self._ledger.complete(Completion(job, Worker(worker), Result.OK))
+
+    def _evict(self, slots: Sequence[int]) -> None:
+        """Make room in READY slots. Raises CapacityError where a load reads one: it cannot be followed how that ends."""
+        if busy := [slot for slot in slots if self._ledger.slots.pins[slot]]:
+            raise CapacityError(f"watch: slot {busy[0]} is read (what comes into it is followed again when that is over)")
+        if slots:
+            self._ledger.evict(slots)
+
+    def _believe(self, slot: int, group: int) -> None:
+        """Let a slot have content whose source nobody saw."""
+        ledger, name = self._ledger, f"{_ANCHOR} {group}"
+        if name in ledger.requests:
+            ledger.finish(name)
+        ledger.add_request(name)
+        key = self._name()
+        source: Batch[Storable] = ledger.seal(ledger.observe_allocate(name, [self._anchors[group]], group), [key])
+        jobs = ledger.plan_stores([Store(None, [Parcel(source, [slot], [key], [slot * self._size])])])
+        ledger.submit(jobs)
+        for worker in range(ledger.limits.num_workers):
+            self.complete(jobs.ids[0], worker)
+
+    def _by_group(self, pieces: Sequence[Piece], slots: Sequence[int]) -> list[tuple[int, list[tuple[Piece, int]], list[int]]]:
+        groups: dict[int, list[tuple[Piece, int]]] = {}
+        for piece, slot in zip(pieces, slots, strict=True):
+            groups.setdefault(piece.group, []).append((piece, slot))
+        return [
+            (group, own, [slot * self._size + piece.offset for piece, slot in own]) for group, own in sorted(groups.items())
+        ]
+
+    def _name(self) -> bytes:
+        self._serial += 1
+        return b"chunk %d" % self._serial

@@ -1,0 +1,300 @@
+"""A ledger that follows an engine which knows nothing of it, and says where a step of that engine was not legal.
+
+*Rules of this file.* It knows no engine: the ears (`pool`, `offloading`, `simple`) tell it facts. It never decides what the
+engine does. What was done is believed in the end: after a violation the ledger is brought to where the device is, and the
+watch goes on. Nobody is told of a violation before that is so.
+
+*Theory: the order of the device.* What an engine's scheduler does within one step, and the order in which the device feels it,
+are two things. The workers of one step first launch the stores that the step before left, then wait for the jobs that the step
+flushes, then compute, then load. So facts are only noted while a step is made, and `step` replays them in the device's order:
+
+1. what happened before the step's first hand-out: reports, releases, resets;
+2. stores that this very step makes and flushes: they read what their blocks held before this step handed them out;
+3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and makes
+   a debt: the step must flush that job. A load that ends before the step computes is over where its target is first hit;
+4. the step's flushes: debts that they do not cover are violations, and all flushed jobs are over;
+5. loads, then what was handed out counts as filled, then the other stores.
+
+Each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose tables know what is legal. Content counts as
+final as soon as its step is made, for the device computes it before any store of that step. Whether it is the *right* content
+is asked by comparing lives: the one that the request had at that place of its table, and the one that the block has now.
+
+*Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy. A rule about one block
+needs that block alone, so each can be kept in a sample; of a slot that holds several blocks of which only some are followed,
+nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from blocklife.engines.vllm.watch.holders import CONNECTOR, Holders
+from blocklife.engines.vllm.watch.host import NUM_SPARE, Host
+from blocklife.engines.vllm.watch.jobs import Copy, Jobs
+from blocklife.engines.vllm.watch.story import Story
+from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.ledger import Contract, Ledger, Limits
+from blocklife.states import Block, BlockLife
+
+_FOREVER = 1e18
+_MAX_REQUESTS = (1 << 16) - 1
+
+_CODE = BlockLife.table.index
+_FREED, _LOADING, _STALE = _CODE[Block.FREED], _CODE[Block.LOADING], _CODE[Block.STALE]
+
+Fact = tuple[Callable[..., None], tuple[object, ...]]
+Positions = Sequence[int | None]
+
+
+class Mirror:
+    """Follows one pool of blocks. Calls are made by one thread, in the order in which things happened.
+
+    *tell* gets the violations of each step, and *lost* the error if the mirror itself cannot go on; what they raise reaches the
+    caller. *sample* n follows one block of n. *computes* says whether steps are those of a whole engine, so that what is let go
+    of in the step that handed it out was never computed.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        num_groups: int = 1,
+        num_workers: int = 1,
+        num_slots: int = 0,
+        blocks_per_slot: int = 1,
+        tell: Callable[[list[Violation]], None],
+        lost: Callable[[Exception], None],
+        sample: int = 1,
+        computes: bool = True,
+        max_jobs: int = 4096,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_workers = num_workers
+        self.blocks_per_slot = blocks_per_slot
+        self.sample = sample
+        self.ledger = Ledger(
+            Limits(
+                num_blocks=num_blocks + num_groups,
+                num_slots=num_slots + NUM_SPARE,
+                max_jobs=max_jobs,
+                max_requests=min(num_blocks + 2 * num_groups + 1, _MAX_REQUESTS),
+                num_groups=num_groups,
+                num_workers=num_workers,
+                max_journal=1,
+            ),
+            contract=Contract.FENCE,
+            deadline=_FOREVER,
+            own_pool=False,
+        )
+        self.story = Story(self.ledger)
+        self.holders = Holders(self.ledger, self.story, computes=computes)
+        self._host = Host(self.ledger, num_blocks, num_slots, blocks_per_slot)
+        self.jobs = Jobs(self.ledger, self.story, self.holders, self._host, self.follows)
+        self._state = self.ledger.blocks.column.state
+        self._computes = computes
+        self._tell = tell
+        self._lost = lost
+        self.is_torn = False
+        """Whether something came in between, in the middle of a step."""
+        self._log: list[Fact] = []
+        # Targets of the loads of the step that is being replayed; those of a load that ends before the step computes, with it.
+        self._targets: set[int] = set()
+        self._soon: dict[int, Copy] = {}
+        self._loaded: set[int] = set()
+
+    @property
+    def steps(self) -> int:
+        """Steps of the connector so far."""
+        return self.story.steps
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each rule fell, and what could not be followed."""
+        return self.story.counts
+
+    def follows(self, block: int) -> bool:
+        """Whether a block is one of those that are followed."""
+        return 0 < block < self.num_blocks and not block % self.sample
+
+    # --- facts --------------------------------------------------------------------------------------------------------------
+
+    def handed_out(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        """The pool has given these blocks to a new tenant, each for a position of its table."""
+        if chosen := self._chosen(blocks, positions):
+            self._log.append((self._hand_out, (holder, group, *chosen)))
+
+    def taken(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        """One more holds these blocks with their content: a prefix hit, or a connector's own hold."""
+        if chosen := self._chosen(blocks, positions):
+            self._log.append((self._take, (holder, group, *chosen)))
+
+    def freed(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
+        """A holder has let go of these blocks.
+
+        Who is called `CONNECTOR` may do so in anybody's name, for engines free late; *left* then says how many holds of each
+        the engine still counts, since some of them are taken without a word. *whole*: it lets go of everything, and is not in
+        the step that is being made.
+        """
+        if self.sample > 1:
+            at = [each for each, block in enumerate(blocks) if self.follows(block)]
+            blocks = [blocks[each] for each in at]
+            left = None if left is None else [left[each] for each in at]
+        if blocks:
+            self._log.append((self._free, (holder, blocks, left, whole)))
+
+    def gone(self, request: str) -> None:
+        """A request has given up all that it holds; what of it was not freed yet is freed later, in nobody's name."""
+        self._log.append((self.holders.leave, (request,)))
+
+    def ended(self, request: str) -> None:
+        """A request is over: what it held may be stored once more, in the next step."""
+        self._log.append((self.holders.end, (request,)))
+
+    def reported(self, job: int, count: int) -> None:
+        """So many more workers say that their share of a job is over."""
+        self._log.append((self.jobs.report, (job, count)))
+
+    def reset(self, *, forget: bool = True) -> None:
+        """What is out is unwanted, and late reports of it are lawful; *forget* the host's content, too."""
+        self._log.append((self._reset, (forget,)))
+
+    def noted(self, what: str, blocks: Sequence[int] = ()) -> None:
+        """Something happened to these blocks, or to all, that no rule speaks of."""
+        if blocks:
+            self._log.append((self.story.note, ([block for block in blocks if self.follows(block)], what)))
+        else:
+            self._log.append((self.story.mark, (what,)))
+
+    # --- the step -----------------------------------------------------------------------------------------------------------
+
+    def step(self, *, stores: Sequence[Copy] = (), loads: Sequence[Copy] = (), waits: Collection[int] = ()) -> None:
+        """The engine has made the plan of a step: these copies, and these jobs to wait for."""
+        log, self._log = self._log, []
+        with self._minded():
+            self._step(log, stores, loads, waits)
+        self.tell()
+
+    def catch_up(self) -> None:
+        """Replay what was noted so far, outside of a step or because one came to nothing."""
+        log, self._log = self._log, []
+        with self._minded():
+            self._replay(log)
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell of the violations that nobody was told of."""
+        if self.story.found:
+            found, self.story.found = self.story.found, []
+            self._tell(found)
+
+    def _step(self, log: list[Fact], stores: Sequence[Copy], loads: Sequence[Copy], waits: Collection[int]) -> None:
+        self.story.steps += 1
+        self._targets = {piece.block for copy in loads if not copy.sync for piece in copy.pieces}
+        self._soon = {piece.block: copy for copy in loads if copy.sync for piece in copy.pieces}
+        start = next((at for at, (fact, _) in enumerate(log) if fact == self._hand_out), len(log))
+        self._replay(log[:start])
+        for copy in stores:
+            if copy.number in waits:
+                self.jobs.store(copy)
+        self._replay(log[start:])
+        self.jobs.wait(waits)
+        for copy in loads:
+            if copy.number not in self._loaded:
+                self.jobs.load(copy)
+        self._targets, self._soon, self._loaded = set(), {}, set()
+        self.holders.fill(list(self.holders.fresh))
+        for copy in stores:
+            if copy.number not in waits:
+                self.jobs.store(copy)
+        self.holders.settle()
+        self.ledger.settle(self.ledger.dispatch(self.steps).number, self.steps)
+
+    @contextmanager
+    def _minded(self) -> Iterator[None]:
+        """No engine falls because of its watch: an error in it is handed over, not raised."""
+        try:
+            yield
+        except Exception as error:
+            self.is_torn = True
+            self._lost(error)
+        except BaseException:
+            self.is_torn = True
+            raise
+
+    def _replay(self, log: Iterable[Fact]) -> None:
+        for fact, of in log:
+            fact(*of)
+
+    def _chosen(self, blocks: Sequence[int], positions: Positions) -> tuple[Sequence[int], Positions] | None:
+        if self.sample > 1:
+            at = [each for each, block in enumerate(blocks) if not block % self.sample]
+            blocks, positions = [blocks[each] for each in at], [positions[each] for each in at]
+        return (blocks, positions) if blocks else None
+
+    # --- replayed facts -----------------------------------------------------------------------------------------------------
+
+    def _hand_out(self, name: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        touching, where = self.jobs.touching, self.holders.where
+        fenced = [block for block in blocks if block in touching]
+        for block in blocks:
+            if block in where:
+                what = f"block {block} is handed out to {name} while {where[block][0].name} holds it"
+                self.story.violate("I4", what, block=block, request=name)
+                self.holders.drop(block)
+        for block in fenced:
+            self.jobs.owe(block, name)
+        self.holders.hand_out(name, group, blocks, positions)
+        for block in fenced:  # the wait is this step's own, so that the new content comes after it
+            self.jobs.finish_all(block)
+
+    def _take(self, name: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        good: list[int] = []
+        where: list[int | None] = []
+        for block, position in zip(blocks, positions, strict=True):
+            if self._is_final(name, group, block):
+                good.append(block)
+                where.append(position)
+            else:
+                self.holders.hold_beside(name, block)
+        if good:
+            self.holders.take(name, good, where)
+
+    def _is_final(self, name: str, group: int, block: int) -> bool:
+        """Whether a block that is taken has its content, as it should; if not, whether the ledger can know of the new hold."""
+        holders = self.holders
+        what, rule, own = "", "I6", name != CONNECTOR and holders.holds(name, block)
+        if block in holders.fresh:
+            if own:
+                rule, what = "I7", "although this very step has handed it out again, to the same request"
+            elif block in self._targets:
+                what = "while its load is planned"
+            elif block in self._soon:
+                self._load_now(self._soon[block])
+            else:
+                holders.fill([block])
+        elif self._state[block] == _LOADING:
+            what = "while its load is out"
+        elif self._state[block] == _STALE:
+            what = "while an abandoned load still writes it"
+            self.jobs.finish_all(block)
+        elif holders.is_unused(block) and self._computes:
+            what = "although its content was never computed: the step that handed it out took it back"
+        if what and name != CONNECTOR:
+            self.story.violate(rule, f"block {block} is a hit of {name} {what}", block=block, request=name)
+        if self._state[block] == _FREED:
+            holders.believe(block, group)
+        return self._state[block] != _LOADING and block not in holders.fresh and not own
+
+    def _load_now(self, copy: Copy) -> None:
+        """A load that ends before the step computes is over before anybody can hit what it brings."""
+        self._loaded.add(copy.number)
+        self.jobs.load(copy)
+
+    def _free(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None, whole: bool) -> None:
+        self.holders.free(holder, blocks, left, whole=whole)
+
+    def _reset(self, forget: bool) -> None:
+        self.story.mark("the host tier is reset" if forget else "the host tier gives up what is out")
+        self.jobs.reset(forget=forget)

@@ -1,0 +1,234 @@
+"""Listens to the scheduler side of vLLM's OffloadingConnector, and says what its jobs are in the words of the mirror.
+
+What is read of it: the metadata that goes to the workers, what comes back, and, to know which content a job claims to store,
+the keys that the scheduler keeps of each job and each request. Releases differ in how the metadata says it, not in names.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Protocol, TypeAlias
+
+from blocklife.engines.vllm.watch.host import Piece
+from blocklife.engines.vllm.watch.jobs import Copy
+from blocklife.engines.vllm.watch.mirror import Mirror
+from blocklife.engines.vllm.watch.pool import CallsThrough
+
+Original: TypeAlias = Callable[..., object]
+Chunks: TypeAlias = Sequence[tuple[int, bytes]]
+
+
+class Spec(Protocol):
+    """The device's end of a job: block ids, how many of each group, and where the first of each stands."""
+
+    block_ids: Sequence[int]
+    group_sizes: Sequence[int]
+    block_indices: Sequence[int]
+
+
+class GroupState(Protocol):
+    """What the connector keeps of a request in one group."""
+
+    block_ids: Sequence[int]
+    offload_keys: Sequence[bytes]
+
+
+class OffloadingEar:
+    """Listens to an OffloadingConnectorScheduler."""
+
+    def __init__(self, mirror: Mirror, scheduler: object) -> None:
+        self._mirror = mirror
+        self._scheduler = scheduler
+        self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
+        self._groups = _groups_of(scheduler)
+        if isinstance(made := getattr(scheduler, "_job_counter", None), int):
+            mirror.jobs.forgotten = made - 1
+        self.calls = CallsThrough()
+        self.calls.add(scheduler, "build_connector_meta", self._build)
+        self.calls.add(scheduler, "update_connector_output", self._update)
+        self.calls.add(scheduler, "request_finished", self._finished)
+        self.calls.add(scheduler, "reset_cache", self._reset)
+
+    # --- what it hears ------------------------------------------------------------------------------------------------------
+
+    def _build(self, original: Original, *args: object, **kwargs: object) -> object:
+        try:
+            meta = original(*args, **kwargs)
+        except Exception as error:
+            self._explain(error)
+            raise
+        stores, loads = _jobs(meta, "store_jobs"), _jobs(meta, "load_jobs")
+        self._mirror.step(
+            stores=[self._copy(number, job, store=True) for number, job in stores.items()],
+            loads=[self._copy(number, job, store=False) for number, job in loads.items()],
+            waits=set(getattr(meta, "jobs_to_flush", None) or ()),
+        )
+        return meta
+
+    def _update(self, original: Original, output: object, *args: object, **kwargs: object) -> object:
+        meta = getattr(output, "kv_connector_worker_meta", None)
+        for job, count in (getattr(meta, "completed_jobs", None) or {}).items():
+            self._mirror.reported(job, count)
+        try:
+            return original(output, *args, **kwargs)
+        except Exception:
+            self._mirror.catch_up()
+            raise
+
+    def _finished(self, original: Original, request: object, *args: object, **kwargs: object) -> object:
+        result = original(request, *args, **kwargs)
+        if isinstance(name := getattr(request, "request_id", None), str):
+            self._mirror.ended(name)
+        return result
+
+    def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = original(*args, **kwargs)
+        self._mirror.reset()
+        known = getattr(self._scheduler, "_jobs", {})
+        forgotten = [
+            (name, job)
+            for name, status in getattr(self._scheduler, "_req_status", {}).items()
+            for job in sorted(status.transfer_jobs - known.keys())
+        ]
+        if forgotten:
+            self._mirror.catch_up()
+        for name, job in forgotten:
+            what = f"a reset has forgotten job {job}, and request {name} waits for it for ever"
+            self._mirror.story.violate("I10", what, request=name, job=job)
+        self._mirror.tell()
+        return result
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------------
+
+    def _copy(self, number: int, job: object, *, store: bool) -> Copy:
+        request = getattr(job, "req_id", None)
+        device, host = _ends(job, store=store)
+        pieces: list[Piece] = []
+        if device is not None:
+            keys = self._keys(number, request, device)
+            pieces = _pieces(device, host, self._blocks_per_chunk, keys, self._groups)
+        return Copy(number, request if isinstance(request, str) else None, pieces, bool(getattr(job, "sync", False)))
+
+    def _keys(self, number: int, request: object, device: Spec) -> dict[int, Chunks]:
+        """The chunks of a job in each group, as the scheduler has filed them: their number in the request, and their key."""
+        status = getattr(self._scheduler, "_jobs", {}).get(number)
+        known = getattr(self._scheduler, "_req_status", {}).get(request)
+        names = getattr(status, "keys", None)
+        if known is None or not names:
+            return {}
+        size = self._blocks_per_chunk
+        found: dict[int, Chunks] = {}
+        for group, count in enumerate(device.group_sizes):
+            if not count:
+                continue
+            start = int(device.block_indices[group])
+            used = -(-(start % size + count) // size)
+            keys = known.group_states[group].offload_keys
+            named = ((at, bytes(keys[at])) for at in range(start // size, len(keys)) if keys[at] in names)
+            found[group] = list(itertools.islice(named, used))
+        return found
+
+    # --- when the engine itself falls ---------------------------------------------------------------------------------------
+
+    def _explain(self, error: Exception) -> None:
+        """The engine has fallen while it planned a step: tell what was wrong with it, where that can be seen."""
+        self._mirror.catch_up()
+        for frame in _frames(error):
+            seen = frame.f_locals
+            self._sizes(seen.get("block_ids"), seen.get("group_sizes"))
+            if isinstance(request := seen.get("req_id"), str):
+                self._tenancies(request, seen.get("num_offloadable_tokens"))
+        self._mirror.tell()
+
+    def _sizes(self, blocks: object, sizes: object) -> None:
+        """Whether the engine was about to make a job whose sizes do not add up."""
+        if isinstance(blocks, Sequence) and isinstance(sizes, Sequence) and sum(sizes) != len(blocks):
+            what = f"a job of {len(blocks)} blocks with group sizes {list(sizes)}"
+            self._mirror.story.violate("I15", what, block=blocks[-1] if blocks else None)
+
+    def _tenancies(self, request: str, tokens: object) -> None:
+        """Whether the engine was about to store blocks of a request that are somebody else's by now."""
+        known = getattr(self._scheduler, "_req_status", {}).get(request)
+        states: Sequence[GroupState] = getattr(known, "group_states", ())
+        configs: Sequence[object] = getattr(getattr(self._scheduler, "config", None), "kv_group_configs", ())
+        for group, state, config in zip(self._groups, states, configs, strict=False):
+            size = _first_int(config, "tokens_per_chunk", "offloaded_block_size")
+            stored = _first_int(state, "next_stored_chunk_idx", "next_stored_block_idx")
+            until = tokens // size * self._blocks_per_chunk if isinstance(tokens, int) and size else len(state.block_ids)
+            for position in range(stored * self._blocks_per_chunk, min(until, len(state.block_ids))):
+                block = state.block_ids[position]
+                if not self._mirror.follows(block):
+                    continue
+                if wrong := self._mirror.jobs.not_its_place(request, group, position, block):
+                    what = f"block {block} is about to be stored for {wrong}"
+                    self._mirror.story.violate("I8", what, block=block, request=request)
+
+
+def blocks_per_chunk_of(scheduler: object) -> int:
+    """How many blocks of a group make a chunk."""
+    return _first_int(getattr(scheduler, "config", None), "blocks_per_chunk", "block_size_factor") or 1
+
+
+def _groups_of(scheduler: object) -> list[int]:
+    """The group of the engine that each group of the connector is."""
+    configs = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
+    return [int(getattr(config, "group_idx", at)) for at, config in enumerate(configs)]
+
+
+def _first_int(thing: object, *names: str) -> int:
+    return next((found for name in names if isinstance(found := getattr(thing, name, None), int)), 0)
+
+
+def _jobs(meta: object, name: str) -> Mapping[int, object]:
+    found = getattr(meta, name, None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _ends(job: object, *, store: bool) -> tuple[Spec | None, Sequence[int] | None]:
+    """The device's end of a job and the slots of the host's, as far as they can be read."""
+    source, target = getattr(job, "transfer_spec", None) or (getattr(job, "src_spec", None), getattr(job, "dst_spec", None))
+    device, host = (source, target) if store else (target, source)
+    readable = all(hasattr(device, name) for name in ("block_ids", "group_sizes", "block_indices"))
+    return device if readable else None, _listed(getattr(host, "block_ids", None))
+
+
+def _listed(ids: object) -> list[int] | None:
+    """Ids as plain numbers, if they are ids: some releases have arrays."""
+    if not isinstance(ids, Iterable) or isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
+        return None
+    return list(getattr(ids, "tolist", lambda: ids)())
+
+
+def _pieces(
+    device: Spec, slots: Sequence[int] | None, size: int, keys: Mapping[int, Chunks], groups: Sequence[int]
+) -> list[Piece]:
+    """The blocks of a job, as its workers read it: in each group chunk after chunk, the first maybe not from its start."""
+    blocks = iter(_listed(device.block_ids) or ())
+    found: list[Piece] = []
+    first_slot = 0
+    for each, count in enumerate(device.group_sizes):
+        if not count:
+            continue
+        group = groups[each] if each < len(groups) else each
+        start = int(device.block_indices[each])
+        chunks = keys.get(each, ())
+        used = -(-(start % size + count) // size)
+        for at, block in enumerate(itertools.islice(blocks, count)):
+            chunk, offset = divmod(start % size + at, size)
+            number, key = chunks[chunk] if len(chunks) == used else (None, None)
+            position = start + at if number is None and used == 1 else None if number is None else number * size + offset
+            slot = slots[first_slot + chunk] if slots is not None and first_slot + chunk < len(slots) else None
+            found.append(Piece(group, block, position, slot, key, offset))
+        first_slot += used
+    return found
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """Where an error went through, the innermost first."""
+    trace, found = error.__traceback__, list[FrameType]()
+    while trace is not None:
+        found.append(trace.tb_frame)
+        trace = trace.tb_next
+    return reversed(found)

@@ -1,0 +1,52 @@
+"""How to watch, as a caller or the environment says."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from blocklife.errors import MisuseError
+
+
+class Mode(enum.Enum):
+    """What happens at an illegal step."""
+
+    STRICT = "the call that made it raises"
+    COUNT = "it is counted, for metrics"
+    LOG = "it is counted, and told in one line of the log"
+
+
+def _positive(instance: object, attribute: object, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise MisuseError(f"sample must be a whole number of at least 1, not {value!r} (one block of so many is followed)")
+
+
+@frozen(kw_only=True)
+class Options:
+    """How to watch."""
+
+    mode: Mode = Mode.LOG
+    sample: int = field(default=1, validator=_positive)
+    """One block of so many is followed."""
+    record: str = ""
+    """Where to write a recording, as `blocklife recording` reads it; ``{pid}`` in it is the process. Empty: nowhere."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options | None:
+        """``BLOCKLIFE_WATCH=strict|count|log``, ``BLOCKLIFE_WATCH_SAMPLE=8``, ``BLOCKLIFE_WATCH_RECORD=FILE``; None: no watch.
+
+        Refuses, with MisuseError, what none of them can mean.
+        """
+        asked = environment.get("BLOCKLIFE_WATCH", "").strip()
+        if asked.lower() in ("", "0", "off"):
+            return None
+        modes = {mode.name.lower(): mode for mode in Mode}
+        if asked.lower() not in modes:
+            raise MisuseError(f"BLOCKLIFE_WATCH={asked}: it is strict, count or log (or off)")
+        sample = environment.get("BLOCKLIFE_WATCH_SAMPLE", "").strip() or "1"
+        if not (sample.isascii() and sample.isdecimal()) or not int(sample):
+            raise MisuseError(f"BLOCKLIFE_WATCH_SAMPLE={sample}: it is a whole number of at least 1 (one block of so many)")
+        return cls(mode=modes[asked.lower()], sample=int(sample), record=environment.get("BLOCKLIFE_WATCH_RECORD", "").strip())

@@ -1,0 +1,214 @@
+"""Listens to the block pool of a vLLM scheduler: who is given a block, who shares it, who lets go.
+
+The pool itself knows blocks and counts, no requests. The manager of the KV cache does: while it works for a request, what the
+pool does is done for that request, and in which group, and where it stands in the request's table, is seen afterwards. What the
+pool does for nobody in particular, it does for the connector, or it frees late what a request has given up.
+
+Nothing of vLLM is replaced: methods of the watched objects, and of no others, are called through.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from blocklife.engines.vllm.watch.holders import CONNECTOR
+from blocklife.engines.vllm.watch.mirror import Mirror
+
+Original: TypeAlias = Callable[..., object]
+
+_WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
+"""Methods of the manager that work for a request, in any supported release; their first argument is it, or names it."""
+_FREES = ("free", "pop_blocks_for_free")
+"""Those that end a request's hold of everything."""
+_NEAR = 4
+"""New blocks stand so near to the end of a table, mostly."""
+
+
+class BlockLike(Protocol):
+    """A block of vLLM's pool."""
+
+    block_id: int
+    ref_cnt: int
+
+
+class PoolEar:
+    """Listens to one pool, to the manager that owns it, and to whatever says which request has which blocks in its groups."""
+
+    def __init__(self, mirrors: Sequence[Mirror], pool: object, cache_manager: object, managers: Sequence[object]) -> None:
+        self._mirrors = mirrors
+        self._pool = pool
+        self._managers = managers
+        self._request: str | None = None
+        self._done: list[tuple[str, list[int]]] = []
+        self.calls = CallsThrough()
+        self.calls.add(pool, "get_new_blocks", self._get_new_blocks)
+        self.calls.add(pool, "touch", self._touch)
+        self.calls.add(pool, "free_blocks", self._free_blocks)
+        self.calls.add(pool, "unpin_blocks", self._free_blocks)
+        self.calls.add(pool, "evict_blocks", self._evict_blocks)
+        self.calls.add(pool, "reset_prefix_cache", self._reset_prefix_cache)
+        for name in _WORKS:
+            self.calls.add(cache_manager, name, self._for_request)
+        for name in _FREES:
+            self.calls.add(cache_manager, name, functools.partial(self._for_request, goes=True))
+
+    def adopt(self) -> None:
+        """Tell of what is held already: the watch has come to an engine that runs."""
+        named: dict[int, int] = {}
+        for group, manager in enumerate(self._managers):
+            for request, table in _tables(manager).items():
+                places = {block.block_id: at for at, block in enumerate(table) if block.block_id}
+                for block, at in places.items():
+                    self._adopt(request, group, block, at, shared=block in named)
+                    named[block] = named.get(block, 0) + 1
+        for each in _blocks(self._pool):
+            for _ in range(each.ref_cnt - named.get(each.block_id, 0) if each.block_id else 0):
+                self._adopt(CONNECTOR, 0, each.block_id, None, shared=each.block_id in named)
+                named[each.block_id] = named.get(each.block_id, 0) + 1
+        for mirror in self._mirrors:
+            mirror.catch_up()
+            mirror.holders.settle()
+
+    def _adopt(self, holder: str, group: int, block: int, position: int | None, *, shared: bool) -> None:
+        for mirror in self._mirrors:
+            if shared:
+                mirror.taken(holder, group, [block], [position])
+            else:
+                mirror.handed_out(holder, group, [block], [position])
+
+    # --- the pool ---------------------------------------------------------------------------------------------------------
+
+    def _get_new_blocks(self, original: Original, *args: object, **kwargs: object) -> object:
+        given = original(*args, **kwargs)
+        self._did("handed out", self._ids(given))
+        return given
+
+    def _touch(self, original: Original, blocks: object, *args: object, **kwargs: object) -> object:
+        ids = self._ids(blocks)  # it may be walked once only
+        result = original(blocks, *args, **kwargs)
+        self._did("taken", ids)
+        return result
+
+    def _free_blocks(self, original: Original, ordered: Iterable[BlockLike], *rest: object, **kwargs: object) -> object:
+        blocks = list(ordered)
+        result = original(blocks, *rest, **kwargs)
+        if self._request is not None:
+            self._did("freed", self._ids(blocks))
+        elif ids := self._ids(blocks):
+            counts = {block.block_id: block.ref_cnt for block in blocks}
+            for mirror in self._mirrors:
+                mirror.freed(CONNECTOR, ids, [counts[block] for block in ids])
+        return result
+
+    def _evict_blocks(self, original: Original, blocks: Iterable[int], *args: object, **kwargs: object) -> object:
+        ids = list(blocks)
+        for mirror in self._mirrors:
+            mirror.noted("evicted from the prefix cache", ids)
+        return original(set(ids), *args, **kwargs)
+
+    def _reset_prefix_cache(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = original(*args, **kwargs)
+        if result:
+            for mirror in self._mirrors:
+                mirror.noted("the prefix cache is reset")
+        return result
+
+    def _did(self, what: str, ids: list[int]) -> None:
+        if not ids:
+            return
+        if self._request is not None:
+            self._done.append((what, ids))
+        else:
+            self._tell(CONNECTOR, what, ids)
+
+    def _ids(self, blocks: object) -> list[int]:
+        """The ids of blocks of this pool that are not the null block."""
+        if not isinstance(blocks, Iterable):
+            return []
+        pool = self._pool
+        return [block.block_id for block in blocks if block.block_id and getattr(block, "pool", None) in (None, pool)]
+
+    # --- whom it works for --------------------------------------------------------------------------------------------------
+
+    def _for_request(self, original: Original, *args: object, goes: bool = False, **kwargs: object) -> object:
+        request = args[0] if args else kwargs.get("request", kwargs.get("request_id"))
+        name = request if isinstance(request, str) else getattr(request, "request_id", None)
+        if self._request is not None or not isinstance(name, str):
+            return original(*args, **kwargs)
+        self._request = name
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._request = None
+            if self._done:
+                done, self._done = self._done, []
+                for what, ids in done:
+                    self._tell(name, what, ids, whole=goes)
+            if goes:
+                for mirror in self._mirrors:
+                    mirror.gone(name)
+
+    def _tell(self, holder: str, what: str, ids: list[int], *, whole: bool = False) -> None:
+        if what == "freed":
+            for mirror in self._mirrors:
+                mirror.freed(holder, ids, whole=whole)
+            return
+        places = {} if holder == CONNECTOR else self._places(holder, ids)
+        group = next((group for group, _ in places.values()), 0)
+        positions = [places[block][1] if block in places else None for block in ids]
+        for mirror in self._mirrors:
+            if what == "taken":
+                mirror.taken(holder, group, ids, positions)
+            else:
+                mirror.handed_out(holder, group, ids, positions)
+
+    def _places(self, request: str, ids: list[int]) -> dict[int, tuple[int, int]]:
+        """In which group these blocks stand in a request's tables, and where. What is given at once is for one group."""
+        wanted = set(ids)
+        tables = [_tables(manager).get(request, ()) for manager in self._managers]
+        for depth in (len(ids) + _NEAR, None):
+            for group, table in enumerate(tables):
+                found: dict[int, tuple[int, int]] = {}
+                first = 0 if depth is None else max(0, len(table) - depth)
+                for position in range(len(table) - 1, first - 1, -1):
+                    if (block := table[position].block_id) in wanted:
+                        found[block] = (group, position)
+                if found:
+                    return found
+        return {}
+
+
+class CallsThrough:
+    """Methods of single objects whose calls go through somebody else first."""
+
+    def __init__(self) -> None:
+        self._names: list[tuple[object, str]] = []
+
+    def add(self, thing: object, name: str, wrapper: Original) -> None:
+        """Let calls of one object's method, if it has it, go to *wrapper*, with the original as its first argument."""
+        method = getattr(thing, name, None)
+        if method is not None:
+            setattr(thing, name, functools.partial(wrapper, method))
+            self._names.append((thing, name))
+
+    def __bool__(self) -> bool:
+        """Whether any call goes through here."""
+        return bool(self._names)
+
+    def undo(self) -> None:
+        """The objects' own methods again."""
+        for thing, name in reversed(self._names):
+            vars(thing).pop(name, None)
+        self._names = []
+
+
+def _tables(manager: object) -> Mapping[str, Sequence[BlockLike]]:
+    found = getattr(manager, "req_to_blocks", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _blocks(pool: object) -> Sequence[BlockLike]:
+    found = getattr(pool, "blocks", None)
+    return found if isinstance(found, Sequence) else ()

@@ -1,0 +1,91 @@
+"""What happened to each block, kept short until somebody asks, and the violations that nobody was told of yet."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from attrs import define, field
+
+from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.ledger import Ledger
+
+HISTORY = 16
+"""Events that are kept of each block."""
+_MARKS = 8
+
+Event = tuple[int, int, int, str, tuple[object, ...]]
+"""When it happened, among all events; its step; the life; and what it was, as a template and what goes into it."""
+
+
+@define(eq=False)
+class Story:
+    """Events of the blocks of one ledger. Each block keeps its last few: a long run takes no more room than a short one."""
+
+    ledger: Ledger
+    steps: int = 0
+    """Steps of the connector so far."""
+    draw: str = ""
+    """The command that draws a block, with ``{block}`` in it."""
+    counts: Counter[str] = field(factory=Counter)
+    found: list[Violation] = field(factory=list)
+    """Violations that nobody was told of yet."""
+    _order: int = 0
+    _events: dict[int, deque[Event]] = field(factory=dict)
+    _marks: deque[tuple[int, int, str]] = field(factory=lambda: deque(maxlen=_MARKS))
+
+    def note(self, blocks: Iterable[int], what: str, *of: object) -> None:
+        """The same has happened to each of these blocks."""
+        self._order += 1
+        epoch, events = self.ledger.blocks.epoch, self._events
+        for block in blocks:
+            kept = events.get(block)
+            if kept is None:
+                kept = events[block] = deque(maxlen=HISTORY)
+            kept.append((self._order, self.steps, epoch[block], what, of))
+
+    def mark(self, what: str) -> None:
+        """Something has happened that concerns every block."""
+        self._order += 1
+        self._marks.append((self._order, self.steps, what))
+
+    def knows(self, block: int) -> bool:
+        """Whether anything was ever noted of a block."""
+        return block in self._events
+
+    def history(self, block: int) -> tuple[str, ...]:
+        """The last events of a block, oldest first."""
+        events = list(self._events.get(block, ()))
+        since = events[0][0] if events else self._order
+        told = [(order, f"step {step}, life {life}: {what.format(*of)}") for order, step, life, what, of in events]
+        told += [(order, f"step {step}: {what}") for order, step, what in self._marks if order > since]
+        return tuple(text for _, text in sorted(told))
+
+    def violation(
+        self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
+    ) -> Violation:
+        """What is wrong, with all that is known of it now."""
+        epoch = self.ledger.blocks.epoch
+        known = block is not None and 0 < block < len(epoch)
+        return Violation(
+            rule=rule,
+            what=what,
+            step=self.steps,
+            block=block,
+            life=epoch[block] if known and block is not None else None,
+            request=request,
+            job=job,
+            history=() if block is None else self.history(block),
+            draw="" if block is None or not self.draw else self.draw.format(block=block),
+        )
+
+    def add(self, violation: Violation) -> None:
+        """Somebody is to be told of it, as soon as the mirror stands where the engine stands."""
+        self.counts[violation.rule] += 1
+        self.found.append(violation)
+
+    def violate(
+        self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
+    ) -> None:
+        """`violation` and `add`."""
+        self.add(self.violation(rule, what, block=block, request=request, job=job))

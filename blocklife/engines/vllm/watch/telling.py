@@ -1,0 +1,52 @@
+"""What is done with a violation: it is kept, counted, logged or raised, as the mode says."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from blocklife.engines.vllm.watch.options import Mode
+from blocklife.engines.vllm.watch.violations import Violation, WatchError
+
+LOGGER = logging.getLogger("blocklife.watch")
+NUM_KEPT = 1000
+"""Violations that are kept; further ones are counted."""
+NUM_LOGGED = 10
+"""So many of each rule are logged at once; of further ones, one line says how many there were in the last while."""
+WHILE_S = 60.0
+
+
+class Teller:
+    """Invariant: ``counts`` counts every violation; ``violations`` are the first of them."""
+
+    def __init__(self, mode: Mode, count: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._mode = mode
+        self._count = count
+        self._clock = clock
+        self.violations: list[Violation] = []
+        self.counts: Counter[str] = Counter()
+        self._silent: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def __call__(self, found: Sequence[Violation]) -> None:
+        """Tell of what was found; all of it is counted before the first is raised."""
+        for violation in found:
+            self.counts[violation.rule] += 1
+            self._count(violation.rule)
+            if len(self.violations) < NUM_KEPT:
+                self.violations.append(violation)
+            if self._mode is Mode.LOG:
+                self._log(violation)
+        if self._mode is Mode.STRICT:
+            raise WatchError(found[0])
+
+    def _log(self, violation: Violation) -> None:
+        rule, now = violation.rule, self._clock()
+        if self.counts[rule] > NUM_LOGGED and now - self._logged_at[rule] < WHILE_S:
+            self._silent[rule] += 1
+            return
+        self._logged_at[rule] = now
+        more = f" (and {self._silent.pop(rule)} more of this rule since the last line)" if self._silent[rule] else ""
+        LOGGER.warning("blocklife watch: %s%s", violation.line, more)

@@ -1,0 +1,274 @@
+"""One watch over one vLLM scheduler: what it listens to, and what it does when a step was not legal."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize
+from typing import Protocol, TextIO
+
+from attrs import asdict, frozen
+
+from blocklife.engines.vllm.watch.metrics import of_process
+from blocklife.engines.vllm.watch.mirror import Mirror
+from blocklife.engines.vllm.watch.offloading import OffloadingEar, Original, blocks_per_chunk_of
+from blocklife.engines.vllm.watch.options import Mode, Options
+from blocklife.engines.vllm.watch.pool import CallsThrough, PoolEar
+from blocklife.engines.vllm.watch.simple import SimpleEar
+from blocklife.engines.vllm.watch.telling import LOGGER, Teller
+from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.errors import InvariantError, MisuseError
+from blocklife.ledger import Ledger
+from blocklife.recording import Recorder
+
+_TOLD_EVERY = 64
+"""Metrics are brought up to date once in so many steps."""
+
+
+class Ear(Protocol):
+    """Whoever listens to a connector."""
+
+    calls: CallsThrough
+
+
+class Recording:
+    """A recording of one ledger that is being made."""
+
+    def __init__(self, path: str, ledger: Ledger) -> None:
+        self._stream: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  # it lives as long as the watch
+        self._recorder = Recorder(self._stream, time.monotonic_ns)
+        self._recorder.begin(ledger)
+
+    def flush(self) -> None:
+        """What was told so far is on its way to the file."""
+        self._stream.flush()
+
+    def close(self, *, whole: bool) -> None:
+        """No more comes. Only one of a run that came to its end, with nothing left out, says so."""
+        if whole:
+            self._recorder.end()
+        self._stream.close()
+
+
+class Watch:
+    """Watches one scheduler from now on: one mirror for each connector, for each has slots and jobs of its own."""
+
+    def __init__(self, scheduler: object, options: Options) -> None:
+        parts = Parts.of(scheduler)
+        self.options = options
+        self._metrics = of_process() if options.mode is Mode.COUNT else None
+        self._teller = Teller(options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None)
+        self._recordings: list[Recording] = []
+        self._calls: list[CallsThrough] = []
+        self._is_open = True
+        self._settled_calls = 0
+        self.lost: Exception | None = None
+        """Why the watch has lost its way, if it has."""
+        self.mirrors = [self._mirror(scheduler, parts, number, each) for number, each in enumerate(parts.connectors)]
+        self._listen(parts)
+        self._at_exit = Finalize(None, self.close, exitpriority=0)
+
+    # --- what it knows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def mirror(self) -> Mirror:
+        """The mirror of the first connector."""
+        return self.mirrors[0]
+
+    @property
+    def violations(self) -> list[Violation]:
+        """The first violations; `counts` has them all."""
+        return self._teller.violations
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each rule fell."""
+        return self._teller.counts
+
+    @property
+    def steps(self) -> int:
+        """Steps of the connector so far."""
+        return max(mirror.steps for mirror in self.mirrors)
+
+    def report(self) -> dict[str, object]:
+        """All that was found and counted, as plain values for JSON."""
+        return {
+            "mode": self.options.mode.name.lower(),
+            "sample": self.options.sample,
+            "steps": self.steps,
+            "violations_by_rule": dict(self.counts),
+            "violations": [asdict(violation) for violation in self.violations],
+            **{name: count for name, count in self._counted().items() if name != "steps"},
+            "lost": None if self.lost is None else str(self.lost),
+        }
+
+    def _counted(self) -> dict[str, int]:
+        return {
+            "steps": sum(mirror.steps for mirror in self.mirrors),
+            "jobs_followed": sum(sum(mirror.ledger.ended.values()) for mirror in self.mirrors),
+            "blocks_believed": sum(mirror.counts["believed"] for mirror in self.mirrors),
+            "copies_not_followed": sum(mirror.counts["not followed"] for mirror in self.mirrors),
+        }
+
+    # --- its life -----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Watch no more, and end the recordings. A second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for calls in self._calls:
+            calls.undo()
+        if self._metrics is not None:
+            self._metrics.tell(id(self), self._counted())
+            self._metrics.forget(id(self))
+        for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
+            recording.close(whole=not mirror.is_torn and not mirror.ledger.jobs.live)
+        self._at_exit.cancel()
+
+    def _mirror(self, scheduler: object, parts: Parts, number: int, connector: object) -> Mirror:
+        mirror = Mirror(
+            parts.num_blocks,
+            num_groups=max(1, len(parts.managers)),
+            num_workers=_num_workers(scheduler, connector),
+            num_slots=_num_slots(connector),
+            blocks_per_slot=blocks_per_chunk_of(connector),
+            tell=self._tell,
+            lost=self._lose,
+            sample=self.options.sample,
+            computes=parts.engine is not None,
+        )
+        if self.options.record:
+            path = self.options.record.replace("{pid}", str(os.getpid())) + (f".{number + 1}" if number else "")
+            self._recordings.append(Recording(path, mirror.ledger))
+            mirror.story.draw = f"blocklife recording show {path} --block {{block}}"
+        return mirror
+
+    def _listen(self, parts: Parts) -> None:
+        if parts.pool is not None:
+            ear = PoolEar(self.mirrors, parts.pool, parts.cache_manager, parts.managers)
+            self._calls.append(ear.calls)
+            if parts.engine is not None:
+                ear.adopt()
+        self._calls += [_ear(mirror, each).calls for mirror, each in zip(self.mirrors, parts.connectors, strict=True)]
+        if parts.engine is not None:
+            calls = CallsThrough()
+            calls.add(parts.engine, "update_from_output", functools.partial(self._settled, parts.engine))
+            self._calls.append(calls)
+
+    def _tell(self, found: list[Violation]) -> None:
+        for recording in self._recordings:
+            recording.flush()
+        self._teller(found)
+
+    def _lose(self, error: Exception) -> None:
+        """The watch itself is wrong somewhere: it stops, and the engine goes on."""
+        self.lost = error
+        self.close()
+        what = "blocklife watch: it has lost its way and watches no more; the fault is its own, not the engine's"
+        if self.options.mode is Mode.STRICT:
+            raise InvariantError(f"{what} ({error})") from error
+        LOGGER.error(what, exc_info=error)
+
+    def _settled(self, engine: object, original: Original, *args: object, **kwargs: object) -> object:
+        """The engine has taken in what came back from a step: if it will not take another one, nothing may be out."""
+        result = original(*args, **kwargs)
+        has_requests: Callable[[], bool] | None = getattr(engine, "has_requests", None)
+        if has_requests is not None and not has_requests():
+            for mirror in self.mirrors:
+                _look_behind(mirror)
+        self._settled_calls += 1
+        if self._metrics is not None and self._settled_calls % _TOLD_EVERY == 0:
+            self._metrics.tell(id(self), self._counted())
+        return result
+
+
+def _look_behind(mirror: Mirror) -> None:
+    mirror.catch_up()
+    if left := mirror.jobs.left_behind():
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        mirror.story.violate("I5", f"no step will follow, and job {left[0]}{more} is still out", job=left[0])
+        mirror.jobs.give_up(left)
+        mirror.tell()
+
+
+@frozen(eq=False)
+class Parts:
+    """What can be watched of a scheduler: of vLLM's whole, or of a connector's that somebody drives alone."""
+
+    engine: object | None
+    pool: object | None
+    managers: list[object]
+    cache_manager: object | None
+    connectors: list[object]
+
+    @classmethod
+    def of(cls, scheduler: object) -> Parts:
+        """Look at it. Refuses, with MisuseError, what has nothing to be watched."""
+        cache_manager = getattr(scheduler, "kv_cache_manager", None)
+        pool = getattr(cache_manager, "block_pool", None)
+        managers = getattr(getattr(cache_manager, "coordinator", None), "single_type_managers", None)
+        if pool is not None and managers is not None:
+            connectors = list(_connectors_of(getattr(scheduler, "connector", None)))
+            if not connectors:
+                name = type(getattr(scheduler, "connector", None)).__name__
+                raise MisuseError(f"watch: a scheduler with connector {name} has nothing to watch (it offloads nothing)")
+            return cls(scheduler, pool, list(managers), cache_manager, connectors)
+        if _is_simple(scheduler) or _is_offloading(scheduler):
+            return cls(None, getattr(scheduler, "_gpu_block_pool", None), [], None, [scheduler])
+        raise MisuseError(f"watch: a {type(scheduler).__name__} has nothing to watch (attach to vLLM's Scheduler)")
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included; 1 where there is no pool to be seen."""
+        blocks = getattr(self.pool, "blocks", None)
+        return len(blocks) if isinstance(blocks, list) else 1
+
+
+def _is_offloading(scheduler: object) -> bool:
+    return hasattr(scheduler, "_jobs") and hasattr(scheduler, "build_connector_meta")
+
+
+def _is_simple(scheduler: object) -> bool:
+    return hasattr(scheduler, "_reqs_to_load") and hasattr(scheduler, "build_connector_meta")
+
+
+def _ear(mirror: Mirror, scheduler: object) -> Ear:
+    return SimpleEar(mirror, scheduler) if _is_simple(scheduler) else OffloadingEar(mirror, scheduler)
+
+
+def _connectors_of(connector: object) -> Iterator[object]:
+    """The scheduler sides that can be watched, of a connector or of those that it combines."""
+    for name in ("connector_scheduler", "scheduler_manager"):
+        found = getattr(connector, name, None)
+        if _is_offloading(found) or _is_simple(found):
+            yield found
+    for child in getattr(connector, "_connectors", None) or ():
+        yield from _connectors_of(child)
+
+
+def _num_workers(scheduler: object, connector: object) -> int:
+    for found in (
+        getattr(getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None), "world_size", None),
+        getattr(getattr(connector, "config", None), "num_workers", None),
+        getattr(connector, "_expected_worker_count", None),
+    ):
+        if isinstance(found, int) and found > 0:
+            return found
+    return 1
+
+
+def _num_slots(connector: object) -> int:
+    """Slots of the host tier, where the connector says how many there are; else 0."""
+    manager = getattr(connector, "manager", None)
+    for found in (
+        getattr(connector, "num_cpu_blocks", None),
+        getattr(manager, "_num_chunks", None),
+        getattr(manager, "_num_blocks", None),
+    ):
+        if isinstance(found, int):
+            return found
+    return 0

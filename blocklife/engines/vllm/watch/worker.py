@@ -1,0 +1,365 @@
+"""Listens to one worker's side of a connector: what it launches, what it waits for, and in which order.
+
+It may live in another process than the scheduler, so it knows nothing of blocks: of each job it keeps a share, a machine with
+the very table of the ledger's jobs. The order of a step that it asks for is the one of an executor: stores that the step before
+left, the waits, loads that the step needs, the forward pass, the other loads; new stores wait for the next step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from multiprocessing.util import Finalize
+from typing import Protocol
+
+from attrs import asdict, define, field
+
+from blocklife.engines.vllm.watch.metrics import of_process
+from blocklife.engines.vllm.watch.offloading import Original
+from blocklife.engines.vllm.watch.options import Mode, Options
+from blocklife.engines.vllm.watch.pool import CallsThrough
+from blocklife.engines.vllm.watch.telling import Teller
+from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.errors import MisuseError
+from blocklife.states import Job, JobLife
+
+NUM_ENDED = 4096
+"""Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
+_HISTORY = 16
+_OUT = (Job.IN_FLIGHT, Job.FLUSHED)
+
+
+class Result(Protocol):
+    """What a copier says of a job that is over."""
+
+    job_id: int
+    success: bool
+
+
+@define(eq=False)
+class Share:
+    """One worker's part of a job."""
+
+    number: int
+    is_store: bool
+    step: int
+    request: str | None
+    life: JobLife = field(factory=JobLife)
+    is_waited: bool = False
+    events: deque[str] = field(factory=lambda: deque(maxlen=_HISTORY))
+
+
+class WorkerWatch:
+    """Watches one worker from now on. A worker whose copier is no real one is watched as far as it goes."""
+
+    def __init__(self, worker: object, options: Options) -> None:
+        self.options = options
+        self._metrics = of_process() if options.mode is Mode.COUNT else None
+        self.teller = Teller(options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None)
+        self.steps = 0
+        self._found: list[Violation] = []
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self.shares: dict[int, Share] = {}
+        self.ear = _ear(self, worker)
+        self._at_exit = Finalize(None, self.close, exitpriority=0)
+
+    @property
+    def violations(self) -> list[Violation]:
+        """The first violations."""
+        return self.teller.violations
+
+    def report(self) -> dict[str, object]:
+        """All that was found, as plain values for JSON."""
+        return {
+            "mode": self.options.mode.name.lower(),
+            "steps": self.steps,
+            "violations_by_rule": dict(self.teller.counts),
+            "violations": [asdict(violation) for violation in self.violations],
+        }
+
+    def close(self) -> None:
+        """Watch no more. A second call does nothing."""
+        self.ear.undo()
+        self._at_exit.cancel()
+
+    # --- facts --------------------------------------------------------------------------------------------------------------
+
+    def planned(self, number: int, *, is_store: bool, request: str | None) -> None:
+        """The metadata of a step names a job. What was named before and is not over stays what it is."""
+        if number not in self.shares:
+            self._ended.pop(number, None)
+            share = self.shares[number] = Share(number, is_store, self.steps, request)
+            self._note(share, "is planned")
+
+    def submitted(self, number: int, *, is_store: bool) -> None:
+        """A job goes to the copier."""
+        share = self.shares.get(number)
+        if share is None:
+            self._violate("I3", f"job {number} is launched, and no step named it", number)
+            return
+        if not share.life.can(JobLife.submit.name):
+            self._violate("I3", f"job {number} is launched a second time", number)
+            return
+        if is_store and share.step == self.steps and not share.is_waited:
+            self._violate("I8", f"job {number} is launched in the step that computes what it stores", number)
+        share.life.submit()
+        self._note(share, "is launched")
+
+    def waited(self, numbers: Iterable[int]) -> None:
+        """The host has waited for jobs."""
+        for number in numbers:
+            share = self.shares.get(number)
+            if share is not None and share.life.can(JobLife.flush.name):
+                share.life.flush()
+                self._note(share, "is waited for")
+
+    def landed(self, number: int, *, ok: bool) -> None:
+        """The copier says that a job is over."""
+        share = self.shares.get(number)
+        if share is not None and share.life.state in _OUT:
+            share.life.finish(outstanding=0, ok=ok)
+            self.forget(number)
+        elif number in self._ended:
+            self._violate("I9", f"job {number} is reported a second time", number)
+        else:
+            self._violate("I3", f"job {number} is reported, and was never launched", number)
+
+    def forget(self, number: int) -> None:
+        """A job is over."""
+        del self.shares[number]
+        self._ended[number] = None
+        if len(self._ended) > NUM_ENDED:
+            self._ended.popitem(last=False)
+
+    def must_be_quiet(self, numbers: Iterable[int], rule: str, why: str) -> None:
+        """These jobs must have been waited for by now, as far as they are not over."""
+        for number in numbers:
+            share = self.shares.get(number)
+            if share is not None and share.life.state is not Job.FLUSHED:
+                state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
+                self._violate(rule, f"{why}, and job {number} {state}", number)
+
+    def tell(self) -> None:
+        """Tell of what was found."""
+        if self._found:
+            found, self._found = self._found, []
+            self.teller(found)
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _note(self, share: Share, what: str) -> None:
+        share.events.append(f"step {self.steps}: job {share.number} {what}")
+
+    def _violate(self, rule: str, what: str, job: int) -> None:
+        share = self.shares.get(job)
+        request, events = (None, ()) if share is None else (share.request, share.events)
+        self._found.append(Violation(rule, what, self.steps, request=request, job=job, history=tuple(events)))
+
+
+class OffloadingWorkerEar:
+    """Listens to an OffloadingConnectorWorker, and to the copier below it as soon as there is one."""
+
+    def __init__(self, watch: WorkerWatch, worker: object) -> None:
+        self._watch = watch
+        self._worker = worker
+        self._below: object = None
+        self._meta: object = None
+        self._flushed: set[int] = set()
+        self._calls = CallsThrough()
+        self._calls.add(worker, "handle_preemptions", self._handle_preemptions)
+        self._calls.add(worker, "start_kv_transfers", self._start)
+        self._calls.add(worker, "prepare_store_kv", self._prepare)
+        self._calls.add(worker, "get_finished", self._get_finished)
+        self._calls.add(worker, "shutdown", self._shutdown)
+        self._calls_below = CallsThrough()
+
+    def undo(self) -> None:
+        """Listen no more."""
+        self._calls.undo()
+        self._calls_below.undo()
+
+    # --- the connector's side -----------------------------------------------------------------------------------------------
+
+    def _begin(self, meta: object) -> None:
+        """A call with the metadata of a step that is new begins the step."""
+        below = getattr(self._worker, "worker", None)
+        if below is not self._below:
+            self._listen_below(below)
+        if meta is None or meta is self._meta:
+            return
+        self._meta = meta
+        self._watch.steps += 1
+        self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
+        for name in ("load_jobs", "store_jobs"):
+            for number, job in _mapping(getattr(meta, name, None)).items():
+                request = getattr(job, "req_id", None)
+                self._watch.planned(
+                    number, is_store=name == "store_jobs", request=request if isinstance(request, str) else None
+                )
+        for number in self._flushed:
+            if (share := self._watch.shares.get(number)) is not None:
+                share.is_waited = True
+
+    def _handle_preemptions(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        self._begin(meta)
+        result = original(meta, *args, **kwargs)
+        self._wait_is_over()
+        self._watch.tell()
+        return result
+
+    def _start(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        self._begin(meta)
+        result = original(meta, *args, **kwargs)
+        self._wait_is_over()
+        jobs = _mapping(getattr(meta, "load_jobs", None))
+        if self._calls_below:
+            needed = [number for number, job in jobs.items() if getattr(job, "sync", False)]
+            self._watch.must_be_quiet(needed, "I6", "the step computes with what a load brings")
+        self._watch.tell()
+        return result
+
+    def _prepare(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        self._begin(meta)
+        result = original(meta, *args, **kwargs)
+        self._watch.tell()
+        return result
+
+    def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
+        self._begin(None)
+        result = original(*args, **kwargs)
+        self._watch.tell()
+        return result
+
+    def _shutdown(self, original: Original, *args: object, **kwargs: object) -> object:
+        self._watch.shares.clear()
+        return original(*args, **kwargs)
+
+    def _wait_is_over(self) -> None:
+        """What the step flushes must be quiet from here on. Asked once a step."""
+        if self._calls_below:
+            self._watch.must_be_quiet(self._flushed, "I1", "the step goes on without a wait")
+        self._flushed = set()
+
+    # --- the copier's side --------------------------------------------------------------------------------------------------
+
+    def _listen_below(self, below: object) -> None:
+        """A copier that is not a real one, such as a mock, is left alone."""
+        self._calls_below.undo()
+        self._below = below
+        if hasattr(type(below), "wait") and hasattr(type(below), "get_finished"):
+            self._calls_below.add(below, "submit_store", self._submit_store)
+            self._calls_below.add(below, "submit_load", self._submit_load)
+            self._calls_below.add(below, "transfer_async", self._transfer)
+            self._calls_below.add(below, "wait", self._wait)
+            self._calls_below.add(below, "get_finished", self._landed)
+
+    def _submit_store(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
+        self._watch.submitted(number, is_store=True)
+        return original(number, *args, **kwargs)
+
+    def _submit_load(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
+        self._wait_is_over()
+        self._watch.submitted(number, is_store=False)
+        return original(number, *args, **kwargs)
+
+    def _transfer(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
+        share = self._watch.shares.get(number)
+        if share is None or share.is_store:
+            return self._submit_store(original, number, *args, **kwargs)
+        return self._submit_load(original, number, *args, **kwargs)
+
+    def _wait(self, original: Original, numbers: Iterable[int], *args: object, **kwargs: object) -> object:
+        wanted = set(numbers)
+        result = original(wanted, *args, **kwargs)
+        self._watch.waited(wanted)
+        return result
+
+    def _landed(self, original: Original, *args: object, **kwargs: object) -> object:
+        results: list[Result] = list(_iterable(original(*args, **kwargs)))
+        for result in results:
+            self._watch.landed(result.job_id, ok=bool(result.success))
+        return results
+
+
+class SimpleWorkerEar:
+    """Listens to a SimpleCPUOffloadWorker, which launches its events in order: stores are even here, loads odd."""
+
+    def __init__(self, watch: WorkerWatch, worker: object) -> None:
+        self._watch = watch
+        self._worker = worker
+        self._calls = CallsThrough()
+        self._calls.add(worker, "bind_connector_metadata", self._bind)
+        self._calls.add(worker, "handle_preemptions", self._handle_preemptions)
+        self._calls.add(worker, "build_connector_worker_meta", self._told)
+        self._below: object = None
+        self._calls_below = CallsThrough()
+
+    def undo(self) -> None:
+        """Listen no more."""
+        self._calls.undo()
+        self._calls_below.undo()
+
+    def _bind(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        below = getattr(self._worker, "_backend", None)
+        if below is not self._below:
+            self._calls_below.undo()
+            self._below = below
+            if hasattr(type(below), "launch_copy"):
+                self._calls_below.add(below, "launch_copy", self._launch)
+        self._watch.steps += 1
+        for name, odd in (("store_event", 0), ("load_event", 1)):
+            if isinstance(event := getattr(meta, name, -1), int) and event >= 0:
+                self._watch.planned(2 * event + odd, is_store=not odd, request=None)
+        return original(meta, *args, **kwargs)
+
+    def _launch(self, original: Original, *args: object, **kwargs: object) -> object:
+        if isinstance(event := kwargs.get("event_idx"), int):
+            is_store = bool(kwargs.get("is_store"))
+            number = 2 * event + (not is_store)
+            if (share := self._watch.shares.get(number)) is not None:
+                share.is_waited = True  # it waits for the step's own computation, by an event of the device
+            self._watch.submitted(number, is_store=is_store)
+        result = original(*args, **kwargs)
+        self._watch.tell()
+        return result
+
+    def _handle_preemptions(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        result = original(meta, *args, **kwargs)
+        if getattr(meta, "need_flush", False):
+            left = [*(getattr(self._worker, "_load_events", None) or ()), *(getattr(self._worker, "_store_events", None) or ())]
+            if not left:
+                self._watch.waited(list(self._watch.shares))
+            running = [number for number, share in self._watch.shares.items() if share.life.state is not Job.PLANNED]
+            self._watch.must_be_quiet(running, "I1", "the step goes on without a wait")
+        self._watch.tell()
+        return result
+
+    def _told(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = original(*args, **kwargs)
+        for event in _mapping(getattr(result, "completed_store_events", None)):
+            if self._calls_below:
+                self._watch.landed(2 * event, ok=True)
+        polled = getattr(self._worker, "_load_hwm", -1)
+        for number in [each for each in self._watch.shares if each % 2 and each // 2 <= polled]:
+            self._watch.forget(number)
+        self._watch.tell()
+        return result
+
+
+def is_worker(thing: object) -> bool:
+    """Whether it is the worker's side of a connector that can be watched."""
+    return hasattr(thing, "start_kv_transfers") or (hasattr(thing, "handle_preemptions") and hasattr(thing, "_load_hwm"))
+
+
+def _ear(watch: WorkerWatch, worker: object) -> OffloadingWorkerEar | SimpleWorkerEar:
+    if not is_worker(worker):
+        raise MisuseError(f"watch: a {type(worker).__name__} is no worker that can be watched (attach to that of a connector)")
+    return OffloadingWorkerEar(watch, worker) if hasattr(worker, "start_kv_transfers") else SimpleWorkerEar(watch, worker)
+
+
+def _mapping(found: object) -> Mapping[int, object]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _iterable(found: object) -> Iterable[Result]:
+    return found if isinstance(found, Iterable) else ()

@@ -1,0 +1,245 @@
+"""A model runner without a model: block tables as a worker keeps them, and a forward pass that writes what it should and checks
+what it reads.
+
+What is read follows from each group's kind. Full attention: all tokens so far. A sliding window: as many of them as the first
+token of the step sees. Mamba: the state at that token, one block. The places of a step's tokens are written first, by all
+requests, and then read: a request may share a block with another one that computes it in the same step. States are the other
+way round, and ahead of both the state of the last step moves to the block that this step ends in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from attrs import define, field, frozen
+
+from tests.vllm.device import Memory, Text, Words
+from tests.vllm.worlds import GroupSpec
+
+
+class NewRequest(Protocol):
+    """What vLLM's scheduler says about a request that a worker sees for the first time."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+
+
+class CachedRequests(Protocol):
+    """What vLLM's scheduler says about the requests that a worker has seen before."""
+
+    req_ids: list[str]
+    resumed_req_ids: set[str]
+    new_block_ids: list[tuple[list[int], ...] | None]
+    num_computed_tokens: list[int]
+    num_output_tokens: list[int]
+
+
+class Output(Protocol):
+    """The parts of vLLM's scheduler output that a model runner works from."""
+
+    scheduled_new_reqs: list[NewRequest]
+    scheduled_cached_reqs: CachedRequests
+    num_scheduled_tokens: dict[str, int]
+    finished_req_ids: set[str]
+    preempted_req_ids: set[str] | None
+
+
+@frozen
+class Corruption:
+    """A forward pass read bytes that are not what the text says."""
+
+    step: int
+    rank: int
+    request: str
+    group: int
+    position: int
+    """The first token whose place is wrong, or for a state the number of tokens it should cover."""
+    block: int
+    """0 is the null block: no step should read or write it."""
+
+    def __str__(self) -> str:
+        where = f"group {self.group}, token {self.position}, block {self.block}"
+        return f"step {self.step}: request {self.request} reads wrong bytes ({where}, rank {self.rank})"
+
+
+@define(eq=False)
+class Row:
+    """What a worker knows about one request."""
+
+    name: str
+    text: Text
+    prompt_tokens: int
+    tables: list[list[int]]
+    computed: int
+    known: int
+    """Tokens that are not the model's to say any more."""
+    state_index: int | None = None
+    """Where in its table the running state of the last step is; None for a request that comes fresh."""
+
+
+@frozen
+class Turn:
+    """One request's part in one step: tokens from *start* to *stop*."""
+
+    row: Row
+    start: int
+    stop: int
+    state_from: int
+    """Index of the block with the state at *start*; negative where there is none."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the model says a token at the end of the step."""
+        return self.stop >= self.row.known
+
+
+class Batch:
+    """The requests of a worker, brought up to date from what the scheduler sends and from nothing else."""
+
+    def __init__(self, groups: Sequence[GroupSpec], texts: dict[str, Text]) -> None:
+        self._texts = texts
+        self._rows: dict[str, Row] = {}
+        self._state_tokens = next((group.block_tokens for group in groups if group.kind == "mamba"), None)
+
+    def turns(self, output: Output) -> list[Turn]:
+        """Take in one scheduler output. Returns what the requests of this step do."""
+        for name in output.finished_req_ids:
+            self._rows.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            tables = [list(ids) for ids in new.block_ids]
+            known = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
+            prompt = len(new.prompt_token_ids)
+            text = self._texts[new.req_id]
+            self._rows[new.req_id] = Row(new.req_id, text, prompt, tables, new.num_computed_tokens, known)
+        self._take_cached(output.scheduled_cached_reqs)
+        for name in (output.preempted_req_ids or set()) | output.scheduled_cached_reqs.resumed_req_ids:
+            if name in self._rows:
+                self._rows[name].state_index = None
+        return [self._turn(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]
+
+    def _take_cached(self, cached: CachedRequests) -> None:
+        for at, name in enumerate(cached.req_ids):
+            row = self._rows[name]
+            row.computed = cached.num_computed_tokens[at]
+            row.known = row.prompt_tokens + cached.num_output_tokens[at]
+            ids = cached.new_block_ids[at]
+            if name in cached.resumed_req_ids:
+                row.tables = [list(each) for each in ids or ()]
+            elif ids is not None:
+                for table, more in zip(row.tables, ids, strict=True):
+                    table.extend(more)
+
+    def _turn(self, row: Row, tokens: int) -> Turn:
+        start, stop, state_from = row.computed, row.computed + tokens, -1
+        if self._state_tokens is not None:
+            state_from = (start - 1) // self._state_tokens if row.state_index is None else row.state_index
+            row.state_index = (stop - 1) // self._state_tokens
+        return Turn(row, start, stop, state_from)
+
+
+@define(eq=False)
+class Witness:
+    """What the workers saw: how many blocks were compared, and each wrong one once, although it is read in every step."""
+
+    step: Callable[[], int]
+    verified: int = 0
+    corruptions: list[Corruption] = field(factory=list)
+    _seen: set[tuple[int, str, int, int, int]] = field(factory=set)
+
+    def wrong(self, rank: int, turn: Turn, group: int, position: int, index: int, block: int) -> bool:
+        """Report a wrong block at this index of a table. Returns whether it is new."""
+        key = (rank, turn.row.name, group, index, block)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self.corruptions.append(Corruption(self.step(), rank, turn.row.name, group, position, block))
+        return True
+
+
+class Forward:
+    """The forward pass on one worker's memory."""
+
+    def __init__(self, groups: Sequence[GroupSpec], memory: Memory, rank: int, witness: Witness) -> None:
+        self._attention = [(at, group) for at, group in enumerate(groups) if group.kind != "mamba"]
+        self._states = [(at, group) for at, group in enumerate(groups) if group.kind == "mamba"]
+        self._memory = memory
+        self._rank = rank
+        self._witness = witness
+        self.verified = 0
+        self.corrupt = 0
+
+    def run(self, turns: Sequence[Turn]) -> None:
+        """Compute one step."""
+        for at, group in self._states:
+            for turn in turns:
+                self._carry_state(turn, at, group)
+        for turn in turns:
+            for at, group in self._attention:
+                self._write(turn, at, group)
+            for at, group in self._states:
+                self._write_state(turn, at, group)
+        for turn in turns:
+            for at, group in self._attention:
+                self._read(turn, at, group)
+
+    def _rows(self, table: list[int], group: GroupSpec, first: int, last: int) -> tuple[list[int], Words]:
+        """Blocks *first* to *last* of a table, and their words, one row a token. What is missing counts as the null block."""
+        ids = table[first:last]
+        ids += [0] * (last - first - len(ids))
+        return ids, self._memory.device[ids].reshape(len(ids) * group.block_tokens, -1)
+
+    def _write(self, turn: Turn, at: int, group: GroupSpec) -> None:
+        tokens = group.block_tokens
+        first, last = turn.start // tokens, -(-turn.stop // tokens)
+        ids, rows = self._rows(turn.row.tables[at], group, first, last)
+        prints = turn.row.text.prints(at, turn.start, turn.stop) ^ self._memory.salt
+        rows[turn.start - first * tokens : turn.stop - first * tokens] = prints[:, None]
+        self._memory.device[ids] = rows.reshape(len(ids), -1)
+        for index in (index for index, block in enumerate(ids) if not block):
+            self._wrong(turn, at, (first + index) * tokens, first + index, 0)
+
+    def _read(self, turn: Turn, at: int, group: GroupSpec) -> None:
+        tokens = group.block_tokens
+        start = 0 if group.window is None else max(0, turn.start - group.window + 1)
+        first, last = start // tokens, -(-turn.stop // tokens)
+        ids, rows = self._rows(turn.row.tables[at], group, first, last)
+        prints = turn.row.text.prints(at, start, turn.stop) ^ self._memory.salt
+        wrong = np.zeros(len(rows), dtype=np.bool_)
+        here = slice(start - first * tokens, turn.stop - first * tokens)
+        wrong[here] = (rows[here] != prints[:, None]).any(axis=1)
+        self._count(len(ids))
+        if wrong.any():
+            for index in np.flatnonzero(wrong.reshape(-1, tokens).any(axis=1)).tolist():
+                token = int(np.flatnonzero(wrong[index * tokens : (index + 1) * tokens])[0])
+                self._wrong(turn, at, (first + index) * tokens + token, first + index, ids[index])
+
+    def _carry_state(self, turn: Turn, at: int, group: GroupSpec) -> None:
+        """Move the state of the last step to the block that this step ends in, if that is another one, and check it."""
+        if turn.state_from < 0:
+            return
+        table, target = turn.row.tables[at], (turn.stop - 1) // group.block_tokens
+        block = table[turn.state_from] if turn.state_from < len(table) else 0
+        state = self._memory.device[block]
+        self._count(1)
+        if not block or (state != turn.row.text.state(at, turn.start) ^ self._memory.salt).any():
+            self._wrong(turn, at, turn.start, turn.state_from, block)
+        if target != turn.state_from and target < len(table):
+            self._memory.device[table[target]] = state
+
+    def _write_state(self, turn: Turn, at: int, group: GroupSpec) -> None:
+        table, index = turn.row.tables[at], (turn.stop - 1) // group.block_tokens
+        block = table[index] if index < len(table) else 0
+        if not block:
+            self._wrong(turn, at, turn.stop, index, 0)
+        self._memory.device[block] = turn.row.text.state(at, turn.stop) ^ self._memory.salt
+
+    def _count(self, blocks: int) -> None:
+        self.verified += blocks
+        self._witness.verified += blocks
+
+    def _wrong(self, turn: Turn, at: int, position: int, index: int, block: int) -> None:
+        self.corrupt += self._witness.wrong(self._rank, turn, at, position, index, block)

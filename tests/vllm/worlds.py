@@ -1,0 +1,144 @@
+"""What a world of the rig is made of, and the worlds that have a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen, validators
+
+Kind = Literal["full", "swa", "mamba"]
+Connector = Literal["offloading", "simple", "blocklife"]
+Extra = Mapping[str, str | int | float | bool]
+
+
+@frozen
+class GroupSpec:
+    """One KV-cache group: layers that share a block layout and an attention kind."""
+
+    kind: Kind = field(validator=validators.in_(("full", "swa", "mamba")))
+    block_tokens: int = field(default=4, validator=validators.ge(1))
+    window: int | None = field(default=None)
+    """Tokens that a sliding window sees, the query's own included; None for other kinds."""
+
+    @window.validator
+    def _window_belongs_to_swa(self, attribute: object, value: int | None) -> None:
+        if (value is None) is (self.kind == "swa"):
+            raise ValueError(f"a group of kind {self.kind} with window {value} (only swa has one, and needs it)")
+
+
+@frozen
+class Lag:
+    """How many steps a copy takes, drawn for each job and worker, both ends included; 0 lands in the step of its launch.
+
+    Of the bytes of a job about half move when the copy starts and the rest when it lands, place by place, so that what is
+    read too early and what is overwritten too early both show.
+    """
+
+    shortest: int = field(default=0, validator=validators.ge(0))
+    longest: int = field(default=0, validator=validators.ge(0))
+
+
+@frozen
+class WorldSpec:
+    """All that decides how the engine of a rig is built. Two rigs of one spec and one seed do the same."""
+
+    groups: tuple[GroupSpec, ...] = (GroupSpec("full"),)
+    num_gpu_blocks: int = 64
+    """The null block included."""
+    host_blocks: int = 64
+    """Host memory, in GPU blocks: a chunk takes *blocks_per_chunk* of them."""
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 64
+    async_scheduling: bool = False
+    world_size: int = 1
+    blocks_per_chunk: int = 1
+    prefix_caching: bool = True
+    dense_retention: bool = False
+    """Whether newer releases keep every block of a window and every state in the prefix cache, and not only where a prompt
+    ends, which is their default; older releases always do."""
+    connector: Connector | None = "offloading"
+    extra_config: Extra = field(factory=dict)
+    lag: Lag = Lag()
+    refusals: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    """The share of stores that the host tier refuses, over and above those it has no room for."""
+
+
+@frozen
+class World:
+    """A spec with a name, what it is for, and what its traffic does beyond the ordinary."""
+
+    about: str
+    spec: WorldSpec
+    connector_resets: bool = False
+    """Whether resets of the prefix cache may reach the host tier too, with copies out."""
+    busy: bool = False
+    """Whether the traffic of every seed keeps the engine full and asks for the same prompts again."""
+
+
+FULL = GroupSpec("full")
+WINDOW = GroupSpec("swa", window=8)
+STATE = GroupSpec("mamba")
+_LAG = Lag(0, 4)
+
+WORLDS: dict[str, World] = {
+    "full": World(
+        "One full-attention group under pressure; in 0.21.0 the last step leaves copies behind.",
+        WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=24, max_num_batched_tokens=16, lag=_LAG),
+    ),
+    "full-async": World(
+        "The same with asynchronous scheduling and two workers.",
+        WorldSpec((FULL,), 24, 24, max_num_batched_tokens=16, async_scheduling=True, world_size=2, lag=_LAG),
+    ),
+    "window": World(
+        "A sliding window and a host tier that refuses stores; up to 0.22.1 blocks are stored that have a new tenant.",
+        WorldSpec((WINDOW,), num_gpu_blocks=20, host_blocks=24, max_num_batched_tokens=16, lag=_LAG, refusals=0.3),
+        busy=True,
+    ),
+    "window-async": World(
+        "The same with asynchronous scheduling and two workers.",
+        WorldSpec((WINDOW,), 28, 24, max_num_batched_tokens=16, async_scheduling=True, world_size=2, lag=_LAG, refusals=0.3),
+        busy=True,
+    ),
+    "chunks": World(
+        "Chunks of four blocks that straddle the edge of a window; in 0.21.0 the sizes of a job count its null blocks.",
+        WorldSpec((WINDOW,), 400, 400, blocks_per_chunk=4, dense_retention=True, lag=_LAG),
+        busy=True,
+    ),
+    "chunks-tight": World(
+        "The same in a small pool: where a block inside a chunk is handed out again, those behind it move (0.33.0 too).",
+        WorldSpec((WINDOW,), 40, 64, max_num_batched_tokens=16, blocks_per_chunk=4, lag=_LAG),
+        busy=True,
+    ),
+    "chunks-hybrid": World(
+        "Chunks of two blocks, a window of three: a chunk that is stored in part counts as a hit for all of it (0.33.0 too).",
+        WorldSpec((FULL, GroupSpec("swa", window=12)), 64, 64, max_num_batched_tokens=16, blocks_per_chunk=2, lag=_LAG),
+        busy=True,
+    ),
+    "simple": World(
+        "SimpleCPUOffload, eager; in 0.21.0 blocks are stored again while their store is in flight.",
+        WorldSpec((FULL,), 32, 48, max_num_batched_tokens=16, connector="simple", lag=Lag(1, 4)),
+        busy=True,
+    ),
+    "simple-hybrid": World(
+        "SimpleCPUOffload with a full-attention group and a window, asynchronous scheduling and two workers.",
+        WorldSpec((FULL, WINDOW), 48, 48, 8, 16, async_scheduling=True, world_size=2, connector="simple", lag=Lag(1, 4)),
+    ),
+    "hybrid": World(
+        "A full-attention group and a window; up to 0.23.0 a loading request may get a block that it also hits.",
+        WorldSpec((FULL, WINDOW), 40, 40, max_num_batched_tokens=16, lag=_LAG, refusals=0.2),
+    ),
+    "hybrid-roomy": World(
+        "The same groups with room for all, so that loads come from resets of the device's cache only.",
+        WorldSpec((FULL, WINDOW), 400, 400, max_num_batched_tokens=32, lag=_LAG),
+    ),
+    "states": World(
+        "All three kinds of group; releases before 0.23.0 refuse it, and 0.23.0 takes a state for one that it has not.",
+        WorldSpec((FULL, WINDOW, STATE), 60, 60, max_num_batched_tokens=16, lag=_LAG),
+    ),
+    "resets": World(
+        "Resets that include the host tier while copies are out; up to 0.23.0 they forget the jobs of live requests.",
+        WorldSpec((FULL, WINDOW), 40, 40, max_num_batched_tokens=16, async_scheduling=True, lag=_LAG),
+        connector_resets=True,
+    ),
+}
