@@ -1,0 +1,183 @@
+"""What a user can choose, in `kv_connector_extra_config`: the keys, what they default to, and what is refused.
+
+Rules of this file:
+
+* A key that is not known is an error, and the error names the nearest one that is. Nothing is ignored.
+* Every choice has a default that is said here; only the size of the host tier has none.
+* Some keys of vLLM's own OffloadingConnector are understood as other names of ours, so that a configuration can be taken over.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from attrs import field, fields, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Checking
+from blocklife.offload import FullHit, LastStep, Mode, Policies
+
+EnumT = TypeVar("EnumT", bound=enum.Enum)
+
+ALIASES: Mapping[str, str] = {
+    "cpu_bytes_to_use": "host_bytes",
+    "offload_prompt_only": "prompt_only",
+    "eviction_policy": "policy",
+}
+"""Keys of vLLM's OffloadingConnector that mean the same here."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
+
+
+def _say(key: str, value: object, wanted: str) -> MisuseError:
+    return MisuseError(f"kv_connector_extra_config: {key} must be {wanted}, not {value!r}")
+
+
+def _count(key: str, value: object, least: int = 1) -> int:
+    """A whole number; JSON from a command line may bring it as a float without a fraction."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or value < least:
+        raise _say(key, value, f"a whole number of at least {least}")
+    return value
+
+
+def _from_zero(key: str, value: object) -> int:
+    return _count(key, value, 0)
+
+
+def _bytes(key: str, value: object) -> int:
+    """A number of bytes, or a text with a unit like 64GiB."""
+    if isinstance(value, str) and (found := _BYTES.fullmatch(value)):
+        value = int(float(found[1]) * _UNITS[found[2].lower()])
+    return _count(key, value)
+
+
+def _flag(key: str, value: object) -> bool:
+    if type(value) is not bool:
+        raise _say(key, value, "true or false")
+    return value
+
+
+def _seconds(key: str, value: object) -> float:
+    if type(value) is bool or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise _say(key, value, "a number of seconds above 0")
+    return float(value)
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _say(key, value, "a text")
+    return value
+
+
+def _one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:
+    """A choice by the name of a member, in any case."""
+
+    def read(key: str, value: object) -> EnumT:
+        for member in kind:
+            if isinstance(value, str) and value.upper() == member.name:
+                return member
+        raise _say(key, value, f"one of {', '.join(member.name.lower() for member in kind)}")
+
+    return read
+
+
+@frozen(kw_only=True)
+class ConnectorConfig:
+    """The choices of one engine. Give exactly one of ``host_bytes`` and ``host_blocks``."""
+
+    host_bytes: int | None = field(default=None, metadata={"read": _bytes})
+    """Host memory of all workers of the engine together, in bytes, or as a text like 64GiB."""
+    host_blocks: int | None = field(default=None, metadata={"read": _count})
+    """Host memory of each worker, in blocks of the device."""
+    blocks_per_chunk: int = field(default=1, metadata={"read": _count})
+    """Neighbouring blocks of a group that are stored and found as one."""
+    policy: str = field(default="lru", metadata={"read": _text})
+    """What is forgotten to make room: lru, arc, or a name that was registered with `blocklife.offload.register`."""
+    mode: Mode = field(default=Mode.EAGER, metadata={"read": _one_of(Mode)})
+    """eager: a chunk is stored when it fills; lazy: when its block is about to be handed out again."""
+    lazy_blocks: int = field(default=64, metadata={"read": _count})
+    """In lazy mode, how many of the blocks that are handed out next are kept stored."""
+    prompt_only: bool = field(default=False, metadata={"read": _flag})
+    """Whether only tokens of prompts are stored, and not what was sampled."""
+    partial_chunks: bool = field(default=False, metadata={"read": _flag})
+    """Whether a chunk that lacks what a hit could need is stored as what it is."""
+    last_step: LastStep = field(default=LastStep.DRAIN, metadata={"read": _one_of(LastStep)})
+    """drain: the engine ticks until every copy has reported; flush: the step behind the last request waits for them."""
+    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, metadata={"read": _one_of(FullHit)})
+    """drop_last_block: of a prompt that is in the host tier as a whole the last block is computed again;
+    recompute_last_token: all is loaded and one token is computed again. Full attention only."""
+    max_load_tokens: int | None = field(default=None, metadata={"read": _from_zero})
+    """Tokens that are loaded for one request at most; left out: as many as there are."""
+    max_store_tokens: int | None = field(default=None, metadata={"read": _from_zero})
+    """Tokens of one request, from its start, that are stored at most; left out: all."""
+    max_load_failures: int = field(default=2, metadata={"read": _from_zero})
+    """Loads that a request may lose before it looks no further than the device."""
+    max_job_blocks: int = field(default=256, metadata={"read": _count})
+    """Blocks that one store moves at most."""
+    max_jobs: int = field(default=4096, metadata={"read": _count})
+    """Copies that may be out at once."""
+    copy_deadline_s: float | None = field(default=None, metadata={"read": _seconds})
+    """How long a copy may take before it counts as failed; left out: for ever. Its memory is not touched before it is quiet."""
+    checking: Checking = field(default=Checking.COUNT, metadata={"read": _one_of(Checking)})
+    """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not look."""
+
+    def __attrs_post_init__(self) -> None:
+        if (self.host_bytes is None) is (self.host_blocks is None):
+            given = "neither" if self.host_bytes is None else "both"
+            raise MisuseError(
+                f"kv_connector_extra_config: {given} of host_bytes and host_blocks given "
+                "(say how much host memory there is, once)"
+            )
+
+    @classmethod
+    def read(cls, extra: Mapping[str, object]) -> ConnectorConfig:
+        """The choices that a dictionary names. Refuses: a key that is not known or named twice, a value that is none."""
+        readers = {each.name: each.metadata["read"] for each in fields(cls)}
+        found: dict[str, object] = {}
+        for key, value in extra.items():
+            name = ALIASES.get(key, key)
+            if name not in readers:
+                nearest = difflib.get_close_matches(key, [*readers, *ALIASES], n=1, cutoff=0.0)
+                raise MisuseError(
+                    f"kv_connector_extra_config: {key!r} is no key of this connector (did you mean {nearest[0]!r}?)"
+                )
+            if name in found:
+                raise MisuseError(f"kv_connector_extra_config: {key!r} says {name!r} once more (leave one of them out)")
+            found[name] = readers[name](key, value)
+        return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
+
+    def policies(self, plans_ahead: int) -> Policies:
+        """The same as the offload scheduler takes them."""
+        return Policies(
+            last_step=self.last_step,
+            full_hit=self.full_hit,
+            partial_chunks=self.partial_chunks,
+            mode=self.mode,
+            plans_ahead=plans_ahead,
+            max_load_tokens=self.max_load_tokens,
+            max_store_tokens=self.max_store_tokens,
+            prompt_only=self.prompt_only,
+            max_load_failures=self.max_load_failures,
+            max_job_blocks=self.max_job_blocks,
+            lazy_blocks=self.lazy_blocks,
+        )
+
+    def num_slots(self, block_bytes: int, num_workers: int) -> int:
+        """How many chunks the host tier holds. Refuses less than one, with the numbers."""
+        if self.host_blocks is not None:
+            slots, given = self.host_blocks // self.blocks_per_chunk, f"host_blocks={self.host_blocks}"
+            need = f"{self.blocks_per_chunk} blocks"
+        else:
+            chunk = block_bytes * self.blocks_per_chunk * num_workers
+            slots, given = (self.host_bytes or 0) // chunk, f"host_bytes={self.host_bytes}"
+            need = f"{chunk} bytes on {num_workers} workers"
+        if slots < 1:
+            raise MisuseError(f"kv_connector_extra_config: {given} holds no chunk, which takes {need} (give more)")
+        return slots

@@ -1,0 +1,30 @@
+"""Which releases of vLLM the connector was written and tested against; any other is refused before it can go wrong.
+
+vLLM calls its connector interface experimental, and moves it from release to release: what a hook promises, and in which order
+hooks are called, is what the connector rests on. So the range is narrow, and grows only with tests.
+"""
+
+from __future__ import annotations
+
+import re
+
+from blocklife.errors import MisuseError
+
+SUPPORTED = "0.33"
+"""The minor release whose patch releases are supported."""
+
+_RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\D|$)")
+
+
+def is_supported(version: str) -> bool:
+    """Whether a release of vLLM, as it names itself, is in the range."""
+    found = _RELEASE.match(version)
+    return found is not None and ".".join(found.groups()) == SUPPORTED
+
+
+def check(version: str) -> None:
+    """Refuse a release that is not in the range, naming both."""
+    if not is_supported(version):
+        raise MisuseError(
+            f"vLLM {version}: this connector supports vLLM {SUPPORTED}.x (install that release, or a blocklife for yours)"
+        )

@@ -1,0 +1,296 @@
+"""The rig for blocklife's own connector: copies that take their time and fail, deeper pipelines, drafts, sessions.
+
+The connector's worker side is the real one, with the real layout of pages and the real executor. Only when a copy moves is put
+in place of the device's own time: about half of its runs move when it starts, the rest when it lands some steps later, so that
+whoever reads or writes too early reads or writes wrong bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from random import Random
+from unittest import mock
+
+import numpy as np
+from attrs import define, evolve
+from numpy.typing import NDArray
+from vllm import SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+
+from blocklife.copiers.torch import HostMemory, KvCache
+from blocklife.copiers.torch.layout import Layout, Pages
+from blocklife.copiers.torch.moves import RunMover
+from blocklife.engines.vllm.connector.connector import BlocklifeConnector
+from blocklife.engines.vllm.connector.scheduler import ConnectorScheduler
+from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
+from blocklife.ledger.invariants import check
+from tests.vllm.device import Text
+from tests.vllm.rig import Rig
+from tests.vllm.worlds import Lag, WorldSpec
+
+
+@define(eq=False)
+class _Copy:
+    transfer: Transfer
+    pages: Pages
+    early: NDArray[np.bool_]
+    due: int
+    fails: bool
+    started: bool = False
+
+
+class LagCopier:
+    """A copier whose copies land some steps after their launch, in order within a direction; some fail, half-done."""
+
+    def __init__(
+        self, cache: KvCache, host: HostMemory, worker: Worker, lag: Lag, fails: Mapping[Direction, float], rng: Random
+    ) -> None:
+        self._layout = Layout(cache, host)
+        self._mover = RunMover(self._layout)
+        self._worker = worker
+        self._lag = lag
+        self._fails = fails
+        self._rng = rng
+        self._step = 0
+        self._queues: dict[Direction, deque[_Copy]] = {direction: deque() for direction in Direction}
+        self._landed: list[Completion] = []
+        self.waits = 0
+        """Copies that somebody had to wait for."""
+
+    @property
+    def worker(self) -> Worker:
+        """The rank."""
+        return self._worker
+
+    def computed(self, engine: object = None) -> None:
+        """The rig computes at once."""
+
+    def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
+        """A step begins."""
+        self._step += 1
+
+    def launch(self, transfer: Transfer) -> None:
+        """Queue a copy; the first of its direction starts."""
+        pages = self._layout.pages(transfer, *self._layout.ends(transfer))
+        rng, queue = self._rng, self._queues[transfer.direction]
+        early = np.array([rng.random() < 0.5 for _ in range(len(pages))], dtype=np.bool_)
+        due = self._step + rng.randint(self._lag.shortest, self._lag.longest)
+        queue.append(_Copy(transfer, pages, early, due, rng.random() < self._fails.get(transfer.direction, 0.0)))
+        self._start(queue)
+
+    def poll(self) -> list[Completion]:
+        """Those that have landed."""
+        for queue in self._queues.values():
+            while queue and queue[0].due <= self._step:
+                self._land(queue)
+        landed, self._landed = self._landed, []
+        return landed
+
+    def wait(self, jobs: Collection[JobId]) -> None:
+        """Let these land now, and those before them."""
+        for queue in self._queues.values():
+            last = max((at for at, copy in enumerate(queue) if copy.transfer.job in jobs), default=-1)
+            for _ in range(last + 1):
+                self.waits += 1
+                self._land(queue)
+
+    def busy(self) -> bool:
+        """Whether something is out."""
+        return any(self._queues.values())
+
+    def close(self) -> None:
+        """Let everything land."""
+        for queue in self._queues.values():
+            while queue:
+                self._land(queue)
+
+    def _start(self, queue: deque[_Copy]) -> None:
+        if queue and not queue[0].started:
+            queue[0].started = True
+            self._move(queue[0], queue[0].early)
+
+    def _land(self, queue: deque[_Copy]) -> None:
+        self._start(queue)
+        copy = queue.popleft()
+        if not copy.fails:
+            self._move(copy, ~copy.early)
+        self._landed.append(Completion(copy.transfer.job, self._worker, Result.FAILED if copy.fails else Result.OK))
+        self._start(queue)
+
+    def _move(self, copy: _Copy, runs: NDArray[np.bool_]) -> None:
+        pages = copy.pages
+        part = Pages(pages.source[runs], pages.target[runs], pages.nbytes[runs], pages.layer[runs])
+        self._mover.move(part, copy.transfer.direction)
+
+
+@contextmanager
+def _made_for(spec: WorldSpec, seed: int, fails: Mapping[Direction, float]) -> Iterator[None]:
+    def make_copier(self: BlocklifeConnector) -> object:
+        def make(cache: KvCache, host: HostMemory, worker: Worker) -> LagCopier:
+            return LagCopier(cache, host, worker, spec.lag, fails, Random(f"{seed}/lag/{worker}"))
+
+        return make
+
+    with mock.patch.object(BlocklifeConnector, "make_copier", make_copier):
+        yield
+
+
+class ConnectorRig(Rig):
+    """A rig with blocklife's connector. *depth* steps can be with the workers at once; *drafts*: the model is sent guesses."""
+
+    def __init__(
+        self,
+        spec: WorldSpec,
+        seed: int = 0,
+        *,
+        fails: Mapping[Direction, float] | None = None,
+        recompute: bool = True,
+        depth: int | None = None,
+        drafts: bool = False,
+    ) -> None:
+        extra = {"checking": "strict", **spec.extra_config}
+        spec = evolve(spec, connector="blocklife", extra_config=extra)
+        self._depth = depth or (2 if spec.async_scheduling else 1)
+        self._dice = Random(f"{seed}/drafts") if drafts else None
+        self._guesses: Mapping[str, list[int]] = {}
+        with _made_for(spec, seed, fails or {}):
+            super().__init__(spec, seed)
+        self.scheduler.recompute_kv_load_failures = recompute
+
+    @property
+    def side(self) -> ConnectorScheduler:
+        """The scheduler's half of the connector."""
+        connector = self.scheduler.connector
+        if not isinstance(connector, BlocklifeConnector):
+            raise TypeError(connector)
+        return connector.scheduler
+
+    @property
+    def loaded(self) -> int:
+        """Blocks that loads brought to the device."""
+        return self.side.ledger.moved[Direction.LOAD.name]
+
+    @property
+    def stored(self) -> int:
+        """Blocks that stores brought to the host."""
+        return self.side.ledger.moved[Direction.STORE.name]
+
+    def check(self) -> None:
+        """Raise AssertionError if anything is wrong by now."""
+        found = check(self.side.ledger)
+        assert not found, found
+        assert not self.corruptions, [str(each) for each in self.corruptions]
+        assert not self.wrong_texts, self.wrong_texts
+
+    def check_empty(self) -> None:
+        """Raise AssertionError if anything is left although the engine is idle."""
+        self.check()
+        statistics = self.side.ledger.statistics()
+        assert statistics.requests == statistics.jobs_alive == statistics.violations == 0, statistics
+        assert not self.side.offload.plans_out
+        assert not self.side._requests
+        assert not self.side._named
+
+    def step(self) -> bool:
+        """As the engine's loop, with as many steps ahead as the depth says."""
+        if self.idle:
+            return False
+        if self.scheduler.has_requests():
+            launched = self._launch()
+            self._queue.append(launched)
+            executed = launched[0].total_num_scheduled_tokens > 0
+            if len(self._queue) < self._depth and (executed or self.scheduler.has_requests()):
+                return True
+        self._update(*self._queue.pop(0))
+        return True
+
+    # Sessions.
+
+    def part(self, name: str, tokens: Sequence[int], max_tokens: int) -> None:
+        """Begin a session, or go on with one that waits for more: what it said last is taken back."""
+        before = self.scheduler.requests.get(name)
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        sampling.update_from_generation_config({}, 2)
+        given = Request(
+            name, list(tokens), sampling, None, block_hasher=self.engine._hasher, resumable=True, arrival_time=self.step_number
+        )
+        self.scheduler.add_request(given)
+        self.prompts[name] = list((before or given).prompt_token_ids or ())
+        self.texts[name] = Text(self.prompts[name])
+        self._said[name] = []
+        self.running.add(name)
+
+    # Drafts.
+
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self._guesses = output.scheduled_spec_decode_tokens
+        result = super()._execute(output)
+        if self._dice is not None and result.req_ids:
+            self._judge_guesses(output, result)
+        return result
+
+    def _judge_guesses(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Accept the guesses that the model would have said; what was computed for the others is junk."""
+        said: list[list[int]] = []
+        for name in result.req_ids:
+            row, guesses = self._batch._rows[name], self._guesses.get(name, [])
+            if row.computed + output.num_scheduled_tokens[name] < row.known:
+                said.append([])
+                continue
+            right = next((at for at, token in enumerate(guesses) if token != row.text.token(row.known + at)), len(guesses))
+            said.append([row.text.token(row.known + at) for at in range(right + 1)])
+            for rank in self.ranks:
+                for group, table in zip(self.spec.groups, row.tables, strict=True):
+                    for token in range(row.known + right, row.known + len(guesses)):
+                        if block := table[token // group.block_tokens]:
+                            words = rank.memory.device[block].reshape(group.block_tokens, -1)
+                            words[token % group.block_tokens] = 0xDEAD
+        result.sampled_token_ids = said
+
+    def _update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        super()._update(output, result)
+        if self._dice is not None:
+            names, guesses = [], []
+            for request in self.scheduler.running:
+                text, known, dice = self.texts[request.request_id], request.num_tokens, self._dice
+                count = dice.randint(0, 3)
+                names.append(request.request_id)
+                guesses.append([text.token(known + at) if dice.random() < 0.7 else 1 for at in range(count)])
+            self.scheduler.update_draft_token_ids(DraftTokenIds(names, guesses))
+
+
+def walk(rig: ConnectorRig, seed: int, requests: int = 30, *, resets: bool = True) -> None:
+    """Random requests with common beginnings, aborts and resets, to the end; checked after every step."""
+    rng = Random(f"{seed}/walk")
+    families = [[rng.randrange(10, 1000) for _ in range(40)] for _ in range(3)]
+    most, left = 2 * rig.spec.max_num_seqs, requests
+    for _ in range(10_000):
+        while left and len(rig.running) < rng.randint(1, most):
+            tail = [rng.randrange(10, 1000) for _ in range(rng.choice((0, 0, 1, 3, 9)))]
+            rig.add(rng.choice(families)[: rng.randint(1, 40)] + tail, rng.randint(1, 14))
+            left -= 1
+        chance = rng.random()
+        if chance < 0.04 and rig.running:
+            rig.abort(rng.choice(sorted(rig.running)), late=rng.random() < 0.5)
+        elif chance < 0.06 and resets and not rig._queue:
+            _reset(rig, rng.random() < 0.4, rng.random() < 0.6)
+        elif chance < 0.07 and resets:
+            rig.side.reset()
+        if not rig.step() and not left:
+            break
+        rig.check()
+    rig.check_empty()
+
+
+def _reset(rig: ConnectorRig, running: bool, connector: bool) -> None:
+    if not rig.can_reset(running, connector):
+        return
+    try:
+        rig.reset_prefix_cache(running, connector)
+    except RuntimeError as error:  # a request that was aborted while it loads holds blocks, and nobody can see that from here
+        if "waiting for remote" not in str(error):
+            raise

@@ -1,0 +1,433 @@
+"""blocklife as vLLM's offloading layer, under vLLM's real scheduler, every byte checked whenever it is read.
+
+Goal: whatever vLLM decides, no request reads a wrong byte, no rule of the ledger is broken, and nothing is left when the engine
+is idle. Method: the rig (`connector_rig`): real scheduler, real connector on both sides, copies that lag and fail by a seed,
+the ledger in strict mode and all its invariants after every step. First scenes with a point, then random walks over worlds that
+differ in one thing each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from attrs import evolve
+from vllm.v1.request import RequestStatus
+
+from blocklife.ledger import Direction
+from blocklife.states import Slot
+from tests.vllm import engine
+from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+
+FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")
+ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=64)
+MODELS = {
+    "full": (FULL,),
+    "window": (WINDOW,),
+    "full and window": (FULL, WINDOW),
+    "full and state": (FULL, STATE),
+    "all": (FULL, GroupSpec("swa", window=9), STATE),
+    "blocks of two sizes": (GroupSpec("full", 8), GroupSpec("swa", 4, 14)),
+}
+
+
+def prompt(tokens: int, start: int = 100) -> list[int]:
+    """A text that nobody else has, unless it starts alike."""
+    return list(range(start, start + tokens))
+
+
+def ask(rig: ConnectorRig, tokens: list[int], answer: int = 2) -> None:
+    """One request from its beginning to the end of its last copy."""
+    rig.add(tokens, answer)
+    rig.drain()
+    rig.check_empty()
+
+
+# --- scenes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_connector_brings_back_what_the_device_forgot(model: str, ahead: bool) -> None:
+    """A prompt whose blocks the device has forgotten is loaded from host memory, and every byte of it is right."""
+    rig = ConnectorRig(evolve(ROOMY, groups=MODELS[model], async_scheduling=ahead, world_size=2, lag=Lag(0, 3)))
+    ask(rig, prompt(41))
+    stored = rig.stored
+    rig.reset_prefix_cache()
+    ask(rig, prompt(41))
+
+    assert stored >= 5
+    assert rig.loaded >= len(MODELS[model])
+    assert rig.verified > 0
+
+
+def test_connector_loads_nothing_that_the_device_has() -> None:
+    """A prefix hit of vLLM's own is taken as it is: nothing is loaded, and nothing is stored a second time."""
+    rig = ConnectorRig(ROOMY)
+    ask(rig, prompt(40))
+    stored = rig.stored
+    ask(rig, prompt(40), answer=1)
+
+    assert rig.loaded == 0
+    assert rig.stored == stored
+
+
+def test_connector_loads_behind_what_the_device_has() -> None:
+    """Where the device has a part of a prefix, only the rest of it is loaded."""
+    rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=16, max_num_batched_tokens=16))
+    ask(rig, prompt(40))
+    ask(rig, prompt(24, start=5000), answer=8)  # hands out the later half of the first prompt's blocks
+    ask(rig, prompt(40))
+
+    assert 0 < rig.loaded < 9
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_connector_survives_preemption(model: str) -> None:
+    """Requests that do not fit at once are preempted and come back, with what they had in host memory."""
+    rig = ConnectorRig(evolve(ROOMY, groups=MODELS[model], num_gpu_blocks=24, lag=Lag(0, 4)))
+    for number in range(6):
+        rig.add(prompt(18, start=1000 * number), 24)
+    steps = 0
+    while rig.step():
+        rig.check()
+        steps += 1
+
+    assert steps < 2000
+    assert rig.side.ledger.flushes["preempted"] or rig.loaded or model == "window"
+    rig.check_empty()
+
+
+def test_connector_waits_for_a_copy_that_reads_what_is_handed_out() -> None:
+    """A block that a slow store still reads is handed out behind a wait, and the store is right all the same."""
+    rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=12, lag=Lag(50, 50)))
+    rig.add(prompt(32), 1)
+    while rig.running:
+        rig.step()
+    rig.add(prompt(36, start=5000), 1)
+    rig.drain()
+
+    assert rig.side.ledger.flushes["handed out"] > 0
+    rig.check_empty()
+    rig.reset_prefix_cache()
+    ask(rig, prompt(32), answer=1)
+    assert rig.loaded > 0
+
+
+def test_connector_stores_the_last_block_of_a_request_that_is_over() -> None:
+    """What a request computed in its last step is stored, although its blocks are handed out in the very next step."""
+    rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=6, lag=Lag(3, 3)))
+    rig.add(prompt(11), 6)  # its fourth block fills with its last step
+    while rig.running:
+        rig.step()
+    rig.add(prompt(16, start=5000), 1)
+    rig.drain()
+
+    assert rig.side.ledger.slots.column.count()[Slot.READY] >= 4 + 4
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["between steps", "while a step is out"])
+def test_connector_gives_an_aborted_load_up(late: bool) -> None:
+    """A request that is aborted while it loads leaves nothing: its blocks are free when the copy has landed."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(5, 5)))
+    ask(rig, prompt(40))
+    rig.reset_prefix_cache()
+    name = rig.add(prompt(40), 4)
+    rig.step()
+    loading = rig.side.ledger.jobs.live
+    rig.abort(name, late=late)
+    rig.drain()
+
+    assert loading == 1
+    assert rig.side.ledger.ended["CANCELLED"] == 1
+    rig.check_empty()
+
+
+def test_connector_forgets_the_host_and_lets_requests_go_on() -> None:
+    """A reset of the connector empties host memory at once; running requests go on, and are stored anew."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(4, 4)))
+    ask(rig, prompt(16))
+    rig.add(prompt(24, start=5000), 8)
+    for _ in range(3):
+        rig.step()
+    rig.reset_prefix_cache(reset_connector=True)
+    ready = rig.side.ledger.slots.column.count()[Slot.READY]
+    rig.drain()
+    rig.reset_prefix_cache()
+    ask(rig, prompt(16))
+    without = rig.loaded
+    ask(rig, prompt(24, start=5000))
+
+    assert ready == 0
+    assert without == 0
+    assert rig.loaded > 0
+
+
+def test_connector_keeps_the_engine_stepping_until_every_copy_has_landed() -> None:
+    """The last store outlives the last request: the engine has work until it has reported, and none after."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(7, 7)))
+    rig.add(prompt(16), 1)
+    while rig.running:
+        rig.step()
+    pending = rig.scheduler.connector.has_pending_push_work()
+    steps = rig.drain()
+
+    assert pending
+    assert steps >= 7
+    assert not rig.scheduler.connector.has_pending_push_work()
+    rig.check_empty()
+
+
+def test_connector_can_flush_the_last_copies_instead() -> None:
+    """With last_step=flush the step behind the last request waits for the copies, however slow they are."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(500, 500), extra_config={"last_step": "flush"}))
+    rig.add(prompt(16), 1)
+    steps = rig.drain()
+
+    assert steps < 20
+    assert rig.side.ledger.flushes["last step"] > 0
+    assert rig.side.ledger.slots.column.count()[Slot.READY] == 4
+
+
+@pytest.mark.parametrize("groups", [(FULL,), (WINDOW,), (FULL, WINDOW)], ids=["blocks", "window", "requests"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_connector_reports_failed_loads_so_that_vllm_computes_again(groups: tuple[GroupSpec, ...], ranks: int) -> None:
+    """A load that fails on any worker is computed again: by its blocks in one full group, by its request elsewhere."""
+    world = evolve(ROOMY, groups=groups, world_size=ranks, lag=Lag(0, 2))
+    rig = ConnectorRig(world, fails={Direction.LOAD: 0.9})
+    ask(rig, prompt(40))
+    rig.reset_prefix_cache()
+    ask(rig, prompt(40))
+
+    assert rig.side.ledger.ended["FAILED"] > 0
+    assert len(rig.finished) == 2
+
+
+def test_connector_ends_requests_whose_load_failed_where_vllm_wants_that() -> None:
+    """With vLLM's policy *fail* the request ends with an error, and nothing of it stays."""
+    rig = ConnectorRig(ROOMY, fails={Direction.LOAD: 1.0}, recompute=False)
+    ask(rig, prompt(40))
+    rig.reset_prefix_cache()
+    ask(rig, prompt(40))
+
+    assert rig.finished["r1"] == []
+
+
+def test_connector_gives_up_the_host_after_two_failed_loads() -> None:
+    """A request whose loads fail again and again ends all the same."""
+    rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW)), fails={Direction.LOAD: 1.0})
+    for _ in range(4):
+        ask(rig, prompt(40))
+        rig.reset_prefix_cache()
+
+    assert rig.loaded == 0
+    assert len(rig.finished) == 4
+
+
+def test_connector_publishes_nothing_of_a_store_that_failed() -> None:
+    """What a failed store left in host memory is never found."""
+    rig = ConnectorRig(ROOMY, fails={Direction.STORE: 1.0})
+    ask(rig, prompt(40))
+    rig.reset_prefix_cache()
+    ask(rig, prompt(40))
+
+    assert rig.stored == rig.loaded == 0
+
+
+def test_connector_shares_what_the_same_step_computes() -> None:
+    """Two requests with one prompt that come together: vLLM hits what it has just scheduled, and one store is made of it."""
+    rig = ConnectorRig(evolve(ROOMY, max_num_batched_tokens=128))
+    rig.add(prompt(32), 1)
+    rig.add(prompt(33), 1)
+    rig.drain()
+
+    assert rig.stored == 8
+    rig.check_empty()
+
+
+def test_connector_lets_many_requests_wait() -> None:
+    """More requests than the ledger knows at once may wait: those that hold nothing are forgotten and looked up again."""
+    rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2))
+    rig.side.offload.has_room = lambda: len(rig.side.offload._requests) < 4  # type: ignore[method-assign]
+    for number in range(20):
+        rig.add(prompt(9, start=100 * number), 3)
+    rig.drain()
+
+    assert len(rig.finished) == 20
+    rig.check_empty()
+
+
+def test_connector_takes_a_name_that_is_used_again() -> None:
+    """A request may come with the name of one that is over and whose last copies are out."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(6, 6)))
+    rig.add(prompt(16), 1)
+    while rig.running:
+        rig.step()
+    first = rig.side.ledger.jobs.live
+    rig.texts.clear()
+    rig.finished.clear()
+    rig.add(prompt(16, start=5000), 3)
+    rig.drain()
+
+    assert first > 0
+    assert list(rig.finished) == ["r0"]
+    rig.check_empty()
+
+
+def test_connector_tells_what_changes_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV events: each block that can be read from the host is told as stored, under vLLM's hash; a reset tells them removed."""
+    from vllm.config import KVEventsConfig
+    from vllm.distributed.kv_events import BlockRemoved, BlockStored
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    config = engine._vllm_config
+
+    def with_events(spec: WorldSpec) -> object:
+        made = config(spec)
+        made.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        return made
+
+    monkeypatch.setattr(engine, "_vllm_config", with_events)
+    rig = ConnectorRig(ROOMY)
+    told: list[object] = []
+    take = rig.scheduler.connector.take_events
+
+    def keep() -> list[object]:
+        told.extend(found := list(take()))
+        return found
+
+    monkeypatch.setattr(rig.scheduler.connector, "take_events", keep)
+    rig.add(prompt(16), 1)
+    hashes = [maybe_convert_block_hash(each) for each in rig.scheduler.requests["r0"].block_hashes]
+    rig.drain()
+    stored = [event for event in told if isinstance(event, BlockStored)]
+    rig.reset_prefix_cache(reset_connector=True)
+    removed = [event for event in take() if isinstance(event, BlockRemoved)]
+
+    assert [event.block_hashes for event in stored] == [[each] for each in hashes]
+    assert {event.medium for event in stored} == {"CPU"}
+    assert sorted(event.block_hashes[0] for event in removed) == sorted(hashes)
+
+
+# --- walks ------------------------------------------------------------------------------------------------------------------
+
+CROWDED = WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=40, max_num_seqs=6, max_num_batched_tokens=48, lag=Lag(0, 4))
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_connector_walks(model: str, ahead: bool, seed: int) -> None:
+    """Random traffic under pressure, two workers: nothing is wrong at any step, and nothing is left."""
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2), seed)
+    walk(rig, seed)
+
+    assert rig.stored > 0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"policy": "arc"},
+        {"mode": "lazy"},
+        {"partial_chunks": True, "blocks_per_chunk": 3},
+        {"blocks_per_chunk": 2, "prompt_only": True},
+        {"max_job_blocks": 1, "last_step": "flush"},
+        {"max_jobs": 3},
+        {"max_store_tokens": 12, "max_load_tokens": 8},
+    ],
+    ids=lambda extra: ",".join(extra),
+)
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_connector_walks_with_other_choices(extra: Mapping[str, str | int | float | bool], ahead: bool) -> None:
+    """The same for what can be chosen."""
+    world = evolve(CROWDED, groups=(FULL, WINDOW), async_scheduling=ahead, extra_config=extra)
+    rig = ConnectorRig(evolve(world, blocks_per_chunk=int(extra.get("blocks_per_chunk", 1))), 3)
+    walk(rig, 3)
+
+    assert rig.stored > 0
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
+@pytest.mark.parametrize("model", MODELS)
+def test_connector_walks_with_failing_copies(model: str, recompute: bool) -> None:
+    """A third of the loads and a fifth of the stores fail: what they left is never read."""
+    fails = {Direction.LOAD: 0.3, Direction.STORE: 0.2}
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], world_size=2), 4, fails=fails, recompute=recompute)
+    walk(rig, 4)
+
+    assert rig.side.ledger.ended["FAILED"] > 0
+
+
+@pytest.mark.parametrize("model", ["full", "full and window"])
+def test_connector_walks_without_prefix_caching(model: str) -> None:
+    """Where the device finds nothing again, everything comes from host memory."""
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], prefix_caching=False), 5)
+    walk(rig, 5, resets=False)
+
+    assert rig.loaded > 0
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", ["full and window", "all"])
+def test_connector_walks_with_three_steps_ahead(model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with pipeline stages, three steps are with the workers at once, and settle in their order."""
+    from vllm.config import VllmConfig
+
+    monkeypatch.setattr(VllmConfig, "max_concurrent_batches", 3)
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead), 6, depth=3)
+    walk(rig, 6)
+
+    assert rig.stored > 0
+
+
+@pytest.mark.parametrize("model", ["full", "window", "full and window"])
+def test_connector_walks_with_drafts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculative decoding without layers of a drafter: what was guessed wrong is junk, and is never stored."""
+    from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
+
+    def with_drafts(**given: object) -> VllmConfig:
+        guesses = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=3,
+            prompt_lookup_max=4,
+            prompt_lookup_min=2,
+            target_model_config=given["model_config"],
+            target_parallel_config=ParallelConfig(),
+        )
+        return VllmConfig(**given, speculative_config=guesses)
+
+    monkeypatch.setattr(engine, "VllmConfig", with_drafts)
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], num_gpu_blocks=30), 7, drafts=True)
+    walk(rig, 7)
+
+    assert rig.loaded > 0
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", MODELS)
+def test_connector_walks_with_sessions(model: str, ahead: bool) -> None:
+    """A session takes its last token back and goes on: none of its blocks is stored, and the others are served as before."""
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead), 9)
+    rng, parts = Random(9), 0
+    for step in range(300):
+        for name in dict.fromkeys((f"s{step // 30}", f"s{step // 20}x")):
+            held = rig.scheduler.requests.get(name)
+            if held is None or (held.status == RequestStatus.WAITING_FOR_STREAMING_REQ and held.num_tokens < 60):
+                rig.part(name, prompt(rng.randint(1, 9)), rng.randint(1, 6))
+                parts += 1
+        if step % 30 == 0:
+            rig.engine.abort([f"s{step // 30 - 2}"])
+        if rng.random() < 0.2:
+            rig.add(prompt(rng.randint(1, 40)), rng.randint(1, 9))
+        rig.step()
+        rig.check()
+    rig.engine.abort([name for name in rig.scheduler.requests if name.startswith("s")])
+    rig.drain()
+    rig.check_empty()
+
+    assert parts > 20
+    assert rig.stored > 0

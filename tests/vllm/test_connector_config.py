@@ -1,0 +1,201 @@
+"""What a user can choose and what is refused: each mistake gets an error that names it and says what to do.
+
+Goal: a typo or an engine that is not offered is met when the engine starts, never later. Method: each mistake is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import vllm
+from attrs import evolve
+
+import blocklife.engines.vllm
+from blocklife.engines.vllm import versions
+from blocklife.engines.vllm.connector.config import ConnectorConfig
+from blocklife.errors import MisuseError
+from blocklife.ledger import Checking
+from blocklife.offload import FullHit, LastStep, Mode
+from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.worlds import GroupSpec, WorldSpec
+
+WORLD = WorldSpec((GroupSpec("full"),), connector="blocklife")
+
+
+def test_config_has_defaults_for_all_but_the_size() -> None:
+    """A size is enough: everything else has a default."""
+    config = ConnectorConfig.read({"host_blocks": 100})
+
+    assert (config.blocks_per_chunk, config.policy, config.mode) == (1, "lru", Mode.EAGER)
+    assert (config.last_step, config.full_hit) == (LastStep.DRAIN, FullHit.DROP_LAST_BLOCK)
+    assert (config.checking, config.copy_deadline_s, config.prompt_only) == (Checking.COUNT, None, False)
+    assert config.num_slots(4096, 2) == 100
+
+
+def test_config_reads_every_key() -> None:
+    """Choices are read by their names, bytes with their units, whole numbers also from floats of JSON."""
+    config = ConnectorConfig.read(
+        {
+            "host_bytes": "1.5 GiB",
+            "blocks_per_chunk": 4.0,
+            "policy": "arc",
+            "mode": "lazy",
+            "last_step": "flush",
+            "full_hit": "recompute_last_token",
+            "checking": "strict",
+            "copy_deadline_s": 2,
+            "max_load_tokens": 0,
+        }
+    )
+
+    assert config.host_bytes == 3 << 29
+    assert config.num_slots(1 << 20, 2) == (3 << 29) // (8 << 20)
+    assert (config.mode, config.last_step, config.checking) == (Mode.LAZY, LastStep.FLUSH, Checking.STRICT)
+    assert (config.blocks_per_chunk, config.copy_deadline_s, config.max_load_tokens) == (4, 2.0, 0)
+
+
+def test_config_understands_some_keys_of_the_offloading_connector() -> None:
+    """What means the same there can be left as it is."""
+    config = ConnectorConfig.read({"cpu_bytes_to_use": 1 << 30, "offload_prompt_only": True, "eviction_policy": "arc"})
+
+    assert (config.host_bytes, config.prompt_only, config.policy) == (1 << 30, True, "arc")
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"host_blocs": 3}, "'host_blocs' is no key of this connector (did you mean 'host_blocks'?)"),
+        ({"spec_name": "x", "host_blocks": 3}, "'spec_name' is no key"),
+        ({}, "neither of host_bytes and host_blocks given"),
+        ({"host_blocks": 1, "host_bytes": 1}, "both of host_bytes and host_blocks given"),
+        ({"host_bytes": 1, "cpu_bytes_to_use": 1}, "'cpu_bytes_to_use' says 'host_bytes' once more"),
+        ({"host_blocks": 0}, "host_blocks must be a whole number of at least 1, not 0"),
+        ({"host_blocks": True}, "host_blocks must be a whole number of at least 1, not True"),
+        ({"host_blocks": 2.5}, "host_blocks must be a whole number of at least 1, not 2.5"),
+        ({"host_bytes": "much"}, "host_bytes must be a whole number of at least 1, not 'much'"),
+        ({"host_blocks": 1, "mode": "later"}, "mode must be one of eager, lazy, not 'later'"),
+        ({"host_blocks": 1, "prompt_only": 1}, "prompt_only must be true or false, not 1"),
+        ({"host_blocks": 1, "copy_deadline_s": 0}, "copy_deadline_s must be a number of seconds above 0, not 0"),
+        ({"host_blocks": 1, "policy": 3}, "policy must be a text, not 3"),
+    ],
+)
+def test_config_refuses_what_it_does_not_know(extra: Mapping[str, object], says: str) -> None:
+    """Each mistake is an error that names the key, and the nearest one or what is wanted."""
+    with pytest.raises(MisuseError) as refused:
+        ConnectorConfig.read(extra)
+
+    assert says in str(refused.value)
+
+
+def test_config_refuses_a_host_that_holds_no_chunk() -> None:
+    """Less than one chunk is refused, with the numbers."""
+    with pytest.raises(MisuseError, match="host_blocks=3 holds no chunk, which takes 4 blocks"):
+        ConnectorConfig.read({"host_blocks": 3, "blocks_per_chunk": 4}).num_slots(1, 1)
+    with pytest.raises(MisuseError, match="host_bytes=100 holds no chunk, which takes 128 bytes on 2 workers"):
+        ConnectorConfig.read({"host_bytes": 100}).num_slots(64, 2)
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.33.4", "0.33.0rc1", "0.33.1.dev3+gabc", "0.33.0+cpu", "v0.33.0"])
+def test_versions_in_the_range_are_taken(version: str) -> None:
+    """Patch releases, candidates and builds of the supported minor release."""
+    versions.check(version)
+
+    assert versions.is_supported(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.9", "0.34.0", "0.3.3", "0.330.0", "1.33.0", "dev", ""])
+def test_versions_out_of_the_range_are_refused(version: str) -> None:
+    """Any other release is refused by name, with the range."""
+    with pytest.raises(MisuseError, match=r"supports vLLM 0\.33\.x") as refused:
+        versions.check(version)
+
+    assert f"vLLM {version}:" in str(refused.value)
+
+
+def test_connector_refuses_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connector asks the release it runs in before it does anything."""
+    monkeypatch.setattr(vllm, "__version__", "0.34.0")
+
+    with pytest.raises(MisuseError, match=r"vLLM 0\.34\.0"):
+        ConnectorRig(WORLD)
+    with pytest.raises(MisuseError, match=r"vLLM 0\.34\.0"):
+        blocklife.engines.vllm.BlocklifeConnector  # noqa: B018 - it is looked up when it is asked for
+
+
+def _pretend(config: object, path: str, value: object) -> None:
+    *owners, last = path.split(".")
+    for each in owners:
+        config = getattr(config, each)
+    object.__setattr__(config, last, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("kv_transfer_config.kv_role", "kv_consumer", "kv_role='kv_consumer' is not offered (use kv_role='kv_both')"),
+        ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size=2 is not offered"),
+        ("parallel_config.pipeline_parallel_size", 2, "host_bytes with pipeline_parallel_size=2: blocks differ in size"),
+    ],
+)
+def test_connector_refuses_engines_that_are_not_offered(path: str, value: object, says: str) -> None:
+    """What is not known to work is refused when the engine starts, with a remedy."""
+    from blocklife.engines.vllm.connector import cache
+
+    rig = ConnectorRig(WORLD)
+    _pretend(rig.engine.config, path, value)
+
+    with pytest.raises(MisuseError) as refused:
+        cache.shape_of(rig.engine.config, rig.engine.kv_cache_config, ConnectorConfig.read({"host_bytes": 1 << 20}))
+    assert says in str(refused.value)
+
+
+def test_connector_refuses_a_drafter() -> None:
+    """Layers of a drafter change with the next token: their blocks cannot be named by their content."""
+    from blocklife.engines.vllm.connector import cache
+
+    rig = ConnectorRig(WORLD)
+    rig.engine.kv_cache_config.kv_cache_groups[0].is_eagle_group = True
+
+    with pytest.raises(MisuseError, match="holds layers of a drafter"):
+        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+
+
+def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:
+    """A subclass of a known kind is not that kind: what its blocks hold is another matter."""
+    import torch
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec
+
+    from blocklife.engines.vllm.connector import cache
+
+    rig = ConnectorRig(WORLD)
+    group = rig.engine.kv_cache_config.kv_cache_groups[0]
+    group.kv_cache_spec = ChunkedLocalAttentionSpec(
+        block_size=4, num_kv_heads=1, head_size=1, dtype=torch.float32, attention_chunk_size=8
+    )
+    with pytest.raises(MisuseError, match=r"ChunkedLocalAttentionSpec\) is no kind of group that is offered"):
+        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+
+    group.kv_cache_spec = MambaSpec(block_size=4, shapes=((4,),), dtypes=(torch.float32,))
+    with pytest.raises(MisuseError, match="mamba_cache_mode='none'"):
+        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+
+
+def test_connector_refuses_to_compute_one_token_again_behind_a_window() -> None:
+    """The whole prompt can be loaded only where every token before the last one is there."""
+    extra = {"full_hit": "recompute_last_token"}
+
+    with pytest.raises(MisuseError, match="needs full attention in every group"):
+        ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"), GroupSpec("swa", window=8)), extra_config=extra))
+
+
+def test_connector_loads_a_whole_prompt_where_it_may() -> None:
+    """With full attention alone a prompt of whole blocks is loaded to its end, and its last token computed again."""
+    rig = ConnectorRig(evolve(WORLD, extra_config={"full_hit": "recompute_last_token"}))
+    for _ in range(2):
+        rig.add(list(range(100, 116)), 2)
+        rig.drain()
+        rig.check_empty()
+        rig.reset_prefix_cache()
+
+    assert rig.loaded == 4

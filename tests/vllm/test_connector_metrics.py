@@ -1,0 +1,138 @@
+"""What the connector counts: names, how payloads are put together, and that Prometheus takes them.
+
+Goal: a dashboard for vLLM's own offloading shows ours as well, and no number is counted twice. Method: a run in the rig, its
+payloads as vLLM passes them on, and a registry of Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from attrs import evolve
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_connector_metric_definitions
+
+from blocklife.engines.vllm.connector.connector import BlocklifeConnector
+from blocklife.engines.vllm.connector.metrics import METRICS, BlocklifeStats, Kind
+from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.worlds import GroupSpec, WorldSpec
+
+prometheus: Any = pytest.importorskip("prometheus_client")
+
+WORLD = WorldSpec((GroupSpec("full"), GroupSpec("swa", window=8)), num_gpu_blocks=24, host_blocks=64, world_size=2)
+
+
+def collected(rig: ConnectorRig) -> BlocklifeStats:
+    """Run two prompts twice, and gather what the scheduler's side says after each step."""
+    found = BlocklifeStats(data={})
+    for _ in range(2):
+        for start in (100, 5000):
+            rig.add(list(range(start, start + 40)), 2)
+            while rig.step():
+                said = rig.scheduler.connector.get_kv_connector_stats()
+                found.aggregate(BlocklifeConnector.build_kv_connector_stats(said.data if said else {}))
+        rig.reset_prefix_cache()
+    return found
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> ConnectorRig:
+    """A rig whose scheduler leaves the counts to the test."""
+    made = ConnectorRig(WORLD)
+    connector = made.scheduler.connector
+    read, own = connector.get_kv_connector_stats, made.scheduler.update_from_output
+
+    def update(*given: object) -> object:
+        monkeypatch.setattr(connector, "get_kv_connector_stats", lambda: None)
+        try:
+            return own(*given)
+        finally:
+            monkeypatch.setattr(connector, "get_kv_connector_stats", read)
+
+    monkeypatch.setattr(made.scheduler, "update_from_output", update)
+    return made
+
+
+def test_metrics_have_the_names_of_vllm_where_they_mean_the_same() -> None:
+    """Bytes, times and sizes of copies, and stores without room, are named as in vLLM's OffloadingConnector."""
+    theirs = {name for name in get_connector_metric_definitions() if "delay" not in name}
+
+    assert theirs <= METRICS.keys()
+    assert all(name.startswith("vllm:kv_offload_") for name in METRICS)
+
+
+def test_metrics_add_up_to_what_happened(rig: ConnectorRig) -> None:
+    """The payloads of all steps together are what the ledger counted: nothing twice, nothing left out."""
+    found: dict[str, dict[str, Any]] = collected(rig).data
+    ledger, page = rig.side.ledger, 4 * 8
+
+    assert found["vllm:kv_offload_store_bytes"][""] == 2 * page * rig.stored
+    assert found["vllm:kv_offload_load_bytes"][""] == 2 * page * rig.loaded
+    assert found["vllm:kv_offload_jobs"]["done"] == ledger.ended["DONE"]
+    assert found["vllm:kv_offload_lookups"][""] >= 4
+    assert sum(found["vllm:kv_offload_hit_blocks"].values()) == rig.loaded
+    assert sum(found["vllm:kv_offload_host_slots"].values()) == 64
+    assert "vllm:kv_offload_violations" not in found
+
+
+def test_metrics_survive_a_pipe_and_a_line_of_a_log(rig: ConnectorRig) -> None:
+    """A payload is plain data, and can be told in one line."""
+    found = collected(rig)
+    again = BlocklifeStats(data=json.loads(json.dumps(found.data)))
+    line = again.reduce()
+    sizes = found.data["vllm:kv_offload_store_size"][""]
+
+    assert again.data == found.data
+    assert isinstance(sizes, list)
+    assert line["kv_offload_store_size_count"] == len(sizes)
+    assert not again.is_empty()
+    assert BlocklifeStats(data={}).is_empty()
+
+
+def test_metrics_are_put_together_by_their_kind() -> None:
+    """Counters add up, gauges are replaced, values of histograms are kept."""
+    names = {kind: next(name for name, metric in METRICS.items() if metric.kind is kind) for kind in Kind}
+    one = BlocklifeStats(data={names[Kind.COUNTER]: {"": 2}, names[Kind.GAUGE]: {"": 5}, names[Kind.HISTOGRAM]: {"": [1.0]}})
+    other = BlocklifeStats(data={names[Kind.COUNTER]: {"": 3}, names[Kind.GAUGE]: {"": 4}, names[Kind.HISTOGRAM]: {"": [2.0]}})
+    both = one.aggregate(other).data
+
+    assert both == {names[Kind.COUNTER]: {"": 5}, names[Kind.GAUGE]: {"": 4}, names[Kind.HISTOGRAM]: {"": [1.0, 2.0]}}
+
+
+def test_metrics_are_shown_by_prometheus(rig: ConnectorRig) -> None:
+    """Every family is registered with vLLM's labels, and holds what the payloads said."""
+    registry = prometheus.CollectorRegistry()
+    kinds = {
+        kind: type(kind.__name__, (kind,), {"__init__": _registered(kind, registry)})
+        for kind in (prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
+    }
+    shown = BlocklifeConnector.build_prom_metrics(
+        rig.engine.config, kinds, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]}
+    )
+    found: dict[str, dict[str, Any]] = collected(rig).data
+    shown.observe(found, 1)
+    labels = {"model_name": "m", "engine": "1"}
+
+    assert registry.get_sample_value("vllm:kv_offload_store_bytes_total", labels) == found["vllm:kv_offload_store_bytes"][""]
+    assert registry.get_sample_value("vllm:kv_offload_host_slots", {**labels, "state": "evictable"}) is not None
+    assert registry.get_sample_value("vllm:kv_offload_load_size_count", labels) == len(found["vllm:kv_offload_load_size"][""])
+
+
+def _registered(kind: Any, registry: object) -> object:
+    def init(self: object, *args: object, **kwargs: object) -> None:
+        kind.__init__(self, *args, **kwargs, registry=registry)
+
+    return init
+
+
+def test_metrics_cost_nothing_where_nothing_happens() -> None:
+    """A step in which nothing changed has no payload."""
+    rig = ConnectorRig(evolve(WORLD, world_size=1))
+    connector = rig.scheduler.connector
+    rig.add(list(range(100, 103)), 1)
+    rig.drain()
+    for _ in range(3):
+        connector.get_kv_connector_stats()
+
+    assert connector.get_kv_connector_stats() is None

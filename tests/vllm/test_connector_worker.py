@@ -1,0 +1,262 @@
+"""The worker's side on tensors as vLLM lays them out: which bytes a block is, and in which order a step moves them.
+
+Goal: every byte of a block goes to the host and back, in each layout that vLLM has, and nothing else does. Method: small
+tensors with every byte different, stored, wiped and loaded by plans made by hand; on the CPU, and on a CUDA device where there
+is one.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from blocklife.engines.vllm.connector.messages import Moved, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector.worker import ConnectorWorker, WorkerShape, torch_copier
+from blocklife.errors import MisuseError
+from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
+
+BLOCKS, PAGE = 6, 32
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])]
+Caches = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the tensors are."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return str(request.param)
+
+
+def raw(device: str, layers: int = 2) -> torch.Tensor:
+    """Bytes that all differ from their neighbours: so many layers of all blocks."""
+    return (torch.arange(layers * BLOCKS * PAGE, device=device) % 251).to(torch.uint8)
+
+
+def outer(device: str) -> tuple[Caches, torch.Tensor]:
+    """Each layer by itself, block after block; keys and values are an axis inside the block."""
+    memory = raw(device)
+    halves = memory.view(2, BLOCKS, 2, PAGE // 2)
+    return {"a": halves[0], "b": halves[1]}, memory
+
+
+def strided(device: str) -> tuple[Caches, torch.Tensor]:
+    """The same, with the axes inside a block in another order."""
+    memory = raw(device)
+    halves = memory.view(2, BLOCKS, 2, 4, PAGE // 8).transpose(2, 3)
+    return {"a": halves[0], "b": halves[1]}, memory
+
+
+def split(device: str) -> tuple[Caches, torch.Tensor]:
+    """Each block is two blocks of the kernel: the first axis counts those."""
+    memory = raw(device)
+    return {"a": memory.view(2, 2 * BLOCKS, PAGE // 2)[0], "b": memory.view(2, 2 * BLOCKS, PAGE // 2)[1]}, memory
+
+
+def packed(device: str) -> tuple[Caches, torch.Tensor]:
+    """Blocks outermost: a block's pages of both layers lie side by side."""
+    memory = raw(device)
+    pages = memory.view(BLOCKS, 2, PAGE)
+    return {"a": pages[:, 0], "b": pages[:, 1]}, memory
+
+
+def states(device: str) -> tuple[Caches, torch.Tensor]:
+    """One layer with two states in a page, as a list of tensors."""
+    memory = raw(device)
+    pages = memory.view(2, BLOCKS, PAGE)
+    return {"a": [pages[0][:, :8], pages[0][:, 8:]], "b": pages[1]}, memory
+
+
+LAYOUTS = [outer, strided, split, packed, states]
+
+
+def made(caches: Caches, groups: Sequence[Sequence[str]] = (("a", "b"),), places: int = 8) -> ConnectorWorker:
+    """A worker of rank 3 on these tensors."""
+    shape = WorkerShape(
+        rank=3,
+        num_blocks=BLOCKS,
+        num_places=places,
+        groups=tuple(dict.fromkeys(names, PAGE) for names in groups),
+        reports_blocks=len(groups) == 1,
+    )
+    worker = ConnectorWorker(shape, torch_copier(None))
+    worker.register(caches)
+    return worker
+
+
+def transfer(
+    number: int, direction: Direction, blocks: Sequence[int], places: Sequence[int], sizes: Sequence[int] = ()
+) -> Transfer:
+    """A job."""
+    one, other = np.array(blocks, dtype=np.int64), np.array(places, dtype=np.int64)
+    source, target = (one, other) if direction is Direction.STORE else (other, one)
+    return Transfer(JobId(1, number), direction, source, target, tuple(sizes) or (len(one),))
+
+
+def run(worker: ConnectorWorker, *plans: Plan, loads: Mapping[JobId, str] | None = None) -> WorkerReport:
+    """One step without a forward pass, through a pipe."""
+    step = pickle.loads(pickle.dumps(StepPlan(plans, loads or {})))
+    worker.begin(step)
+    worker.end(step)
+    worker.receive()
+    report: WorkerReport = pickle.loads(pickle.dumps(worker.report()))
+    return report
+
+
+def settled(worker: ConnectorWorker, plan: Plan, loads: Mapping[JobId, str] | None = None) -> list[Completion]:
+    """One step, and empty ones until a report says that something is over."""
+    report = run(worker, plan, loads=loads)
+    for number in range(plan.number + 1, plan.number + 1000):
+        if report.completions:
+            return list(report.completions)
+        report = run(worker, Plan(number, (), (), ()))
+    raise TimeoutError("nothing was reported")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_worker_brings_every_byte_of_a_block_back(layout: type, device: str) -> None:
+    """A block that was stored, wiped and loaded elsewhere has all its bytes, and no other block has changed."""
+    caches, memory = layout(device)
+    worker, before = made(caches), memory.clone()
+    stored = settled(worker, Plan(1, (), (transfer(1, Direction.STORE, [4, 1], [7, 2]),), ()))
+    settled(worker, Plan(2000, (transfer(2, Direction.LOAD, [2, 3], [7, 2]),), (), ()), loads={JobId(1, 2): "a"})
+    own = memory.view(BLOCKS, 2 * PAGE).unsqueeze(0) if layout is packed else memory.view(2, BLOCKS, PAGE)
+    old = before.view(own.shape)
+
+    assert stored == [Completion(JobId(1, 1), Worker(3), Result.OK)]
+    assert torch.equal(own[:, 2], old[:, 4])
+    assert torch.equal(own[:, 3], old[:, 1])
+    assert torch.equal(own[:, [0, 1, 4, 5]], old[:, [0, 1, 4, 5]])
+    worker.close()
+
+
+def test_worker_moves_groups_that_overlay_each_other(device: str) -> None:
+    """Two groups share the blocks: a job of both moves each one's pages of its own blocks."""
+    memory = raw(device)
+    pages = memory.view(2, BLOCKS, PAGE)
+    caches: Caches = {"a": pages[0], "b": pages[1], "c": pages[0]}
+    worker, before = made(caches, (("a", "b"), ("c",))), memory.clone().view(2, BLOCKS, PAGE)
+    settled(worker, Plan(1, (), (transfer(1, Direction.STORE, [1, 2], [0, 1], [1, 1]),), ()))
+    settled(worker, Plan(2000, (transfer(2, Direction.LOAD, [3, 4], [0, 1], [1, 1]),), (), ()), loads={JobId(1, 2): "r"})
+
+    assert torch.equal(pages[:, 3], before[:, 1])
+    assert torch.equal(pages[0, 4], before[0, 2])
+    assert torch.equal(pages[1, 4], before[1, 4])
+    worker.close()
+
+
+def test_worker_launches_stores_in_the_next_step_and_waits_first(device: str) -> None:
+    """A store reads what its own step computes, and nothing of the next step is written before a flush of it is over."""
+    memory = raw(device)
+    caches: Caches = {"a": memory.view(2, BLOCKS, PAGE)[0], "b": memory.view(2, BLOCKS, PAGE)[1]}
+    worker = made(caches)
+    step = StepPlan((Plan(1, (), (transfer(1, Direction.STORE, [1], [0]),), ()),), {})
+    worker.begin(step)
+    memory.view(2, BLOCKS, PAGE)[:, 1] = 7  # the forward pass
+    worker.end(step)
+    first = worker.report()
+    following = StepPlan((Plan(2, (), (), (JobId(1, 1),)),), {})
+    worker.begin(following)
+    memory.view(2, BLOCKS, PAGE)[:, 1] = 9  # the next tenant's
+    worker.end(following)
+    worker.receive()
+    second = worker.report()
+    settled(worker, Plan(3, (transfer(2, Direction.LOAD, [5], [0]),), (), ()), loads={JobId(1, 2): "r"})
+
+    assert first.launched == ()
+    assert [each.job for each in second.launched] == [JobId(1, 1)]
+    assert memory.view(2, BLOCKS, PAGE)[:, 5].eq(7).all()
+    worker.close()
+
+
+def test_worker_launches_what_was_planned_between_two_steps_before_it_waits(device: str) -> None:
+    """The stores of an early plan are on their way before the wait of the step's own plan for them."""
+    caches, memory = outer(device)
+    worker = made(caches)
+    early = Plan(1, (), (transfer(1, Direction.STORE, [1], [0]),), ())
+    step = StepPlan((early, Plan(2, (), (), (JobId(1, 1),))), {})
+    worker.begin(step)
+    memory.fill_(0)
+    worker.end(step)
+    worker.receive()
+    report = worker.report()
+    settled(worker, Plan(3, (transfer(2, Direction.LOAD, [5], [0]),), (), ()), loads={JobId(1, 2): "r"})
+
+    assert report.number == 2
+    assert [each.job for each in report.completions] == [JobId(1, 1)]
+    assert memory.view(2, BLOCKS, PAGE)[:, 5].any()
+    worker.close()
+
+
+def test_worker_does_a_step_once() -> None:
+    """vLLM may call the hooks of a step in any number: what was done is not done again."""
+    caches, _ = outer("cpu")
+    worker = made(caches)
+    step = StepPlan((Plan(1, (), (transfer(1, Direction.STORE, [1], [0]),), ()),), {})
+    for _ in range(3):
+        worker.begin(step)
+        worker.end(step)
+        worker.end(step)
+    completions = settled(worker, Plan(2, (), (), ()))
+
+    assert len(completions) == 1
+    worker.close()
+
+
+@pytest.mark.parametrize("groups", [(("a", "b"),), (("a",), ("b",))], ids=["one group", "two groups"])
+def test_worker_tells_a_failed_load_by_what_vllm_understands(groups: Sequence[Sequence[str]]) -> None:
+    """A load of a place that does not exist fails: one group tells its blocks, several tell the request."""
+    caches, _ = outer("cpu")
+    worker = made(caches, groups)
+    sizes = [2] if len(groups) == 1 else [1, 1]
+    step = StepPlan((Plan(1, (transfer(1, Direction.LOAD, [2, 3], [0, 99], sizes),), (), ()),), {JobId(1, 1): "r"})
+    worker.begin(step)
+    worker.end(step)
+    received = worker.receive()
+    wanted = ([], [2, 3]) if len(groups) == 1 else (["r"], [])
+
+    assert received.requests == {"r"}
+    assert (sorted(received.failed), sorted(worker.bad_blocks())) == wanted
+    assert worker.report().completions == (Completion(JobId(1, 1), Worker(3), Result.FAILED),)
+    worker.close()
+
+
+def test_worker_counts_the_bytes_that_it_moved() -> None:
+    """A report says how many bytes arrived, how long it took, and how large each copy was."""
+    caches, _ = outer("cpu")
+    worker = made(caches)
+    run(worker, Plan(1, (), (transfer(1, Direction.STORE, [1, 2], [0, 1]),), ()))
+    report = run(worker, Plan(2, (), (), ()))
+
+    assert (report.stored.num_bytes, report.stored.sizes) == (4 * PAGE, (4 * PAGE,))
+    assert report.stored.seconds >= 0
+    assert report.loaded == Moved()
+    worker.close()
+
+
+def test_reports_of_workers_are_put_together() -> None:
+    """What all workers have done is what the slowest has done; what they said is all of it."""
+    one = WorkerReport(7, completions=(Completion(JobId(1, 1), Worker(0), Result.OK),), stored=Moved(3, 1.0, (3,)))
+    other = WorkerReport(6, completions=(Completion(JobId(1, 1), Worker(1), Result.OK),), stored=Moved(4, 0.5, (4,)))
+    both = one + other
+
+    assert both.number == 6
+    assert [each.worker for each in both.completions] == [0, 1]
+    assert both.stored == Moved(7, 1.5, (3, 4))
+
+
+def test_worker_refuses_tensors_that_it_cannot_copy() -> None:
+    """A first axis that is no block, layers that interleave in two ways, and a step before any tensor are refused."""
+    shape = WorkerShape(rank=0, num_blocks=BLOCKS, num_places=2, groups=({"a": PAGE, "b": PAGE},), reports_blocks=True)
+    worker = ConnectorWorker(shape, torch_copier(None))
+    memory = raw("cpu", 4)
+    with pytest.raises(MisuseError, match="register_kv_caches comes first"):
+        worker.begin(StepPlan((Plan(1, (), (), ()),), {}))
+    with pytest.raises(MisuseError, match="its first axis must be the block"):
+        worker.register({"a": torch.zeros(2, BLOCKS, PAGE // 2), "b": torch.zeros(2, BLOCKS, PAGE // 2)})
+    with pytest.raises(MisuseError, match="interleave in 2 different ways"):
+        worker.register({"a": memory.view(BLOCKS, 4, PAGE)[:, 0], "b": memory[: 3 * BLOCKS * PAGE].view(BLOCKS, 3, PAGE)[:, 1]})
