@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from attrs import asdict, evolve, field, frozen
+from attrs import asdict, evolve, frozen
 
 from tests.vllm.engine import DRAINS_SIMPLE, RELEASE
 from tests.vllm.rig import Corruption, Rig, Scheduler
@@ -53,7 +53,6 @@ class Verdict:
     """Copies that were out when the engine had nothing to do any more, where it says that it waits for them."""
     stuck: bool = False
     """Whether requests were left that no step brought to an end."""
-    seconds: float = field(default=0.0, eq=False)
 
     @property
     def clean(self) -> bool:

@@ -25,9 +25,9 @@ def test_request_preempted_in_the_step_that_scheduled_it_hits_what_was_never_com
     step takes them back before anything was computed; the resumed request finds them, and reads what is not there.
     """
     monkeypatch.setattr(
-        engine, "SchedulerConfig", partial(engine.SchedulerConfig, policy="priority", long_prefill_token_threshold=8)
+        engine, "SchedulerConfig", partial(vars(engine)["SchedulerConfig"], policy="priority", long_prefill_token_threshold=8)
     )
-    request = engine.Request
+    request = vars(engine)["Request"]
     spec = WorldSpec((GroupSpec("full"),), num_gpu_blocks=11, connector=None, max_num_seqs=4, max_num_batched_tokens=12)
     rig = Rig(spec)
     monkeypatch.setattr(engine, "Request", partial(request, priority=LOW))

@@ -102,7 +102,7 @@ WORLDS: dict[str, World] = {
     ),
     "chunks": World(
         "Chunks of four blocks that straddle the edge of a window; in 0.21.0 the sizes of a job count its null blocks.",
-        WorldSpec((WINDOW,), 400, 400, blocks_per_chunk=4, dense_retention=True, lag=_LAG),
+        WorldSpec((WINDOW,), 400, 400, 4, 4, blocks_per_chunk=4, dense_retention=True, lag=_LAG),
         busy=True,
     ),
     "chunks-tight": World(
@@ -140,5 +140,11 @@ WORLDS: dict[str, World] = {
         "Resets that include the host tier while copies are out; up to 0.23.0 they forget the jobs of live requests.",
         WorldSpec((FULL, WINDOW), 40, 40, max_num_batched_tokens=16, async_scheduling=True, lag=_LAG),
         connector_resets=True,
+    ),
+    "resets-window": World(
+        "The same with a window and dense retention: what is stored again after a reset may have a new tenant (0.33.0 too).",
+        WorldSpec((WINDOW,), 24, 64, max_num_batched_tokens=16, dense_retention=True, lag=_LAG),
+        connector_resets=True,
+        busy=True,
     ),
 }

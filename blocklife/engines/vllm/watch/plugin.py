@@ -6,7 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable
 
-from blocklife.engines.vllm.watch import LOGGER, Options, attach, attach_worker
+from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
 from blocklife.errors import MisuseError
 
 _SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
@@ -31,38 +31,43 @@ def install() -> None:
         LOGGER.info("blocklife watches this vLLM (%s)", options.mode.name.lower())
 
 
-def watch_all(options: Options, *, parts: bool = False) -> bool:
+def watch_all(
+    options: Options, *, parts: bool = False, tell: Callable[[Watch | WorkerWatch], None] = lambda watch: None
+) -> bool:
     """Watch every scheduler and worker that is made from now on; with *parts* also connectors' that are made alone.
 
-    Whether this call has made it so: False if it was so already.
+    *tell* hears of each watch. Whether this call has made it so: False if it was so already.
     """
-    made = [_wrap(*_SCHEDULER, attach, options)]
-    made += [_wrap(*each, attach_worker, options) for each in _WORKERS]
-    if parts:
-        made += [_wrap(*each, attach, options) for each in _PARTS]
+    schedulers, workers = _watching(attach, options, tell), _watching(attach_worker, options, tell)
+    made = [_wrap(*each, schedulers) for each in ([_SCHEDULER, *_PARTS] if parts else [_SCHEDULER])]
+    made += [_wrap(*each, workers) for each in _WORKERS]
     return any(made)
 
 
-def _wrap(module: str, name: str, method: str, watch: Callable[[object, Options], object], options: Options) -> bool:
-    """Let *watch* come whenever that method of that class has run. False where it comes already."""
-    owner = vars(importlib.import_module(module))[name]
-    original = getattr(owner, method)
-    if hasattr(original, _MARK):
-        return False
-    setattr(owner, method, _watching(original, watch, options))
-    return True
-
-
 def _watching(
-    original: Callable[..., None], watch: Callable[[object, Options], object], options: Options
-) -> Callable[..., None]:
-    @functools.wraps(original)
-    def made(thing: object, *args: object, **kwargs: object) -> None:
-        original(thing, *args, **kwargs)
+    watch: Callable[[object, Options], Watch | WorkerWatch], options: Options, tell: Callable[[Watch | WorkerWatch], None]
+) -> Callable[[object], None]:
+    def come(thing: object) -> None:
         try:
-            watch(thing, options)
+            tell(watch(thing, options))
         except MisuseError as error:
             LOGGER.info("%s", error)
 
-    vars(made)[_MARK] = options
-    return made
+    return come
+
+
+def _wrap(module: str, name: str, method: str, come: Callable[[object], None]) -> bool:
+    """Let *come* be called whenever that method of that class has run. False where that is so already."""
+    owner = vars(importlib.import_module(module))[name]
+    original: Callable[..., None] = getattr(owner, method)
+    if hasattr(original, _MARK):
+        return False
+
+    @functools.wraps(original)
+    def made(thing: object, *args: object, **kwargs: object) -> None:
+        original(thing, *args, **kwargs)
+        come(thing)
+
+    vars(made)[_MARK] = True
+    setattr(owner, method, made)
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -38,19 +39,24 @@ class Recording:
     """A recording of one ledger that is being made."""
 
     def __init__(self, path: str, ledger: Ledger) -> None:
+        self._path = path
         self._stream: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  # it lives as long as the watch
         self._recorder = Recorder(self._stream, time.monotonic_ns)
         self._recorder.begin(ledger)
 
     def flush(self) -> None:
-        """What was told so far is on its way to the file."""
-        self._stream.flush()
+        """What was told so far is on its way to the file. What cannot be written is told of at the end."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
     def close(self, *, whole: bool) -> None:
         """No more comes. Only one of a run that came to its end, with nothing left out, says so."""
-        if whole:
-            self._recorder.end()
-        self._stream.close()
+        try:
+            if whole:
+                self._recorder.end()
+            self._stream.close()
+        except OSError as error:
+            LOGGER.error("blocklife watch: the recording %s could not be written to its end (%s)", self._path, error)
 
 
 class Watch:
@@ -126,7 +132,7 @@ class Watch:
             self._metrics.tell(id(self), self._counted())
             self._metrics.forget(id(self))
         for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
-            recording.close(whole=not mirror.is_torn and not mirror.ledger.jobs.live)
+            recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or mirror.ledger.requests))
         self._at_exit.cancel()
 
     def _mirror(self, scheduler: object, parts: Parts, number: int, connector: object) -> Mirror:

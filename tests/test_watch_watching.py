@@ -1,0 +1,463 @@
+"""A whole watch: what each mode does with a violation, what a process leaves behind, and how the environment switches it on.
+
+Goal: whoever watches hears of everything once, in the form that was asked for, and the engine never suffers from its watch.
+Method: fakes of vLLM's objects, and processes of their own where an end of a process is the subject.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from blocklife.cli import main
+from blocklife.engines.vllm.watch import LOGGER, Mode, Options, WatchError, attach, detach, plugin, watch_of
+from blocklife.engines.vllm.watch.metrics import COUNTED, PREFIX, Metrics
+from blocklife.engines.vllm.watch.telling import NUM_KEPT, NUM_LOGGED, WHILE_S, Teller
+from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.errors import BlocklifeError, InvariantError, MisuseError
+from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, offloading, reported, store
+
+A, B = FakeRequest("a"), FakeRequest("b")
+
+
+def hand_out_unwaited(scheduler: FakeScheduler, inner: FakeOffloading) -> None:
+    """I1: a block is handed out while job 0 reads it."""
+    manager = scheduler.kv_cache_manager
+    manager.allocate_slots(A, [1])
+    inner.build_connector_meta(FakeMeta({0: store("a", [1], [7])}))
+    inner.request_finished(A)
+    manager.free(A)
+    manager.allocate_slots(B, [1])
+    inner.build_connector_meta(FakeMeta())
+
+
+# --- modes --------------------------------------------------------------------------------------------------------------------
+
+
+def test_strict_raises_the_story_out_of_the_call_that_was_illegal() -> None:
+    """The error is one of ours, and carries the violation; the watch goes on if the engine does."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=Mode.STRICT))
+    with pytest.raises(WatchError) as caught:
+        hand_out_unwaited(scheduler, inner)
+    inner.build_connector_meta(FakeMeta())
+
+    assert isinstance(caught.value, BlocklifeError)
+    assert caught.value.violation is watch.violations[0]
+    assert "job 0 stores it of request a" in str(caught.value)
+    assert watch.steps == 3
+
+
+def test_strict_raises_the_first_of_several_and_counts_all() -> None:
+    """Nothing that was found is lost by the raise."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=Mode.STRICT))
+    inner.update_connector_output(reported(j5=1, j6=1))
+    with pytest.raises(WatchError, match="job 5"):
+        inner.build_connector_meta(FakeMeta())
+
+    assert watch.counts == {"I3": 2}
+
+
+def test_count_says_nothing_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Only the counts and the report know."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=Mode.COUNT))
+    with caplog.at_level(logging.DEBUG, LOGGER.name):
+        hand_out_unwaited(scheduler, inner)
+
+    assert watch.counts == {"I1": 1}
+    assert caplog.records == []
+
+
+def test_log_writes_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """With the rule, the step, the block, the request and the job."""
+    scheduler, inner = offloading()
+    attach(scheduler)
+    with caplog.at_level(logging.DEBUG, LOGGER.name):
+        hand_out_unwaited(scheduler, inner)
+
+    assert len(caplog.records) == 1
+    line = caplog.records[0].getMessage()
+    assert "\n" not in line
+    assert "I1 at step 2" in line
+    assert line.endswith("(block 1, life 0, request b, job 0)")
+
+
+def test_a_flood_of_one_rule_is_one_line_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """The first ones are told each; later a line says how many there were. Another rule is not held back by it."""
+    now = [0.0]
+    teller = Teller(Mode.LOG, lambda rule: None, clock=lambda: now[0])
+    with caplog.at_level(logging.WARNING, LOGGER.name):
+        for _ in range(NUM_LOGGED + 5):
+            teller([Violation("I1", "again", 1)])
+        teller([Violation("I8", "something else", 1)])
+        now[0] = WHILE_S
+        teller([Violation("I1", "again", 1)])
+
+    assert len(caplog.records) == NUM_LOGGED + 2
+    assert "I8" in caplog.records[-2].getMessage()
+    assert "and 5 more of this rule since the last line" in caplog.records[-1].getMessage()
+    assert teller.counts == {"I1": NUM_LOGGED + 6, "I8": 1}
+
+
+def test_violations_are_kept_up_to_a_limit_and_counted_beyond() -> None:
+    """A long illegal run does not fill the memory."""
+    teller = Teller(Mode.COUNT, lambda rule: None)
+    for _ in range(NUM_KEPT + 10):
+        teller([Violation("I1", "again", 1)])
+
+    assert len(teller.violations) == NUM_KEPT
+    assert teller.counts["I1"] == NUM_KEPT + 10
+
+
+def test_a_report_is_plain_json() -> None:
+    """Counts, and the violations with their histories."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=Mode.COUNT))
+    hand_out_unwaited(scheduler, inner)
+    report = json.loads(json.dumps(watch.report()))
+
+    assert report["steps"] == 2
+    assert report["violations_by_rule"] == {"I1": 1}
+    assert report["violations"][0]["block"] == 1
+    assert report["violations"][0]["history"]
+    assert report["jobs_followed"] == 1
+    assert report["lost"] is None
+
+
+# --- a watch that is wrong itself ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_an_error_of_the_watch_itself_does_not_reach_the_engine(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+    """It stops watching, says so once, and leaves the engine's methods as they were; strict raises, for it is asked to."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=mode))
+    watch.mirror.handed_out("a", 9, [1], [0])  # a group that is not there
+    if mode is Mode.STRICT:
+        with pytest.raises(InvariantError, match="the fault is its own"):
+            inner.build_connector_meta(FakeMeta())
+    else:
+        with caplog.at_level(logging.ERROR, LOGGER.name):
+            assert inner.build_connector_meta(FakeMeta()) == FakeMeta()
+        assert "the fault is its own" in caplog.records[0].getMessage()
+    hand_out_unwaited(scheduler, inner)
+
+    assert watch.lost is not None
+    assert watch.counts == {}
+    assert "build_connector_meta" not in vars(inner)
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------------------
+
+
+class FakeCounter:
+    """A counter of Prometheus."""
+
+    def __init__(self, name: str, about: str, labels: list[str] | None = None, registry: object = None) -> None:
+        self.name, self.labelled, self.value = name, dict[str, FakeCounter](), 0.0
+        if isinstance(registry, dict):
+            registry[name] = self
+
+    def inc(self, amount: float = 1) -> None:
+        """Count."""
+        self.value += amount
+
+    def labels(self, rule: str) -> FakeCounter:
+        """The one of a rule."""
+        return self.labelled.setdefault(rule, FakeCounter(rule, ""))
+
+
+def test_metrics_are_named_as_vllm_names_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter of violations by rule, and of each other figure the growth since it was told last."""
+    client = ModuleType("prometheus_client")
+    vars(client)["Counter"] = FakeCounter
+    monkeypatch.setitem(sys.modules, "prometheus_client", client)
+    registry: dict[str, FakeCounter] = {}
+    metrics = Metrics(registry)
+    metrics.violated("I1")
+    metrics.violated("I1")
+    for steps in (10, 10, 25):
+        metrics.tell(1, dict.fromkeys(COUNTED, steps))
+    metrics.forget(1)
+    metrics.tell(2, dict.fromkeys(COUNTED, 5))
+
+    assert all(name.startswith(PREFIX) for name in registry)
+    assert registry[PREFIX + "violations"].labelled["I1"].value == 2
+    assert registry[PREFIX + "steps"].value == 30
+
+
+def test_metrics_do_nothing_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no dependency of ours."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    metrics = Metrics()
+    metrics.violated("I1")
+    metrics.tell(1, {})
+
+
+# --- options ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["", "0", "off", " OFF "])
+def test_the_environment_can_leave_the_watch_off(value: str) -> None:
+    """Nothing asked, nothing done; the other settings do not matter then."""
+    assert Options.from_environment({}) is None
+    assert Options.from_environment({"BLOCKLIFE_WATCH": value, "BLOCKLIFE_WATCH_SAMPLE": "x"}) is None
+
+
+def test_the_environment_says_how_to_watch() -> None:
+    """All three settings."""
+    options = Options.from_environment(
+        {"BLOCKLIFE_WATCH": "Strict", "BLOCKLIFE_WATCH_SAMPLE": "8", "BLOCKLIFE_WATCH_RECORD": "run-{pid}.jsonl"}
+    )
+
+    assert options == Options(mode=Mode.STRICT, sample=8, record="run-{pid}.jsonl")
+    assert Options.from_environment({"BLOCKLIFE_WATCH": "log"}) == Options()
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"BLOCKLIFE_WATCH": "loud"}, "BLOCKLIFE_WATCH=loud: it is strict, count or log"),
+        ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "0"}, "BLOCKLIFE_WATCH_SAMPLE=0"),
+        ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "-1"}, "BLOCKLIFE_WATCH_SAMPLE=-1"),
+        ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "½"}, "BLOCKLIFE_WATCH_SAMPLE=½"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], word: str) -> None:
+    """The message names the variable, its value and what it can be."""
+    with pytest.raises(MisuseError, match=word):
+        Options.from_environment(settings)
+
+
+def test_a_sample_is_at_least_one() -> None:
+    """Also where a caller says it."""
+    with pytest.raises(MisuseError, match="sample"):
+        Options(sample=0)
+
+
+# --- the plug-in --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeScheduler]:
+    """The modules of vLLM that the plug-in wraps, with fakes in them; calling it makes a scheduler."""
+
+    class Scheduler(FakeScheduler):
+        def __init__(self, connector: object = None) -> None:
+            super().__init__(connector)
+
+    class Worker:
+        def __init__(self) -> None:
+            self.worker = None
+
+        def start_kv_transfers(self, meta: object) -> None:
+            """The loads of a step."""
+
+    made: dict[str, dict[str, type]] = {
+        "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
+        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker": {"OffloadingConnectorWorker": Worker},
+        "vllm.v1.simple_kv_offload.worker": {"SimpleCPUOffloadWorker": type("SimpleCPUOffloadWorker", (), {})},
+    }
+    for name, classes in made.items():
+        parts = name.split(".")
+        for depth in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(".".join(parts[:depth])))
+        module = ModuleType(name)
+        vars(module).update(classes)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def make(connector: object = None) -> FakeScheduler:
+        return Scheduler(SimpleNamespace(connector_scheduler=FakeOffloading()) if connector is None else connector)
+
+    vars(make)["worker"] = Worker
+    return make
+
+
+def test_the_plug_in_watches_what_is_made_after_it(
+    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Schedulers and workers, once each, however often it is called; what offloads nothing is left alone."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "count")
+    before = fake_vllm()
+    with caplog.at_level(logging.INFO, LOGGER.name):
+        plugin.install()
+        plugin.install()
+    watched, plain, worker = fake_vllm(), fake_vllm(object()), vars(fake_vllm)["worker"]()
+
+    assert watch_of(before) is None
+    assert watch_of(watched) is not None
+    assert watch_of(plain) is None
+    assert watch_of(worker) is not None
+    assert [record.getMessage() for record in caplog.records] == ["blocklife watches this vLLM (count)"]
+    detach(watched)
+    detach(worker)
+
+
+def test_the_plug_in_does_nothing_unasked(fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed blocklife is no watched vLLM."""
+    monkeypatch.delenv("BLOCKLIFE_WATCH", raising=False)
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is None
+
+
+def test_the_plug_in_refuses_settings_that_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error must not pass for a silent watch."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "yes")
+    with pytest.raises(MisuseError, match="BLOCKLIFE_WATCH=yes"):
+        plugin.install()
+
+
+# --- recordings ---------------------------------------------------------------------------------------------------------------
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Status and output of a command."""
+    status = main(list(words))
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", [Mode.STRICT, Mode.COUNT])
+def test_the_command_of_a_story_draws_it(mode: Mode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recording is legal, and the very command works on it; also while the watch still runs, and after a strict stop."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=mode, record=str(tmp_path / "run-{pid}.jsonl")))
+    if mode is Mode.STRICT:
+        with pytest.raises(WatchError) as caught:
+            hand_out_unwaited(scheduler, inner)
+        text = str(caught.value)
+    else:
+        hand_out_unwaited(scheduler, inner)
+        text = str(watch.violations[0])
+    program, *words = text.rpartition("to draw it: ")[2].split()
+    while_open = told(capsys, *words)
+    detach(scheduler)
+    checked = told(capsys, "recording", "check", words[2])
+
+    assert program == "blocklife"
+    assert while_open[0] == 0
+    assert "IN_FLIGHT" in while_open[1]
+    assert checked[0] == 0, checked[1]
+
+
+def test_each_connector_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    """Two connectors, two ledgers, two files."""
+    both = SimpleNamespace(_connectors=[SimpleNamespace(connector_scheduler=FakeOffloading()) for _ in range(2)])
+    attach(scheduler := FakeScheduler(both), Options(record=str(tmp_path / "run.jsonl")))
+    detach(scheduler)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", "run.jsonl.2"]
+
+
+PROGRAM = """
+import os, signal, sys
+from blocklife.engines.vllm.watch import Options, attach
+from tests.test_watch_watching import hand_out_unwaited
+from tests.watch_fakes import FakeMeta, FakeRequest, offloading
+scheduler, inner = offloading()
+watch = attach(scheduler, Options(record=sys.argv[1]))
+hand_out_unwaited(scheduler, inner)
+if sys.argv[2] == "ctrl-c":
+    kept = watch.mirror.ledger.dispatch
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return kept(*args)
+    watch.mirror.ledger.dispatch = interrupted
+    inner.build_connector_meta(FakeMeta())
+elif sys.argv[2] == "end":
+    scheduler.kv_cache_manager.free(FakeRequest("b"))
+    inner.build_connector_meta(FakeMeta())
+"""
+
+
+@pytest.mark.parametrize(("way", "complete"), [("end", True), ("ctrl-c", False), ("held", False)])
+def test_a_process_leaves_a_recording_that_can_be_checked(
+    way: str, complete: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that just ends, one that is interrupted in the middle of a step, and one that ends with a block held."""
+    path = tmp_path / "run.jsonl"
+    root = Path(__file__).parents[1]
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(path), way], cwd=root, capture_output=True, text=True, check=False)
+    status, out = told(capsys, "recording", "check", str(path))
+    shown, _ = told(capsys, "recording", "show", str(path), "--block", "1")
+    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+
+    assert (ran.returncode == 0) is (way != "ctrl-c"), ran.stderr
+    assert status == 0, out
+    assert shown == 0
+    assert (last.get("blocklife") == "end") is complete
+
+
+CHILD = """
+import multiprocessing, sys
+from tests.test_watch_watching import hand_out_unwaited
+from tests.watch_fakes import FakeMeta, FakeRequest, offloading
+from blocklife.engines.vllm.watch import Options, attach
+def work(path):
+    scheduler, inner = offloading()
+    attach(scheduler, Options(record=path))
+    hand_out_unwaited(scheduler, inner)
+    scheduler.kv_cache_manager.free(FakeRequest("b"))
+    inner.build_connector_meta(FakeMeta())
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1],))
+    process.start()
+    process.join()
+"""
+
+
+def test_a_forked_child_ends_its_recording(tmp_path: Path) -> None:
+    """Such a process leaves without what other processes do at their end; vLLM's engine core may be one."""
+    path = tmp_path / "run.jsonl"
+    root = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", CHILD, str(path)], cwd=root, check=True, capture_output=True)
+
+    assert json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["blocklife"] == "end"
+
+
+def test_a_recording_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    """Before anything is listened to."""
+    scheduler, inner = offloading()
+    with pytest.raises(OSError, match="nowhere"):
+        attach(scheduler, Options(record=str(tmp_path / "nowhere" / "run.jsonl")))
+
+    assert "build_connector_meta" not in vars(inner)
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    def write(self, text: str) -> None:
+        """Nothing more goes in."""
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        """What was written before does not go in either."""
+        self.write("")
+
+    close = flush
+
+
+def test_a_full_disk_ends_the_watch_and_not_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be written is no reason for the engine to fall."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(record=str(tmp_path / "run.jsonl")))
+    recording = watch._recordings[0]
+    recording._stream.close()
+    vars(recording)["_stream"] = vars(recording._recorder)["_stream"] = Full()
+    with caplog.at_level(logging.ERROR, LOGGER.name):
+        scheduler.kv_cache_manager.allocate_slots(A, [1])
+        inner.build_connector_meta(FakeMeta())
+
+    assert watch.lost is not None
+    assert "watches no more" in caplog.text
+    assert "could not be written to its end (" in caplog.text
