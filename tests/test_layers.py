@@ -30,9 +30,9 @@ ROOT_ROOM = "blocklife"
 """`__init__.py` and `__main__.py`: the front door, which may know what it shows."""
 
 ONLY_IN = {
-    "torch": ("copiers/", "engines/toy/tensors.py", "engines/vllm/"),
+    "torch": ("copiers/", "engines/toy/tensors.py", "engines/vllm/", "testing/vllm/"),
     "transitions": ("machines.py",),
-    "vllm": ("engines/vllm/", "engines/vllm.py"),
+    "vllm": ("engines/vllm/", "testing/vllm/"),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
 }
@@ -191,19 +191,19 @@ BAD: dict[str, tuple[str, str, str]] = {
     "torch": (
         "ledger/a.py",
         "import torch\n",
-        "ledger/a.py:1: torch is imported only in copiers/ and engines/toy/tensors.py and engines/vllm/",
+        "ledger/a.py:1: torch is imported only in copiers/ and engines/toy/tensors.py and engines/vllm/ and testing/vllm/",
     ),
     "torch, lazily": (
         "engines/a.py",
         "def f() -> None:\n    from torch import cuda\n",
-        "engines/a.py:2: torch is imported only in copiers/ and engines/toy/tensors.py and engines/vllm/",
+        "engines/a.py:2: torch is imported only in copiers/ and engines/toy/tensors.py and engines/vllm/ and testing/vllm/",
     ),
     "transitions": (
         "drawing/a.py",
         "from transitions.extensions import GraphMachine\n",
         "drawing/a.py:1: transitions is imported only in machines.py",
     ),
-    "vllm": ("engines/toy.py", "import vllm\n", "engines/toy.py:1: vllm is imported only in engines/vllm/ and engines/vllm.py"),
+    "vllm": ("engines/toy.py", "import vllm\n", "engines/toy.py:1: vllm is imported only in engines/vllm/ and testing/vllm/"),
     "clock": ("ledger/a.py", "from time import monotonic\n", "ledger/a.py:1: ledger is pure and must not import time"),
     "files": ("offload/a.py", "import os.path\n", "offload/a.py:1: offload is pure and must not import os"),
     "dice": (

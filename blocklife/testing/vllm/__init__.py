@@ -1,0 +1,1 @@
+"""Scenarios against a real vLLM: a driver of its scheduler, for `blocklife scenario run --driver`."""

@@ -1,0 +1,407 @@
+"""Scenarios run against vLLM's real schedulers and connectors, in the release under which these tests run.
+
+Goal: red and green stand where `specs/scenarios/vllm/README.md` says, and a red one is red for the reason that it says. Method:
+its table is the expectation of every file, contract and release; bugs that no release has are planted in vLLM's connectors and
+must be found; and what vLLM decides for itself must end a run as not expressible, and never as held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
+from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
+
+from blocklife.errors import MisuseError
+from blocklife.testing.scenarios.driver import World
+from blocklife.testing.scenarios.running import (
+    Outcome,
+    Verdict,
+    parse_scenario,
+    read_scenario,
+    run_files,
+    run_scenario,
+    summary,
+    world_of,
+)
+from blocklife.testing.vllm.driver import Driver
+from tests.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
+
+RELEASE = vllm.__version__
+
+
+def runs(name: str, contract: str) -> list[Verdict]:
+    """Every variant of a file that has this contract."""
+    scenario = read_scenario(FILES[name])
+    chosen = [each for each in scenario.each_variant() if world_of(scenario, each).contract == contract]
+    return [run_scenario(scenario, Driver, each) for each in chosen]
+
+
+def one(steps: str, world: str = "") -> Verdict:
+    """A scenario made up here."""
+    return run_scenario(parse_scenario(f'id = "one"\ntitle = "one"\n[world]\n{world}\n{steps}'), Driver)
+
+
+def said(verdict: Verdict) -> str:
+    """What one run shows, in the words of the table; its message if that has none."""
+    return {Outcome.HELD: "holds", Outcome.NOT_APPLICABLE: "not expressible"}.get(verdict.outcome, verdict.message)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.case}-{row.contract}")
+def test_case_ends_as_the_page_says(row: Row) -> None:
+    """In every variant; what fails fails with the rule or the words of its cell, what is not expressible says so."""
+    if RELEASE not in row.cells:
+        pytest.skip(f"the page has no column for vLLM {RELEASE}")
+    cell, _, only = row.cells[RELEASE].partition(" (")
+    for verdict in runs(row.case, row.contract):
+        print(verdict)
+        expected = cell if not only or verdict.variant["scheduling"] == only.rstrip(")") else "holds"
+
+        assert expected in said(verdict)
+        assert (verdict.outcome is Outcome.FAILED) == (expected not in ("holds", "not expressible"))
+        assert "not expressible" in verdict.message or verdict.outcome is not Outcome.NOT_APPLICABLE
+
+
+def test_cases_that_are_not_expressible_never_hold_by_chance() -> None:
+    """Those that the page has a reason for do not hold when their own files are run; of S4c a half does."""
+    files = [str(FOLDER.parent / f"{name}.toml") for name in sorted(without_words() - {"S4c"})]
+    verdicts = list(run_files(files, Driver))
+    print(summary(verdicts))
+
+    assert all(each.outcome is not Outcome.HELD for each in verdicts)
+    assert sum(each.outcome is Outcome.NOT_APPLICABLE for each in verdicts) >= len(files)
+
+
+def test_hybrid_with_states_holds_as_it_is_where_a_connector_may_have_one() -> None:
+    """The seed's own file, with a Mamba group; up to 0.22 vLLM itself asserts that there is none."""
+    scenario = read_scenario(FOLDER.parent / "S4.toml")
+    chosen = [each for each in scenario.each_variant() if each["contract"] == "fence"]
+    verdicts = [run_scenario(scenario, Driver, each) for each in chosen]
+    is_old = RELEASE.startswith(("0.21.", "0.22."))
+
+    assert {each.outcome for each in verdicts} == {Outcome.NOT_APPLICABLE if is_old else Outcome.HELD}
+
+
+# --- bugs that no release has -----------------------------------------------------------------------------------------------
+
+
+def in_meta(monkeypatch: pytest.MonkeyPatch, change: Callable[[OffloadingConnectorMetadata], None]) -> None:
+    """Let the offloading connector tell its workers something else."""
+    original = OffloadingConnectorScheduler.build_connector_meta
+
+    def told(self: OffloadingConnectorScheduler, output: SchedulerOutput) -> OffloadingConnectorMetadata:
+        meta = original(self, output)
+        change(meta)
+        return meta
+
+    monkeypatch.setattr(OffloadingConnectorScheduler, "build_connector_meta", told)
+
+
+@pytest.mark.parametrize("name", ["A01", "A02"])
+def test_connector_that_forgets_to_wait_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block goes on while a copy reads it."""
+    in_meta(monkeypatch, lambda meta: setattr(meta, "jobs_to_flush", None))
+
+    assert all("a rule is broken: I1" in each.message for each in runs(name, "fence"))
+
+
+def test_connector_that_does_not_hold_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a store are let go of as soon as it is planned."""
+
+    def let_go(self: SimpleCPUOffloadScheduler, output: SchedulerOutput) -> SimpleCPUOffloadMetadata:
+        meta = original(self, output)
+        self._gpu_block_pool.free_blocks(self._gpu_block_pool.blocks[block] for block in meta.store_gpu_blocks)
+        return meta
+
+    original = SimpleCPUOffloadScheduler.build_connector_meta
+    monkeypatch.setattr(SimpleCPUOffloadScheduler, "build_connector_meta", let_go)
+
+    assert all(each.outcome is Outcome.FAILED for each in runs("A01", "hold"))
+
+
+def test_connector_that_swaps_two_blocks_is_found_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found in the host under a name is not what lies there."""
+
+    def swap(meta: OffloadingConnectorMetadata) -> None:
+        for job in meta.store_jobs.values():
+            source = job.transfer_spec[0] if hasattr(job, "transfer_spec") else job.src_spec
+            source.block_ids = source.block_ids[::-1]
+
+    in_meta(monkeypatch, swap)
+    verdicts = runs("A16", "fence")
+
+    assert all(each.outcome is Outcome.FAILED for each in verdicts)
+    assert all("I6" in each.message or "I8" in each.message for each in verdicts)
+
+
+def test_error_inside_vllm_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict has the kind of the error, its text and the function that raised it."""
+
+    def stumble(self: object, output: object) -> None:
+        raise KeyError("job 7")
+
+    monkeypatch.setattr(OffloadingConnectorScheduler, "update_connector_output", stumble)
+    verdict, *_ = runs("S1", "fence")
+
+    assert verdict.outcome is Outcome.FAILED
+    assert "RaisedInside: KeyError ('job 7') in " in verdict.message
+
+
+# --- what vLLM decides ------------------------------------------------------------------------------------------------------
+
+TWO = """
+[[step]]
+do = "arrive"
+request = "a"
+prompt = "abcdefghi"
+[[step]]
+do = "step"
+[[step]]
+do = "arrive"
+request = "b"
+prompt = "rstu"
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ('do = "step"\ncompute = {}\nlet_in = ["b"]', "a step in which a computes 0 tokens (vLLM schedules 1 for it)"),
+        ('do = "step"\ncompute = { a = 3 }\nlet_in = {}', "a step in which a computes 3 tokens (vLLM schedules 1 for it)"),
+        ('do = "step"\nsampled = { a = 2 }', "a gets 2 tokens at once"),
+        ('do = "step"\npreempt = ["a"]', "preempt (vLLM preempts where blocks run out"),
+        ('do = "preempt"\nrequest = "a"', "preempt (vLLM preempts where blocks run out"),
+        ('do = "lookup"\nrequest = "b"', "lookup (vLLM looks up while it schedules"),
+        ('do = "renew"\ngeneration = "two"', "renew (vLLM has no name for its weights"),
+        ('do = "sleep"', "sleep while requests or copies are there"),
+        ('do = "enter"\nrequest = "c"', "enter (vLLM's scheduler alone decides"),
+        ('do = "check"\nexpect.count = { stale = 0 }', "the count 'stale' (vLLM does not count it)"),
+    ],
+)
+def test_what_vllm_decides_otherwise_is_not_expressible(step: str, why: str) -> None:
+    """With what was asked for and what vLLM does; the run does not go on as if it had."""
+    verdict = one(f"{TWO}\n[[step]]\n{step}")
+
+    assert verdict.outcome is Outcome.NOT_APPLICABLE
+    assert f"not expressible: {why}" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("world", "why"),
+    [
+        ("deadline = 4", "deadline = 4 (vLLM gives no copy up)"),
+        ('pool = "engine"', "pool = engine"),
+        ('groups = "swa:4:8"\ncontract = "hold"', "SimpleCPUOffloadConnector needs a full group"),
+        ('groups = "full:4,swa:8:16"', "blocks of one size"),
+        ('mode = "lazy"', "mode = lazy (OffloadingConnector has no such setting)"),
+        ('contract = "hold"\nblocks_per_chunk = 2', "blocks_per_chunk = 2 (SimpleCPUOffloadConnector has no such setting)"),
+    ],
+)
+def test_setting_that_vllm_has_not_is_not_expressible(world: str, why: str) -> None:
+    """Before anything runs."""
+    verdict = one('[[step]]\ndo = "check"', world)
+
+    assert verdict.outcome is Outcome.NOT_APPLICABLE
+    assert "not expressible: " in verdict.message
+    assert why in verdict.message
+
+
+def test_failing_copy_is_not_expressible() -> None:
+    """vLLM's workers never say that."""
+    verdict = one(
+        f'{TWO}\n[[step]]\ndo = "step"\nuntil = {{ out = ["the store of a"] }}\n[[step]]\ndo = "fail"\n[[step]]\ndo = "tick"'
+    )
+
+    assert "not expressible: a copy that fails" in verdict.message
+
+
+def test_wait_for_what_only_who_computes_brings_is_not_expressible() -> None:
+    """The simple connector plans a store when its request computes again: in ticks it never does."""
+    verdict = one(f'{TWO}\n[[step]]\ndo = "tick"\nuntil = {{ out = ["the store of a"] }}', 'contract = "hold"')
+
+    assert "not expressible: a copy that is planned while nobody computes" in verdict.message
+
+
+@pytest.mark.skipif(not RELEASE.startswith("0.33."), reason="older releases store nothing when a request has ended")
+def test_store_that_its_own_step_waits_for_is_not_expressible() -> None:
+    """The tail of a request that is over, whose block goes on in the same step: a device launches stores one step later."""
+    verdict = one(
+        """
+        [[step]]
+        do = "fill_host"
+        [[step]]
+        do = "arrive"
+        request = "a"
+        prompt = "abcdefghi"
+        [[step]]
+        do = "step"
+        [[step]]
+        do = "finish"
+        request = "a"
+        [[step]]
+        do = "free_host"
+        [[step]]
+        do = "arrive"
+        request = "b"
+        prompt = "rstuvwxyz"
+        [[step]]
+        do = "step"
+        """,
+        "blocks = 3",
+    )
+
+    assert "not expressible: a store that is launched and waited for in the step that made it" in verdict.message
+
+
+def test_release_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its name, and those that are taken."""
+    monkeypatch.setattr("blocklife.testing.vllm.engine.RELEASE", "0.99.1")
+    with pytest.raises(MisuseError, match=r"^vLLM 0\.99\.1: scenarios run against 0\.21\.x"):
+        Driver()
+
+
+# --- what is asked and heard ------------------------------------------------------------------------------------------------
+
+
+def test_engine_with_nothing_to_do_takes_no_step() -> None:
+    """vLLM's own loop would not: its scheduler is not called, and a step stays empty."""
+    driver = Driver()
+    driver.start(World())
+    driver.scheduler.schedule = None
+    found = driver.step(compute=None, let_in=None)
+
+    assert found.orders.forward == ((), ())
+    assert not driver.pending()
+    assert driver.settle([]).loaded == ()
+
+
+def test_states_are_those_of_the_mirror_and_of_vllm() -> None:
+    """A block, its slot and its request, along the life of a store."""
+    verdict = one(
+        """
+        [[step]]
+        do = "arrive"
+        request = "a"
+        prompt = "abcdefghi"
+        expect.state = { a = "WAITING" }
+        expect.count = { free = 15, requests = 1, jobs_made = 0 }
+        [[step]]
+        do = "step"
+        remember = { first = "block 0 of a", slot = "the slot of abcd" }
+        expect.state = { a = "RUNNING", slot = "WRITING" }
+        expect.on_device = ["abcd"]
+        expect.not_in_host = ["abcd"]
+        expect.tokens = { a = 9 }
+        [[step]]
+        do = "step"
+        expect.state = { first = "IN_FLIGHT" }
+        expect.out = ["the store of a"]
+        expect.pending = true
+        [[step]]
+        do = "land"
+        [[step]]
+        do = "step"
+        expect.state = { first = "SEALED", slot = "READY" }
+        expect.in_host = ["abcd", "abcdefgh"]
+        [[step]]
+        do = "forget"
+        contents = ["abcdefgh"]
+        expect.in_host = ["abcd"]
+        expect.not_in_host = ["abcdefgh"]
+        expect.count = { ready = 1, jobs_out = 0 }
+        [[step]]
+        do = "forget_on_device"
+        contents = ["abcd"]
+        refused = "misuse"
+        [[step]]
+        do = "abort"
+        request = "a"
+        expect.state = { a = "FINISHED" }
+        [[step]]
+        do = "forget_on_device"
+        contents = ["abcd"]
+        expect.not_on_device = ["abcd"]
+        """
+    )
+
+    assert str(verdict) == "one: holds"
+
+
+def test_host_that_is_full_refuses_and_takes_again() -> None:
+    """Nothing is stored while somebody holds every slot, and what was computed meanwhile goes there afterwards."""
+    verdict = one(
+        """
+        [[step]]
+        do = "fill_host"
+        [[step]]
+        do = "arrive"
+        request = "a"
+        prompt = "abcdefghi"
+        [[step]]
+        do = "step"
+        times = 2
+        expect.stores = []
+        expect.count = { refused_stores = 2 }
+        [[step]]
+        do = "crowd_host"
+        slots = 1
+        fits = false
+        [[step]]
+        do = "free_host"
+        [[step]]
+        do = "step"
+        expect.stores = ["block 0 of a", "block 1 of a"]
+        [[step]]
+        do = "drain"
+        expect.in_host = ["abcd", "abcdefgh"]
+        [[step]]
+        do = "crowd_host"
+        slots = 8
+        expect.count = { ready = 0 }
+        """
+    )
+
+    assert str(verdict) == "one: holds"
+
+
+def test_wait_of_a_later_plan_is_not_heard_with_an_earlier_one() -> None:
+    """Asynchronous: the output of a step was made before the next step's wait ended."""
+    verdict = one(
+        """
+        [[step]]
+        do = "arrive"
+        request = "a"
+        prompt = "abcdefgh"
+        [[step]]
+        do = "step"
+        until = { out = ["the store of a"] }
+        [[step]]
+        do = "tick"
+        [[step]]
+        do = "arrive"
+        request = "b"
+        prompt = "rstuvwxy"
+        [[step]]
+        do = "finish"
+        request = "a"
+        [[step]]
+        note = "its wait is over with this step; its output comes with the next"
+        do = "step"
+        until = { flushes = ["the store of a"] }
+        expect.not_in_host = ["abcd"]
+        [[step]]
+        do = "step"
+        expect.in_host = ["abcd"]
+        """,
+        'blocks = 3\nscheduling = "async"',
+    )
+
+    assert str(verdict) == "one: holds"
