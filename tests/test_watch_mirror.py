@@ -55,7 +55,8 @@ class Told:
 
     def give(self, request: str, blocks: Sequence[int], at: int = 0, group: int = 0) -> None:
         """Hand blocks out, for places from *at* on."""
-        self.mirror.handed_out(request, group, blocks, range(at, at + len(blocks)))
+        chosen = [block for block in blocks if self.mirror.follows(block)]
+        self.mirror.handed_out(request, group, chosen, [at + blocks.index(block) for block in chosen])
 
     def hit(self, request: str, blocks: Sequence[int], at: int = 0, group: int = 0) -> None:
         """Take blocks, for places from *at* on."""
@@ -64,14 +65,22 @@ class Told:
     def end(self, request: str, blocks: Sequence[int]) -> None:
         """A request ends, and its blocks are freed."""
         self.mirror.ended(request)
-        self.mirror.freed(request, blocks, whole=True)
+        self.mirror.freed(request, [block for block in blocks if self.mirror.follows(block)], whole=True)
         self.mirror.gone(request)
 
     def step(self, *copies: Copy, waits: Sequence[int] = (), loads: Sequence[Copy] = ()) -> None:
         """One step; *copies* are stores."""
-        self.mirror.step(stores=copies, loads=loads, waits=waits)
+        self.mirror.step(
+            stores=[self._sampled(each) for each in copies], loads=[self._sampled(each) for each in loads], waits=waits
+        )
         if self._checked:
             check(self.mirror.ledger)
+
+    def _sampled(self, copy: Copy) -> Copy:
+        """What the ears tell of a copy: the pieces that are followed, and the slots of the others."""
+        own = [piece for piece in copy.pieces if self.mirror.follows(piece.block)]
+        others = [piece.slot for piece in copy.pieces if piece not in own and piece.slot is not None]
+        return Copy(copy.number, copy.request, own, copy.sync, others)
 
     @property
     def rules(self) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from attrs import frozen
 
@@ -36,6 +36,10 @@ class Piece(NamedTuple):  # the cheapest record there is: a step makes many
     """What the engine calls the content of the chunk."""
     offset: int = 0
     """Which part of the slot."""
+
+
+Wanted: TypeAlias = tuple[str | None, Sequence[Piece], Sequence[int]]
+"""A store: for whom, of what, and into which slots of the ledger."""
 
 
 @frozen
@@ -115,20 +119,23 @@ class Host:
 
     # --- jobs of the ledger -------------------------------------------------------------------------------------------------
 
-    def plan_store(self, owner: str | None, pieces: Sequence[Piece], slots: Sequence[int]) -> Jobs[Planned]:
-        """A store of sealed blocks, each into its slot. A slot is EMPTY, or READY and not read: then it makes room."""
-        blocks, parcels = self._ledger.blocks, list[Parcel[Storable]]()
-        for group, own, places in self._by_group(pieces, slots):
-            order = list(dict.fromkeys(slot for _, slot in own))
-            self._evict([slot for slot in order if self.state(slot) is Slot.READY])
-            lives = blocks.lives([piece.block for piece, _ in own])
-            if len(order) == len(own):  # the ledger takes the key of the slot for that of its only block
-                keys = [blocks.key[piece.block] or b"" for piece, _ in own]
-                self._evict([slot for key in keys for slot in self._ledger.find_slots([key], group)])  # the engine forgot them
-            else:
-                keys = [self._name() for _ in order]
-            parcels.append(Parcel[Storable](Batch(lives, group), order, keys, places))
-        return self._ledger.plan_stores([Store(owner, parcels)])
+    def plan_stores(self, wanted: Sequence[Wanted]) -> Jobs[Planned]:
+        """Stores of sealed blocks, each into its slot. A slot is EMPTY, or READY and not read: then it makes room."""
+        blocks, stores = self._ledger.blocks, list[Store]()
+        for owner, pieces, slots in wanted:
+            parcels: list[Parcel[Storable]] = []
+            for group, own, places in self._by_group(pieces, slots):
+                order = list(dict.fromkeys(slot for _, slot in own))
+                self._evict([slot for slot in order if self.state(slot) is Slot.READY])
+                lives = blocks.lives([piece.block for piece, _ in own])
+                if len(order) == len(own):  # the ledger takes the key of the slot for that of its only block
+                    keys = [blocks.key[piece.block] or b"" for piece, _ in own]
+                    self._evict([slot for key in keys for slot in self._ledger.find_slots([key], group)])  # older ones
+                else:
+                    keys = [self._name() for _ in order]
+                parcels.append(Parcel[Storable](Batch(lives, group), order, keys, places))
+            stores.append(Store(owner, parcels))
+        return self._ledger.plan_stores(stores)
 
     def plan_load(self, request: str, pieces: Sequence[Piece], slots: Sequence[int]) -> Jobs[Planned]:
         """A load of allocated blocks, each from its slot. A slot is READY, or EMPTY: then its content is believed."""

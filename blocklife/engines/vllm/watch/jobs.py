@@ -8,7 +8,7 @@ one life, say) is still waited for, because every job that is out stands in ``to
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import define, field, frozen
 
@@ -17,7 +17,7 @@ from blocklife.engines.vllm.watch.host import Host, Piece
 from blocklife.engines.vllm.watch.story import Story
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Ledger
+from blocklife.ledger import Completion, Ledger, Result, Worker
 from blocklife.ledger.jobs import Jobs as LedgerJobs
 from blocklife.ledger.jobs import Planned
 from blocklife.ledger.places import ID_MASK
@@ -39,8 +39,11 @@ class Copy:
     number: int
     request: str | None
     pieces: Sequence[Piece]
+    """Those whose blocks are followed."""
     sync: bool = False
     """Of a load: whether it is over before the step computes."""
+    others: Sequence[int] = ()
+    """Of a store: the slots into which it puts blocks that are not followed."""
 
 
 @define(eq=False)
@@ -66,18 +69,21 @@ class Job:
 class Jobs:
     """All that are out. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over."""
 
-    def __init__(self, ledger: Ledger, story: Story, holders: Holders, host: Host, follows: Callable[[int], bool]) -> None:
+    def __init__(self, ledger: Ledger, story: Story, holders: Holders, host: Host) -> None:
         self._ledger = ledger
         self._story = story
         self._holders = holders
         self._host = host
-        self._follows = follows
+        self._state = ledger.blocks.column.state
         self._num_workers = ledger.limits.num_workers
         self._known: dict[int, Job] = {}
         self.touching: dict[int, list[Job]] = {}
         """Block to the jobs that read or write it."""
         self._using: dict[int, list[Job]] = {}
         """The same for slots."""
+        # Reports that the ledger has not heard of yet, and the jobs that are over with them.
+        self._arrived: list[Completion] = []
+        self._landing: dict[int, Job] = {}
         self._ended: OrderedDict[int, bool] = OrderedDict()
         """Jobs that are known no more, and whether a report of them is still lawful."""
         self.forgotten = -1
@@ -94,13 +100,30 @@ class Jobs:
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
-    def store(self, copy: Copy) -> None:
-        """Ask of each piece whether it is what the engine says; follow those that are."""
-        job = self._add(copy, is_store=True)
-        chosen = [piece for piece in copy.pieces if self._follows(piece.block)]
-        self._claim_slots(job, chosen)
-        good: list[Piece] = []
-        for piece in chosen:
+    def store(self, copies: Sequence[Copy]) -> None:
+        """Ask of each piece of these stores whether it is what the engine says; follow those that are."""
+        made = [(job, self._storable(job)) for job in (self._add(copy, is_store=True) for copy in copies)]
+        wanted = [(job, good) for job, good in made if good]
+        try:
+            self._follow_stores(wanted)
+        except (CapacityError, MisuseError):
+            for each in wanted if len(wanted) > 1 else ():
+                try:
+                    self._follow_stores([each])
+                except (CapacityError, MisuseError):
+                    self._pass_over(*each)
+            if len(wanted) == 1:
+                self._pass_over(*wanted[0])
+
+    def _storable(self, job: Job) -> list[Piece]:
+        """The pieces of a store that can be followed."""
+        copy, good = job.copy, list[Piece]()
+        if copy.others:
+            self._host.doubt(copy.others)
+        if not copy.pieces:
+            return good
+        self._claim_slots(job)
+        for piece in copy.pieces:
             block = piece.block
             rule, what = self._unlawful_store(copy, piece)
             self._touch(job, block)
@@ -108,18 +131,16 @@ class Jobs:
                 self._story.violate(rule, what, block=block, request=copy.request, job=copy.number)
                 continue
             self._story.note((block,), "job {} stores it{}", copy.number, of(copy.request))
-            if self._ledger.blocks.column.state[block] == _FREED:
+            if self._state[block] == _FREED:
                 self._holders.believe(block, piece.group)
-            if self._ledger.blocks.column.state[block] in _STORABLE:
+            if self._state[block] in _STORABLE:
                 good.append(self._in_own_group(piece))
             else:
                 self._story.counts["not followed"] += 1
-        if len(chosen) == len(copy.pieces):
-            self._host.stored(chosen)
-        else:  # what becomes of a slot cannot be told from a sample of its pieces
-            self._host.doubt([piece.slot for piece in copy.pieces if piece.slot is not None])
-        row = self._holders.row_of(copy.request)
-        self._follow(job, good, lambda pieces, slots: self._host.plan_store(row, pieces, slots))
+        self._host.stored(copy.pieces)
+        if copy.others:
+            self._host.doubt(copy.others)
+        return good
 
     def _unlawful_store(self, copy: Copy, piece: Piece) -> tuple[str, str]:
         """The rule that the store of a piece breaks, and how; empty where it breaks none."""
@@ -129,7 +150,7 @@ class Jobs:
         for other in self.touching.get(block, ()):
             if other.is_store and not other.is_unwanted and self._same_content(other, piece):
                 return "I14", f"job {copy.number} stores block {block} while job {other.copy.number} stores the same life of it"
-        if self._ledger.blocks.column.state[block] == _LOADING:
+        if self._state[block] == _LOADING:
             return "I6", f"job {copy.number} stores block {block} while its load is out"
         return "", ""
 
@@ -148,9 +169,9 @@ class Jobs:
         keys = [each.key for each in other.copy.pieces if each.block == piece.block]
         return piece.key is None or None in keys or piece.key in keys
 
-    def _claim_slots(self, job: Job, pieces: Sequence[Piece]) -> None:
+    def _claim_slots(self, job: Job) -> None:
         """A store overwrites its slots: nobody may write them, or read them, at the same time."""
-        for slot in dict.fromkeys(slot for piece in pieces if (slot := self._host.slot(piece)) is not None):
+        for slot in dict.fromkeys(slot for piece in job.copy.pieces if (slot := self._host.slot(piece)) is not None):
             for other in list(self._using.get(slot, ())):
                 does, rule = ("writes", "I1") if other.is_store else ("loads from", "I7")
                 number = job.copy.number
@@ -168,12 +189,10 @@ class Jobs:
         fresh = self._holders.fresh
         good: list[Piece] = []
         for piece in copy.pieces:
-            if not self._follows(piece.block):
-                continue
             self._check_source(job, piece)
             self._touch(job, piece.block)
             self._story.note((piece.block,), "job {} loads it{}", copy.number, of(copy.request))
-            if piece.block in fresh and self._ledger.blocks.column.state[piece.block] == _ALLOCATED:
+            if piece.block in fresh and self._state[piece.block] == _ALLOCATED:
                 good.append(self._in_own_group(piece))
             else:
                 self._story.counts["not followed"] += 1
@@ -182,7 +201,11 @@ class Jobs:
             row = rows.pop()
             for piece in good:
                 del fresh[piece.block]
-            self._follow(job, good, lambda pieces, slots: self._host.plan_load(row, pieces, slots))
+            try:
+                slots = self._slots(job, good)
+                job.ids = self._submitted(self._host.plan_load(row, good, slots))
+            except (CapacityError, MisuseError):
+                self._pass_over(job, good)
         if copy.sync:
             self.finish(job)
 
@@ -231,24 +254,40 @@ class Jobs:
                 self._story.add(violation)
 
     def report(self, number: int, count: int) -> None:
-        """So many more workers say that their share of a job is over."""
+        """So many more workers say that their share of a job is over. The ledger hears of it when they `land`."""
         job = self._known.get(number)
-        if job is None:
+        if job is None or number in self._landing:
             self._unknown(number)
             return
         job.reports += count
         while job.told < min(job.reports, self._num_workers):
-            self._tell_ledger(job)
+            self._arrived += [Completion(each, Worker(job.told), Result.OK) for each in job.ids]
+            job.told += 1
         if job.reports >= self._num_workers:
-            self._end(job, may_come=False)
+            self._landing[number] = job
             if job.reports > self._num_workers and not job.is_unwanted:
                 what = f"job {number} is reported {job.reports} times, and there are {self._num_workers} workers"
                 self._story.violate("I9", what, request=job.copy.request, job=number)
 
+    @property
+    def has_landed(self) -> bool:
+        """Whether the ledger has not heard of some reports."""
+        return bool(self._arrived or self._landing)
+
+    def land(self, *, begins: bool = False) -> None:
+        """What was reported since the last time is over. *begins*: a step does."""
+        arrived, self._arrived = self._arrived, []
+        landing, self._landing = self._landing, {}
+        if arrived or begins:
+            plan = self._ledger.dispatch(self._story.steps).number
+            self._ledger.settle(plan, self._story.steps, completions=arrived)
+        for job in landing.values():
+            self._end(job, may_come=False)
+
     def _unknown(self, number: int) -> None:
         if number <= self.forgotten or self._ended.get(number):
             self._story.counts["late"] += 1
-        elif number in self._ended:
+        elif number in self._ended or number in self._landing:
             what = f"job {number} is reported more often than there are workers ({self._num_workers})"
             self._story.violate("I9", what, job=number)
         else:
@@ -265,11 +304,15 @@ class Jobs:
 
     def give_up(self, numbers: Iterable[int]) -> None:
         """Follow these jobs no more: nobody may hear of their end."""
+        self.land()
         for number in numbers:
-            self._end(self._known[number], may_come=True)
+            if (job := self._known.get(number)) is not None:
+                self._end(job, may_come=True)
 
     def finish(self, job: Job) -> None:
         """A job is quiet, whatever was reported of it."""
+        if self._arrived:
+            self.land()
         while job.told < self._num_workers:
             self._tell_ledger(job)
         if job.is_over:
@@ -279,8 +322,7 @@ class Jobs:
             _strike(self.touching, block, job)
         for slot in job.slots:
             _strike(self._using, slot, job)
-        self._host.give_back(job.spare)
-        job.spare = []
+        self._give_back(job)
 
     def finish_all(self, block: int, *, loads_only: bool = False) -> None:
         """The jobs that touch a block are quiet."""
@@ -327,22 +369,43 @@ class Jobs:
         if job not in jobs:
             jobs.append(job)
 
-    def _follow(self, job: Job, pieces: list[Piece], plan: Callable[[list[Piece], list[int]], LedgerJobs[Planned]]) -> None:
-        """Tell the ledger of a job. What it has no room for, or no row, is waited for all the same."""
-        if not pieces:
+    def _follow_stores(self, wanted: Sequence[tuple[Job, list[Piece]]]) -> None:
+        """Tell the ledger of stores, all or none."""
+        if not wanted:
             return
-        slots = [self._host.slot(piece) for piece in pieces]
         try:
-            job.spare = self._host.take_spare(slots.count(None))
-            spare = iter(job.spare)
-            jobs = plan(pieces, [next(spare) if slot is None else slot for slot in slots])
-            self._ledger.submit(jobs)
-        except (CapacityError, MisuseError):
-            self._story.counts["not followed"] += len(pieces)
+            made = self._host.plan_stores(
+                [(self._holders.row_of(job.copy.request), good, self._slots(job, good)) for job, good in wanted]
+            )
+            self._ledger.submit(made)
+        except BaseException:
+            for job, _ in wanted:
+                self._give_back(job)
+            raise
+        for (job, _), number in zip(wanted, made.ids, strict=True):
+            job.ids = (number,)
+
+    def _submitted(self, jobs: LedgerJobs[Planned]) -> tuple[JobId, ...]:
+        self._ledger.submit(jobs)
+        return jobs.ids
+
+    def _slots(self, job: Job, pieces: Sequence[Piece]) -> list[int]:
+        """The slots of the ledger for some pieces: the engine's own, or spare ones."""
+        slots = [self._host.slot(piece) for piece in pieces]
+        if count := slots.count(None):
+            job.spare = self._host.take_spare(count)
+        spare = iter(job.spare)
+        return [next(spare) if slot is None else slot for slot in slots]
+
+    def _pass_over(self, job: Job, pieces: Sequence[Piece]) -> None:
+        """What the ledger has no room for, or no row, is waited for all the same."""
+        self._story.counts["not followed"] += len(pieces)
+        self._give_back(job)
+
+    def _give_back(self, job: Job) -> None:
+        if job.spare:
             self._host.give_back(job.spare)
             job.spare = []
-        else:
-            job.ids = jobs.ids
 
 
 def of(request: str | None) -> str:

@@ -19,9 +19,9 @@ Each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose
 final as soon as its step is made, for the device computes it before any store of that step. Whether it is the *right* content
 is asked by comparing lives: the one that the request had at that place of its table, and the one that the block has now.
 
-*Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy. A rule about one block
-needs that block alone, so each can be kept in a sample; of a slot that holds several blocks of which only some are followed,
-nothing is claimed.
+*Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy; the ears tell of no
+others (`follows`). A rule about one block needs that block alone, so each can be kept in a sample; of a slot into which a block
+was stored that is not followed, nothing is claimed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _CODE = BlockLife.table.index
 _FREED, _LOADING, _STALE = _CODE[Block.FREED], _CODE[Block.LOADING], _CODE[Block.STALE]
 
 Fact = tuple[Callable[..., None], tuple[object, ...]]
+"""What to call when it is replayed, and with what."""
 Positions = Sequence[int | None]
 
 
@@ -91,7 +92,7 @@ class Mirror:
         self.story = Story(self.ledger)
         self.holders = Holders(self.ledger, self.story, computes=computes)
         self._host = Host(self.ledger, num_blocks, num_slots, blocks_per_slot)
-        self.jobs = Jobs(self.ledger, self.story, self.holders, self._host, self.follows)
+        self.jobs = Jobs(self.ledger, self.story, self.holders, self._host)
         self._state = self.ledger.blocks.column.state
         self._computes = computes
         self._tell = tell
@@ -99,6 +100,7 @@ class Mirror:
         self.is_torn = False
         """Whether something came in between, in the middle of a step."""
         self._log: list[Fact] = []
+        self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, to be found again
         # Targets of the loads of the step that is being replayed; those of a load that ends before the step computes, with it.
         self._targets: set[int] = set()
         self._soon: dict[int, Copy] = {}
@@ -122,13 +124,13 @@ class Mirror:
 
     def handed_out(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
         """The pool has given these blocks to a new tenant, each for a position of its table."""
-        if chosen := self._chosen(blocks, positions):
-            self._log.append((self._hand_out, (holder, group, *chosen)))
+        if blocks:
+            self._log.append((self._handing_out, (holder, group, blocks, positions)))
 
     def taken(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
         """One more holds these blocks with their content: a prefix hit, or a connector's own hold."""
-        if chosen := self._chosen(blocks, positions):
-            self._log.append((self._take, (holder, group, *chosen)))
+        if blocks:
+            self._log.append((self._take, (holder, group, blocks, positions)))
 
     def freed(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
         """A holder has let go of these blocks.
@@ -137,10 +139,6 @@ class Mirror:
         the engine still counts, since some of them are taken without a word. *whole*: it lets go of everything, and is not in
         the step that is being made.
         """
-        if self.sample > 1:
-            at = [each for each, block in enumerate(blocks) if self.follows(block)]
-            blocks = [blocks[each] for each in at]
-            left = None if left is None else [left[each] for each in at]
         if blocks:
             self._log.append((self._free, (holder, blocks, left, whole)))
 
@@ -154,7 +152,7 @@ class Mirror:
 
     def reported(self, job: int, count: int) -> None:
         """So many more workers say that their share of a job is over."""
-        self._log.append((self.jobs.report, (job, count)))
+        self._log.append((self._reporting, (job, count)))
 
     def reset(self, *, forget: bool = True) -> None:
         """What is out is unwanted, and late reports of it are lawful; *forget* the host's content, too."""
@@ -163,7 +161,7 @@ class Mirror:
     def noted(self, what: str, blocks: Sequence[int] = ()) -> None:
         """Something happened to these blocks, or to all, that no rule speaks of."""
         if blocks:
-            self._log.append((self.story.note, ([block for block in blocks if self.follows(block)], what)))
+            self._log.append((self.story.note, (blocks, what)))
         else:
             self._log.append((self.story.mark, (what,)))
 
@@ -181,6 +179,7 @@ class Mirror:
         log, self._log = self._log, []
         with self._minded():
             self._replay(log)
+            self.jobs.land()
         self.tell()
 
     def tell(self) -> None:
@@ -193,11 +192,10 @@ class Mirror:
         self.story.steps += 1
         self._targets = {piece.block for copy in loads if not copy.sync for piece in copy.pieces}
         self._soon = {piece.block: copy for copy in loads if copy.sync for piece in copy.pieces}
-        start = next((at for at, (fact, _) in enumerate(log) if fact == self._hand_out), len(log))
+        start = next((at for at, (fact, _) in enumerate(log) if fact is self._handing_out), len(log))
         self._replay(log[:start])
-        for copy in stores:
-            if copy.number in waits:
-                self.jobs.store(copy)
+        self.jobs.land(begins=True)
+        self.jobs.store([copy for copy in stores if copy.number in waits])
         self._replay(log[start:])
         self.jobs.wait(waits)
         for copy in loads:
@@ -205,11 +203,8 @@ class Mirror:
                 self.jobs.load(copy)
         self._targets, self._soon, self._loaded = set(), {}, set()
         self.holders.fill(list(self.holders.fresh))
-        for copy in stores:
-            if copy.number not in waits:
-                self.jobs.store(copy)
+        self.jobs.store([copy for copy in stores if copy.number not in waits])
         self.holders.settle()
-        self.ledger.settle(self.ledger.dispatch(self.steps).number, self.steps)
 
     @contextmanager
     def _minded(self) -> Iterator[None]:
@@ -224,14 +219,11 @@ class Mirror:
             raise
 
     def _replay(self, log: Iterable[Fact]) -> None:
+        jobs = self.jobs
         for fact, of in log:
+            if fact is not self._reporting and jobs.has_landed:
+                jobs.land()
             fact(*of)
-
-    def _chosen(self, blocks: Sequence[int], positions: Positions) -> tuple[Sequence[int], Positions] | None:
-        if self.sample > 1:
-            at = [each for each, block in enumerate(blocks) if not block % self.sample]
-            blocks, positions = [blocks[each] for each in at], [positions[each] for each in at]
-        return (blocks, positions) if blocks else None
 
     # --- replayed facts -----------------------------------------------------------------------------------------------------
 

@@ -6,15 +6,18 @@ the keys that the scheduler keeps of each job and each request. Releases differ 
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeGuard
 
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
 from blocklife.engines.vllm.watch.pool import CallsThrough
+
+_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
 Original: TypeAlias = Callable[..., object]
 Chunks: TypeAlias = Sequence[tuple[int, bytes]]
@@ -43,6 +46,7 @@ class OffloadingEar:
         self._scheduler = scheduler
         self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
         self._groups = _groups_of(scheduler)
+        self._launches_flushed = launches_flushed()
         if isinstance(made := getattr(scheduler, "_job_counter", None), int):
             mirror.jobs.forgotten = made - 1
         self.calls = CallsThrough()
@@ -60,10 +64,13 @@ class OffloadingEar:
             self._explain(error)
             raise
         stores, loads = _jobs(meta, "store_jobs"), _jobs(meta, "load_jobs")
+        waits = set(getattr(meta, "jobs_to_flush", None) or ())
+        if not self._launches_flushed:
+            waits -= stores.keys()
         self._mirror.step(
             stores=[self._copy(number, job, store=True) for number, job in stores.items()],
             loads=[self._copy(number, job, store=False) for number, job in loads.items()],
-            waits=set(getattr(meta, "jobs_to_flush", None) or ()),
+            waits=waits,
         )
         return meta
 
@@ -104,12 +111,23 @@ class OffloadingEar:
 
     def _copy(self, number: int, job: object, *, store: bool) -> Copy:
         request = getattr(job, "req_id", None)
-        device, host = _ends(job, store=store)
-        pieces: list[Piece] = []
-        if device is not None:
-            keys = self._keys(number, request, device)
-            pieces = _pieces(device, host, self._blocks_per_chunk, keys, self._groups)
-        return Copy(number, request if isinstance(request, str) else None, pieces, bool(getattr(job, "sync", False)))
+        named = request if isinstance(request, str) else None
+        source, target = getattr(job, "transfer_spec", None) or (getattr(job, "src_spec", None), getattr(job, "dst_spec", None))
+        device, host = (source, target) if store else (target, source)
+        blocks, sample = _listed(getattr(device, "block_ids", None)), self._mirror.sample
+        is_followed = blocks is not None and (sample == 1 or not all(map(sample.__rmod__, blocks)))
+        if not (is_followed or store):
+            return Copy(number, named, ())
+        slots = _listed(getattr(host, "block_ids", None))
+        if blocks is None or not is_followed or not _is_readable(device):
+            return Copy(number, named, (), others=(slots or ()) if sample > 1 else ())
+        pieces = _pieces(device, blocks, slots, self._blocks_per_chunk, self._keys(number, request, device), self._groups)
+        others: Sequence[int] = ()
+        if store and sample > 1:
+            others = [piece.slot for piece in pieces if piece.block % sample and piece.slot is not None]
+        follows = self._mirror.follows
+        pieces = [piece for piece in pieces if follows(piece.block)]
+        return Copy(number, named, pieces, bool(getattr(job, "sync", False)), others)
 
     def _keys(self, number: int, request: object, device: Spec) -> dict[int, Chunks]:
         """The chunks of a job in each group, as the scheduler has filed them: their number in the request, and their key."""
@@ -166,6 +184,19 @@ class OffloadingEar:
                     self._mirror.story.violate("I8", what, block=block, request=request)
 
 
+def launches_flushed() -> bool:
+    """Whether a worker launches, ahead of its waits, what the very step has made that it waits for; older releases do not.
+
+    It is asked of the worker's code, for the metadata of both say the same.
+    """
+    try:
+        worker = vars(importlib.import_module(_WORKER))["OffloadingConnectorWorker"]
+    except ImportError:
+        return True
+    code = getattr(getattr(worker, "handle_preemptions", None), "__code__", None)
+    return code is None or "store_jobs" in code.co_names
+
+
 def blocks_per_chunk_of(scheduler: object) -> int:
     """How many blocks of a group make a chunk."""
     return _first_int(getattr(scheduler, "config", None), "blocks_per_chunk", "block_size_factor") or 1
@@ -186,26 +217,29 @@ def _jobs(meta: object, name: str) -> Mapping[int, object]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _ends(job: object, *, store: bool) -> tuple[Spec | None, Sequence[int] | None]:
-    """The device's end of a job and the slots of the host's, as far as they can be read."""
-    source, target = getattr(job, "transfer_spec", None) or (getattr(job, "src_spec", None), getattr(job, "dst_spec", None))
-    device, host = (source, target) if store else (target, source)
-    readable = all(hasattr(device, name) for name in ("block_ids", "group_sizes", "block_indices"))
-    return device if readable else None, _listed(getattr(host, "block_ids", None))
+def _is_readable(device: object) -> TypeGuard[Spec]:
+    """Whether it says how many blocks of each group it has, and where they stand."""
+    return hasattr(device, "group_sizes") and hasattr(device, "block_indices")
 
 
 def _listed(ids: object) -> list[int] | None:
     """Ids as plain numbers, if they are ids: some releases have arrays."""
-    if not isinstance(ids, Iterable) or isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
-        return None
-    return list(getattr(ids, "tolist", lambda: ids)())
+    if isinstance(ids, list):
+        return ids
+    found = ids.tolist() if hasattr(ids, "tolist") else ids
+    return list(found) if isinstance(found, Sequence) and not isinstance(found, str | bytes) else None
 
 
 def _pieces(
-    device: Spec, slots: Sequence[int] | None, size: int, keys: Mapping[int, Chunks], groups: Sequence[int]
+    device: Spec,
+    ids: Sequence[int],
+    slots: Sequence[int] | None,
+    size: int,
+    keys: Mapping[int, Chunks],
+    groups: Sequence[int],
 ) -> list[Piece]:
     """The blocks of a job, as its workers read it: in each group chunk after chunk, the first maybe not from its start."""
-    blocks = iter(_listed(device.block_ids) or ())
+    blocks = iter(ids)
     found: list[Piece] = []
     first_slot = 0
     for each, count in enumerate(device.group_sizes):

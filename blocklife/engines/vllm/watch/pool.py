@@ -34,12 +34,21 @@ class BlockLike(Protocol):
 
 
 class PoolEar:
-    """Listens to one pool, to the manager that owns it, and to whatever says which request has which blocks in its groups."""
+    """Listens to one pool, to the manager that owns it, and to whatever says which request has which blocks in its groups.
 
-    def __init__(self, mirrors: Sequence[Mirror], pool: object, cache_manager: object, managers: Sequence[object]) -> None:
+    Of *sample* blocks one is heard of: most calls are about blocks that nobody follows, and end here.
+    """
+
+    def __init__(
+        self, mirrors: Sequence[Mirror], pool: object, cache_manager: object, managers: Sequence[object], sample: int = 1
+    ) -> None:
         self._mirrors = mirrors
         self._pool = pool
         self._managers = managers
+        self._sample = sample
+        self._num_blocks = len(_blocks(pool))
+        self._owners = (None, pool) if any(hasattr(block, "pool") for block in _blocks(pool)[:1]) else ()
+        """What a block says of whose it is, where blocks say it: a pool may be asked to free those of others."""
         self._request: str | None = None
         self._done: list[tuple[str, list[int]]] = []
         self.calls = CallsThrough()
@@ -52,24 +61,29 @@ class PoolEar:
         for name in _WORKS:
             self.calls.add(cache_manager, name, self._for_request)
         for name in _FREES:
-            self.calls.add(cache_manager, name, functools.partial(self._for_request, goes=True))
+            self.calls.add(cache_manager, name, self._for_request_that_goes)
 
     def adopt(self) -> None:
         """Tell of what is held already: the watch has come to an engine that runs."""
         named: dict[int, int] = {}
         for group, manager in enumerate(self._managers):
             for request, table in _tables(manager).items():
-                places = {block.block_id: at for at, block in enumerate(table) if block.block_id}
+                places = {number: at for at, number in enumerate(self._numbers(table)) if number}
                 for block, at in places.items():
                     self._adopt(request, group, block, at, shared=block in named)
                     named[block] = named.get(block, 0) + 1
         for each in _blocks(self._pool):
-            for _ in range(each.ref_cnt - named.get(each.block_id, 0) if each.block_id else 0):
+            mine = each.block_id and not each.block_id % self._sample
+            for _ in range(each.ref_cnt - named.get(each.block_id, 0) if mine else 0):
                 self._adopt(CONNECTOR, 0, each.block_id, None, shared=each.block_id in named)
                 named[each.block_id] = named.get(each.block_id, 0) + 1
         for mirror in self._mirrors:
             mirror.catch_up()
             mirror.holders.settle()
+
+    def _numbers(self, table: Sequence[BlockLike]) -> list[int]:
+        """The ids of a table, 0 for what is not followed."""
+        return [0 if block.block_id % self._sample else block.block_id for block in table]
 
     def _adopt(self, holder: str, group: int, block: int, position: int | None, *, shared: bool) -> None:
         for mirror in self._mirrors:
@@ -82,24 +96,27 @@ class PoolEar:
 
     def _get_new_blocks(self, original: Original, *args: object, **kwargs: object) -> object:
         given = original(*args, **kwargs)
-        self._did("handed out", self._ids(given))
+        if ids := self._ids(given):
+            self._did("handed out", ids)
         return given
 
     def _touch(self, original: Original, blocks: object, *args: object, **kwargs: object) -> object:
         ids = self._ids(blocks)  # it may be walked once only
         result = original(blocks, *args, **kwargs)
-        self._did("taken", ids)
+        if ids:
+            self._did("taken", ids)
         return result
 
     def _free_blocks(self, original: Original, ordered: Iterable[BlockLike], *rest: object, **kwargs: object) -> object:
         blocks = list(ordered)
         result = original(blocks, *rest, **kwargs)
-        if self._request is not None:
-            self._did("freed", self._ids(blocks))
-        elif ids := self._ids(blocks):
-            counts = {block.block_id: block.ref_cnt for block in blocks}
-            for mirror in self._mirrors:
-                mirror.freed(CONNECTOR, ids, [counts[block] for block in ids])
+        if ids := self._ids(blocks):
+            if self._request is not None:
+                self._done.append(("freed", ids))
+            else:
+                counts = {block.block_id: block.ref_cnt for block in blocks}
+                for mirror in self._mirrors:
+                    mirror.freed(CONNECTOR, ids, [counts[block] for block in ids])
         return result
 
     def _evict_blocks(self, original: Original, blocks: Iterable[int], *args: object, **kwargs: object) -> object:
@@ -116,26 +133,26 @@ class PoolEar:
         return result
 
     def _did(self, what: str, ids: list[int]) -> None:
-        if not ids:
-            return
         if self._request is not None:
             self._done.append((what, ids))
         else:
             self._tell(CONNECTOR, what, ids)
 
     def _ids(self, blocks: object) -> list[int]:
-        """The ids of blocks of this pool that are not the null block."""
+        """The ids of blocks of this pool that are followed; the null block is none."""
         if not isinstance(blocks, Iterable):
             return []
-        pool = self._pool
-        return [block.block_id for block in blocks if block.block_id and getattr(block, "pool", None) in (None, pool)]
+        sample, owners, end = self._sample, self._owners, self._num_blocks
+        ids = [number for block in blocks if not (number := block.block_id) % sample and 0 < number < end]
+        if owners and ids:
+            ids = [number for block in blocks if block.pool in owners and (number := block.block_id) in ids]
+        return ids
 
     # --- whom it works for --------------------------------------------------------------------------------------------------
 
-    def _for_request(self, original: Original, *args: object, goes: bool = False, **kwargs: object) -> object:
-        request = args[0] if args else kwargs.get("request", kwargs.get("request_id"))
-        name = request if isinstance(request, str) else getattr(request, "request_id", None)
-        if self._request is not None or not isinstance(name, str):
+    def _for_request(self, original: Original, *args: object, **kwargs: object) -> object:
+        name = _name_of(args, kwargs) if self._request is None else None
+        if name is None:
             return original(*args, **kwargs)
         self._request = name
         try:
@@ -143,12 +160,26 @@ class PoolEar:
         finally:
             self._request = None
             if self._done:
-                done, self._done = self._done, []
-                for what, ids in done:
-                    self._tell(name, what, ids, whole=goes)
-            if goes:
-                for mirror in self._mirrors:
-                    mirror.gone(name)
+                self._tell_all(name, whole=False)
+
+    def _for_request_that_goes(self, original: Original, *args: object, **kwargs: object) -> object:
+        name = _name_of(args, kwargs) if self._request is None else None
+        if name is None:
+            return original(*args, **kwargs)
+        self._request = name
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._request = None
+            if self._done:
+                self._tell_all(name, whole=True)
+            for mirror in self._mirrors:
+                mirror.gone(name)
+
+    def _tell_all(self, name: str, *, whole: bool) -> None:
+        done, self._done = self._done, []
+        for what, ids in done:
+            self._tell(name, what, ids, whole=whole)
 
     def _tell(self, holder: str, what: str, ids: list[int], *, whole: bool = False) -> None:
         if what == "freed":
@@ -202,6 +233,13 @@ class CallsThrough:
         for thing, name in reversed(self._names):
             vars(thing).pop(name, None)
         self._names = []
+
+
+def _name_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
+    """The request that a call is about: its first argument is it, or names it."""
+    request = args[0] if args else kwargs.get("request", kwargs.get("request_id"))
+    name = getattr(request, "request_id", request)
+    return name if isinstance(name, str) else None
 
 
 def _tables(manager: object) -> Mapping[str, Sequence[BlockLike]]:

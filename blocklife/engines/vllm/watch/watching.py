@@ -155,7 +155,7 @@ class Watch:
 
     def _listen(self, parts: Parts) -> None:
         if parts.pool is not None:
-            ear = PoolEar(self.mirrors, parts.pool, parts.cache_manager, parts.managers)
+            ear = PoolEar(self.mirrors, parts.pool, parts.cache_manager, parts.managers, self.options.sample)
             self._calls.append(ear.calls)
             if parts.engine is not None:
                 ear.adopt()
