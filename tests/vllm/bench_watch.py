@@ -1,0 +1,289 @@
+"""``python -m tests.vllm.bench_watch``: what the watch costs, beside what vLLM's OffloadingConnector costs on the same steps.
+
+One engine: vLLM's real scheduler, one full-attention group and one sliding window, blocks of 16 tokens, no model and no bytes.
+Jobs land a few steps after they were made, or when a flush asks for it. After a warm-up the same run goes on under one watch
+after another, each with its own sample. What is timed is each call that goes through the watch, less what the original method
+took, less what the timing itself takes, which calls of nothing between the steps tell; and beside it each hook of the
+connector, less what the watch took inside. Both figures come from the same steps, and their ratio is what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+
+from attrs import asdict, define, field, frozen
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from blocklife.engines.vllm.watch import Mode, Options, Watch, attach, detach
+from tests.vllm.engine import MAX_MODEL_LEN, RELEASE, Engine
+from tests.vllm.worlds import GroupSpec, WorldSpec
+
+HOOKS = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "get_external_cache_hit_sources",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished_all_groups",
+    "take_events",
+    "has_pending_push_work",
+    "get_kv_connector_stats",
+)
+BLOCK, WINDOW, LAG = 16, 512, 3
+SAMPLES = (1, 4, 16, 64)
+NUM_DUMMIES = 20
+
+
+@frozen
+class Cost:
+    """Mean microseconds a step."""
+
+    release: str
+    running: int
+    sample: int
+    steps: int
+    watch_us: float
+    connector_us: float
+    schedule_us: float
+    """The whole of ``schedule`` and ``update_from_output``, the watch included."""
+
+    @property
+    def share(self) -> float:
+        """What the watch adds to the connector's own time."""
+        return self.watch_us / self.connector_us
+
+
+@define(eq=False)
+class Stopwatch:
+    """Own time of nested calls. Invariant: ``_inner`` has, for each call that runs, what the calls inside it took."""
+
+    own: defaultdict[str, int] = field(factory=lambda: defaultdict(int))
+    calls: defaultdict[str, int] = field(factory=lambda: defaultdict(int))
+    _inner: list[int] = field(factory=lambda: [0])
+
+    def around(self, what: str, method: Callable[..., object]) -> Callable[..., object]:
+        """The method, timed as *what*."""
+
+        def timed(*args: object, **kwargs: object) -> object:
+            self._inner.append(0)
+            began = time.perf_counter_ns()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                took = time.perf_counter_ns() - began
+                self.own[what] += took - self._inner.pop()
+                self._inner[-1] += took
+                self.calls[what] += 1
+
+        return timed
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.own.clear()
+        self.calls.clear()
+
+
+class Dummy:
+    """An object with a method that goes through a watch that does nothing: what is measured of it is the measuring."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.plain = functools.partial(self._through, self.nothing)
+        self.timed = stopwatch.around("dummy", functools.partial(self._through, stopwatch.around("nothing", self.nothing)))
+
+    def nothing(self, *args: object, **kwargs: object) -> None:
+        """Nothing."""
+
+    def _through(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        return original(*args, **kwargs)
+
+    def forward_ns(self) -> float:
+        """What calling through takes without any measuring: that much of it is the watch's."""
+        took = []
+        for method in (self.plain, self.nothing):
+            began = time.perf_counter_ns()
+            for _ in range(50_000):
+                method(self, 1, key=2)
+            took.append((time.perf_counter_ns() - began) / 50_000)
+        return max(0.0, took[0] - took[1])
+
+
+class Copier:
+    """Lets jobs land a few steps after they were made, or when a flush asks for it."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._out: OrderedDict[int, tuple[int, str]] = OrderedDict()
+
+    def run(self, output: SchedulerOutput) -> KVConnectorOutput:
+        """What a step's workers report."""
+        self._step += 1
+        meta = output.kv_connector_metadata
+        done = [(job, self._out.pop(job)[1]) for job in meta.jobs_to_flush or () if job in self._out]
+        for job, load in meta.load_jobs.items():
+            self._out[job] = (self._step + LAG, load.req_id)
+        for job in meta.store_jobs:
+            self._out[job] = (self._step + LAG, "")
+        ready = [job for job, (due, _) in self._out.items() if due <= self._step]
+        done += [(job, self._out.pop(job)[1]) for job in ready]
+        told = OffloadingWorkerMetadata()
+        for job, _ in done:
+            told.mark_completed(job)
+        loaded = {request for _, request in done if request}
+        return KVConnectorOutput(finished_sending=set(), finished_recving=loaded, kv_connector_worker_meta=told)
+
+
+class Population:
+    """As many running requests as asked for; who ends is followed by another one."""
+
+    def __init__(self, running: int, seed: int) -> None:
+        blocks = int(running * ((1536 + 256) // BLOCK + WINDOW // BLOCK + 3) * 0.8) + 1
+        groups = (GroupSpec("full", BLOCK), GroupSpec("swa", BLOCK, WINDOW))
+        spec = WorldSpec(groups, blocks, 4 * blocks, max_num_seqs=running, max_num_batched_tokens=max(8192, 2 * running))
+        self.engine = Engine(spec)
+        self.scheduler = self.engine.scheduler
+        self.copier = Copier()
+        self._running = running
+        self._dice = random.Random(seed)
+        self._families = [[self._dice.randrange(5, 50_000) for _ in range(256)] for _ in range(8)]
+        self._sent: list[list[int]] = []
+        self._number = 0
+
+    def step(self) -> int:
+        """One step of the engine. Returns what the scheduler took of it, in nanoseconds."""
+        while len(self.scheduler.requests) < self._running + max(4, self._running // 16):
+            self._add()
+        began = time.perf_counter_ns()
+        output = self.scheduler.schedule()
+        took = time.perf_counter_ns() - began
+        names = list(output.num_scheduled_tokens)
+        said = [[self._dice.randrange(5, 50_000)] if self._speaks(name) else [] for name in names]
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=said,
+            kv_connector_output=self.copier.run(output),
+        )
+        began = time.perf_counter_ns()
+        self.scheduler.update_from_output(output, result)
+        return took + time.perf_counter_ns() - began
+
+    def _speaks(self, name: str) -> bool:
+        request = self.scheduler.requests[name]
+        return bool(request.num_computed_tokens >= request.num_tokens)
+
+    def _add(self) -> None:
+        dice = self._dice
+        if self._sent and dice.random() < 0.2:
+            prompt = dice.choice(self._sent[-4096:])
+        else:
+            prompt = dice.choice(self._families)[: dice.randint(64, 256)]
+            prompt = prompt + [dice.randrange(5, 50_000) for _ in range(dice.randint(0, 1280))]
+            self._sent.append(prompt)
+        self._number += 1
+        answer = min(dice.randint(64, 512), MAX_MODEL_LEN - len(prompt))
+        self.engine.add(f"r{self._number}", prompt, answer)
+
+
+def time_hooks(stopwatch: Stopwatch, connector: object) -> None:
+    """Time the hooks of a connector, from here on."""
+    for name in HOOKS:
+        if (hook := getattr(connector, name, None)) is not None:
+            setattr(connector, name, stopwatch.around("connector", hook))
+
+
+def time_watch(stopwatch: Stopwatch, watch: Watch) -> None:
+    """Time each call that goes through a watch as its own, but for what the original method takes."""
+    for calls in watch._calls:
+        for thing, name in calls._names:
+            through = getattr(thing, name)  # a partial of the watch's method, with the original as its last argument
+            original = through.args[-1]
+            kind = "connector" if hasattr(thing, "_jobs") else "scheduler"
+            through = type(through)(through.func, *through.args[:-1], stopwatch.around(kind, original), **through.keywords)
+            setattr(thing, name, stopwatch.around("watch", through))
+
+
+def measure(running: int, steps: int, warm_up: int, samples: Sequence[int], seed: int) -> list[Cost]:
+    """The costs at one size, one sample after the other in one run."""
+    population, stopwatch = Population(running, seed), Stopwatch()
+    dummy = Dummy(stopwatch)
+    time_hooks(stopwatch, population.scheduler.connector)
+    for _ in range(warm_up):
+        population.step()
+    costs = []
+    for sample in samples:
+        watch = attach(population.scheduler, Options(mode=Mode.COUNT, sample=sample))
+        time_watch(stopwatch, watch)
+        for _ in range(8):
+            population.step()
+        stopwatch.clear()
+        took = []
+        for _ in range(steps):
+            took.append(population.step())
+            for _ in range(NUM_DUMMIES):
+                dummy.timed(population, 1, key=2)
+        wasted = stopwatch.own["dummy"] / stopwatch.calls["dummy"] - dummy.forward_ns()
+        own = stopwatch.own["watch"] - stopwatch.calls["watch"] * max(0.0, wasted)
+        costs.append(
+            Cost(
+                RELEASE,
+                len(population.scheduler.running),
+                sample,
+                steps,
+                watch_us=round(own / steps / 1e3, 1),
+                connector_us=round(stopwatch.own["connector"] / steps / 1e3, 1),
+                schedule_us=round(statistics.mean(took) / 1e3, 1),
+            )
+        )
+        print(f"{running} requests, sample {sample}: {costs[-1].share:.1%}", file=sys.stderr, flush=True)
+        if watch.counts or watch.lost:
+            raise RuntimeError(f"the watch was not silent: {dict(watch.counts)} {watch.lost}")
+        detach(population.scheduler)
+    return costs
+
+
+def markdown(costs: Sequence[Cost]) -> str:
+    """A table."""
+    lines = ["| running | sample | connector, us a step | watch, us a step | share |", "| ---: | ---: | ---: | ---: | ---: |"]
+    for cost in costs:
+        cells = [str(cost.running), str(cost.sample), f"{cost.connector_us:.0f}", f"{cost.watch_us:.0f}", f"{cost.share:.1%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print a table or JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_watch", description=__doc__)
+    parser.add_argument("--running", nargs="+", type=int, default=[64, 256, 1024])
+    parser.add_argument("--samples", nargs="+", type=int, default=list(SAMPLES))
+    parser.add_argument("--steps", type=int, default=150, help="for each sample")
+    parser.add_argument("--warm-up", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args(arguments)
+    costs: list[Cost] = []
+    try:
+        for running in chosen.running:
+            costs += measure(running, chosen.steps, chosen.warm_up, chosen.samples, chosen.seed)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    rows = [{**asdict(cost), "share": round(cost.share, 4)} for cost in costs]
+    print(json.dumps(rows, indent=1) if chosen.json else markdown(costs), end="\n" if chosen.json else "")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    sys.exit(main())
