@@ -6,7 +6,6 @@ holds, tell what was heard. A detached watch leaves no trace.
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -30,8 +29,6 @@ from tests.watch_fakes import (
 )
 
 COUNT = Options(mode=Mode.COUNT)
-WHOLE = Options(mode=Mode.COUNT, record=os.devnull)
-"""The ledger hears of jobs only where somebody writes it down, or where the watch is strict."""
 A, B = FakeRequest("a"), FakeRequest("b")
 
 
@@ -192,7 +189,7 @@ def test_a_watch_that_comes_late_knows_who_holds_what() -> None:
 def test_a_store_and_a_load_are_heard_with_slots_and_keys() -> None:
     """The slot that was stored is the one that is loaded, and the ledger follows both."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, WHOLE)
+    watch = attach(scheduler, COUNT)
     manager = scheduler.kv_cache_manager
     inner.know("a", [b"k0", b"k1"])
     inner.file(0, b"k0", b"k1")
@@ -233,7 +230,7 @@ def test_a_load_of_a_slot_with_another_key_is_heard() -> None:
 def test_older_releases_say_the_same_in_another_way() -> None:
     """Both ends of a job in one pair."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, WHOLE)
+    watch = attach(scheduler, COUNT)
     scheduler.kv_cache_manager.allocate_slots(A, [1])
     inner.build_connector_meta(FakeMeta({0: FakeOldJob("a", (FakeSpec([1], [1], [0]), FakeSpec([7])))}))
     inner.update_connector_output(reported(j0=1))
@@ -409,7 +406,7 @@ def test_an_engine_that_falls_by_itself_falls_by_itself() -> None:
 def test_the_simple_connector_is_followed_both_ways() -> None:
     """It holds the blocks of its transfers itself, also the targets of loads."""
     scheduler, inner = simple()
-    watch = attach(scheduler, WHOLE)
+    watch = attach(scheduler, COUNT)
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
     manager.allocate_slots(A, [1])
@@ -480,7 +477,7 @@ def test_each_of_several_connectors_has_a_mirror_of_its_own() -> None:
         _connectors=[SimpleNamespace(connector_scheduler=first), SimpleNamespace(connector_scheduler=second)]
     )
     scheduler = FakeScheduler(both)
-    watch = attach(scheduler, WHOLE)
+    watch = attach(scheduler, COUNT)
     scheduler.kv_cache_manager.allocate_slots(A, [1])
     for each in (first, second):
         each.build_connector_meta(FakeMeta({0: store("a", [1], [7])}))

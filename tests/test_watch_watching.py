@@ -129,7 +129,7 @@ def test_a_report_is_plain_json() -> None:
     assert report["violations_by_rule"] == {"I1": 1}
     assert report["violations"][0]["block"] == 1
     assert report["violations"][0]["history"]
-    assert report["jobs"] == 0
+    assert report["jobs_followed"] == 1
     assert report["lost"] is None
 
 

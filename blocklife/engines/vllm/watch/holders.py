@@ -14,7 +14,7 @@ from attrs import define, field
 from blocklife.engines.vllm.watch.story import Story
 from blocklife.ledger import Ledger
 from blocklife.ledger.jobs import Allocated, Batch
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
+from blocklife.ledger.places import EPOCH_SHIFT
 from blocklife.states import Block, BlockLife
 
 CONNECTOR = "the connector"
@@ -188,13 +188,6 @@ class Holders:
                 lives.setdefault(group, []).append(life)
         for group, own in lives.items():
             self._ledger.seal(Batch[Allocated](own, group), [b"life %d" % life for life in own])
-
-    def arrive(self, lives: Sequence[int]) -> None:
-        """A load has filled blocks, as far as their lives are not over."""
-        for life in lives:
-            block = life & ID_MASK
-            if self._state[block] == _ALLOCATED and self.life(block) == life:
-                self._ledger.seal(Batch[Allocated]([life], self._ledger.blocks.group[block]), [b"life %d" % life])
 
     def believe(self, block: int, group: int) -> None:
         """A block that is nobody's has content that the watch did not see come."""

@@ -115,13 +115,19 @@ class OffloadingEar:
         source, target = getattr(job, "transfer_spec", None) or (getattr(job, "src_spec", None), getattr(job, "dst_spec", None))
         device, host = (source, target) if store else (target, source)
         blocks, sample = _listed(getattr(device, "block_ids", None)), self._mirror.sample
-        if blocks is None or (sample > 1 and all(map(sample.__rmod__, blocks))) or not _is_readable(device):
+        is_followed = blocks is not None and (sample == 1 or not all(map(sample.__rmod__, blocks)))
+        if not (is_followed or store):
             return Copy(number, named, ())
-        slots, keys = _listed(getattr(host, "block_ids", None)), self._keys(number, request, device)
-        pieces = _pieces(device, blocks, slots, self._blocks_per_chunk, keys, self._groups)
+        slots = _listed(getattr(host, "block_ids", None))
+        if blocks is None or not is_followed or not _is_readable(device):
+            return Copy(number, named, (), others=(slots or ()) if sample > 1 else ())
+        pieces = _pieces(device, blocks, slots, self._blocks_per_chunk, self._keys(number, request, device), self._groups)
+        others: Sequence[int] = ()
+        if store and sample > 1:
+            others = [piece.slot for piece in pieces if piece.block % sample and piece.slot is not None]
         follows = self._mirror.follows
-        followed = [piece for piece in pieces if follows(piece.block)]
-        return Copy(number, named, followed, bool(getattr(job, "sync", False)))
+        pieces = [piece for piece in pieces if follows(piece.block)]
+        return Copy(number, named, pieces, bool(getattr(job, "sync", False)), others)
 
     def _keys(self, number: int, request: object, device: Spec) -> dict[int, Chunks]:
         """The chunks of a job in each group, as the scheduler has filed them: their number in the request, and their key."""

@@ -114,7 +114,7 @@ class Watch:
     def _counted(self) -> dict[str, int]:
         return {
             "steps": sum(mirror.steps for mirror in self.mirrors),
-            "jobs": sum(mirror.counts["jobs"] for mirror in self.mirrors),
+            "jobs_followed": sum(sum(mirror.ledger.ended.values()) for mirror in self.mirrors),
             "blocks_believed": sum(mirror.counts["believed"] for mirror in self.mirrors),
             "copies_not_followed": sum(mirror.counts["not followed"] for mirror in self.mirrors),
         }
@@ -145,7 +145,6 @@ class Watch:
             tell=self._tell,
             lost=self._lose,
             sample=self.options.sample,
-            is_told=bool(self.options.record) or self.options.mode is Mode.STRICT,
             computes=parts.engine is not None,
         )
         if self.options.record:
