@@ -129,7 +129,7 @@ def test_a_report_is_plain_json() -> None:
     assert report["violations_by_rule"] == {"I1": 1}
     assert report["violations"][0]["block"] == 1
     assert report["violations"][0]["history"]
-    assert report["jobs_followed"] == 1
+    assert report["jobs"] == 0
     assert report["lost"] is None
 
 
@@ -220,7 +220,10 @@ def test_the_environment_says_how_to_watch() -> None:
     )
 
     assert options == Options(mode=Mode.STRICT, sample=8, record="run-{pid}.jsonl")
-    assert Options.from_environment({"BLOCKLIFE_WATCH": "log"}) == Options()
+    assert Options.from_environment({"BLOCKLIFE_WATCH": "log"}) == Options(jobs=False)
+    assert Options.from_environment({"BLOCKLIFE_WATCH": "count", "BLOCKLIFE_WATCH_RECORD": "x"}) == Options(
+        mode=Mode.COUNT, record="x"
+    )
 
 
 @pytest.mark.parametrize(

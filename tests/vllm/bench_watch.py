@@ -223,7 +223,7 @@ def measure(running: int, steps: int, warm_up: int, samples: Sequence[int], seed
         population.step()
     costs = []
     for sample in samples:
-        watch = attach(population.scheduler, Options(mode=Mode.COUNT, sample=sample))
+        watch = attach(population.scheduler, Options(mode=Mode.COUNT, sample=sample, jobs=False))
         time_watch(stopwatch, watch)
         for _ in range(8):
             population.step()

@@ -14,14 +14,16 @@ from attrs import define, field
 from blocklife.engines.vllm.watch.story import Story
 from blocklife.ledger import Ledger
 from blocklife.ledger.jobs import Allocated, Batch
-from blocklife.ledger.places import EPOCH_SHIFT
-from blocklife.states import Block, BlockLife
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
+from blocklife.states import Block, BlockLife, Request
 
 CONNECTOR = "the connector"
 """Who holds and frees blocks on nobody's behalf."""
 BEFORE = "before"
 """Who held what the watch did not see handed out."""
 
+SHORT, _IDLE = 256, 64
+"""Requests of the ledger with tables up to that length are used again; so many are kept."""
 _ALLOCATED = BlockLife.table.index[Block.ALLOCATED]
 
 
@@ -29,12 +31,12 @@ _ALLOCATED = BlockLife.table.index[Block.ALLOCATED]
 class Holder:
     """A request, from its admission until it lets go of everything, or one hold of the connector.
 
-    Invariant: the ledger knows a request called ``row`` exactly while ``held`` has a block.
+    Invariant: the ledger knows a request called ``row``, and nobody else has it, exactly while ``held`` has a block.
     """
 
     name: str
-    row: str
-    lengths: list[int]
+    row: str = ""
+    lengths: list[int] = field(factory=list)
     """How long its tables in the ledger are."""
     held: dict[int, tuple[int, int]] = field(factory=dict)
     """Block to group, and place in the ledger's table."""
@@ -65,6 +67,8 @@ class Holders:
         self._tenures: dict[str, dict[int, int]] = {}
         self._left: set[str] = set()
         self._over: dict[str, int] = {}
+        # Requests of the ledger that hold nothing and that nobody has, with how long their tables are.
+        self._idle: list[tuple[str, list[int]]] = []
 
     # --- reading ------------------------------------------------------------------------------------------------------------
 
@@ -189,6 +193,13 @@ class Holders:
         for group, own in lives.items():
             self._ledger.seal(Batch[Allocated](own, group), [b"life %d" % life for life in own])
 
+    def arrive(self, lives: Sequence[int]) -> None:
+        """A load has filled blocks, as far as their lives are not over."""
+        for life in lives:
+            block = life & ID_MASK
+            if self._state[block] == _ALLOCATED and self.life(block) == life:
+                self._ledger.seal(Batch[Allocated]([life], self._ledger.blocks.group[block]), [b"life %d" % life])
+
     def believe(self, block: int, group: int) -> None:
         """A block that is nobody's has content that the watch did not see come."""
         self._story.counts["believed"] += 1
@@ -210,8 +221,7 @@ class Holders:
         """Whoever is called so, from this admission on. Each hold of the connector is one of its own."""
         holder = self._current.get(name)
         if holder is None or name == CONNECTOR:
-            self._serial += 1
-            holder = self._current[name] = Holder(name, str(self._serial), [0] * self._num_groups)
+            holder = self._current[name] = Holder(name)
             if name in self._left:
                 self._left.discard(name)
                 self._tenures.pop(name, None)
@@ -221,7 +231,11 @@ class Holders:
         """The same, known to the ledger from here on: a block is given at once."""
         holder = self._holder(name)
         if not holder.held:
-            self._ledger.add_request(holder.row)
+            if not self._idle:
+                self._serial += 1
+                self._idle.append((str(self._serial), [0] * self._num_groups))
+                self._ledger.add_request(self._idle[-1][0])
+            holder.row, holder.lengths = self._idle.pop()
         return holder
 
     def _hold(self, holder: Holder, group: int, block: int, position: int | None) -> None:
@@ -249,7 +263,15 @@ class Holders:
         for group, own in places.items():
             self._ledger.release(holder.row, own, group)
         if places and not holder.held:
-            self._ledger.finish(holder.row)
-            holder.lengths = [0] * self._num_groups
+            self._leave_row(holder)
         if not holder.held and not +holder.besides and self._current.get(holder.name) is holder:
             del self._current[holder.name]
+
+    def _leave_row(self, holder: Holder) -> None:
+        """Let the ledger's request go, or keep it for the next one if it is as good as new: that costs less."""
+        as_new = max(holder.lengths) <= SHORT and self._ledger.request_state(holder.row) is Request.WAITING
+        if as_new and len(self._idle) < _IDLE:
+            self._idle.append((holder.row, holder.lengths))
+        else:
+            self._ledger.finish(holder.row)
+        holder.row, holder.lengths = "", []

@@ -16,11 +16,12 @@ from blocklife.errors import CapacityError
 from blocklife.ledger import Completion, Ledger, Result, Worker
 from blocklife.ledger.jobs import Allocated, Batch, Jobs, Parcel, Planned, Storable, Store
 from blocklife.ledger.records import JobId
-from blocklife.states import Slot
+from blocklife.states import Slot, SlotLife
 
 NUM_SPARE = 4096
 """Slots for copies whose host end the engine does not name."""
 _ANCHOR = "anchor"
+_READY, _EMPTY = SlotLife.table.index[Slot.READY], SlotLife.table.index[Slot.EMPTY]
 
 
 class Piece(NamedTuple):  # the cheapest record there is: a step makes many
@@ -54,12 +55,14 @@ class Content:
 class Host:
     """The slots. Invariant: a spare slot that no copy uses is in ``_spare``, and EMPTY."""
 
-    def __init__(self, ledger: Ledger, num_blocks: int, num_slots: int, blocks_per_slot: int) -> None:
+    def __init__(self, ledger: Ledger, num_blocks: int, num_slots: int, blocks_per_slot: int, *, keeps: bool) -> None:
         self._ledger = ledger
+        self._state = ledger.slots.column.state
         self._num_slots = num_slots
         self._size = blocks_per_slot
         self._spare = deque(range(num_slots, num_slots + NUM_SPARE))
         self._serial = 0
+        self._keeps = keeps
         self._content: dict[int, Content] = {}
         self._anchors = range(num_blocks, num_blocks + ledger.limits.num_groups)
 
@@ -68,10 +71,6 @@ class Host:
     def slot(self, piece: Piece) -> int | None:
         """The slot that the engine names, if it is one that is followed."""
         return piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None
-
-    def state(self, slot: int) -> Slot:
-        """Where it stands in the ledger."""
-        return Slot(self._ledger.slots.at(slot))
 
     def wrong(self, piece: Piece) -> str:
         """Whether a load expects something else of a slot than what was stored there last; if so, what is there."""
@@ -86,6 +85,8 @@ class Host:
 
     def stored(self, pieces: Sequence[Piece]) -> None:
         """A store says that it puts these into their slots, be they right or wrong, and nothing else."""
+        if not self._keeps:
+            return
         new: dict[int, Content] = {}
         for piece in pieces:
             if (slot := self.slot(piece)) is not None:
@@ -93,10 +94,9 @@ class Host:
                 new[slot] = Content(piece.key, (parts or 0) | 1 << piece.offset)
         self._content.update(new)
 
-    def doubt(self, slots: Sequence[int]) -> None:
-        """What these slots hold is not known any more."""
-        for slot in slots:
-            self._content.pop(slot, None)
+    def doubt(self, slot: int) -> None:
+        """What a slot holds is not known any more."""
+        self._content.pop(slot, None)
 
     def forget(self) -> None:
         """The engine has forgotten what it had: whatever comes next under a slot is another content."""
@@ -112,10 +112,9 @@ class Host:
 
     def give_back(self, spare: Sequence[int]) -> None:
         """Copies that used these are over."""
-        for slot in spare:
-            if self.state(slot) is Slot.READY:
-                self._ledger.evict([slot])
-            self._spare.append(slot)
+        if ready := [slot for slot in spare if self._state[slot] == _READY]:
+            self._ledger.evict(ready)
+        self._spare.extend(spare)
 
     # --- jobs of the ledger -------------------------------------------------------------------------------------------------
 
@@ -126,7 +125,7 @@ class Host:
             parcels: list[Parcel[Storable]] = []
             for group, own, places in self._by_group(pieces, slots):
                 order = list(dict.fromkeys(slot for _, slot in own))
-                self._evict([slot for slot in order if self.state(slot) is Slot.READY])
+                self._evict([slot for slot in order if self._state[slot] == _READY])
                 lives = blocks.lives([piece.block for piece, _ in own])
                 if len(order) == len(own):  # the ledger takes the key of the slot for that of its only block
                     keys = [blocks.key[piece.block] or b"" for piece, _ in own]
@@ -143,9 +142,9 @@ class Host:
         for group, own, places in self._by_group(pieces, slots):
             order = list(dict.fromkeys(slot for _, slot in own))
             others = [slot for slot in order if self._ledger.slots.group[slot] != group]
-            self._evict([slot for slot in others if self.state(slot) is Slot.READY])
+            self._evict([slot for slot in others if self._state[slot] == _READY])
             for slot in order:
-                if self.state(slot) is Slot.EMPTY:
+                if self._state[slot] == _EMPTY:
                     self._believe(slot, group)
             keys = [self._ledger.slots.key[slot] or b"" for slot in order]
             named = dict(zip(order, keys, strict=True))
@@ -160,10 +159,11 @@ class Host:
 
     def _evict(self, slots: Sequence[int]) -> None:
         """Make room in READY slots. Raises CapacityError where a load reads one: it cannot be followed how that ends."""
+        if not slots:
+            return
         if busy := [slot for slot in slots if self._ledger.slots.pins[slot]]:
             raise CapacityError(f"watch: slot {busy[0]} is read (what comes into it is followed again when that is over)")
-        if slots:
-            self._ledger.evict(slots)
+        self._ledger.evict(slots)
 
     def _believe(self, slot: int, group: int) -> None:
         """Let a slot have content whose source nobody saw."""

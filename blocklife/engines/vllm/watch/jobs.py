@@ -1,16 +1,16 @@
 """The jobs of an engine: what each copies, who has reported, and what of it the ledger follows.
 
 *Rules of this file.* Whether a copy is lawful is asked here, of the pieces that its job names and of what the other jobs that
-are out touch. The ledger gets what can be followed, for the tables and the recording; what it cannot follow (a second reader of
-one life, say) is still waited for, because every job that is out stands in ``touching``.
+are out touch; nothing of it is asked of the ledger. The ledger gets what can be followed, for its tables and for a recording,
+if it *is told* of jobs at all; what it cannot follow (a second reader of one life, say) is still waited for, because every job
+that is out stands in ``touching``.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-
-from attrs import define, field, frozen
+from typing import NamedTuple
 
 from blocklife.engines.vllm.watch.holders import Holders
 from blocklife.engines.vllm.watch.host import Host, Piece
@@ -18,8 +18,6 @@ from blocklife.engines.vllm.watch.story import Story
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Completion, Ledger, Result, Worker
-from blocklife.ledger.jobs import Jobs as LedgerJobs
-from blocklife.ledger.jobs import Planned
 from blocklife.ledger.places import ID_MASK
 from blocklife.ledger.records import JobId
 from blocklife.states import Block, BlockLife
@@ -28,12 +26,11 @@ NUM_ENDED = 4096
 """Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
 
 _CODE = BlockLife.table.index
-_FREED, _LOADING, _ALLOCATED = _CODE[Block.FREED], _CODE[Block.LOADING], _CODE[Block.ALLOCATED]
+_FREED, _ALLOCATED = _CODE[Block.FREED], _CODE[Block.ALLOCATED]
 _STORABLE = frozenset((_CODE[Block.SEALED], _CODE[Block.CACHED]))
 
 
-@frozen
-class Copy:
+class Copy(NamedTuple):
     """A job of the engine, as its workers get it."""
 
     number: int
@@ -42,34 +39,36 @@ class Copy:
     """Those whose blocks are followed."""
     sync: bool = False
     """Of a load: whether it is over before the step computes."""
-    others: Sequence[int] = ()
-    """Of a store: the slots into which it puts blocks that are not followed."""
 
 
-@define(eq=False)
 class Job:
     """A job that the engine has out, or of which not every worker has reported."""
 
-    copy: Copy
-    is_store: bool
-    ids: tuple[JobId, ...] = ()
-    """Its name in the ledger; empty where nothing of it is followed."""
-    slots: list[int] = field(factory=list)
-    """The slots of the engine that it touches."""
-    spare: list[int] = field(factory=list)
-    told: int = 0
-    """How many workers the ledger has heard of."""
-    reports: int = 0
-    is_over: bool = False
-    """Whether it is known to be quiet, by its reports or by a wait."""
-    is_unwanted: bool = False
-    """Whether a reset has forgotten it."""
+    __slots__ = ("copy", "ids", "is_over", "is_store", "is_unwanted", "reports", "slots", "spare", "targets", "told")
+
+    def __init__(self, copy: Copy, is_store: bool) -> None:
+        self.copy = copy
+        self.is_store = is_store
+        self.ids: tuple[JobId, ...] = ()
+        """Its name in the ledger; empty where nothing of it is followed."""
+        self.slots: list[int] = []
+        """The slots of the engine that it touches."""
+        self.spare: list[int] = []
+        self.targets: list[int] = []
+        """The lives that it fills, where the ledger is not told of it."""
+        self.told = 0
+        """How many workers the ledger has heard of."""
+        self.reports = 0
+        self.is_over = False
+        """Whether it is known to be quiet, by its reports or by a wait."""
+        self.is_unwanted = False
+        """Whether a reset has forgotten it."""
 
 
 class Jobs:
     """All that are out. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over."""
 
-    def __init__(self, ledger: Ledger, story: Story, holders: Holders, host: Host) -> None:
+    def __init__(self, ledger: Ledger, story: Story, holders: Holders, host: Host, *, is_told: bool) -> None:
         self._ledger = ledger
         self._story = story
         self._holders = holders
@@ -89,6 +88,7 @@ class Jobs:
         self.forgotten = -1
         """The latest job of before the watch, or a reset: late and repeated reports of it, and of those before, are lawful."""
         self._debts: dict[int, Violation] = {}
+        self._is_told = is_told
 
     def __len__(self) -> int:
         """How many are kept."""
@@ -104,6 +104,8 @@ class Jobs:
         """Ask of each piece of these stores whether it is what the engine says; follow those that are."""
         made = [(job, self._storable(job)) for job in (self._add(copy, is_store=True) for copy in copies)]
         wanted = [(job, good) for job, good in made if good]
+        if not self._is_told:
+            return
         try:
             self._follow_stores(wanted)
         except (CapacityError, MisuseError):
@@ -118,8 +120,6 @@ class Jobs:
     def _storable(self, job: Job) -> list[Piece]:
         """The pieces of a store that can be followed."""
         copy, good = job.copy, list[Piece]()
-        if copy.others:
-            self._host.doubt(copy.others)
         if not copy.pieces:
             return good
         self._claim_slots(job)
@@ -131,6 +131,8 @@ class Jobs:
                 self._story.violate(rule, what, block=block, request=copy.request, job=copy.number)
                 continue
             self._story.note((block,), "job {} stores it{}", copy.number, of(copy.request))
+            if not self._is_told:
+                continue
             if self._state[block] == _FREED:
                 self._holders.believe(block, piece.group)
             if self._state[block] in _STORABLE:
@@ -138,8 +140,6 @@ class Jobs:
             else:
                 self._story.counts["not followed"] += 1
         self._host.stored(copy.pieces)
-        if copy.others:
-            self._host.doubt(copy.others)
         return good
 
     def _unlawful_store(self, copy: Copy, piece: Piece) -> tuple[str, str]:
@@ -150,9 +150,13 @@ class Jobs:
         for other in self.touching.get(block, ()):
             if other.is_store and not other.is_unwanted and self._same_content(other, piece):
                 return "I14", f"job {copy.number} stores block {block} while job {other.copy.number} stores the same life of it"
-        if self._state[block] == _LOADING:
+        if self.is_loading(block):
             return "I6", f"job {copy.number} stores block {block} while its load is out"
         return "", ""
+
+    def is_loading(self, block: int) -> bool:
+        """Whether a load that is out fills a block."""
+        return any(not job.is_store for job in self.touching.get(block, ()))
 
     def not_its_place(self, request: str | None, group: int, position: int | None, block: int) -> str:
         """Whether a block holds something else than what a request had at that place; if so, which place, and what is wrong."""
@@ -198,14 +202,9 @@ class Jobs:
                 self._story.counts["not followed"] += 1
         rows = {each.row for piece in good for each in self._holders.where.get(piece.block, ()) if piece.block in each.held}
         if good and len(rows) == 1:
-            row = rows.pop()
             for piece in good:
                 del fresh[piece.block]
-            try:
-                slots = self._slots(job, good)
-                job.ids = self._submitted(self._host.plan_load(row, good, slots))
-            except (CapacityError, MisuseError):
-                self._pass_over(job, good)
+            self._follow_load(job, good, rows.pop())
         if copy.sync:
             self.finish(job)
 
@@ -222,7 +221,7 @@ class Jobs:
                 self.finish(other)
         if not what and (wrong := self._host.wrong(piece)):
             what = f"job {number} loads from slot {slot}, and {wrong}"
-            self._host.doubt([slot])
+            self._host.doubt(slot)
         if what:
             self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
         if slot not in job.slots:
@@ -278,7 +277,7 @@ class Jobs:
         """What was reported since the last time is over. *begins*: a step does."""
         arrived, self._arrived = self._arrived, []
         landing, self._landing = self._landing, {}
-        if arrived or begins:
+        if arrived or (begins and self._is_told):
             plan = self._ledger.dispatch(self._story.steps).number
             self._ledger.settle(plan, self._story.steps, completions=arrived)
         for job in landing.values():
@@ -318,8 +317,10 @@ class Jobs:
         if job.is_over:
             return
         job.is_over = True
-        for block in {piece.block for piece in job.copy.pieces}:
-            _strike(self.touching, block, job)
+        if job.targets:
+            self._holders.arrive(job.targets)
+        for piece in job.copy.pieces:
+            _strike(self.touching, piece.block, job)
         for slot in job.slots:
             _strike(self._using, slot, job)
         self._give_back(job)
@@ -332,6 +333,7 @@ class Jobs:
 
     def _end(self, job: Job, *, may_come: bool) -> None:
         self.finish(job)
+        self._story.counts["jobs"] += 1
         del self._known[job.copy.number]
         self._ended[job.copy.number] = may_come
         if len(self._ended) > NUM_ENDED:
@@ -369,6 +371,18 @@ class Jobs:
         if job not in jobs:
             jobs.append(job)
 
+    def _follow_load(self, job: Job, pieces: list[Piece], row: str) -> None:
+        """Let blocks have their content when a load is over, of which the ledger is told, or not."""
+        if not self._is_told:
+            job.targets = [self._holders.life(piece.block) for piece in pieces]
+            return
+        try:
+            made = self._host.plan_load(row, pieces, self._slots(job, pieces))
+            self._ledger.submit(made)
+            job.ids = made.ids
+        except (CapacityError, MisuseError):
+            self._pass_over(job, pieces)
+
     def _follow_stores(self, wanted: Sequence[tuple[Job, list[Piece]]]) -> None:
         """Tell the ledger of stores, all or none."""
         if not wanted:
@@ -384,10 +398,6 @@ class Jobs:
             raise
         for (job, _), number in zip(wanted, made.ids, strict=True):
             job.ids = (number,)
-
-    def _submitted(self, jobs: LedgerJobs[Planned]) -> tuple[JobId, ...]:
-        self._ledger.submit(jobs)
-        return jobs.ids
 
     def _slots(self, job: Job, pieces: Sequence[Piece]) -> list[int]:
         """The slots of the ledger for some pieces: the engine's own, or spare ones."""

@@ -13,7 +13,7 @@ from typing import Protocol
 PREFIX = "vllm:blocklife_watch_"
 COUNTED = {
     "steps": "Steps of a connector that blocklife has watched.",
-    "jobs_followed": "Jobs that the watch has followed from end to end.",
+    "jobs": "Jobs that the watch has seen end.",
     "blocks_believed": "Blocks whose content the watch did not see come.",
     "copies_not_followed": "Blocks of copies that the watch could only wait for.",
 }

@@ -15,20 +15,20 @@ flushes, then compute, then load. So facts are only noted while a step is made, 
 4. the step's flushes: debts that they do not cover are violations, and all flushed jobs are over;
 5. loads, then what was handed out counts as filled, then the other stores.
 
-Each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose tables know what is legal. Content counts as
-final as soon as its step is made, for the device computes it before any store of that step. Whether it is the *right* content
-is asked by comparing lives: the one that the request had at that place of its table, and the one that the block has now.
+Each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose tables know what is legal, but that it may be
+spared the jobs. Content counts as final as soon as its step is made, for the device computes it before any store of that step.
+Whether it is the *right* content is asked by comparing lives: the one that the request had at that place of its table, and the
+one that the block has now.
 
 *Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy; the ears tell of no
-others (`follows`). A rule about one block needs that block alone, so each can be kept in a sample; of a slot into which a block
-was stored that is not followed, nothing is claimed.
+others (`follows`). A rule about one block needs that block alone, so each can be kept in a sample. What a slot holds cannot be
+told from a sample of its stores, so that nothing is claimed of it then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from blocklife.engines.vllm.watch.holders import CONNECTOR, Holders
 from blocklife.engines.vllm.watch.host import NUM_SPARE, Host
@@ -42,7 +42,8 @@ _FOREVER = 1e18
 _MAX_REQUESTS = (1 << 16) - 1
 
 _CODE = BlockLife.table.index
-_FREED, _LOADING, _STALE = _CODE[Block.FREED], _CODE[Block.LOADING], _CODE[Block.STALE]
+_FREED, _STALE = _CODE[Block.FREED], _CODE[Block.STALE]
+_OPEN = frozenset((_CODE[Block.LOADING], _CODE[Block.ALLOCATED]))
 
 Fact = tuple[Callable[..., None], tuple[object, ...]]
 """What to call when it is replayed, and with what."""
@@ -53,8 +54,9 @@ class Mirror:
     """Follows one pool of blocks. Calls are made by one thread, in the order in which things happened.
 
     *tell* gets the violations of each step, and *lost* the error if the mirror itself cannot go on; what they raise reaches the
-    caller. *sample* n follows one block of n. *computes* says whether steps are those of a whole engine, so that what is let go
-    of in the step that handed it out was never computed.
+    caller. *sample* n follows one block of n. *is_told* says whether the ledger hears of jobs, which costs more than all else:
+    no rule needs it, but a recording does, and the ledger's tables then judge what the mirror makes of it. *computes* says
+    whether steps are those of a whole engine, so that what is let go of in the step that handed it out was never computed.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Mirror:
         tell: Callable[[list[Violation]], None],
         lost: Callable[[Exception], None],
         sample: int = 1,
+        is_told: bool = True,
         computes: bool = True,
         max_jobs: int = 4096,
     ) -> None:
@@ -91,8 +94,8 @@ class Mirror:
         )
         self.story = Story(self.ledger)
         self.holders = Holders(self.ledger, self.story, computes=computes)
-        self._host = Host(self.ledger, num_blocks, num_slots, blocks_per_slot)
-        self.jobs = Jobs(self.ledger, self.story, self.holders, self._host)
+        self._host = Host(self.ledger, num_blocks, num_slots, blocks_per_slot, keeps=sample == 1)
+        self.jobs = Jobs(self.ledger, self.story, self.holders, self._host, is_told=is_told)
         self._state = self.ledger.blocks.column.state
         self._computes = computes
         self._tell = tell
@@ -170,16 +173,13 @@ class Mirror:
     def step(self, *, stores: Sequence[Copy] = (), loads: Sequence[Copy] = (), waits: Collection[int] = ()) -> None:
         """The engine has made the plan of a step: these copies, and these jobs to wait for."""
         log, self._log = self._log, []
-        with self._minded():
-            self._step(log, stores, loads, waits)
+        self._minded(lambda: self._step(log, stores, loads, waits))
         self.tell()
 
     def catch_up(self) -> None:
         """Replay what was noted so far, outside of a step or because one came to nothing."""
         log, self._log = self._log, []
-        with self._minded():
-            self._replay(log)
-            self.jobs.land()
+        self._minded(lambda: self._catch_up(log))
         self.tell()
 
     def tell(self) -> None:
@@ -187,6 +187,21 @@ class Mirror:
         if self.story.found:
             found, self.story.found = self.story.found, []
             self._tell(found)
+
+    def _minded(self, what: Callable[[], None]) -> None:
+        """No engine falls because of its watch: an error in it is handed over, not raised."""
+        try:
+            what()
+        except Exception as error:
+            self.is_torn = True
+            self._lost(error)
+        except BaseException:
+            self.is_torn = True
+            raise
+
+    def _catch_up(self, log: list[Fact]) -> None:
+        self._replay(log)
+        self.jobs.land()
 
     def _step(self, log: list[Fact], stores: Sequence[Copy], loads: Sequence[Copy], waits: Collection[int]) -> None:
         self.story.steps += 1
@@ -205,18 +220,6 @@ class Mirror:
         self.holders.fill(list(self.holders.fresh))
         self.jobs.store([copy for copy in stores if copy.number not in waits])
         self.holders.settle()
-
-    @contextmanager
-    def _minded(self) -> Iterator[None]:
-        """No engine falls because of its watch: an error in it is handed over, not raised."""
-        try:
-            yield
-        except Exception as error:
-            self.is_torn = True
-            self._lost(error)
-        except BaseException:
-            self.is_torn = True
-            raise
 
     def _replay(self, log: Iterable[Fact]) -> None:
         jobs = self.jobs
@@ -266,18 +269,17 @@ class Mirror:
                 self._load_now(self._soon[block])
             else:
                 holders.fill([block])
-        elif self._state[block] == _LOADING:
+        elif self.jobs.is_loading(block):
             what = "while its load is out"
-        elif self._state[block] == _STALE:
-            what = "while an abandoned load still writes it"
-            self.jobs.finish_all(block)
+            if self._state[block] == _STALE:  # the request that it was for is gone
+                self.jobs.finish_all(block)
         elif holders.is_unused(block) and self._computes:
             what = "although its content was never computed: the step that handed it out took it back"
         if what and name != CONNECTOR:
             self.story.violate(rule, f"block {block} is a hit of {name} {what}", block=block, request=name)
         if self._state[block] == _FREED:
             holders.believe(block, group)
-        return self._state[block] != _LOADING and block not in holders.fresh and not own
+        return self._state[block] not in _OPEN and block not in holders.fresh and not own
 
     def _load_now(self, copy: Copy) -> None:
         """A load that ends before the step computes is over before anybody can hit what it brings."""

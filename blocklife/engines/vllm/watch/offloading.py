@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
@@ -47,6 +48,7 @@ class OffloadingEar:
         self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
         self._groups = _groups_of(scheduler)
         self._launches_flushed = launches_flushed()
+        self._shapes: dict[type, Callable[[object], tuple[object, object, object]]] = {}
         if isinstance(made := getattr(scheduler, "_job_counter", None), int):
             mirror.jobs.forgotten = made - 1
         self.calls = CallsThrough()
@@ -110,26 +112,21 @@ class OffloadingEar:
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
     def _copy(self, number: int, job: object, *, store: bool) -> Copy:
-        request = getattr(job, "req_id", None)
+        if (shape := self._shapes.get(type(job))) is None:
+            shape = self._shapes[type(job)] = _shape_of(job)
+        request, source, target = shape(job)
         named = request if isinstance(request, str) else None
-        source, target = getattr(job, "transfer_spec", None) or (getattr(job, "src_spec", None), getattr(job, "dst_spec", None))
         device, host = (source, target) if store else (target, source)
         blocks, sample = _listed(getattr(device, "block_ids", None)), self._mirror.sample
-        is_followed = blocks is not None and (sample == 1 or not all(map(sample.__rmod__, blocks)))
-        if not (is_followed or store):
+        if blocks is None or (sample > 1 and all(map(sample.__rmod__, blocks))) or not _is_readable(device):
             return Copy(number, named, ())
-        slots = _listed(getattr(host, "block_ids", None))
-        if blocks is None or not is_followed or not _is_readable(device):
-            return Copy(number, named, (), others=(slots or ()) if sample > 1 else ())
-        pieces = _pieces(device, blocks, slots, self._blocks_per_chunk, self._keys(number, request, device), self._groups)
-        others: Sequence[int] = ()
-        if store and sample > 1:
-            others = [piece.slot for piece in pieces if piece.block % sample and piece.slot is not None]
+        slots, keys = _listed(getattr(host, "block_ids", None)), self._keys(number, named, device)
+        pieces = _pieces(device, blocks, slots, self._blocks_per_chunk, keys, self._groups)
         follows = self._mirror.follows
-        pieces = [piece for piece in pieces if follows(piece.block)]
-        return Copy(number, named, pieces, bool(getattr(job, "sync", False)), others)
+        followed = [piece for piece in pieces if follows(piece.block)]
+        return Copy(number, named, followed, bool(getattr(job, "sync", False)))
 
-    def _keys(self, number: int, request: object, device: Spec) -> dict[int, Chunks]:
+    def _keys(self, number: int, request: str | None, device: Spec) -> dict[int, Chunks]:
         """The chunks of a job in each group, as the scheduler has filed them: their number in the request, and their key."""
         status = getattr(self._scheduler, "_jobs", {}).get(number)
         known = getattr(self._scheduler, "_req_status", {}).get(request)
@@ -215,6 +212,16 @@ def _first_int(thing: object, *names: str) -> int:
 def _jobs(meta: object, name: str) -> Mapping[int, object]:
     found = getattr(meta, name, None)
     return found if isinstance(found, Mapping) else {}
+
+
+def _shape_of(job: object) -> Callable[[object], tuple[object, object, object]]:
+    """How to read the request, the source and the target of a job of this type; a job is asked for in every step."""
+    if hasattr(job, "transfer_spec"):
+        pair = operator.attrgetter("req_id", "transfer_spec")
+        return lambda job: ((found := pair(job))[0], *found[1])
+    if all(hasattr(job, name) for name in ("req_id", "src_spec", "dst_spec")):
+        return operator.attrgetter("req_id", "src_spec", "dst_spec")
+    return lambda job: (None, None, None)
 
 
 def _is_readable(device: object) -> TypeGuard[Spec]:

@@ -31,6 +31,9 @@ class Options:
     mode: Mode = Mode.LOG
     sample: int = field(default=1, validator=_positive)
     """One block of so many is followed."""
+    jobs: bool = True
+    """Whether the ledger behind the watch hears of jobs, so that its tables judge them too, and a state can be asked for. No
+    rule needs it, and it costs more than all else. The environment leaves it out, but for a strict watch and a recording."""
     record: str = ""
     """Where to write a recording, as `blocklife recording` reads it; ``{pid}`` in it is the process. Empty: nowhere."""
 
@@ -49,4 +52,5 @@ class Options:
         sample = environment.get("BLOCKLIFE_WATCH_SAMPLE", "").strip() or "1"
         if not (sample.isascii() and sample.isdecimal()) or not int(sample):
             raise MisuseError(f"BLOCKLIFE_WATCH_SAMPLE={sample}: it is a whole number of at least 1 (one block of so many)")
-        return cls(mode=modes[asked.lower()], sample=int(sample), record=environment.get("BLOCKLIFE_WATCH_RECORD", "").strip())
+        mode, record = modes[asked.lower()], environment.get("BLOCKLIFE_WATCH_RECORD", "").strip()
+        return cls(mode=mode, sample=int(sample), jobs=mode is Mode.STRICT or bool(record), record=record)

@@ -151,8 +151,9 @@ class PoolEar:
     # --- whom it works for --------------------------------------------------------------------------------------------------
 
     def _for_request(self, original: Original, *args: object, **kwargs: object) -> object:
-        name = _name_of(args, kwargs) if self._request is None else None
-        if name is None:
+        request = args[0] if args else _named(kwargs)
+        name = getattr(request, "request_id", request)  # it comes once for each request that runs, in every step
+        if self._request is not None or not isinstance(name, str):
             return original(*args, **kwargs)
         self._request = name
         try:
@@ -163,8 +164,9 @@ class PoolEar:
                 self._tell_all(name, whole=False)
 
     def _for_request_that_goes(self, original: Original, *args: object, **kwargs: object) -> object:
-        name = _name_of(args, kwargs) if self._request is None else None
-        if name is None:
+        request = args[0] if args else _named(kwargs)
+        name = getattr(request, "request_id", request)
+        if self._request is not None or not isinstance(name, str):
             return original(*args, **kwargs)
         self._request = name
         try:
@@ -235,11 +237,9 @@ class CallsThrough:
         self._names = []
 
 
-def _name_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
-    """The request that a call is about: its first argument is it, or names it."""
-    request = args[0] if args else kwargs.get("request", kwargs.get("request_id"))
-    name = getattr(request, "request_id", request)
-    return name if isinstance(name, str) else None
+def _named(kwargs: Mapping[str, object]) -> object:
+    """The request that a call is about, where it is named."""
+    return kwargs.get("request", kwargs.get("request_id"))
 
 
 def _tables(manager: object) -> Mapping[str, Sequence[BlockLike]]:

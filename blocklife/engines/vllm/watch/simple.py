@@ -51,8 +51,7 @@ class SimpleEar:
         stores, loads = [], []
         if (event := getattr(meta, "store_event", -1)) >= 0:
             gpu, cpu = getattr(meta, "store_gpu_blocks", ()), getattr(meta, "store_cpu_blocks", ())
-            others = [slot for block, slot in zip(gpu, cpu, strict=True) if block % self._mirror.sample]
-            stores.append(Copy(2 * event, None, self._pieces(gpu, cpu, store=True), others=others))
+            stores.append(Copy(2 * event, None, self._pieces(gpu, cpu, store=True)))
         for name in sorted(before):
             transfer = getattr(self._loading().get(name), "transfer_meta", None)
             if transfer is not None:

@@ -114,7 +114,7 @@ class Watch:
     def _counted(self) -> dict[str, int]:
         return {
             "steps": sum(mirror.steps for mirror in self.mirrors),
-            "jobs_followed": sum(sum(mirror.ledger.ended.values()) for mirror in self.mirrors),
+            "jobs": sum(mirror.counts["jobs"] for mirror in self.mirrors),
             "blocks_believed": sum(mirror.counts["believed"] for mirror in self.mirrors),
             "copies_not_followed": sum(mirror.counts["not followed"] for mirror in self.mirrors),
         }
@@ -132,7 +132,7 @@ class Watch:
             self._metrics.tell(id(self), self._counted())
             self._metrics.forget(id(self))
         for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
-            recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or mirror.ledger.requests))
+            recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or any(mirror.ledger.blocks.refs)))
         self._at_exit.cancel()
 
     def _mirror(self, scheduler: object, parts: Parts, number: int, connector: object) -> Mirror:
@@ -145,6 +145,7 @@ class Watch:
             tell=self._tell,
             lost=self._lose,
             sample=self.options.sample,
+            is_told=self.options.jobs or bool(self.options.record),
             computes=parts.engine is not None,
         )
         if self.options.record:
