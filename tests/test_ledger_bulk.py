@@ -38,7 +38,7 @@ from blocklife.ledger import (
 from blocklife.ledger import places as places_module
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import TERMINAL, Parcel, Store
-from blocklife.ledger.places import ID_MASK, NULL
+from blocklife.ledger.places import ID_MASK, NULL, listed
 from blocklife.states import MACHINES, Block, Job, Request, Slot, SlotLife
 from tests.test_ledger_groups import sound
 from tests.worlds import BOTH, in_flight, keys, make_ledger, ready, refuses, report, sealed, unchanged
@@ -794,4 +794,40 @@ def test_jobs_are_counted_by_their_owner() -> None:
     assert ledger.jobs_of("a").ids == first.ids[:1]
     assert ledger.jobs_of("b").ids == ledger.jobs_of("z").ids == ()
     assert ledger.submitted().ids == first.ids
+    assert check(ledger) == []
+
+
+def test_store_of_several_requests_is_each_of_theirs() -> None:
+    """Whoever has content in it is told of it, counts it among what is out, and keeps doing so through a snapshot."""
+    ledger = make_ledger(num_blocks=8, requests=("a", "b", "c"))
+    (job,) = ledger.plan_stores([Store("a", [source(ledger, "0")], ("b",))]).ids
+    ledger.submit(Jobs((job,)))
+    saved = ledger.snapshot()
+    out = dict(ledger.jobs.owned)
+    problems = check(ledger)
+    ledger.complete(report(job))
+    over = dict(ledger.jobs.owned)
+    ledger.restore(saved)
+
+    assert (out, over, problems) == ({"a": 1, "b": 1}, {}, [])
+    assert ledger.jobs_of("a").ids == ledger.jobs_of("b").ids == (job,)
+    assert ledger.jobs_of("c").ids == ()
+    assert ledger.jobs.owned == out
+    assert check(ledger) == []
+
+
+@pytest.mark.parametrize("shared", [2, 60])
+def test_window_that_several_leave_together_lets_go_once_for_each(shared: int) -> None:
+    """Blocks that two requests share are free when both have left them in one call, few and many."""
+    ledger = make_ledger(num_blocks=200, requests=("a", "b"))
+    names = keys(*map(str, range(shared)))
+    lives = listed(ledger.seal(ledger.allocate("a", shared), names).lives)
+    ledger.acquire("b", lives)
+    own = listed(ledger.allocate("b", 1).lives)
+    ledger.release_many(["a", "b"], [range(shared), range(1, shared + 1)])
+    held = [place for place, refs in enumerate(ledger.blocks.refs) if refs]
+
+    assert held == [lives[0] & ID_MASK]
+    assert ledger.table("b") == [lives[0], *[NULL] * shared]
+    assert ledger.blocks.at(own[0] & ID_MASK) is Block.FREED
     assert check(ledger) == []

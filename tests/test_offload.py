@@ -15,6 +15,7 @@ import pytest
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Result, Worker
 from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
+from blocklife.offload.lookup import Answer
 from blocklife.states import Request
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
 from tests.worlds import BOTH, make_ledger, ready, world_key
@@ -1141,6 +1142,36 @@ def test_an_allocator_of_the_engine_is_followed_to_the_end() -> None:
     assert rig.scheduler.statistics().host_hits == (2,)
     assert rig.ledger.statistics().requests == 0
     assert all(not refs for refs in rig.ledger.blocks.refs)
+
+
+def test_what_another_request_loads_is_waited_for_in_a_foreign_pool() -> None:
+    """The second of two requests of one prompt loads nothing: it asks again when the first one's load is over."""
+    rig = Rig(blocks=16, own_pool=False)
+    allocator = Allocator(rig)
+    run_foreign(rig, allocator, "w", letters(9))
+    for name in "ab":  # the engine has forgotten what it had on the device
+        rig.add(name, letters(9))
+    first = rig.scheduler.lookup("a", 9, device_tokens=0)
+    rig.scheduler.place("a", [Placed(0, external=tuple(allocator.take("a", [], 2)), fresh=tuple(allocator.take("a", [], 1)))])
+    rig.scheduler.admit("a", first, 1)
+    during = rig.scheduler.lookup("b", 9, device_tokens=0)
+    rig.tick()
+    after = rig.scheduler.lookup("b", 9, device_tokens=8)
+
+    assert (first.host_tokens, first.deferred) == (8, False)
+    assert during.deferred
+    assert (after.host_tokens, after.deferred) == (0, False)
+
+
+def test_a_tier_that_does_not_know_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that rests on no copy is not remembered: nothing would ever end it."""
+    rig = Rig(blocks=16)
+    answers = [Answer.RETRY, Answer.RETRY, Answer.MISS]
+    monkeypatch.setattr(rig.scheduler.tier, "answer", lambda group, key: answers.pop(0))
+    rig.add("a", letters(5))
+    found = [rig.scheduler.lookup("a", 5).deferred for _ in range(3)]
+
+    assert found == [True, True, False]
 
 
 def test_a_foreign_request_grows_only_into_places_it_was_given() -> None:

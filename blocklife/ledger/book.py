@@ -56,6 +56,8 @@ REQUEST = RequestLife.table.events
 PLEDGED = BlockLife.table.index[Block.PLEDGED]
 READY = SlotLife.table.index[Slot.READY]
 _FEW = 8
+_SPARSE = 4096
+"""Below so many ids a sort is cheaper than a scratch column of the whole pool, whose memory is new at every call."""
 """Up to here a list is searched faster than a dictionary is made."""
 
 
@@ -176,10 +178,10 @@ class Book:
             raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self.own_pool})")
 
     def _check_blocks(self, blocks: Sequence[int]) -> list[int]:
-        found = [int(block) for block in blocks]
-        for block in found:
-            if not 0 < block < len(self.blocks):
-                raise MisuseError(f"block {block}: blocks are 1 to {len(self.blocks) - 1} (0 is the null block)")
+        found, size = [int(block) for block in blocks], len(self.blocks)
+        if found and not 0 < min(found) <= max(found) < size:
+            block = next(each for each in found if not 0 < each < size)
+            raise MisuseError(f"block {block}: blocks are 1 to {size - 1} (0 is the null block)")
         if len(set(found)) != len(found):
             twice = next(block for block, count in Counter(found).items() if count > 1)
             raise MisuseError(f"block {twice}: it is named twice in one call")
@@ -198,21 +200,21 @@ class Book:
             )
         return ids
 
-    def _check_lives(self, lives: Lives, verb: str) -> None:
-        """Refuse what cannot be a life: below zero, or of a block that does not exist or is the null block."""
+    def _check_lives(self, lives: Lives, verb: str) -> Ids:
+        """The ids of lives. Refuses what cannot be one: below zero, or of a block that does not exist or is the null block."""
         ids = ids_of(lives)
         if len(ids) == 0:
-            return
+            return ids
         if type(lives) is list and type(ids) is list:
             low, high, lowest = min(ids), max(ids), min(lives)
         else:
             low, high, lowest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives))
         if lowest < 0 or low == NULL or high >= len(self.blocks):
             raise MisuseError(f"{verb}: blocks are 1 to {len(self.blocks) - 1}, which {listed(lives)[:4]} do not name")
+        return ids
 
     def _check_distinct(self, lives: Lives, verb: str) -> Ids:
-        self._check_lives(lives, verb)
-        ids = ids_of(lives)
+        ids = self._check_lives(lives, verb)
         if len(ids) > 1 and not self._are_distinct(ids, len(self.blocks)):
             raise MisuseError(f"{verb}: a block is named twice in one call")
         return ids
@@ -312,6 +314,9 @@ class Book:
         """Whether no id comes twice; all are below *limit*."""
         if type(ids) is list:
             return len(ids) < 2 or len(set(ids)) == len(ids)
+        if len(ids) < _SPARSE:
+            ordered = np.sort(ids)
+            return not (ordered[1:] == ordered[:-1]).any()
         # Each writes its position at its place; who was overwritten had a twin. Cheaper than a sort, and nothing is cleared.
         positions = np.arange(len(ids), dtype=np.int32)
         scratch = np.empty(limit, dtype=np.int32)
@@ -327,12 +332,12 @@ class Book:
         if type(places) is list:
             distinct, lowest = len(set(places)) == len(places), min(places)
         else:
-            distinct, lowest = len(np.unique(places)) == len(places), int(np.min(places))
+            distinct, lowest = len(set(listed(places))) == len(places), int(np.min(places))
         if not distinct or lowest < 0:
             raise MisuseError("the host places of a job are distinct and not negative")
-        named = [group for cargo in cargos for group, size in enumerate(cargo.group_sizes) for _ in range(size)]
+        named = b"".join(bytes((group,)) * size for cargo in cargos for group, size in enumerate(cargo.group_sizes))
         handed = self.blocks.group
-        own = [handed[place] for place in ids] if type(ids) is list else self.blocks.group_view[ids].tolist()
+        own = bytes(handed[place] for place in ids) if type(ids) is list else self.blocks.group_view[ids].tobytes()
         if own != named:
             place, was, group = next(each for each in zip(listed(ids), own, named, strict=True) if each[1] != each[2])
             raise MisuseError(f"block {place}: it was handed out for group {was}, not {group}")

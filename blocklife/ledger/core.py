@@ -333,7 +333,8 @@ class Core(Book):
             return self.slots.ask(SLOT["land"], slots)
         cargos = [job.cargo for job in jobs]
         for group, own, keys in contents_by_group(cargos):
-            if list(map(self.slots.index[group].get, keys)) != own:  # a key that does not name its slot has a twin, or had one
+            index = self.slots.index[group]
+            if [index.get(key) for key in keys] != own:  # a key that does not name its slot has a twin, or had one
                 return self._land_twins([each for cargo in cargos for each in cargo.contents], slots)
         return self.slots.ask(SLOT["land"], slots, constant=int(Situation.OK))
 

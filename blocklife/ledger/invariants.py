@@ -176,8 +176,9 @@ def jobs_end_once(look: Look) -> Iterator[str]:
         yield f"jobs {sorted(jobs.planned)} are filed as planned, {sorted(planned)} are"
     owned: dict[str, int] = {}
     for job, _ in look.alive:
-        if job.owner is not None:
-            owned[job.owner] = owned.get(job.owner, 0) + 1
+        for owner in (job.owner, *job.sharers):
+            if owner is not None:
+                owned[owner] = owned.get(owner, 0) + 1
     if jobs.owned != owned:
         yield f"jobs are counted as {dict(jobs.owned)} by owner, {owned} are out"
     armed = {number for _, number in look.core._deadlines}

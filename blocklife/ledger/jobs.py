@@ -80,6 +80,8 @@ class Store:
     owner: str | None
     """The request that it is made for; None for a store that the engine makes on nobody's behalf."""
     parcels: Sequence[Parcel[Storable]]
+    sharers: tuple[str, ...] = ()
+    """Further requests that it is made for, where one store serves several."""
 
 
 @define(eq=False)
@@ -170,6 +172,12 @@ class JobRow:
     doubted: bool = False
     """Past its deadline: its places carry one doubt of it."""
     deadline: float | None = None
+    sharers: tuple[str, ...] = ()
+    """Requests besides the owner that a store is made for."""
+
+    def serves(self, request: str) -> bool:
+        """Whether the job is made for a request."""
+        return self.owner == request or request in self.sharers
 
     def blocks_by_group(self) -> Iterator[tuple[int, slice]]:
         """Each group that the job moves, with where its blocks stand in ``lives``."""
@@ -187,7 +195,7 @@ class JobTable:
     report for it is a row of its table, and only what is older is unknown.
 
     Invariant: ``by_number`` holds exactly the jobs that have a row, ``out`` those of them that are not terminal, oldest first;
-    ``planned`` those of ``out`` that are PLANNED, and ``owned`` counts the jobs of ``out`` by their owner.
+    ``planned`` those of ``out`` that are PLANNED, and ``owned`` counts the jobs of ``out`` by the requests that they serve.
     """
 
     def __init__(self, max_jobs: int) -> None:
@@ -216,18 +224,25 @@ class JobTable:
         """How many more jobs can be made now."""
         return len(self._spare)
 
-    def add(self, direction: Direction, owner: str | None, cargo: Cargo) -> JobRow:
+    def add(self, direction: Direction, owner: str | None, cargo: Cargo, sharers: tuple[str, ...] = ()) -> JobRow:
         """Make a PLANNED job."""
         row = self._spare.popleft()
         if (over := self.rows.get(row)) is not None:
             del self.by_number[over.number]
         self.last_number = number = self.last_number + 1
-        job = JobRow(row, number, direction, owner, cargo, cargo.lives, cargo.slots, cargo.keys)
+        job = JobRow(row, number, direction, owner, cargo, cargo.lives, cargo.slots, cargo.keys, sharers=sharers)
         self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
-        if owner is not None:
-            self.owned[owner] = self.owned.get(owner, 0) + 1
+        self.own(job)
         self.column.state[row] = self._initial
         return job
+
+    def own(self, job: JobRow) -> None:
+        """Count a job that is out for those that it serves."""
+        owned = self.owned
+        if (owner := job.owner) is not None:
+            owned[owner] = owned.get(owner, 0) + 1
+        for owner in job.sharers:
+            owned[owner] = owned.get(owner, 0) + 1
 
     def state(self, job: JobRow) -> Job:
         """The state of one job."""
@@ -241,7 +256,9 @@ class JobTable:
         del self.out[job.number]
         self.planned.pop(job.number, None)
         self._spare.append(job.row)
-        if (owner := job.owner) is not None:
+        for owner in (job.owner, *job.sharers):
+            if owner is None:
+                continue
             if (left := self.owned[owner] - 1) == 0:
                 del self.owned[owner]
             else:

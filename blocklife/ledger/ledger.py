@@ -21,7 +21,7 @@ import heapq
 import operator
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -320,20 +320,20 @@ class Ledger(Core):
             )
         lives: list[int] = []
         for request, table, chosen in zip(requests, tables, positions, strict=True):
-            if type(chosen) is range and chosen and chosen.step > 0:
-                wrong = chosen[0] < 0 or chosen[-1] >= len(table)
-            else:
-                wrong = len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table)
-            if wrong:
+            if type(chosen) is range and chosen.step == 1 and 0 <= chosen.start <= chosen.stop <= len(table):
+                lives += table[chosen.start : chosen.stop]
+                continue
+            if len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table):
                 raise MisuseError(
                     f"request {request}: positions must be distinct and below {len(table)}, not {list(chosen)[:8]}"
                 )
-            lives += [table[each] for each in chosen if table[each] != NULL]
-        if len(set(lives)) == len(lives):
-            self._release(batch(lives))
-        else:  # a life that several of them share is let go of once for each
-            for request, chosen in zip(requests, positions, strict=True):
-                self.release(request, chosen, group)
+            lives += [table[each] for each in chosen]
+        if NULL in lives:
+            lives = [life for life in lives if life != NULL]
+        last = dict.fromkeys(reversed(lives))
+        for surplus in _surplus(lives) if len(last) < len(lives) else ():  # a life that several share is let go of by each
+            self._release(batch(surplus))
+        self._release(batch(list(reversed(last))))
         for table, chosen in zip(tables, positions, strict=True):
             for each in chosen:
                 table[each] = NULL
@@ -492,7 +492,10 @@ class Ledger(Core):
         block_step = self.blocks.ask(BLOCK["plan_store"], ids, pins=+1)
         slot_step = self.slots.ask(SLOT["plan_store"], slots)
         self._check_names(cargos, ids)
-        rows = [self.jobs.add(Direction.STORE, store.owner, cargo) for store, cargo in zip(stores, cargos, strict=True)]
+        rows = [
+            self.jobs.add(Direction.STORE, store.owner, cargo, store.sharers)
+            for store, cargo in zip(stores, cargos, strict=True)
+        ]
         self._commit(block_step, **in_name_of(rows, [len(job.lives) for job in rows]))
         self._commit(slot_step, **in_name_of(rows, [len(job.slots) for job in rows]))
         self.blocks.name_jobs(ids, [job.row for job in rows], [len(job.lives) for job in rows])
@@ -616,10 +619,10 @@ class Ledger(Core):
         return Jobs(jobs.ids)
 
     def jobs_of(self, request: str) -> Jobs[Out]:
-        """The submitted jobs that a request owns, or owned: what a preemption flushes."""
+        """The submitted jobs that serve a request, or have served it: what a preemption flushes."""
         if request not in self.jobs.owned:
             return Jobs(())
-        alive = (job for job in self.jobs.alive() if job.owner == request)
+        alive = (job for job in self.jobs.alive() if job.serves(request))
         return Jobs(tuple(self._id(job) for job in alive if self.jobs.state(job) is not Job.PLANNED))
 
     def submitted(self) -> Jobs[Out]:
@@ -832,3 +835,10 @@ class Ledger(Core):
 
     def _repr_html_(self) -> str | None:
         return painted("_repr_html_", self)
+
+
+def _surplus(lives: Sequence[int]) -> Iterator[list[int]]:
+    """What comes more than once, as often as it comes besides the last time; distinct lives each time."""
+    left = Counter(lives)
+    while left := left - Counter(left.keys()):
+        yield list(left)

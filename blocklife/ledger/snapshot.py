@@ -75,6 +75,7 @@ class SavedJob(NamedTuple):
     failed: bool
     doubted: bool
     deadline: float | None
+    sharers: tuple[str, ...] = ()
 
 
 class SavedRequest(NamedTuple):
@@ -286,7 +287,7 @@ def _save_job(job: JobRow, core: Core, names: Names, row: int) -> SavedJob:
     deadline = None if job.deadline is None or passed else job.deadline - names.now
     return SavedJob(
         names.jobs[job.number], row, state, job.direction, job.owner, saved,
-        job.reported, job.failed, job.doubted, deadline,
+        job.reported, job.failed, job.doubted, deadline, job.sharers,
     )  # fmt: skip
 
 
@@ -359,7 +360,7 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
         deadline = None if each.deadline is None else each.deadline + now
         job = JobRow(
             each.row, each.number, each.direction, each.owner, cargo, cargo.lives, cargo.slots, cargo.keys,
-            each.reported, each.failed, each.doubted, deadline,
+            each.reported, each.failed, each.doubted, deadline, each.sharers,
         )  # fmt: skip
         jobs.by_number[each.number] = jobs.rows[each.row] = job
         jobs.column.state[each.row] = each.state
@@ -368,8 +369,7 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
         jobs.out[each.number] = job
         if each.state == planned:
             jobs.planned[each.number] = job
-        if each.owner is not None:
-            jobs.owned[each.owner] = jobs.owned.get(each.owner, 0) + 1
+        jobs.own(job)
         if deadline is not None and each.state != quarantined:
             core._deadlines.append((deadline, each.number))
     core._deadlines.sort()

@@ -9,7 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -56,7 +56,7 @@ class OnItsWay:
     rows: Rows
     tokens: Rows
     serials: Rows
-    handed: Iterable[tuple[str, int, int, int]]
+    handed: Collection[tuple[str, int, int, int]]
     """States handed off: request, serial, group, boundary."""
 
 
@@ -273,6 +273,12 @@ class SchedulerCore:
             found = min(found, self.policies.max_store_tokens)
         return found
 
+    def _plan_stores(self, rows: Rows) -> None:
+        """Choose what is stored now, of what these requests fill and of what waits, and plan it."""
+        self._offer_filled(rows)
+        if not self._lost:
+            self.stores.plan()
+
     def _offer_filled(self, rows: Rows) -> None:
         """Offer the chunks that this step fills; only requests that cross a boundary are looked at."""
         table = self._progress
@@ -411,6 +417,12 @@ class SchedulerCore:
                 self._drop(name, tracked)
                 failed.append(name)
         return loaded, failed
+
+    def _over(self, rows: Rows) -> list[str]:
+        """Of these requests those that only wait for their plans to settle, and whose plans have."""
+        waiting = np.array([self._requests[name].row for name in self._ending])
+        over = rows[(self._progress.in_flight[rows] == 0) & np.isin(rows, waiting)]
+        return [self._names[row] for row in over.tolist()]
 
     # --- ending -------------------------------------------------------------------------------------------------------------
 

@@ -82,9 +82,12 @@ class Lru:
     def touch(self, slots: Iterable[int]) -> None:
         """Move slots to the end, the last of them last."""
         order = self._order
+        move = order.move_to_end
         for slot in slots:
-            order[slot] = None
-            order.move_to_end(slot)
+            if slot in order:
+                move(slot)
+            else:
+                order[slot] = None
 
     def remove(self, slot: int) -> None:
         """Forget a slot."""

@@ -122,7 +122,7 @@ class OffloadScheduler(SchedulerCore):
             return tracked.hit
         host = not self._lost and tracked.failures < self.policies.max_load_failures
         hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._step, host=host)
-        tracked.hit, tracked.asked = hit, asked
+        tracked.hit, tracked.asked = hit, None if self._search.in_doubt else asked
         if hit.deferred:
             self._counts["deferred"] += 1
             return hit
@@ -313,9 +313,7 @@ class OffloadScheduler(SchedulerCore):
         rows = np.flatnonzero(table.running & (table.step == self._step) & (table.wanted > 0))
         for name in list(self._states):
             self._offer_states(name, self._requests[name].row)
-        self._offer_filled(rows)
-        if not self._lost:
-            self.stores.plan()
+        self._plan_stores(rows)
         if self._is_last_step() and (jobs := self.ledger.submitted()).ids:
             self.ledger.flush(jobs, "last step")
         for name in list(self._pinned):
@@ -390,7 +388,8 @@ class OffloadScheduler(SchedulerCore):
         rows, tokens = done.rows[current], done.tokens[current]
         tokens_known, computed = self._advance(rows, tokens, sampled)
         seals, sealed = self._seals(rows, computed)
-        seals += self._state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
+        if done.handed:
+            seals += self._state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._plans[plan]
         table.known[rows], table.computed[rows] = tokens_known, computed
@@ -399,8 +398,7 @@ class OffloadScheduler(SchedulerCore):
             table.sealed[group, rows] = full
         self._forget_taken_back(done.handed)
         loaded, failed = self._hear_of_loads()
-        over = [self._names[row] for row in rows[table.in_flight[rows] == 0].tolist()]
-        ended = [name for name in over if self._requests[name].ending]
+        ended = self._over(rows) if self._ending else []
         for name in ended:
             self._end(name, self._requests[name].ending)
         self._ended = {name for name in self._ended if name in self.ledger.jobs.owned}

@@ -45,9 +45,12 @@ class Search:
         self._host_units = [_unit(geometry, group, geometry.blocks_per_chunk, extra) for group in groups]
         # Where every token attends to itself only, a load has nothing to bring.
         self._loads = any(unit.window != 0 for unit in self._host_units)
+        self.in_doubt = False
+        """Whether the last search was told RETRY: its answer may be another one although no copy has ended since."""
 
     def run(self, name: str, keys: Keys, known: int, device_tokens: int | None, step: int, *, host: bool) -> Hit:
         """The hit of one request with so many known tokens; without *host* only on the device."""
+        self.in_doubt = False
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
         names = [list(keys(group, 0, limit // tokens)) for group, tokens in enumerate(self._geometry.block_tokens)]
@@ -57,7 +60,8 @@ class Search:
             return Hit(name, device.length, device.length, device.length, True, step)
         start = device.length
         host = host and self._loads and not self._is_in_doubt(name)
-        found = self._in_host(names, start, limit) if host else device
+        # an allocator of the engine says what it has, and not what is on its way there
+        found = self._in_host(names, start, limit, {} if own else self._loading) if host else device
         if found.deferred or (found.length > start and name in self._ledger.jobs.owned):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, found.length, start, start, True, step)
@@ -79,7 +83,7 @@ class Search:
         jobs = self._ledger.jobs
         if name not in jobs.owned:
             return False
-        return any(job.owner == name and jobs.state(job) is Job.QUARANTINED for job in jobs.alive())
+        return any(job.serves(name) and jobs.state(job) is Job.QUARANTINED for job in jobs.alive())
 
     def _on_device(self, names: Sequence[Sequence[bytes]], limit: int) -> Found:
         index, loading = self._ledger.blocks.index, self._loading
@@ -92,7 +96,9 @@ class Search:
 
         return common_length(self._device_units, 0, limit, ask)
 
-    def _in_host(self, names: Sequence[Sequence[bytes]], start: int, limit: int) -> Found:
+    def _in_host(
+        self, names: Sequence[Sequence[bytes]], start: int, limit: int, loading: Mapping[tuple[int, bytes], str]
+    ) -> Found:
         if self._policies.max_load_tokens is not None:
             limit = min(limit, start + self._policies.max_load_tokens)
         size, index, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.index, self._suffix, self._tier.answer
@@ -104,6 +110,10 @@ class Search:
                 slot = index[group].get(key)
                 if slot is not None and suffix[slot] < blocks:
                     return Answer.MISS
+                if (group, key) in loading:  # it will be on the device, where whoever asks next finds it
+                    return Answer.PENDING
+            elif found is Answer.RETRY:
+                self.in_doubt = True
             return found
 
         return common_length(self._host_units, start, limit, ask)
