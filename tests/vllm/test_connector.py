@@ -74,6 +74,36 @@ def test_connector_loads_nothing_that_the_device_has() -> None:
     assert rig.stored == stored
 
 
+def test_connector_stores_for_all_requests_of_a_step_at_once() -> None:
+    """What a step fills goes into one copy that serves every request of it; each of them counts it as its own."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(3, 3), max_num_batched_tokens=64))
+    for start in (100, 200, 300):
+        rig.add(prompt(16, start), 2)
+    rig.step()
+    ledger = rig.side.ledger
+    (job,) = ledger.jobs.alive()
+
+    assert len(job.lives) == 12
+    assert set(ledger.jobs.owned) == {job.owner, *job.sharers} == set(ledger.requests)
+    rig.drain()
+    rig.check_empty()
+    assert rig.stored == 12
+
+
+def test_connector_splits_a_store_that_is_too_long() -> None:
+    """No store moves more blocks than the user has allowed, and none is lost by it."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(3, 3), max_num_batched_tokens=64, extra_config={"max_job_blocks": 5}))
+    for start in (100, 200, 300):
+        rig.add(prompt(16, start), 2)
+    rig.step()
+    sizes = [len(job.lives) for job in rig.side.ledger.jobs.alive()]
+    rig.drain()
+    rig.check_empty()
+
+    assert sizes == [5, 5, 2]
+    assert rig.stored == 12
+
+
 def test_connector_loads_behind_what_the_device_has() -> None:
     """Where the device has a part of a prefix, only the rest of it is loaded."""
     rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=16, max_num_batched_tokens=16))

@@ -1,22 +1,69 @@
-"""The ledger, with verbs that an engine like vLLM needs besides: many hand-outs at once, and a host tier that is emptied alone.
+"""The ledger of a pool that the engine's own allocator owns.
 
-They are made of the ledger's own steps, and every table is asked as always.
+It has verbs that an engine like vLLM needs besides: many hand-outs at once, and a host tier that is emptied alone. They are
+made of the ledger's own steps, and every table is asked as always. What only a ledger needs that hands blocks out itself is
+left out: an order of the free blocks, and where content lies on the device, which the engine looks up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Direction, Ledger
+from blocklife.ledger import Checking, Contract, Direction, Ledger, Limits
 from blocklife.ledger.book import SLOT
 from blocklife.ledger.core import verb
-from blocklife.ledger.places import NULL, batch, listed
+from blocklife.ledger.places import NULL, Blocks, FreeQueue, Ids, batch, listed
 from blocklife.states import Slot
+
+
+class EngineQueue(FreeQueue):
+    """Free blocks in no order: the engine knows which comes next."""
+
+    def push(self, ids: Ids) -> None:
+        """Nothing to do: whether a block is free is in its state."""
+
+    def order(self) -> list[int]:
+        """All free blocks, by number."""
+        state = self._column.view
+        free = np.flatnonzero((state == self._freed) | (state == self._cached))
+        return listed(free[free != NULL].astype(np.int64))
+
+
+class EngineBlocks(Blocks):
+    """Blocks whose content is not looked up here."""
+
+    def __init__(self, num_blocks: int, num_groups: int) -> None:
+        super().__init__(num_blocks, num_groups)
+        self.queue = EngineQueue(self.column)
+
+    def name(self, places: Iterable[int], keys: Iterable[bytes], group: int) -> None:
+        """Give content its key."""
+        own, groups = self.key, self.group
+        for place, key in zip(places, keys, strict=True):
+            own[place] = key
+            groups[place] = group
+
+    def forget(self, place: int) -> None:
+        """Take the key away from a place."""
+        self.key[place] = None
+
+    def _forget_many(self, places: Iterable[int]) -> None:
+        own = self.key
+        for place in places:
+            own[place] = None
 
 
 class EngineLedger(Ledger):
     """A ledger of a pool that the engine's own allocator owns."""
+
+    def __init__(self, limits: Limits, *, contract: Contract, checking: Checking, incarnation: int, deadline: float) -> None:
+        super().__init__(
+            limits, contract=contract, checking=checking, incarnation=incarnation, deadline=deadline, own_pool=False
+        )
+        self.blocks = EngineBlocks(limits.num_blocks, limits.num_groups)
 
     @verb
     def observe_allocate_many(

@@ -19,8 +19,9 @@ long as the hit holds it, so that nothing is lost but one source of a store; and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from attrs import define, field
@@ -29,37 +30,47 @@ from blocklife.engines.vllm.connector.ledger import EngineLedger
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction
 from blocklife.ledger.jobs import Allocated, Jobs, Parcel, Storable, Store
-from blocklife.ledger.places import ID_MASK, NULL
+from blocklife.ledger.places import ID_MASK, NULL, batch
 from blocklife.ledger.records import Completion, JobId, Launched
 from blocklife.offload import Geometry, Hit, HostTier, Mode, OffloadScheduler, Policies, Settled
 from blocklife.offload.core import Rows
-from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Request
+from blocklife.offload.stores import Chunk
+from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Request, Slot, SlotLife
 
 _INDEX = BlockLife.table.index
 _KEYED = frozenset(_INDEX[state] for state in KEYED)
-_OPEN = frozenset(_INDEX[state] for state in (Block.ALLOCATED, Block.PLEDGED))
+_ALLOCATED, _PLEDGED = _INDEX[Block.ALLOCATED], _INDEX[Block.PLEDGED]
+_OPEN = frozenset({_ALLOCATED, _PLEDGED})
 """States of content that is being made, from which it can be sealed."""
-_STORABLE = frozenset(_INDEX[state] for state in (Block.SEALED, Block.CACHED))
+_SEALED, _CACHED = _INDEX[Block.SEALED], _INDEX[Block.CACHED]
+_STORABLE = frozenset({_SEALED, _CACHED})
 """States of final content that no store reads."""
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
+_READY = SlotLife.table.index[Slot.READY]
 _NEVER = 1 << 40
 """More blocks than a table has."""
 _HOLE, _SHARED, _FRESH = range(3)
 """What an entry of a table is to the ledger."""
 
+_Span: TypeAlias = tuple[str, Sequence[int], Sequence[bytes]]
+"""Neighbouring blocks of a request, and their keys."""
+
 
 @define(eq=False)
-class _Order:
-    """What one request has to be stored: for each group, up to which block, and the blocks that are not stored yet."""
+class _Turn:
+    """Final content of one group whose turn it is to be stored: lives, their keys, and whose they are."""
 
-    name: str
-    row: int
-    parcels: list[tuple[int, int, Sequence[int], Sequence[bytes]]] = field(factory=list)
+    group: int
+    lives: list[int] = field(factory=list)
+    keys: list[bytes] = field(factory=list)
+    owners: list[str] = field(factory=list)
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of all groups."""
-        return sum(len(lives) for _, _, lives, _ in self.parcels)
+    def take(self, spans: Iterable[_Span]) -> None:
+        """Their turn has come."""
+        for who, held, own in spans:
+            self.lives += held
+            self.keys += own
+            self.owners += [who] * len(held)
 
 
 class EngineScheduler(OffloadScheduler):
@@ -80,10 +91,12 @@ class EngineScheduler(OffloadScheduler):
         self._engine_ledger = ledger
         self._known_of = known_of
         self._one_a_step = one_a_step
-        self._filled: dict[tuple[int, int], tuple[int, list[int], Sequence[bytes]]] = {}
-        """What this step has sealed, by group and row: up to which block, the lives, the keys."""
+        self._turns = [_Turn(group) for group in range(len(geometry.groups))]
         self._direct = geometry.blocks_per_chunk == 1 and policies.mode is Mode.EAGER
+        """Whether what is sealed can be stored as it is, without a line."""
         self._max_direct = min(policies.max_job_blocks, len(ledger.slots))
+        self._late: dict[int, tuple[int, int]] = {}
+        """Requests, by row, whose latest plan could not seal all that it fills, each with its serial and that plan."""
         self._unwanted: set[int] = set()
         """Stores that were out when the host tier was forgotten."""
         self._anew = False
@@ -168,9 +181,9 @@ class EngineScheduler(OffloadScheduler):
     def extend(self, group: int, names: Sequence[str], skips: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
         """The engine has put fresh blocks behind these tables of one group, after so many nulls."""
         self._engine_ledger.observe_allocate_many(names, blocks, group, skips=skips)
-        placed, requests = self._progress.placed, self._requests
-        for name, skip, own in zip(names, skips, blocks, strict=True):
-            placed[group, requests[name].row] += skip + len(own)
+        rows = [self._requests[name].row for name in names]
+        added = [skip + len(own) for skip, own in zip(skips, blocks, strict=True)]
+        np.add.at(self._progress.placed[group], rows, added)
 
     def schedule(self, tokens: Mapping[str, int]) -> None:
         """`grow` for all running requests at once: one token each, or as many as *tokens* says."""
@@ -195,37 +208,98 @@ class EngineScheduler(OffloadScheduler):
 
     def promise(self, name: str | None = None) -> None:
         """Seal what this step fills, of one request or of all that it schedules, as far as it can be sealed now."""
-        table, state = self._progress, self.ledger.blocks.column.state
+        table = self._progress
         if name is None:
             rows: Rows = np.flatnonzero(table.running & (table.step == self._step) & (table.wanted > 0))
         else:
             rows = np.array([self._requests[name].row])
         bound = np.minimum(table.ends(rows), table.known[rows])
         for group in self._attention:
-            full, sealed = bound // self.geometry.block_tokens[group], table.sealed[group, rows]
-            where = np.flatnonzero(full > sealed)
-            lives: list[int] = []
-            keys: list[bytes] = []
-            for row, start, stop in zip(rows[where].tolist(), sealed[where].tolist(), full[where].tolist(), strict=True):
-                who = self._names[row]
-                held = self.ledger.requests[who].tables[group][start:stop].tolist()
-                names = self._requests[who].keys(group, start, stop)
-                if len(names) < len(held):  # there are fewer tokens than were expected
-                    table.known[row] = self._known_of([row])[0]
-                    stop = start + len(names)
-                    held = held[: len(names)]
-                for life, key in zip(held, names, strict=True):
-                    if life != NULL:
-                        if state[life & ID_MASK] not in _OPEN:  # it waits for an older copy, in this very plan
-                            break
-                        lives.append(life)
-                        keys.append(key)
-                    start += 1
-                if start == stop:
-                    self._filled[group, row] = stop, held, names
-                table.sealed[group, row] = start
-            if lives:
-                self.ledger.seal(Batch[Allocated](lives, group), keys)
+            full = bound // self.geometry.block_tokens[group]
+            where = np.flatnonzero(full > table.sealed[group, rows])
+            if len(where):
+                self._promise(group, rows[where], full[where])
+
+    def _promise(self, group: int, rows: Rows, stops: Rows) -> None:
+        """Seal the blocks of these requests in one group, up to those that are full."""
+        table, names, tracked, requests = self._progress, self._names, self._requests, self.ledger.requests
+        starts = table.sealed[group, rows]
+        spans: list[_Span] = []
+        lives: list[int] = []
+        keys: list[bytes] = []
+        for row, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            who = names[row]
+            held, own = requests[who].tables[group][start:stop], tracked[who].keys(group, start, stop)
+            spans.append((who, held, own))
+            lives += held
+            keys += own
+        states = self.ledger.blocks.column.view[np.array(lives) & ID_MASK]
+        ends = stops
+        if len(keys) < len(lives) or not ((states == _ALLOCATED) | (states == _PLEDGED)).all():
+            spans, ends = self._sealable(rows, starts, spans)
+            lives = [life for _, held, _ in spans for life in held]
+            keys = [key for _, _, own in spans for key in own]
+        table.sealed[group, rows] = ends
+        if self._direct and not self._lost:
+            in_turn = (table.offered[group, rows] == starts) & (stops <= self._storing(rows, group))
+            table.offered[group, rows[in_turn]] = ends[in_turn]
+            self._turns[group].take(itertools.compress(spans, in_turn.tolist()))
+        if lives:
+            self.ledger.seal(Batch[Allocated](batch(lives), group), keys)
+
+    def _sealable(self, rows: Rows, starts: Rows, spans: Iterable[_Span]) -> tuple[list[_Span], Rows]:
+        """What of some spans can be sealed now, and where that ends."""
+        state, found, ends = self.ledger.blocks.column.state, list[_Span](), list[int]()
+        for row, start, (who, held, own) in zip(rows.tolist(), starts.tolist(), spans, strict=True):
+            if len(own) < len(held):  # there are fewer tokens than were expected
+                self._progress.known[row] = self._known_of([row])[0]
+            now: list[tuple[int, bytes]] = []
+            end = start
+            for life, key in zip(held, own, strict=False):
+                if life != NULL:
+                    if state[life & ID_MASK] not in _OPEN:  # it waits for an older copy, in this very plan
+                        break
+                    now.append((life, key))
+                end += 1
+            found.append((who, [life for life, _ in now], [key for _, key in now]))
+            ends.append(end)
+            if end < start + len(own):
+                self._late[row] = int(self._progress.serial[row]), self.ledger.plan_number + 1
+        return found, np.array(ends)
+
+    def _storing(self, rows: Rows, group: int) -> Rows:
+        """Up to which block each of these requests may be stored."""
+        policies = self.policies
+        bound = self._progress.prompt[rows] if policies.prompt_only else np.full(len(rows), _NEVER)
+        if policies.max_store_tokens is not None:
+            bound = np.minimum(bound, policies.max_store_tokens)
+        found: Rows = bound // self.geometry.block_tokens[group]
+        return found
+
+    def catch_up(self) -> None:
+        """Store what was sealed only when its plan settled, before the engine hands out what has left a window since."""
+        table = self._progress
+        for row, (serial, plan) in list(self._late.items()):
+            if plan in self._plans:
+                continue
+            del self._late[row]
+            if table.serial[row] != serial or not self._direct or self._lost:
+                continue
+            for group in self._attention:
+                start, stop = int(table.offered[group, row]), int(table.sealed[group, row])
+                stop = min(stop, int(self._storing(np.array([row]), group)[0]))
+                if start < stop:
+                    table.offered[group, row] = self._take_turn(group, row, start, stop)
+        self._plan_stores(np.zeros(0, dtype=np.int64))
+
+    def expect_load(self, name: str) -> None:
+        """The engine lets a request in for what its lookup found in the host tier: nobody else needs to load it."""
+        tracked = self._tracked(name)
+        hit = tracked.hit
+        for group in self._groups if hit is not None else ():
+            if hit is not None and hit.slots[group]:
+                start, stop = self._load_start(group, hit), hit.tokens // self.geometry.block_tokens[group]
+                self._loading.update(dict.fromkeys([(group, key) for key in tracked.keys(group, start, stop)], name))
 
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:
         """The block of a Mamba group before token *boundary* holds the state there, by the end of this step or already."""
@@ -264,91 +338,111 @@ class EngineScheduler(OffloadScheduler):
                 sampled[self._names[int(rows[at])]] = max(0, int(news[at]))
         return self.settle(plan, now, sampled=sampled, launched=launched, completions=completions)
 
-    def _offer_filled(self, rows: Rows) -> None:
-        """As the base class does, but without a line where nobody stands in it: what is full is stored by this very plan."""
-        orders = self._full(rows) if self._direct and not self.stores.waiting else None
-        if orders is None or not self._store(orders):
-            super()._offer_filled(rows)
-        self._filled.clear()
+    @property
+    def is_late(self) -> bool:
+        """Whether `catch_up` may have something to do."""
+        return bool(self._late)
 
-    def _full(self, rows: Rows) -> list[_Order] | None:
-        """The blocks that are full and have not had their turn, by request; None where one of them has to wait for its turn."""
-        table, state, seen = self._progress, self.ledger.blocks.column.state, set[int]()
+    def _plan_stores(self, rows: Rows) -> None:
+        """As the base class does, but what can be stored at once goes into few jobs that serve all its requests.
+
+        It goes behind what stands in the line, and into the line where the host tier has no room.
+        """
+        refused = self.stores.counts["refused"]
+        super()._plan_stores(rows)
+        if not any(turn.lives for turn in self._turns):
+            return
+        turns, self._turns = self._turns, [_Turn(group) for group in self._groups]
+        if self.stores.counts["refused"] > refused or not self._store(turns):
+            self.stores.counts["refused"] += 1
+            for turn in turns:
+                for owner, life, key in zip(turn.owners, turn.lives, turn.keys, strict=True):
+                    self.stores.offer(Chunk(owner, turn.group, key, [life]))
+
+    def _offer_filled(self, rows: Rows) -> None:
+        if not self._direct or self._lost:
+            super()._offer_filled(rows)
+            return
+        table = self._progress
         bound = np.minimum(table.ends(rows), table.known[rows])
-        if self.policies.prompt_only:
-            bound = np.minimum(bound, table.prompt[rows])
-        if self.policies.max_store_tokens is not None:
-            bound = np.minimum(bound, self.policies.max_store_tokens)
-        found: dict[int, _Order] = {}
         for group in self._attention:
-            index, offered = self.ledger.slots.index[group], table.offered[group, rows]
-            stops = bound // self.geometry.block_tokens[group]
+            stops = np.minimum(bound // self.geometry.block_tokens[group], self._storing(rows, group))
+            offered = table.offered[group, rows]
             where = np.flatnonzero(stops > offered)
             for row, start, stop in zip(rows[where].tolist(), offered[where].tolist(), stops[where].tolist(), strict=True):
-                name = self._names[row]
-                held, keys = self._span(name, row, group, start, stop)
-                if len(held) > 1 or held[0] == NULL or held[0] in seen or keys[0] in index:
-                    chosen = self._storable(group, held, keys, seen)
-                    if chosen is None:
-                        return None
-                    held, keys = chosen
-                elif state[held[0] & ID_MASK] not in _STORABLE:
-                    return None
-                seen.update(held)
-                if (order := found.get(row)) is None:
-                    order = found[row] = _Order(name, row)
-                order.parcels.append((group, stop, held, keys))
-        return list(found.values())
+                table.offered[group, row] = self._take_turn(group, row, start, stop)
 
-    def _span(self, name: str, row: int, group: int, start: int, stop: int) -> tuple[Sequence[int], Sequence[bytes]]:
-        """Lives and keys of some blocks of a request; what this step has filled was looked up already."""
-        known = self._filled.get((group, row))
-        if known is not None and known[0] == stop and len(known[1]) == stop - start:
-            return known[1], known[2]
-        return self.ledger.requests[name].tables[group][start:stop].tolist(), self._requests[name].keys(group, start, stop)
-
-    def _storable(
-        self, group: int, held: Sequence[int], keys: Sequence[bytes], seen: set[int]
-    ) -> tuple[list[int], list[bytes]] | None:
-        """What of these can be stored now and is not on its way; None where something has to wait for its turn."""
-        state, lives, names = self.ledger.blocks.column.state, list[int](), list[bytes]()
-        for life, key in zip(held, keys, strict=True):
-            if life == NULL or life in seen or self.stores.is_stored(group, key):
+    def _take_turn(self, group: int, row: int, start: int, stop: int) -> int:
+        """It is the turn of some blocks of a request, up to the first that is not final yet. Returns that one, or the end."""
+        name, state, turn = self._names[row], self.ledger.blocks.column.state, self._turns[group]
+        names, index = self._requests[name].keys(group, start, stop), self.ledger.slots.index[group]
+        held, stored = self.ledger.requests[name].tables[group][start : start + len(names)], self.ledger.slots.column.state
+        for at, (life, key) in enumerate(zip(held, names, strict=True), start):
+            if life == NULL:
                 continue
-            at = state[life & ID_MASK]
-            if at in _COPYING:
+            found = state[life & ID_MASK]
+            if found in _COPYING:
                 self.stores.counts["in flight"] += 1
-            elif at in _STORABLE:
-                lives.append(life)
-                names.append(key)
+            elif found not in _STORABLE:
+                return at
+            elif (slot := index.get(key)) is not None and stored[slot] == _READY:
+                self.stores.counts["already stored"] += 1
             else:
-                return None
-        return lives, names
+                turn.lives.append(life)
+                turn.keys.append(key)
+                turn.owners.append(name)
+        return start + len(names)
 
-    def _store(self, orders: Sequence[_Order]) -> bool:
-        """Make one job a request; False, and nothing has changed, where there is no room for all of them."""
-        most, wanted = self._max_direct, [order for order in orders if any(lives for _, _, lives, _ in order.parcels)]
-        if any(order.num_blocks > most for order in wanted) or len(wanted) > self.ledger.jobs.room:
+    def _store(self, turns: Sequence[_Turn]) -> bool:
+        """Store what is not stored yet; False, and nothing has changed, where there is no room for all of it."""
+        for turn in turns:
+            self._leave_out_stored(turn)
+        names = [(turn.group, key) for turn in turns for key in turn.keys]
+        if not names:
+            return True
+        if -(-len(names) // self._max_direct) > self.ledger.jobs.room or (slots := self.tier.reserve(names)) is None:
             return False
-        names = [(group, key) for order in wanted for group, _, _, keys in order.parcels for key in keys]
-        slots = self.tier.reserve(names) if names else []
-        if slots is None:
-            return False
-        stores, at = [], 0
-        for order in wanted:
-            parcels: list[Parcel[Storable]] = []
-            for group, _, lives, keys in order.parcels:
-                if lives:
-                    parcels.append(Parcel(Batch(list(lives), group), slots[at : at + len(keys)], keys))
-                    at += len(keys)
-            stores.append(Store(order.name, parcels))
-        self.ledger.plan_stores(stores)
+        self.ledger.plan_stores(list(self._jobs_of(turns, slots)))
         for slot in slots:
             self.stores.suffix[slot] = 1
-        for order in orders:
-            for group, stop, _, _ in order.parcels:
-                self._progress.offered[group, order.row] = stop
         return True
+
+    def _jobs_of(self, turns: Sequence[_Turn], slots: Sequence[int]) -> Iterator[Store]:
+        """As few stores as there can be, each for all the requests whose blocks it moves."""
+        parcels: list[Parcel[Storable]] = []
+        owners: dict[str, None] = {}
+        at, room = 0, self._max_direct
+        for turn in turns:
+            start = 0
+            while start < len(turn.lives):
+                stop = min(len(turn.lives), start + room)
+                count = stop - start
+                source = Batch[Storable](batch(turn.lives[start:stop]), turn.group)
+                parcels.append(Parcel(source, batch(slots[at : at + count]), turn.keys[start:stop]))
+                owners.update(dict.fromkeys(turn.owners[start:stop]))
+                start, at, room = stop, at + count, room - count
+                if not room:
+                    yield _store_of(owners, parcels)
+                    parcels, owners, room = [], {}, self._max_direct
+        if parcels:
+            yield _store_of(owners, parcels)
+
+    def _leave_out_stored(self, turn: _Turn) -> None:
+        """Take out what is stored, on its way, or there twice."""
+        index, wanted = self.ledger.slots.index[turn.group], set(turn.keys)
+        view = self.ledger.blocks.column.view[np.array(turn.lives, dtype=np.int64) & ID_MASK]
+        ready = ((view == _SEALED) | (view == _CACHED)).tolist()
+        stored = {key for key in wanted & index.keys() if self.stores.is_stored(turn.group, key)}
+        if not stored and len(wanted) == len(turn.keys) and all(ready):
+            return
+        kept = _Turn(turn.group)
+        for life, key, owner, final in zip(turn.lives, turn.keys, turn.owners, ready, strict=True):
+            if not final:
+                self.stores.counts["in flight"] += 1
+            elif key not in stored:
+                stored.add(key)
+                kept.take([(owner, [life], [key])])
+        turn.lives, turn.keys, turn.owners = kept.lives, kept.keys, kept.owners
 
     # --- a whole table ------------------------------------------------------------------------------------------------------
 
@@ -366,7 +460,7 @@ class EngineScheduler(OffloadScheduler):
     def _place_group(self, name: str, group: int, table: Sequence[int], kinds: Sequence[int]) -> None:
         """One table, stretch by stretch."""
         start = 0
-        for kind, run in groupby(kinds):
+        for kind, run in itertools.groupby(kinds):
             stop = start + sum(1 for _ in run)
             if kind == _HOLE:
                 self.ledger.skip(name, stop - start, group)
@@ -425,3 +519,8 @@ class EngineScheduler(OffloadScheduler):
         for group in self._attention:
             named = rows[table.offered[group, rows] < _NEVER]
             table.offered[group, named] = table.first[group, named] // self.geometry.blocks_per_chunk
+
+
+def _store_of(owners: Iterable[str], parcels: Sequence[Parcel[Storable]]) -> Store:
+    first, *others = owners
+    return Store(first, parcels, tuple(others))

@@ -103,7 +103,6 @@ class ConnectorScheduler:
             checking=config.checking,
             incarnation=shape.incarnation,
             deadline=_FOREVER,
-            own_pool=False,
         )
         # without somebody who takes them, events are not kept
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 1)
@@ -166,6 +165,8 @@ class ConnectorScheduler:
         tracked = self._tracked(request)
         ids = tuple(list(group) for group in tables.get_block_ids())
         self._admissions[request.request_id] = Admission(tracked, ids, external_tokens)
+        if external_tokens and tracked.hit is not None:
+            self.offload.expect_load(tracked.name)
 
     def build_step(self, output: SchedulerOutput) -> StepPlan:
         """The plan of this step."""
@@ -334,6 +335,8 @@ class ConnectorScheduler:
         """The first hook of a step: what was planned between two steps goes to the workers before anything is handed out."""
         if not self._begun:
             self._begun = True
+            if self.offload.is_late:
+                self.offload.catch_up()
             if self.ledger.jobs.planned:
                 self._early.append(self.offload.build_plan(_NOW))
 
