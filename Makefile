@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c co
 ARGS   ?=
 VLLM   ?= 0.33.0
 
-.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu vllm test-vllm spec format clean
+.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu vllm test-vllm bench-vllm spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -47,10 +47,18 @@ bench-gpu: $(VENV)/.dev  ## how fast pages move between a GPU and the host, agai
 vllm: $(BIN)/python  ## fetch vLLM's scheduler side for tests: 1.4 GB, once (VLLM='0.33.0 0.23.0')
 	@$(BIN)/python -m tests.vllm.fetch $(VLLM)
 
-test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler, release by release
+OFFLOADING := tests/v1/kv_connector/unit/offloading_connector
+
+test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's own, with the watch attached, and against our connector
 	@for release in $(VLLM); do \
 	  $(BIN)/python -m tests.vllm.run --ours $$release $(ARGS) || exit 1; \
 	done
+	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload
+	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p behaviour $(OFFLOADING)/test_scheduler.py
+
+bench-vllm: $(VENV)/.dev vllm  ## what our connector and the watch cost in a step of vLLM's scheduler, beside its own connector
+	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_connector $(ARGS)
+	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_watch $(ARGS)
 
 spec: $(VENV)/.dev  ## write the generated parts of specs/
 	@$(BIN)/blocklife spec --write

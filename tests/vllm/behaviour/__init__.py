@@ -1,0 +1,1 @@
+"""vLLM's own tests of its offloading scheduler, and what became of each of them."""
