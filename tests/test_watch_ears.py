@@ -183,6 +183,24 @@ def test_a_watch_that_comes_late_knows_who_holds_what() -> None:
     assert rules(watch) == ["I4"]
 
 
+def test_a_sample_is_heard_with_its_places_and_of_other_blocks_only_the_jobs() -> None:
+    """Every second block: its place in the table is right; a load of others that ends at once disturbs no store."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=Mode.COUNT, sample=2))
+    manager = scheduler.kv_cache_manager
+    manager.allocate_slots(A, [3, 4, 5, 6])
+    inner.build_connector_meta(FakeMeta({0: store("a", [3, 5], [7, 8])}))
+    manager.allocate_slots(A, [7])
+    inner.build_connector_meta(FakeMeta(load_jobs={1: load("a", [7], [9], sync=True)}))
+    known = [watch.mirror.holders.stands("a", 0, at) for at in range(4)]
+    inner.update_connector_output(reported(j0=1, j1=1))
+    inner.build_connector_meta(FakeMeta())
+
+    assert known == [None, watch.mirror.holders.life(4), None, watch.mirror.holders.life(6)]
+    assert watch.counts == {}
+    assert watch.mirror.jobs.left_behind() == []
+
+
 # --- OffloadingConnector ------------------------------------------------------------------------------------------------------
 
 
@@ -333,16 +351,35 @@ def test_a_job_whose_sizes_do_not_add_up_is_told_before_the_engines_own_error() 
     scheduler, inner = offloading()
     watch = attach(scheduler, COUNT)
 
+    class Spec:
+        def __init__(self, block_ids: list[int], group_sizes: list[int]) -> None:
+            if sum(group_sizes) != len(block_ids):
+                raise AssertionError
+
     def fall() -> None:
-        block_ids, group_sizes = [3, 4], [3]
-        if sum(group_sizes) != len(block_ids):
-            raise AssertionError
+        Spec([3, 4], [3])
 
     inner.fall = fall
     with pytest.raises(AssertionError):
         inner.build_connector_meta(FakeMeta())
 
     assert rules(watch) == ["I15"]
+
+
+def test_what_is_called_so_elsewhere_is_no_description_of_a_job() -> None:
+    """Where an engine puts jobs together, a table may have the name that blocks have in a job, and sizes may be half done."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, COUNT)
+
+    def fall() -> None:
+        block_ids, group_sizes = [3, 4, 5], [1]
+        raise KeyError(len(block_ids) - sum(group_sizes))
+
+    inner.fall = fall
+    with pytest.raises(KeyError):
+        inner.build_connector_meta(FakeMeta())
+
+    assert watch.counts == {}
 
 
 def test_what_is_about_to_be_stored_is_looked_at_when_the_engine_falls() -> None:

@@ -2,15 +2,21 @@
 
 One engine: vLLM's real scheduler, one full-attention group and one sliding window, blocks of 16 tokens, no model and no bytes.
 Jobs land a few steps after they were made, or when a flush asks for it. After a warm-up the same run goes on under one watch
-after another, each with its own sample. What is timed is each call that goes through the watch, less what the original method
-took, less what the timing itself takes, which calls of nothing between the steps tell; and beside it each hook of the
-connector, less what the watch took inside. Both figures come from the same steps, and their ratio is what counts.
+after another, each with its own sample, round after round. What is timed is each call that goes through the watch, less what
+the original method took, less what the timing itself takes, which calls of nothing between the steps tell; and beside it each
+hook of the connector, less what the watch took inside. Both figures of a round come from the same steps, and their ratio is
+what counts: the median of the rounds, with the lowest and the highest.
+
+What the garbage collector takes is told apart, for its pauses fall
+on whoever asks for memory next; each round has some steps without a watch, which tell what it takes then. As in vLLM's own
+engine, what was there before the first request is out of its sight.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import os
 import random
@@ -19,6 +25,7 @@ import sys
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from attrs import asdict, define, field, frozen
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
@@ -43,46 +50,87 @@ HOOKS = (
 )
 BLOCK, WINDOW, LAG = 16, 512, 3
 SAMPLES = (1, 4, 16, 64)
+CLOCKS = {"wall": time.perf_counter_ns, "processor": time.thread_time_ns}
+"""Nothing here waits. On a machine that does something else, too, the time on a processor says more, although to ask for it
+takes as long as much of what is timed."""
+NONE = 0
+"""The sample of no watch."""
 NUM_DUMMIES = 20
+NUM_FIRST = 24
+"""Steps of a new watch that are not timed."""
 
 
 @frozen
 class Cost:
-    """Mean microseconds a step."""
+    """Mean microseconds a step, of the median round."""
 
     release: str
     running: int
     sample: int
     steps: int
+    """In each round."""
     watch_us: float
     connector_us: float
+    collector_us: float
+    """The garbage collector, whoever called for it."""
     schedule_us: float
     """The whole of ``schedule`` and ``update_from_output``, the watch included."""
+    shares: list[float]
+    """What the watch adds to the connector's own time, in each round."""
 
     @property
     def share(self) -> float:
-        """What the watch adds to the connector's own time."""
-        return self.watch_us / self.connector_us
+        """The median of all rounds."""
+        return statistics.median(self.shares)
+
+    @classmethod
+    def of(cls, running: int, sample: int, steps: int, rounds: Sequence[Times]) -> Cost:
+        """From the times of each round."""
+        watch, connector, collector, schedule = (round(statistics.median(each), 1) for each in zip(*rounds, strict=True))
+        shares = [round(each.watch / each.connector, 4) for each in rounds]
+        return cls(RELEASE, running, sample, steps, watch, connector, collector, schedule, shares)
+
+
+class Times(NamedTuple):
+    """Microseconds a step, in one round."""
+
+    watch: float
+    connector: float
+    collector: float
+    schedule: float
 
 
 @define(eq=False)
 class Stopwatch:
     """Own time of nested calls. Invariant: ``_inner`` has, for each call that runs, what the calls inside it took."""
 
+    clock: Callable[[], int]
     own: defaultdict[str, int] = field(factory=lambda: defaultdict(int))
     calls: defaultdict[str, int] = field(factory=lambda: defaultdict(int))
+    collector: int = 0
     _inner: list[int] = field(factory=lambda: [0])
+    _paused_at: int = 0
+
+    def pause(self, phase: str, info: object) -> None:
+        """The garbage collector begins or ends a pause, in the midst of any call."""
+        if phase == "start":
+            self._paused_at = self.clock()
+        else:
+            took = self.clock() - self._paused_at
+            self.collector += took
+            self._inner[-1] += took
 
     def around(self, what: str, method: Callable[..., object]) -> Callable[..., object]:
         """The method, timed as *what*."""
+        clock = self.clock
 
         def timed(*args: object, **kwargs: object) -> object:
             self._inner.append(0)
-            began = time.perf_counter_ns()
+            began = clock()
             try:
                 return method(*args, **kwargs)
             finally:
-                took = time.perf_counter_ns() - began
+                took = clock() - began
                 self.own[what] += took - self._inner.pop()
                 self._inner[-1] += took
                 self.calls[what] += 1
@@ -93,12 +141,14 @@ class Stopwatch:
         """Begin again."""
         self.own.clear()
         self.calls.clear()
+        self.collector = 0
 
 
 class Dummy:
     """An object with a method that goes through a watch that does nothing: what is measured of it is the measuring."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
+        self._clock = stopwatch.clock
         self.plain = functools.partial(self._through, self.nothing)
         self.timed = stopwatch.around("dummy", functools.partial(self._through, stopwatch.around("nothing", self.nothing)))
 
@@ -112,10 +162,10 @@ class Dummy:
         """What calling through takes without any measuring: that much of it is the watch's."""
         took = []
         for method in (self.plain, self.nothing):
-            began = time.perf_counter_ns()
+            began = self._clock()
             for _ in range(50_000):
                 method(self, 1, key=2)
-            took.append((time.perf_counter_ns() - began) / 50_000)
+            took.append((self._clock() - began) / 50_000)
         return max(0.0, took[0] - took[1])
 
 
@@ -147,7 +197,8 @@ class Copier:
 class Population:
     """As many running requests as asked for; who ends is followed by another one."""
 
-    def __init__(self, running: int, seed: int) -> None:
+    def __init__(self, running: int, seed: int, clock: Callable[[], int]) -> None:
+        self._clock = clock
         blocks = int(running * ((1536 + 256) // BLOCK + WINDOW // BLOCK + 3) * 0.8) + 1
         groups = (GroupSpec("full", BLOCK), GroupSpec("swa", BLOCK, WINDOW))
         spec = WorldSpec(groups, blocks, 4 * blocks, max_num_seqs=running, max_num_batched_tokens=max(8192, 2 * running))
@@ -164,9 +215,9 @@ class Population:
         """One step of the engine. Returns what the scheduler took of it, in nanoseconds."""
         while len(self.scheduler.requests) < self._running + max(4, self._running // 16):
             self._add()
-        began = time.perf_counter_ns()
+        began = self._clock()
         output = self.scheduler.schedule()
-        took = time.perf_counter_ns() - began
+        took = self._clock() - began
         names = list(output.num_scheduled_tokens)
         said = [[self._dice.randrange(5, 50_000)] if self._speaks(name) else [] for name in names]
         result = ModelRunnerOutput(
@@ -175,9 +226,9 @@ class Population:
             sampled_token_ids=said,
             kv_connector_output=self.copier.run(output),
         )
-        began = time.perf_counter_ns()
+        began = self._clock()
         self.scheduler.update_from_output(output, result)
-        return took + time.perf_counter_ns() - began
+        return took + self._clock() - began
 
     def _speaks(self, name: str) -> bool:
         request = self.scheduler.requests[name]
@@ -206,58 +257,86 @@ def time_hooks(stopwatch: Stopwatch, connector: object) -> None:
 def time_watch(stopwatch: Stopwatch, watch: Watch) -> None:
     """Time each call that goes through a watch as its own, but for what the original method takes."""
     for calls in watch._calls:
-        for thing, name in calls._names:
-            through = getattr(thing, name)  # a partial of the watch's method, with the original as its last argument
-            original = through.args[-1]
+        for thing, name, original, make in calls._made:
             kind = "connector" if hasattr(thing, "_jobs") else "scheduler"
-            through = type(through)(through.func, *through.args[:-1], stopwatch.around(kind, original), **through.keywords)
-            setattr(thing, name, stopwatch.around("watch", through))
+            setattr(thing, name, stopwatch.around("watch", make(stopwatch.around(kind, original))))
 
 
-def measure(running: int, steps: int, warm_up: int, samples: Sequence[int], seed: int) -> list[Cost]:
-    """The costs at one size, one sample after the other in one run."""
-    population, stopwatch = Population(running, seed), Stopwatch()
-    dummy = Dummy(stopwatch)
-    time_hooks(stopwatch, population.scheduler.connector)
-    for _ in range(warm_up):
-        population.step()
-    costs = []
-    for sample in samples:
-        watch = attach(population.scheduler, Options(mode=Mode.COUNT, sample=sample, jobs=False))
-        time_watch(stopwatch, watch)
-        for _ in range(8):
-            population.step()
+class Bench:
+    """One engine with its traffic, and who times it."""
+
+    def __init__(self, running: int, warm_up: int, seed: int, clock: Callable[[], int]) -> None:
+        self._population, self._stopwatch = Population(running, seed, clock), Stopwatch(clock)
+        self._dummy = Dummy(self._stopwatch)
+        self._forward_ns = self._dummy.forward_ns()
+        time_hooks(self._stopwatch, self._population.scheduler.connector)
+        gc.collect()
+        gc.freeze()
+        gc.callbacks.append(self._stopwatch.pause)
+        for _ in range(warm_up):
+            self._population.step()
+
+    def close(self) -> None:
+        """Time no more."""
+        gc.callbacks.remove(self._stopwatch.pause)
+        gc.unfreeze()
+
+    @property
+    def running(self) -> int:
+        """How many requests run now."""
+        return len(self._population.scheduler.running)
+
+    def round(self, sample: int, steps: int) -> Times:
+        """What each of some steps takes under a watch, or under none."""
+        population, stopwatch, dummy = self._population, self._stopwatch, self._dummy
+        watch = None
+        if sample != NONE:
+            watch = attach(population.scheduler, Options(mode=Mode.COUNT, sample=sample, jobs=False))
+            time_watch(stopwatch, watch)
+            for _ in range(NUM_FIRST):
+                population.step()
         stopwatch.clear()
-        took = []
+        took, measuring = 0, list[float]()
         for _ in range(steps):
-            took.append(population.step())
+            took += population.step()
+            before = stopwatch.own["dummy"]
             for _ in range(NUM_DUMMIES):
                 dummy.timed(population, 1, key=2)
-        wasted = stopwatch.own["dummy"] / stopwatch.calls["dummy"] - dummy.forward_ns()
+            measuring.append((stopwatch.own["dummy"] - before) / NUM_DUMMIES)
+        wasted = statistics.median(measuring) - self._forward_ns  # the median: one of them may have lost its processor
         own = stopwatch.own["watch"] - stopwatch.calls["watch"] * max(0.0, wasted)
-        costs.append(
-            Cost(
-                RELEASE,
-                len(population.scheduler.running),
-                sample,
-                steps,
-                watch_us=round(own / steps / 1e3, 1),
-                connector_us=round(stopwatch.own["connector"] / steps / 1e3, 1),
-                schedule_us=round(statistics.mean(took) / 1e3, 1),
-            )
-        )
-        print(f"{running} requests, sample {sample}: {costs[-1].share:.1%}", file=sys.stderr, flush=True)
-        if watch.counts or watch.lost:
-            raise RuntimeError(f"the watch was not silent: {dict(watch.counts)} {watch.lost}")
-        detach(population.scheduler)
-    return costs
+        if watch is not None:
+            if watch.counts or watch.lost:
+                raise RuntimeError(f"the watch was not silent: {dict(watch.counts)} {watch.lost}")
+            detach(population.scheduler)
+        return Times(*(each / steps / 1e3 for each in (own, stopwatch.own["connector"], stopwatch.collector, took)))
+
+
+def measure(bench: Bench, running: int, rounds: int, steps: int, samples: Sequence[int]) -> list[Cost]:
+    """The costs at one size: in each round one sample after the other, all of one run."""
+    times: dict[int, list[Times]] = {sample: [] for sample in (NONE, *samples)}
+    for number in range(rounds):
+        for sample, found in times.items():
+            found.append(bench.round(sample, steps))
+            told = f"{running} requests, round {number + 1} of {rounds}, sample {sample or 'none'}"
+            print(f"{told}: {found[-1].watch / found[-1].connector:.1%}", file=sys.stderr, flush=True)
+    bench.close()
+    return [Cost.of(bench.running, sample, steps, found) for sample, found in times.items()]
 
 
 def markdown(costs: Sequence[Cost]) -> str:
     """A table."""
-    lines = ["| running | sample | connector, us a step | watch, us a step | share |", "| ---: | ---: | ---: | ---: | ---: |"]
+    lines = [
+        "| running | one block of | connector, us a step | collector | watch | share: median (range) |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
     for cost in costs:
-        cells = [str(cost.running), str(cost.sample), f"{cost.connector_us:.0f}", f"{cost.watch_us:.0f}", f"{cost.share:.1%}"]
+        cells = [str(cost.running), str(cost.sample or "none"), f"{cost.connector_us:.0f}", f"{cost.collector_us:.0f}"]
+        if cost.sample != NONE:
+            cells.append(f"{cost.watch_us:.0f}")
+            cells.append(f"{cost.share:.1%} ({min(cost.shares):.1%} to {max(cost.shares):.1%})")
+        else:
+            cells += ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -267,15 +346,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_watch", description=__doc__)
     parser.add_argument("--running", nargs="+", type=int, default=[64, 256, 1024])
     parser.add_argument("--samples", nargs="+", type=int, default=list(SAMPLES))
-    parser.add_argument("--steps", type=int, default=150, help="for each sample")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=50, help="for each sample, in each round")
     parser.add_argument("--warm-up", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="that of a processor where the machine is busy")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     costs: list[Cost] = []
     try:
         for running in chosen.running:
-            costs += measure(running, chosen.steps, chosen.warm_up, chosen.samples, chosen.seed)
+            bench = Bench(running, chosen.warm_up, chosen.seed, CLOCKS[chosen.clock])
+            costs += measure(bench, running, chosen.rounds, chosen.steps, chosen.samples)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -6,69 +6,40 @@ connector that holds the target of its own load, is kept beside it, so that a bl
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from attrs import define, field
-
+from blocklife.engines.vllm.watch.lives import ALLOCATED, Holder, Lives
 from blocklife.engines.vllm.watch.story import Story
-from blocklife.ledger import Ledger
-from blocklife.ledger.jobs import Allocated, Batch
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
-from blocklife.states import Block, BlockLife, Request
 
 CONNECTOR = "the connector"
 """Who holds and frees blocks on nobody's behalf."""
 BEFORE = "before"
 """Who held what the watch did not see handed out."""
 
-SHORT, _IDLE = 256, 64
-"""Requests of the ledger with tables up to that length are used again; so many are kept."""
-_ALLOCATED = BlockLife.table.index[Block.ALLOCATED]
-
-
-@define(eq=False)
-class Holder:
-    """A request, from its admission until it lets go of everything, or one hold of the connector.
-
-    Invariant: the ledger knows a request called ``row``, and nobody else has it, exactly while ``held`` has a block.
-    """
-
-    name: str
-    row: str = ""
-    lengths: list[int] = field(factory=list)
-    """How long its tables in the ledger are."""
-    held: dict[int, tuple[int, int]] = field(factory=dict)
-    """Block to group, and place in the ledger's table."""
-    besides: Counter[int] = field(factory=Counter)
-    """Holds that the ledger does not know of."""
-    has_left: bool = False
-    """Whether it has given up everything, and the engine may free it later, in nobody's name."""
-
 
 class Holders:
-    """All of them. Invariant: ``where[block]`` has each holder of a block as often as it holds it."""
+    """All of them. Invariant: ``where[block]`` has each holder of a block as often as it holds it, and is that holder's
+    ``alone`` where there is one only.
+    """
 
-    def __init__(self, ledger: Ledger, story: Story, *, computes: bool) -> None:
-        self._ledger = ledger
+    def __init__(self, lives: Lives, story: Story, *, num_groups: int, computes: bool) -> None:
+        self.lives = lives
         self._story = story
         self._computes = computes
-        self._state = ledger.blocks.column.state
-        self._epoch = ledger.blocks.epoch
-        self._num_groups = ledger.limits.num_groups
-        self._serial = 0
+        self._state = lives.state
+        self._epoch = lives.epoch
+        self._num_groups = num_groups
         self._current: dict[str, Holder] = {}
-        self.where: dict[int, list[Holder]] = {}
-        # Blocks that were handed out in this step and do not count as filled yet: life, group, and whose content is in it yet.
-        self.fresh: dict[int, tuple[int, int, int]] = {}
+        self.where: dict[int, tuple[Holder, ...]] = {}
+        # Blocks that were handed out in this step and do not count as filled yet, and the life whose content is in it yet.
+        self.fresh: dict[int, int] = {}
         # Blocks that were let go of in the step that handed them out, and the life whose content is still there.
         self._unused: dict[int, int] = {}
         # The life that stands, or stood last, at a place of a request's own table.
         self._tenures: dict[str, dict[int, int]] = {}
         self._left: set[str] = set()
         self._over: dict[str, int] = {}
-        # Requests of the ledger that hold nothing and that nobody has, with how long their tables are.
-        self._idle: list[tuple[str, list[int]]] = []
 
     # --- reading ------------------------------------------------------------------------------------------------------------
 
@@ -91,6 +62,10 @@ class Holders:
             return None
         return self._tenures.get(request, {}).get(position * self._num_groups + group)
 
+    def tenure(self, request: str | None) -> dict[int, int]:
+        """All that `stands` knows of a request: a place times the number of groups, and the group, to a life."""
+        return self._tenures.get(request or "", {})
+
     def row_of(self, name: str | None) -> str | None:
         """What the ledger calls a request, if it knows it now."""
         holder = self._current.get(name or "")
@@ -105,37 +80,52 @@ class Holders:
         holder = self._current.get(name)
         return holder is not None and block in holder.held
 
+    def count(self, name: str) -> int:
+        """How many blocks somebody of this name holds."""
+        holder = self._current.get(name)
+        return 0 if holder is None else len(holder.held) + sum(holder.besides.values())
+
     # --- holding ------------------------------------------------------------------------------------------------------------
 
     def hand_out(self, name: str, group: int, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
-        """New lives for blocks that nobody holds and no copy touches, except behind a fence."""
-        holder = self._known(name)
-        before = [self.content(block) for block in blocks]
-        self._ledger.observe_allocate(holder.row, blocks, group)
-        for block, position, root in zip(blocks, positions, before, strict=True):
-            self._unused.pop(block, None)
-            self.fresh[block] = (self.life(block), group, root)
-            self._hold(holder, group, block, position)
-            where = "" if position is None else f", position {position}"
-            self._story.note((block,), "handed out to {} (group {}{})", name, group, where)
+        """New lives for blocks that no copy touches, except behind a fence."""
+        holder, epoch, where, unused = self._holder(name), self._epoch, self.where, self._unused
+        before = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
+        if unused:
+            before = [unused.pop(block, life) for block, life in zip(blocks, before, strict=True)]
+        self.lives.hand_out(holder, blocks, group)
+        self.fresh.update(zip(blocks, before, strict=True))
+        if where.keys().isdisjoint(blocks):
+            where.update(dict.fromkeys(blocks, holder.alone))
+        else:
+            for block in blocks:
+                where[block] = where.get(block, ()) + holder.alone
+        lives = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
+        size, known = self._num_groups, [position for position in positions if position is not None]
+        if len(known) == len(blocks):  # as nearly always
+            places = zip([position * size + group for position in known], lives, strict=True)
+            if (tenure := self._tenures.get(name)) is None:
+                self._tenures[name] = dict(places)
+            else:
+                tenure.update(places)
+        else:
+            self._stand(name, group, lives, positions)
+        self._story.note_places(lives, positions, "handed out to {} (group {}{})", name, group)
 
     def take(self, name: str, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
         """One more hold of each of these blocks, whose content is final."""
-        holder = self._known(name)
-        groups: dict[int, list[int]] = {}
-        for block in blocks:
-            groups.setdefault(self._ledger.blocks.group[block], []).append(block)
-        for group, own in groups.items():
-            self._ledger.observe_take(holder.row, own, group)
+        holder, where = self._holder(name), self.where
+        self.lives.take(holder, blocks)
         for block, position in zip(blocks, positions, strict=True):
-            self._hold(holder, self._ledger.blocks.group[block], block, position)
+            where[block] = where.get(block, ()) + holder.alone
+            self._stand(name, self.lives.group[block], (self.life(block),), (position,))
         self._story.note(blocks, "taken by {}", name)
 
     def hold_beside(self, name: str, block: int) -> None:
         """One more hold of a block, of which the ledger is not told."""
         holder = self._holder(name)
-        holder.besides[block] += 1
-        self.where.setdefault(block, []).append(holder)
+        holder.besides[block] = holder.besides.get(block, 0) + 1
+        self.where[block] = self.where.get(block, ()) + holder.alone
         self._story.note((block,), "taken by {}", name)
 
     def free(self, name: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
@@ -146,17 +136,28 @@ class Holders:
         """
         if not (whole and self._computes):
             self.fill(blocks)
+        where, mine = self.where, None if name == CONNECTOR else self._current.get(name)
+        alone = () if mine is None else mine.alone
         chosen: dict[int, tuple[Holder, list[int]]] = {}
         for at, block in enumerate(blocks):
-            holders = self.where.get(block, [])
-            holder = next((each for each in holders if each.name == name), None)
-            if holder is None and name == CONNECTOR and (left is None or left[at] < len(holders)):
-                holder = min(holders, key=self._tightness, default=None)
-            if holder is not None:
-                holders.remove(holder)
-                if not holders:
-                    del self.where[block]
-                chosen.setdefault(id(holder), (holder, []))[1].append(block)
+            holders = where.get(block)
+            if holders is None:
+                holder = None
+            elif holders is alone:  # as nearly all
+                holder = mine
+            else:
+                holder = self._who_frees(name, holders, None if left is None else left[at])
+            if holder is not None and holders is not None:
+                if len(holders) == 1:
+                    del where[block]
+                else:
+                    first = holders.index(holder)
+                    rest = holders[:first] + holders[first + 1 :]
+                    where[block] = rest if len(rest) > 1 else rest[0].alone
+                if id(holder) in chosen:
+                    chosen[id(holder)][1].append(block)
+                else:
+                    chosen[id(holder)] = (holder, [block])
             elif name != CONNECTOR and self._story.knows(block):  # else it was handed out before the watch came
                 what = f"block {block} is freed by {name}, who does not hold it"
                 self._story.violate("I4", what, block=block, request=name)
@@ -164,10 +165,17 @@ class Holders:
             self._story.note(own, "let go by {}", holder.name)
             self._release(holder, own)
 
+    def _who_frees(self, name: str, holders: tuple[Holder, ...], left: int | None) -> Holder | None:
+        """Which of those who hold a block lets go of it, if that is one of them."""
+        holder = next((each for each in holders if each.name == name), None)
+        if holder is None and name == CONNECTOR and (left is None or left < len(holders)):
+            holder = min(holders, key=self._tightness, default=None)
+        return holder
+
     def drop(self, block: int) -> None:
         """Nobody holds a block any more, whatever they say."""
         for holder in self.where.pop(block):
-            self._release(holder, [block])
+            self._release(holder, (block,))
 
     def leave(self, name: str) -> None:
         """A request has given up what it holds, and the engine may free it later, in nobody's name."""
@@ -183,22 +191,21 @@ class Holders:
 
     # --- content ------------------------------------------------------------------------------------------------------------
 
-    def fill(self, blocks: Iterable[int]) -> None:
-        """What was handed out in this step counts as filled."""
-        lives: dict[int, list[int]] = {}
-        for block in blocks:
-            life, group, _ = self.fresh.pop(block, (0, 0, 0))
-            if life and self._state[block] == _ALLOCATED and self.life(block) == life:
-                lives.setdefault(group, []).append(life)
-        for group, own in lives.items():
-            self._ledger.seal(Batch[Allocated](own, group), [b"life %d" % life for life in own])
+    def fill(self, blocks: Collection[int]) -> None:
+        """What of these was handed out in this step counts as filled."""
+        fresh, state = self.fresh, self._state
+        if not fresh or fresh.keys().isdisjoint(blocks):
+            return
+        own = [block for block in blocks if fresh.pop(block, None) is not None and state[block] == ALLOCATED]
+        if own:
+            self.lives.fill(own)
 
     def arrive(self, lives: Sequence[int]) -> None:
         """A load has filled blocks, as far as their lives are not over."""
         for life in lives:
             block = life & ID_MASK
-            if self._state[block] == _ALLOCATED and self.life(block) == life:
-                self._ledger.seal(Batch[Allocated]([life], self._ledger.blocks.group[block]), [b"life %d" % life])
+            if self._state[block] == ALLOCATED and self.life(block) == life:
+                self.lives.fill((block,))
 
     def believe(self, block: int, group: int) -> None:
         """A block that is nobody's has content that the watch did not see come."""
@@ -227,51 +234,34 @@ class Holders:
                 self._tenures.pop(name, None)
         return holder
 
-    def _known(self, name: str) -> Holder:
-        """The same, known to the ledger from here on: a block is given at once."""
-        holder = self._holder(name)
-        if not holder.held:
-            if not self._idle:
-                self._serial += 1
-                self._idle.append((str(self._serial), [0] * self._num_groups))
-                self._ledger.add_request(self._idle[-1][0])
-            holder.row, holder.lengths = self._idle.pop()
-        return holder
-
-    def _hold(self, holder: Holder, group: int, block: int, position: int | None) -> None:
-        holder.held[block] = (group, holder.lengths[group])
-        holder.lengths[group] += 1
-        self.where.setdefault(block, []).append(holder)
-        if position is not None:
-            tenure = self._tenures.setdefault(holder.name, {})
-            tenure[position * self._num_groups + group] = self.life(block)
+    def _stand(self, name: str, group: int, lives: Sequence[int], positions: Sequence[int | None]) -> None:
+        """These lives stand at these places of somebody's table from now on."""
+        for life, position in zip(lives, positions, strict=True):
+            if position is not None:
+                self._tenures.setdefault(name, {})[position * self._num_groups + group] = life
 
     def _tightness(self, holder: Holder) -> int:
         """The looser a hold, the likelier it is the one that the engine lets go of in nobody's name."""
         return 0 if holder.has_left else 1 if holder.name in self._over else 2
 
     def _release(self, holder: Holder, blocks: Sequence[int]) -> None:
-        places: dict[int, list[int]] = {}
-        for block in blocks:
-            if holder.besides[block]:
-                holder.besides[block] -= 1
-                continue
-            group, place = holder.held.pop(block)
-            places.setdefault(group, []).append(place)
-            if block in self.fresh:
-                self._unused[block] = self.fresh.pop(block)[2]
-        for group, own in places.items():
-            self._ledger.release(holder.row, own, group)
-        if places and not holder.held:
-            self._leave_row(holder)
-        if not holder.held and not +holder.besides and self._current.get(holder.name) is holder:
-            del self._current[holder.name]
+        if holder.besides:
+            blocks = [block for block in blocks if not self._is_beside(holder, block)]
+        fresh = self.fresh
+        if fresh and not fresh.keys().isdisjoint(blocks):
+            self._unused.update([(block, fresh.pop(block)) for block in blocks if block in fresh])
+        if blocks:
+            self.lives.release(holder, blocks)
+        if not holder.held and not holder.besides:
+            holder.alone = ()
+            if self._current.get(holder.name) is holder:
+                del self._current[holder.name]
 
-    def _leave_row(self, holder: Holder) -> None:
-        """Let the ledger's request go, or keep it for the next one if it is as good as new: that costs less."""
-        as_new = max(holder.lengths) <= SHORT and self._ledger.request_state(holder.row) is Request.WAITING
-        if as_new and len(self._idle) < _IDLE:
-            self._idle.append((holder.row, holder.lengths))
-        else:
-            self._ledger.finish(holder.row)
-        holder.row, holder.lengths = "", []
+    def _is_beside(self, holder: Holder, block: int) -> bool:
+        """Whether it lets go of a hold of which the ledger does not know."""
+        count = holder.besides.get(block, 0)
+        if count > 1:
+            holder.besides[block] = count - 1
+        elif count:
+            del holder.besides[block]
+        return count > 0

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from attrs import frozen
-
 from blocklife.errors import CapacityError
 from blocklife.ledger import Completion, Ledger, Result, Worker
 from blocklife.ledger.jobs import Allocated, Batch, Jobs, Parcel, Planned, Storable, Store
@@ -43,8 +41,7 @@ Wanted: TypeAlias = tuple[str | None, Sequence[Piece], Sequence[int]]
 """A store: for whom, of what, and into which slots of the ledger."""
 
 
-@frozen
-class Content:
+class Content(NamedTuple):
     """What a slot holds, as the engine says."""
 
     key: bytes | None
@@ -53,20 +50,12 @@ class Content:
 
 
 class Host:
-    """The slots. Invariant: a spare slot that no copy uses is in ``_spare``, and EMPTY."""
+    """What the engine says of its slots."""
 
-    def __init__(self, ledger: Ledger, num_blocks: int, num_slots: int, blocks_per_slot: int, *, keeps: bool) -> None:
-        self._ledger = ledger
-        self._state = ledger.slots.column.state
+    def __init__(self, num_slots: int, *, keeps: bool) -> None:
         self._num_slots = num_slots
-        self._size = blocks_per_slot
-        self._spare = deque(range(num_slots, num_slots + NUM_SPARE))
-        self._serial = 0
         self._keeps = keeps
         self._content: dict[int, Content] = {}
-        self._anchors = range(num_blocks, num_blocks + ledger.limits.num_groups)
-
-    # --- what the engine says of its slots ----------------------------------------------------------------------------------
 
     def slot(self, piece: Piece) -> int | None:
         """The slot that the engine names, if it is one that is followed."""
@@ -102,6 +91,24 @@ class Host:
         """The engine has forgotten what it had: whatever comes next under a slot is another content."""
         self._content.clear()
 
+
+class Filing:
+    """The jobs and the slots of a ledger. Invariant: a spare slot that no copy uses is in ``_spare``, and EMPTY."""
+
+    def __init__(self, ledger: Ledger, num_blocks: int, num_slots: int, blocks_per_slot: int) -> None:
+        self._ledger = ledger
+        self._state = ledger.slots.column.state
+        self._num_workers = ledger.limits.num_workers
+        self._size = blocks_per_slot
+        self._spare = deque(range(num_slots, num_slots + NUM_SPARE))
+        self._serial = 0
+        self._anchors = range(num_blocks, num_blocks + ledger.limits.num_groups)
+
+    def settle(self, step: int, arrived: Sequence[Completion]) -> None:
+        """A step of the ledger's own: these reports have come."""
+        plan = self._ledger.dispatch(step).number
+        self._ledger.settle(plan, step, completions=arrived)
+
     # --- slots that no engine knows -----------------------------------------------------------------------------------------
 
     def take_spare(self, count: int) -> list[int]:
@@ -118,7 +125,7 @@ class Host:
 
     # --- jobs of the ledger -------------------------------------------------------------------------------------------------
 
-    def plan_stores(self, wanted: Sequence[Wanted]) -> Jobs[Planned]:
+    def store(self, wanted: Sequence[Wanted]) -> tuple[JobId, ...]:
         """Stores of sealed blocks, each into its slot. A slot is EMPTY, or READY and not read: then it makes room."""
         blocks, stores = self._ledger.blocks, list[Store]()
         for owner, pieces, slots in wanted:
@@ -134,9 +141,9 @@ class Host:
                     keys = [self._name() for _ in order]
                 parcels.append(Parcel[Storable](Batch(lives, group), order, keys, places))
             stores.append(Store(owner, parcels))
-        return self._ledger.plan_stores(stores)
+        return self._submitted(self._ledger.plan_stores(stores))
 
-    def plan_load(self, request: str, pieces: Sequence[Piece], slots: Sequence[int]) -> Jobs[Planned]:
+    def load(self, request: str, pieces: Sequence[Piece], slots: Sequence[int]) -> tuple[JobId, ...]:
         """A load of allocated blocks, each from its slot. A slot is READY, or EMPTY: then its content is believed."""
         blocks, parcels = self._ledger.blocks, list[Parcel[Allocated]]()
         for group, own, places in self._by_group(pieces, slots):
@@ -151,7 +158,11 @@ class Host:
             names = [named[slot] if self._size == 1 else named[slot] + b".%d" % piece.offset for piece, slot in own]
             lives = blocks.lives([piece.block for piece, _ in own])
             parcels.append(Parcel[Allocated](Batch(lives, group), order, keys, places, names))
-        return self._ledger.plan_group_load(request, parcels)
+        return self._submitted(self._ledger.plan_group_load(request, parcels))
+
+    def _submitted(self, jobs: Jobs[Planned]) -> tuple[JobId, ...]:
+        self._ledger.submit(jobs)
+        return jobs.ids
 
     def complete(self, job: JobId, worker: int) -> None:
         """One worker's share of a job has arrived."""
@@ -175,7 +186,7 @@ class Host:
         source: Batch[Storable] = ledger.seal(ledger.observe_allocate(name, [self._anchors[group]], group), [key])
         jobs = ledger.plan_stores([Store(None, [Parcel(source, [slot], [key], [slot * self._size])])])
         ledger.submit(jobs)
-        for worker in range(ledger.limits.num_workers):
+        for worker in range(self._num_workers):
             self.complete(jobs.ids[0], worker)
 
     def _by_group(self, pieces: Sequence[Piece], slots: Sequence[int]) -> list[tuple[int, list[tuple[Piece, int]], list[int]]]:

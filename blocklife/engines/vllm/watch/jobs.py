@@ -13,21 +13,19 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from blocklife.engines.vllm.watch.holders import Holders
-from blocklife.engines.vllm.watch.host import Host, Piece
+from blocklife.engines.vllm.watch.host import Filing, Host, Piece
+from blocklife.engines.vllm.watch.lives import ALLOCATED, CACHED, FREED, SEALED
 from blocklife.engines.vllm.watch.story import Story
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Completion, Ledger, Result, Worker
-from blocklife.ledger.places import ID_MASK
+from blocklife.ledger import Completion, Result, Worker
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.records import JobId
-from blocklife.states import Block, BlockLife
 
 NUM_ENDED = 4096
 """Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
 
-_CODE = BlockLife.table.index
-_FREED, _ALLOCATED = _CODE[Block.FREED], _CODE[Block.ALLOCATED]
-_STORABLE = frozenset((_CODE[Block.SEALED], _CODE[Block.CACHED]))
+_STORABLE = frozenset((SEALED, CACHED))
 
 
 class Copy(NamedTuple):
@@ -44,17 +42,23 @@ class Copy(NamedTuple):
 class Job:
     """A job that the engine has out, or of which not every worker has reported."""
 
-    __slots__ = ("copy", "ids", "is_over", "is_store", "is_unwanted", "reports", "slots", "spare", "targets", "told")
+    __slots__ = (
+        "alone", "blocks", "copy", "ids", "is_over", "is_store", "is_unwanted", "reports", "slots", "spare", "targets", "told",
+    )  # fmt: skip
 
     def __init__(self, copy: Copy, is_store: bool) -> None:
         self.copy = copy
         self.is_store = is_store
+        self.alone: tuple[Job, ...] = (self,)
+        """Who touches a place that nobody else touches; empty once it is over, for a thing that names itself is freed late."""
+        self.blocks: Sequence[int] = ()
+        """The blocks that it touches."""
+        self.slots: Sequence[int] = ()
+        """The slots of the engine that it touches."""
         self.ids: tuple[JobId, ...] = ()
         """Its name in the ledger; empty where nothing of it is followed."""
-        self.slots: list[int] = []
-        """The slots of the engine that it touches."""
-        self.spare: list[int] = []
-        self.targets: list[int] = []
+        self.spare: Sequence[int] = ()
+        self.targets: Sequence[int] = ()
         """The lives that it fills, where the ledger is not told of it."""
         self.told = 0
         """How many workers the ledger has heard of."""
@@ -66,29 +70,36 @@ class Job:
 
 
 class Jobs:
-    """All that are out. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over."""
+    """All that are out. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over, and are the job's own
+    ``alone`` where there is one only. *filing* is the ledger's end of them, if it is told of them.
+    """
 
-    def __init__(self, ledger: Ledger, story: Story, holders: Holders, host: Host, *, is_told: bool) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, story: Story, holders: Holders, host: Host, *, num_groups: int, num_workers: int, filing: Filing | None
+    ) -> None:
         self._story = story
         self._holders = holders
         self._host = host
-        self._state = ledger.blocks.column.state
-        self._num_workers = ledger.limits.num_workers
+        self._lives = holders.lives
+        self._state = holders.lives.state
+        self._num_groups = num_groups
+        self._num_workers = num_workers
+        self._filing = filing
         self._known: dict[int, Job] = {}
-        self.touching: dict[int, list[Job]] = {}
+        self.touching: dict[int, tuple[Job, ...]] = {}
         """Block to the jobs that read or write it."""
-        self._using: dict[int, list[Job]] = {}
+        self._using: dict[int, tuple[Job, ...]] = {}
         """The same for slots."""
         # Reports that the ledger has not heard of yet, and the jobs that are over with them.
         self._arrived: list[Completion] = []
         self._landing: dict[int, Job] = {}
+        self.has_landed = False
+        """Whether there are any such."""
         self._ended: OrderedDict[int, bool] = OrderedDict()
         """Jobs that are known no more, and whether a report of them is still lawful."""
         self.forgotten = -1
         """The latest job of before the watch, or a reset: late and repeated reports of it, and of those before, are lawful."""
         self._debts: dict[int, Violation] = {}
-        self._is_told = is_told
 
     def __len__(self) -> int:
         """How many are kept."""
@@ -100,47 +111,52 @@ class Jobs:
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
-    def store(self, copies: Sequence[Copy]) -> None:
+    def store(self, copies: Iterable[Copy]) -> None:
         """Ask of each piece of these stores whether it is what the engine says; follow those that are."""
-        made = [(job, self._storable(job)) for job in (self._add(copy, is_store=True) for copy in copies)]
-        wanted = [(job, good) for job, good in made if good]
-        if not self._is_told:
-            return
-        try:
-            self._follow_stores(wanted)
-        except (CapacityError, MisuseError):
-            for each in wanted if len(wanted) > 1 else ():
-                try:
-                    self._follow_stores([each])
-                except (CapacityError, MisuseError):
-                    self._pass_over(*each)
-            if len(wanted) == 1:
-                self._pass_over(*wanted[0])
+        wanted: list[tuple[Job, list[Piece]]] = []
+        for copy in copies:
+            job = self._add(copy, is_store=True)
+            lawful = self._stored(job)
+            if self._filing is not None and (good := self._storable(lawful)):
+                wanted.append((job, good))
+        if self._filing is not None:
+            self._file_stores(self._filing, wanted)
 
-    def _storable(self, job: Job) -> list[Piece]:
-        """The pieces of a store that can be followed."""
-        copy, good = job.copy, list[Piece]()
+    def _stored(self, job: Job) -> list[Piece]:
+        """The pieces of a store that break no rule."""
+        copy, touching, holders = job.copy, self.touching, self._holders
         if not copy.pieces:
-            return good
+            return []
         self._claim_slots(job)
+        tenure, epoch, size = holders.tenure(copy.request), self._lives.epoch, self._num_groups
+        job.blocks = [piece.block for piece in copy.pieces]
+        lawful: list[Piece] = []
+        untold: list[int] = []
         for piece in copy.pieces:
-            block = piece.block
+            block, position = piece.block, piece.position
+            life = epoch[block] << EPOCH_SHIFT | block
+            wanted = life if position is None else tenure.get(position * size + piece.group, life)
+            if wanted == life and block not in touching:  # as nearly all
+                touching[block] = job.alone
+                untold.append(block)
+                lawful.append(piece)
+                continue
+            self._tell_stored(job, untold)
+            untold = []
             rule, what = self._unlawful_store(copy, piece)
             self._touch(job, block)
             if rule:
                 self._story.violate(rule, what, block=block, request=copy.request, job=copy.number)
-                continue
-            self._story.note((block,), "job {} stores it{}", copy.number, of(copy.request))
-            if not self._is_told:
-                continue
-            if self._state[block] == _FREED:
-                self._holders.believe(block, piece.group)
-            if self._state[block] in _STORABLE:
-                good.append(self._in_own_group(piece))
             else:
-                self._story.counts["not followed"] += 1
+                untold.append(block)
+                lawful.append(piece)
+        self._tell_stored(job, untold)
         self._host.stored(copy.pieces)
-        return good
+        return lawful
+
+    def _tell_stored(self, job: Job, blocks: list[int]) -> None:
+        if blocks:
+            self._story.note(blocks, "job {} stores it{}", job.copy.number, of(job.copy.request))
 
     def _unlawful_store(self, copy: Copy, piece: Piece) -> tuple[str, str]:
         """The rule that the store of a piece breaks, and how; empty where it breaks none."""
@@ -156,7 +172,8 @@ class Jobs:
 
     def is_loading(self, block: int) -> bool:
         """Whether a load that is out fills a block."""
-        return any(not job.is_store for job in self.touching.get(block, ()))
+        touching = self.touching.get(block)
+        return touching is not None and any(not job.is_store for job in touching)
 
     def not_its_place(self, request: str | None, group: int, position: int | None, block: int) -> str:
         """Whether a block holds something else than what a request had at that place; if so, which place, and what is wrong."""
@@ -175,36 +192,42 @@ class Jobs:
 
     def _claim_slots(self, job: Job) -> None:
         """A store overwrites its slots: nobody may write them, or read them, at the same time."""
-        for slot in dict.fromkeys(slot for piece in job.copy.pieces if (slot := self._host.slot(piece)) is not None):
-            for other in list(self._using.get(slot, ())):
+        host, using = self._host, self._using
+        slots = [slot for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
+        job.slots = slots = list(dict.fromkeys(slots))
+        if using.keys().isdisjoint(slots):
+            using.update(dict.fromkeys(slots, job.alone))
+            return
+        for slot in slots:
+            for other in using.get(slot, ()):
                 does, rule = ("writes", "I1") if other.is_store else ("loads from", "I7")
                 number = job.copy.number
                 what = f"job {number} overwrites slot {slot} while job {other.copy.number} {does} it"
                 self._story.violate(rule, what, request=job.copy.request, job=number)
                 self.finish(other)
-            job.slots.append(slot)
-            self._using.setdefault(slot, []).append(job)
+            using[slot] = using.get(slot, ()) + job.alone
 
     # --- loads --------------------------------------------------------------------------------------------------------------
 
     def load(self, copy: Copy) -> None:
         """Ask of each piece whether its source has arrived; follow those whose target was handed out for it."""
         job = self._add(copy, is_store=False)
-        fresh = self._holders.fresh
+        job.blocks = [piece.block for piece in copy.pieces]
+        fresh, where = self._holders.fresh, self._holders.where
         good: list[Piece] = []
         for piece in copy.pieces:
             self._check_source(job, piece)
             self._touch(job, piece.block)
             self._story.note((piece.block,), "job {} loads it{}", copy.number, of(copy.request))
-            if piece.block in fresh and self._state[piece.block] == _ALLOCATED:
+            if piece.block in fresh and self._state[piece.block] == ALLOCATED:
                 good.append(self._in_own_group(piece))
             else:
                 self._story.counts["not followed"] += 1
-        rows = {each.row for piece in good for each in self._holders.where.get(piece.block, ()) if piece.block in each.held}
-        if good and len(rows) == 1:
+        targets = {each for piece in good for each in where.get(piece.block, ()) if piece.block in each.held}
+        if len(targets) == 1:
             for piece in good:
                 del fresh[piece.block]
-            self._follow_load(job, good, rows.pop())
+            self._follow_load(job, good, targets.pop().row)
         if copy.sync:
             self.finish(job)
 
@@ -215,7 +238,7 @@ class Jobs:
             return
         number = job.copy.number
         what = ""
-        for other in list(self._using.get(slot, ())):
+        for other in self._using.get(slot, ()):
             if other.is_store:
                 what = f"job {number} loads slot {slot} while job {other.copy.number} still writes it"
                 self.finish(other)
@@ -225,14 +248,14 @@ class Jobs:
         if what:
             self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
         if slot not in job.slots:
-            job.slots.append(slot)
-            self._using.setdefault(slot, []).append(job)
+            job.slots = [*job.slots, slot]
+            self._using[slot] = self._using.get(slot, ()) + job.alone
 
     # --- the end of jobs ----------------------------------------------------------------------------------------------------
 
     def owe(self, block: int, name: str) -> None:
         """A block is handed out while jobs touch it: the step must wait for those that read it."""
-        for job in list(self.touching.get(block, ())):
+        for job in self.touching.get(block, ()):
             number, owner = job.copy.number, of(job.copy.request)
             if job.is_store:
                 what = f"block {block} is handed out to {name} while job {number}{owner} reads it, unwaited"
@@ -259,7 +282,8 @@ class Jobs:
             self._unknown(number)
             return
         job.reports += count
-        while job.told < min(job.reports, self._num_workers):
+        self.has_landed = True
+        while job.ids and job.told < min(job.reports, self._num_workers):
             self._arrived += [Completion(each, Worker(job.told), Result.OK) for each in job.ids]
             job.told += 1
         if job.reports >= self._num_workers:
@@ -268,18 +292,13 @@ class Jobs:
                 what = f"job {number} is reported {job.reports} times, and there are {self._num_workers} workers"
                 self._story.violate("I9", what, request=job.copy.request, job=number)
 
-    @property
-    def has_landed(self) -> bool:
-        """Whether the ledger has not heard of some reports."""
-        return bool(self._arrived or self._landing)
-
     def land(self, *, begins: bool = False) -> None:
         """What was reported since the last time is over. *begins*: a step does."""
         arrived, self._arrived = self._arrived, []
         landing, self._landing = self._landing, {}
-        if arrived or (begins and self._is_told):
-            plan = self._ledger.dispatch(self._story.steps).number
-            self._ledger.settle(plan, self._story.steps, completions=arrived)
+        self.has_landed = False
+        if self._filing is not None and (arrived or begins):
+            self._filing.settle(self._story.steps, arrived)
         for job in landing.values():
             self._end(job, may_come=False)
 
@@ -312,22 +331,21 @@ class Jobs:
         """A job is quiet, whatever was reported of it."""
         if self._arrived:
             self.land()
-        while job.told < self._num_workers:
+        if job.ids:
             self._tell_ledger(job)
         if job.is_over:
             return
         job.is_over = True
         if job.targets:
             self._holders.arrive(job.targets)
-        for piece in job.copy.pieces:
-            _strike(self.touching, piece.block, job)
-        for slot in job.slots:
-            _strike(self._using, slot, job)
+        _strike(self.touching, job.blocks, job)
+        _strike(self._using, job.slots, job)
+        job.alone = ()
         self._give_back(job)
 
     def finish_all(self, block: int, *, loads_only: bool = False) -> None:
         """The jobs that touch a block are quiet."""
-        for job in list(self.touching.get(block, ())):
+        for job in self.touching.get(block, ()):
             if not (loads_only and job.is_store):
                 self.finish(job)
 
@@ -340,9 +358,10 @@ class Jobs:
             self._ended.popitem(last=False)
 
     def _tell_ledger(self, job: Job) -> None:
-        for each in job.ids:
-            self._host.complete(each, job.told)
-        job.told += 1
+        while self._filing is not None and job.told < self._num_workers:
+            for each in job.ids:
+                self._filing.complete(each, job.told)
+            job.told += 1
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -363,47 +382,70 @@ class Jobs:
 
     def _in_own_group(self, piece: Piece) -> Piece:
         """A piece in the group that its block was handed out for."""
-        group = self._ledger.blocks.group[piece.block]
+        group = self._lives.group[piece.block]
         return piece if piece.group == group else piece._replace(group=group)
 
     def _touch(self, job: Job, block: int) -> None:
-        jobs = self.touching.setdefault(block, [])
+        jobs = self.touching.get(block, ())
         if job not in jobs:
-            jobs.append(job)
+            self.touching[block] = jobs + job.alone
 
-    def _follow_load(self, job: Job, pieces: list[Piece], row: str) -> None:
-        """Let blocks have their content when a load is over, of which the ledger is told, or not."""
-        if not self._is_told:
-            job.targets = [self._holders.life(piece.block) for piece in pieces]
-            return
+    # --- the ledger's end of them -------------------------------------------------------------------------------------------
+
+    def _storable(self, lawful: Sequence[Piece]) -> list[Piece]:
+        """The pieces of a store that a ledger can be told of."""
+        good: list[Piece] = []
+        for piece in lawful:
+            if self._state[piece.block] == FREED:
+                self._holders.believe(piece.block, piece.group)
+            if self._state[piece.block] in _STORABLE:
+                good.append(self._in_own_group(piece))
+            else:
+                self._story.counts["not followed"] += 1
+        return good
+
+    def _file_stores(self, filing: Filing, wanted: Sequence[tuple[Job, list[Piece]]]) -> None:
+        """Tell the ledger of stores, of all at once or of those that it takes."""
         try:
-            made = self._host.plan_load(row, pieces, self._slots(job, pieces))
-            self._ledger.submit(made)
-            job.ids = made.ids
+            self._file_all(filing, wanted)
         except (CapacityError, MisuseError):
-            self._pass_over(job, pieces)
+            for each in wanted if len(wanted) > 1 else ():
+                try:
+                    self._file_all(filing, [each])
+                except (CapacityError, MisuseError):
+                    self._pass_over(*each)
+            if len(wanted) == 1:
+                self._pass_over(*wanted[0])
 
-    def _follow_stores(self, wanted: Sequence[tuple[Job, list[Piece]]]) -> None:
+    def _file_all(self, filing: Filing, wanted: Sequence[tuple[Job, list[Piece]]]) -> None:
         """Tell the ledger of stores, all or none."""
         if not wanted:
             return
         try:
-            made = self._host.plan_stores(
-                [(self._holders.row_of(job.copy.request), good, self._slots(job, good)) for job, good in wanted]
-            )
-            self._ledger.submit(made)
+            row_of = self._holders.row_of
+            ids = filing.store([(row_of(job.copy.request), good, self._slots(filing, job, good)) for job, good in wanted])
         except BaseException:
             for job, _ in wanted:
                 self._give_back(job)
             raise
-        for (job, _), number in zip(wanted, made.ids, strict=True):
+        for (job, _), number in zip(wanted, ids, strict=True):
             job.ids = (number,)
 
-    def _slots(self, job: Job, pieces: Sequence[Piece]) -> list[int]:
+    def _follow_load(self, job: Job, pieces: list[Piece], row: str) -> None:
+        """Let blocks have their content when a load is over, of which the ledger is told, or not."""
+        if self._filing is None:
+            job.targets = [self._holders.life(piece.block) for piece in pieces]
+            return
+        try:
+            job.ids = self._filing.load(row, pieces, self._slots(self._filing, job, pieces))
+        except (CapacityError, MisuseError):
+            self._pass_over(job, pieces)
+
+    def _slots(self, filing: Filing, job: Job, pieces: Sequence[Piece]) -> list[int]:
         """The slots of the ledger for some pieces: the engine's own, or spare ones."""
         slots = [self._host.slot(piece) for piece in pieces]
         if count := slots.count(None):
-            job.spare = self._host.take_spare(count)
+            job.spare = filing.take_spare(count)
         spare = iter(job.spare)
         return [next(spare) if slot is None else slot for slot in slots]
 
@@ -413,9 +455,9 @@ class Jobs:
         self._give_back(job)
 
     def _give_back(self, job: Job) -> None:
-        if job.spare:
-            self._host.give_back(job.spare)
-            job.spare = []
+        if job.spare and self._filing is not None:
+            self._filing.give_back(job.spare)
+            job.spare = ()
 
 
 def of(request: str | None) -> str:
@@ -423,9 +465,16 @@ def of(request: str | None) -> str:
     return "" if request is None else f" of request {request}"
 
 
-def _strike(jobs: dict[int, list[Job]], place: int, job: Job) -> None:
-    found = jobs.get(place)
-    if found is not None and job in found:
-        found.remove(job)
-        if not found:
+def _strike(jobs: dict[int, tuple[Job, ...]], places: Iterable[int], job: Job) -> None:
+    """A job touches these places no more."""
+    alone = job.alone
+    for place in places:
+        found = jobs.get(place, ())
+        if found is alone:
             del jobs[place]
+        elif job in found:
+            rest = tuple([each for each in found if each is not job])
+            if rest:
+                jobs[place] = rest if len(rest) > 1 else rest[0].alone
+            else:
+                del jobs[place]

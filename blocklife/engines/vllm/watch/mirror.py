@@ -15,10 +15,10 @@ flushes, then compute, then load. So facts are only noted while a step is made, 
 4. the step's flushes: debts that they do not cover are violations, and all flushed jobs are over;
 5. loads, then what was handed out counts as filled, then the other stores.
 
-Each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose tables know what is legal, but that it may be
-spared the jobs. Content counts as final as soon as its step is made, for the device computes it before any store of that step.
-Whether it is the *right* content is asked by comparing lives: the one that the request had at that place of its table, and the
-one that the block has now.
+Where a ledger is told (`LedgerLives`, `Filing`) each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*),
+whose tables know what is legal; else it is a change of some columns that come to the same (`PlainLives`). Content counts as
+final as soon as its step is made, for the device computes it before any store of that step. Whether it is the *right* content
+is asked by comparing lives: the one that the request had at that place of its table, and the one that the block has now.
 
 *Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy; the ears tell of no
 others (`follows`). A rule about one block needs that block alone, so each can be kept in a sample. What a slot holds cannot be
@@ -31,19 +31,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from blocklife.engines.vllm.watch.holders import CONNECTOR, Holders
-from blocklife.engines.vllm.watch.host import NUM_SPARE, Host
+from blocklife.engines.vllm.watch.host import NUM_SPARE, Filing, Host
 from blocklife.engines.vllm.watch.jobs import Copy, Jobs
+from blocklife.engines.vllm.watch.lives import ALLOCATED, FREED, LedgerLives, Lives, PlainLives
 from blocklife.engines.vllm.watch.story import Story
 from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Limits
 from blocklife.states import Block, BlockLife
 
 _FOREVER = 1e18
 _MAX_REQUESTS = (1 << 16) - 1
 
-_CODE = BlockLife.table.index
-_FREED, _STALE = _CODE[Block.FREED], _CODE[Block.STALE]
-_OPEN = frozenset((_CODE[Block.LOADING], _CODE[Block.ALLOCATED]))
+_STALE, _LOADING = (BlockLife.table.index[state] for state in (Block.STALE, Block.LOADING))
+_OPEN = frozenset((_LOADING, ALLOCATED))
 
 Fact = tuple[Callable[..., None], tuple[object, ...]]
 """What to call when it is replayed, and with what."""
@@ -54,8 +55,8 @@ class Mirror:
     """Follows one pool of blocks. Calls are made by one thread, in the order in which things happened.
 
     *tell* gets the violations of each step, and *lost* the error if the mirror itself cannot go on; what they raise reaches the
-    caller. *sample* n follows one block of n. *is_told* says whether the ledger hears of jobs, which costs more than all else:
-    no rule needs it, but a recording does, and the ledger's tables then judge what the mirror makes of it. *computes* says
+    caller. *sample* n follows one block of n. *is_told* says whether there is a ledger, which costs more than all else: no rule
+    needs it, but a recording does, and the ledger's tables then judge what the mirror makes of it. *computes* says
     whether steps are those of a whole engine, so that what is let go of in the step that handed it out was never computed.
     """
 
@@ -78,25 +79,31 @@ class Mirror:
         self.num_workers = num_workers
         self.blocks_per_slot = blocks_per_slot
         self.sample = sample
-        self.ledger = Ledger(
-            Limits(
-                num_blocks=num_blocks + num_groups,
-                num_slots=num_slots + NUM_SPARE,
-                max_jobs=max_jobs,
-                max_requests=min(num_blocks + 2 * num_groups + 1, _MAX_REQUESTS),
-                num_groups=num_groups,
-                num_workers=num_workers,
-                max_journal=1,
-            ),
-            contract=Contract.FENCE,
-            deadline=_FOREVER,
-            own_pool=False,
-        )
-        self.story = Story(self.ledger)
-        self.holders = Holders(self.ledger, self.story, computes=computes)
-        self._host = Host(self.ledger, num_blocks, num_slots, blocks_per_slot, keeps=sample == 1)
-        self.jobs = Jobs(self.ledger, self.story, self.holders, self._host, is_told=is_told)
-        self._state = self.ledger.blocks.column.state
+        self._ledger: Ledger | None = None
+        lives: Lives = PlainLives(num_blocks)
+        filing: Filing | None = None
+        if is_told:
+            self._ledger = Ledger(
+                Limits(
+                    num_blocks=num_blocks + num_groups,
+                    num_slots=num_slots + NUM_SPARE,
+                    max_jobs=max_jobs,
+                    max_requests=min(num_blocks + 2 * num_groups + 1, _MAX_REQUESTS),
+                    num_groups=num_groups,
+                    num_workers=num_workers,
+                    max_journal=1,
+                ),
+                contract=Contract.FENCE,
+                deadline=_FOREVER,
+                own_pool=False,
+            )
+            lives = LedgerLives(self._ledger)
+            filing = Filing(self._ledger, num_blocks, num_slots, blocks_per_slot)
+        self.story = Story(lives.epoch)
+        self.holders = Holders(lives, self.story, num_groups=num_groups, computes=computes)
+        host = Host(num_slots, keeps=sample == 1)
+        self.jobs = Jobs(self.story, self.holders, host, num_groups=num_groups, num_workers=num_workers, filing=filing)
+        self._state = lives.state
         self._computes = computes
         self._tell = tell
         self._lost = lost
@@ -108,6 +115,13 @@ class Mirror:
         self._targets: set[int] = set()
         self._soon: dict[int, Copy] = {}
         self._loaded: set[int] = set()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that follows the engine. Refuses, with MisuseError, where it is not told of jobs: then there is none."""
+        if self._ledger is None:
+            raise MisuseError("watch: no ledger is kept (watch with jobs, strictly or with a recording)")
+        return self._ledger
 
     @property
     def steps(self) -> int:
@@ -232,8 +246,8 @@ class Mirror:
 
     def _hand_out(self, name: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
         touching, where = self.jobs.touching, self.holders.where
-        fenced = [block for block in blocks if block in touching]
-        for block in blocks:
+        fenced = [] if touching.keys().isdisjoint(blocks) else [block for block in blocks if block in touching]
+        for block in () if where.keys().isdisjoint(blocks) else blocks:
             if block in where:
                 what = f"block {block} is handed out to {name} while {where[block][0].name} holds it"
                 self.story.violate("I4", what, block=block, request=name)
@@ -277,7 +291,7 @@ class Mirror:
             what = "although its content was never computed: the step that handed it out took it back"
         if what and name != CONNECTOR:
             self.story.violate(rule, f"block {block} is a hit of {name} {what}", block=block, request=name)
-        if self._state[block] == _FREED:
+        if self._state[block] == FREED:
             holders.believe(block, group)
         return self._state[block] not in _OPEN and block not in holders.fresh and not own
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
@@ -118,31 +118,41 @@ class OffloadingEar:
         named = request if isinstance(request, str) else None
         device, host = (source, target) if store else (target, source)
         blocks, sample = _listed(getattr(device, "block_ids", None)), self._mirror.sample
+        sync = not store and bool(getattr(job, "sync", False))
         if blocks is None or (sample > 1 and all(map(sample.__rmod__, blocks))) or not _is_readable(device):
-            return Copy(number, named, ())
-        slots, keys = _listed(getattr(host, "block_ids", None)), self._keys(number, named, device)
-        pieces = _pieces(device, blocks, slots, self._blocks_per_chunk, keys, self._groups)
-        follows = self._mirror.follows
-        followed = [piece for piece in pieces if follows(piece.block)]
-        return Copy(number, named, followed, bool(getattr(job, "sync", False)))
-
-    def _keys(self, number: int, request: str | None, device: Spec) -> dict[int, Chunks]:
-        """The chunks of a job in each group, as the scheduler has filed them: their number in the request, and their key."""
+            return Copy(number, named, (), sync)
         status = getattr(self._scheduler, "_jobs", {}).get(number)
         known = getattr(self._scheduler, "_req_status", {}).get(request)
-        names = getattr(status, "keys", None)
-        if known is None or not names:
-            return {}
+        names: Collection[bytes] = getattr(status, "keys", None) or ()
+        slots = _listed(getattr(host, "block_ids", None)) or ()
         size = self._blocks_per_chunk
-        found: dict[int, Chunks] = {}
-        for group, count in enumerate(device.group_sizes):
+        pieces: list[Piece] = []
+        first = first_slot = 0
+        for each, count in enumerate(device.group_sizes):
             if not count:
                 continue
-            start = int(device.block_indices[group])
+            start = int(device.block_indices[each])
             used = -(-(start % size + count) // size)
-            keys = known.group_states[group].offload_keys
-            named = ((at, bytes(keys[at])) for at in range(start // size, len(keys)) if keys[at] in names)
-            found[group] = list(itertools.islice(named, used))
+            keys = known.group_states[each].offload_keys if known is not None and names else ()
+            group = self._groups[each] if each < len(self._groups) else each
+            here, there = blocks[first : first + count], slots[first_slot : first_slot + used]
+            pieces += self._pieces(group, start, here, there, _chunks(keys, names, start // size, used))
+            first, first_slot = first + count, first_slot + used
+        return Copy(number, named, pieces, sync)
+
+    def _pieces(self, group: int, start: int, blocks: Sequence[int], slots: Sequence[int], chunks: Chunks) -> Iterable[Piece]:
+        """The blocks of a job in one group that are followed: chunk after chunk, the first maybe not from its start."""
+        size, sample, end = self._blocks_per_chunk, self._mirror.sample, self._mirror.num_blocks
+        followed = [(at, block) for at, block in enumerate(blocks) if not block % sample and 0 < block < end]
+        if size == 1 and len(chunks) == len(slots) == len(blocks):  # as nearly always
+            return [Piece(group, block, chunks[at][0], slots[at], chunks[at][1]) for at, block in followed]
+        used = -(-(start % size + len(blocks)) // size)
+        found: list[Piece] = []
+        for at, block in followed:
+            chunk, offset = divmod(start % size + at, size)
+            number, key = chunks[chunk] if len(chunks) == used else (None, None)
+            position = start + at if number is None and used == 1 else None if number is None else number * size + offset
+            found.append(Piece(group, block, position, slots[chunk] if chunk < len(slots) else None, key, offset))
         return found
 
     # --- when the engine itself falls ---------------------------------------------------------------------------------------
@@ -152,7 +162,8 @@ class OffloadingEar:
         self._mirror.catch_up()
         for frame in _frames(error):
             seen = frame.f_locals
-            self._sizes(seen.get("block_ids"), seen.get("group_sizes"))
+            if frame.f_code.co_name == "__init__":  # of a job's description; elsewhere the words mean something else
+                self._sizes(seen.get("block_ids"), seen.get("group_sizes"))
             if isinstance(request := seen.get("req_id"), str):
                 self._tenancies(request, seen.get("num_offloadable_tokens"))
         self._mirror.tell()
@@ -211,7 +222,7 @@ def _first_int(thing: object, *names: str) -> int:
 
 def _jobs(meta: object, name: str) -> Mapping[int, object]:
     found = getattr(meta, name, None)
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _shape_of(job: object) -> Callable[[object], tuple[object, object, object]]:
@@ -237,33 +248,13 @@ def _listed(ids: object) -> list[int] | None:
     return list(found) if isinstance(found, Sequence) and not isinstance(found, str | bytes) else None
 
 
-def _pieces(
-    device: Spec,
-    ids: Sequence[int],
-    slots: Sequence[int] | None,
-    size: int,
-    keys: Mapping[int, Chunks],
-    groups: Sequence[int],
-) -> list[Piece]:
-    """The blocks of a job, as its workers read it: in each group chunk after chunk, the first maybe not from its start."""
-    blocks = iter(ids)
-    found: list[Piece] = []
-    first_slot = 0
-    for each, count in enumerate(device.group_sizes):
-        if not count:
-            continue
-        group = groups[each] if each < len(groups) else each
-        start = int(device.block_indices[each])
-        chunks = keys.get(each, ())
-        used = -(-(start % size + count) // size)
-        for at, block in enumerate(itertools.islice(blocks, count)):
-            chunk, offset = divmod(start % size + at, size)
-            number, key = chunks[chunk] if len(chunks) == used else (None, None)
-            position = start + at if number is None and used == 1 else None if number is None else number * size + offset
-            slot = slots[first_slot + chunk] if slots is not None and first_slot + chunk < len(slots) else None
-            found.append(Piece(group, block, position, slot, key, offset))
-        first_slot += used
-    return found
+def _chunks(keys: Sequence[bytes], names: Collection[bytes], first: int, used: int) -> Chunks:
+    """The chunks of a job, as the scheduler has filed them: their number in the request, and their key."""
+    near = keys[first : first + used]
+    if len(near) == used and all(map(names.__contains__, near)):  # one behind the other, as nearly always
+        return list(enumerate(map(bytes, near), first))
+    named = ((at, bytes(keys[at])) for at in range(first, len(keys)) if keys[at] in names)
+    return list(itertools.islice(named, used))
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

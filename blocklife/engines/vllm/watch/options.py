@@ -32,8 +32,9 @@ class Options:
     sample: int = field(default=1, validator=_positive)
     """One block of so many is followed."""
     jobs: bool = True
-    """Whether the ledger behind the watch hears of jobs, so that its tables judge them too, and a state can be asked for. No
-    rule needs it, and it costs more than all else. The environment leaves it out, but for a strict watch and a recording."""
+    """Whether there is a ledger behind the watch, which hears of all jobs, so that its tables judge them too, and a state can
+    be asked for. No rule needs it, and it costs more than all else. The environment leaves it out, but for a strict watch and a
+    recording."""
     record: str = ""
     """Where to write a recording, as `blocklife recording` reads it; ``{pid}`` in it is the process. Empty: nowhere."""
 

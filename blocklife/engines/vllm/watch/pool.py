@@ -10,11 +10,12 @@ Nothing of vLLM is replaced: methods of the watched objects, and of no others, a
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from blocklife.engines.vllm.watch.holders import CONNECTOR
-from blocklife.engines.vllm.watch.mirror import Mirror
+from blocklife.engines.vllm.watch.mirror import Mirror, Positions
 
 Original: TypeAlias = Callable[..., object]
 
@@ -31,6 +32,8 @@ class BlockLike(Protocol):
 
     block_id: int
     ref_cnt: int
+    pool: object
+    """Whose it is; older releases do not say."""
 
 
 class PoolEar:
@@ -47,10 +50,10 @@ class PoolEar:
         self._managers = managers
         self._sample = sample
         self._num_blocks = len(_blocks(pool))
-        self._owners = (None, pool) if any(hasattr(block, "pool") for block in _blocks(pool)[:1]) else ()
+        self._owners = (pool, None) if any(hasattr(block, "pool") for block in _blocks(pool)[:1]) else ()
         """What a block says of whose it is, where blocks say it: a pool may be asked to free those of others."""
-        self._request: str | None = None
-        self._done: list[tuple[str, list[int]]] = []
+        self._request: object = None
+        self._done: list[tuple[str, list[int], Sequence[BlockLike]]] = []
         self.calls = CallsThrough()
         self.calls.add(pool, "get_new_blocks", self._get_new_blocks)
         self.calls.add(pool, "touch", self._touch)
@@ -59,7 +62,7 @@ class PoolEar:
         self.calls.add(pool, "evict_blocks", self._evict_blocks)
         self.calls.add(pool, "reset_prefix_cache", self._reset_prefix_cache)
         for name in _WORKS:
-            self.calls.add(cache_manager, name, self._for_request)
+            self.calls.around(cache_manager, name, self._for_request)
         for name in _FREES:
             self.calls.add(cache_manager, name, self._for_request_that_goes)
 
@@ -95,16 +98,31 @@ class PoolEar:
     # --- the pool ---------------------------------------------------------------------------------------------------------
 
     def _get_new_blocks(self, original: Original, *args: object, **kwargs: object) -> object:
-        given = original(*args, **kwargs)
-        if ids := self._ids(given):
-            self._did("handed out", ids)
+        try:
+            given = original(*args, **kwargs)
+        except Exception:
+            self._explain(args[0] if args else kwargs.get("num_blocks"))
+            raise
+        if isinstance(given, list) and (ids := self._given_ids(given)):
+            self._did("handed out", ids, given)
         return given
 
+    def _explain(self, wanted: object) -> None:
+        """The pool has refused what the manager, which counts first, has taken for granted."""
+        count = getattr(self._pool, "get_num_free_blocks", None)
+        free = count() if callable(count) else None
+        if self._request is not None and isinstance(wanted, int) and isinstance(free, int) and wanted > free:
+            name = _name_of(self._request)
+            for mirror in self._mirrors:
+                what = f"{wanted} more are taken for {name}, and {free} are free: too few were counted when it was let in"
+                mirror.story.violate("I13", what, request=name)
+
     def _touch(self, original: Original, blocks: object, *args: object, **kwargs: object) -> object:
-        ids = self._ids(blocks)  # it may be walked once only
+        hits: Sequence[BlockLike] = blocks if isinstance(blocks, Sequence) else ()
+        ids = self._ids(hits)
         result = original(blocks, *args, **kwargs)
         if ids:
-            self._did("taken", ids)
+            self._did("taken", ids, hits)
         return result
 
     def _free_blocks(self, original: Original, ordered: Iterable[BlockLike], *rest: object, **kwargs: object) -> object:
@@ -112,7 +130,7 @@ class PoolEar:
         result = original(blocks, *rest, **kwargs)
         if ids := self._ids(blocks):
             if self._request is not None:
-                self._done.append(("freed", ids))
+                self._done.append(("freed", ids, blocks))
             else:
                 counts = {block.block_id: block.ref_cnt for block in blocks}
                 for mirror in self._mirrors:
@@ -132,36 +150,46 @@ class PoolEar:
                 mirror.noted("the prefix cache is reset")
         return result
 
-    def _did(self, what: str, ids: list[int]) -> None:
+    def _did(self, what: str, ids: list[int], blocks: Sequence[BlockLike]) -> None:
         if self._request is not None:
-            self._done.append((what, ids))
+            self._done.append((what, ids, blocks))
         else:
-            self._tell(CONNECTOR, what, ids)
+            self._tell(CONNECTOR, what, ids, blocks)
 
-    def _ids(self, blocks: object) -> list[int]:
+    def _given_ids(self, blocks: Sequence[BlockLike]) -> list[int]:
+        """The ids of those that are followed, of blocks that this pool has just given: they are its own."""
+        sample = self._sample
+        if sample == 1:
+            return [block.block_id for block in blocks]
+        return [number for block in blocks if not (number := block.block_id) % sample]
+
+    def _ids(self, blocks: Sequence[BlockLike]) -> list[int]:
         """The ids of blocks of this pool that are followed; the null block is none."""
-        if not isinstance(blocks, Iterable):
-            return []
         sample, owners, end = self._sample, self._owners, self._num_blocks
-        ids = [number for block in blocks if not (number := block.block_id) % sample and 0 < number < end]
-        if owners and ids:
-            ids = [number for block in blocks if block.pool in owners and (number := block.block_id) in ids]
-        return ids
+        if not owners:
+            return [number for block in blocks if not (number := block.block_id) % sample and 0 < number < end]
+        return [
+            number for block in blocks if not (number := block.block_id) % sample and 0 < number < end and block.pool in owners
+        ]
 
     # --- whom it works for --------------------------------------------------------------------------------------------------
 
-    def _for_request(self, original: Original, *args: object, **kwargs: object) -> object:
-        request = args[0] if args else _named(kwargs)
-        name = getattr(request, "request_id", request)  # it comes once for each request that runs, in every step
-        if self._request is not None or not isinstance(name, str):
-            return original(*args, **kwargs)
-        self._request = name
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._request = None
-            if self._done:
-                self._tell_all(name, whole=False)
+    def _for_request(self, original: Original) -> Original:
+        """Called once for each request that runs, in every step: nothing is spent where nothing is done."""
+        ear = self
+
+        def through(*args: object, **kwargs: object) -> object:
+            if ear._request is not None:
+                return original(*args, **kwargs)
+            ear._request = request = args[0] if args else _named(kwargs)  # None, where it works for nobody
+            try:
+                return original(*args, **kwargs)
+            finally:
+                ear._request = None
+                if ear._done:
+                    ear._tell_all(_name_of(request), whole=False)
+
+        return through
 
     def _for_request_that_goes(self, original: Original, *args: object, **kwargs: object) -> object:
         request = args[0] if args else _named(kwargs)
@@ -180,61 +208,86 @@ class PoolEar:
 
     def _tell_all(self, name: str, *, whole: bool) -> None:
         done, self._done = self._done, []
-        for what, ids in done:
-            self._tell(name, what, ids, whole=whole)
+        for what, ids, blocks in done:
+            self._tell(name, what, ids, blocks, whole=whole)
 
-    def _tell(self, holder: str, what: str, ids: list[int], *, whole: bool = False) -> None:
+    def _tell(self, holder: str, what: str, ids: list[int], blocks: Sequence[BlockLike], *, whole: bool = False) -> None:
         if what == "freed":
             for mirror in self._mirrors:
                 mirror.freed(holder, ids, whole=whole)
             return
-        places = {} if holder == CONNECTOR else self._places(holder, ids)
-        group = next((group for group, _ in places.values()), 0)
-        positions = [places[block][1] if block in places else None for block in ids]
+        group, positions = (0, [None] * len(ids)) if holder == CONNECTOR else self._places(holder, ids, blocks)
         for mirror in self._mirrors:
             if what == "taken":
                 mirror.taken(holder, group, ids, positions)
             else:
                 mirror.handed_out(holder, group, ids, positions)
 
-    def _places(self, request: str, ids: list[int]) -> dict[int, tuple[int, int]]:
-        """In which group these blocks stand in a request's tables, and where. What is given at once is for one group."""
+    def _places(self, request: str, ids: list[int], blocks: Sequence[BlockLike]) -> tuple[int, Positions]:
+        """In which group of a request's tables blocks stand, and where. What is given at once is for one group.
+
+        Most are the end of a table now; hits are the start of one.
+        """
+        count, start, end = len(blocks), blocks[0], blocks[-1]
+        for group, manager in enumerate(self._managers):
+            table = _tables(manager).get(request, ())
+            for first in (len(table) - count, 0) if len(table) >= count else ():
+                if table[first] is start and table[first + count - 1] is end:
+                    if count > 2 and not all(map(operator.is_, table[first : first + count], blocks)):
+                        continue
+                    if len(ids) == count:
+                        return group, range(first, first + count)
+                    places = {block.block_id: at for at, block in enumerate(blocks, first)}
+                    return group, [places[block] for block in ids]
+        return self._scattered([_tables(manager).get(request, ()) for manager in self._managers], ids)
+
+    def _scattered(self, tables: Sequence[Sequence[BlockLike]], ids: list[int]) -> tuple[int, Positions]:
+        """The same for blocks that have found their places in another order, or lost them again."""
         wanted = set(ids)
-        tables = [_tables(manager).get(request, ()) for manager in self._managers]
         for depth in (len(ids) + _NEAR, None):
             for group, table in enumerate(tables):
-                found: dict[int, tuple[int, int]] = {}
+                found: dict[int, int] = {}
                 first = 0 if depth is None else max(0, len(table) - depth)
                 for position in range(len(table) - 1, first - 1, -1):
                     if (block := table[position].block_id) in wanted:
-                        found[block] = (group, position)
+                        found[block] = position
                 if found:
-                    return found
-        return {}
+                    return group, [found.get(block) for block in ids]
+        return 0, [None] * len(ids)
 
 
 class CallsThrough:
     """Methods of single objects whose calls go through somebody else first."""
 
     def __init__(self) -> None:
-        self._names: list[tuple[object, str]] = []
+        self._made: list[tuple[object, str, Original, Callable[[Original], Original]]] = []
 
     def add(self, thing: object, name: str, wrapper: Original) -> None:
         """Let calls of one object's method, if it has it, go to *wrapper*, with the original as its first argument."""
+        self.around(thing, name, functools.partial(functools.partial, wrapper))
+
+    def around(self, thing: object, name: str, make: Callable[[Original], Original]) -> None:
+        """Let them go to what *make* makes of the original: that costs less where calls are many."""
         method = getattr(thing, name, None)
         if method is not None:
-            setattr(thing, name, functools.partial(wrapper, method))
-            self._names.append((thing, name))
+            setattr(thing, name, make(method))
+            self._made.append((thing, name, method, make))
 
     def __bool__(self) -> bool:
         """Whether any call goes through here."""
-        return bool(self._names)
+        return bool(self._made)
 
     def undo(self) -> None:
         """The objects' own methods again."""
-        for thing, name in reversed(self._names):
+        for thing, name, _, _ in reversed(self._made):
             vars(thing).pop(name, None)
-        self._names = []
+        self._made = []
+
+
+def _name_of(request: object) -> str:
+    """What a request is called, which may be its name itself; without a name it is nobody in particular."""
+    name = getattr(request, "request_id", request)
+    return name if isinstance(name, str) else CONNECTOR
 
 
 def _named(kwargs: Mapping[str, object]) -> object:
@@ -244,7 +297,7 @@ def _named(kwargs: Mapping[str, object]) -> object:
 
 def _tables(manager: object) -> Mapping[str, Sequence[BlockLike]]:
     found = getattr(manager, "req_to_blocks", None)
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _blocks(pool: object) -> Sequence[BlockLike]:

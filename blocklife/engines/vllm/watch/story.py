@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from attrs import define, field
 
 from blocklife.engines.vllm.watch.violations import Violation
-from blocklife.ledger import Ledger
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 
 HISTORY = 16
 """Events that are kept of each block."""
 _MARKS = 8
 
-Event = tuple[int, int, int, str, tuple[object, ...]]
-"""When it happened, among all events; its step; the life; and what it was, as a template and what goes into it."""
+Event: TypeAlias = tuple[int, int, str, tuple[object, ...], tuple[int, ...], Sequence[int | None] | None]
+"""When it happened, among all events; its step; what it was, as a template and what goes into it; the lives of its blocks, and
+of each its position in a table, if it has one. All its blocks share it: a step makes many. It is of tuples alone, which a
+garbage collector forgets."""
 
 
 @define(eq=False)
 class Story:
-    """Events of the blocks of one ledger. Each block keeps its last few: a long run takes no more room than a short one."""
+    """Events of the blocks of one pool. Each block keeps its last few: a long run takes no more room than a short one."""
 
-    ledger: Ledger
+    epoch: array[int]
     steps: int = 0
     """Steps of the connector so far."""
     draw: str = ""
@@ -34,15 +38,32 @@ class Story:
     _events: dict[int, deque[Event]] = field(factory=dict)
     _marks: deque[tuple[int, int, str]] = field(factory=lambda: deque(maxlen=_MARKS))
 
-    def note(self, blocks: Iterable[int], what: str, *of: object) -> None:
+    def note(self, blocks: Sequence[int], what: str, *of: object) -> None:
         """The same has happened to each of these blocks."""
+        epoch = self.epoch
+        self._add(blocks, tuple([epoch[block] << EPOCH_SHIFT | block for block in blocks]), None, what, of)
+
+    def note_places(self, lives: Sequence[int], positions: Sequence[int | None], what: str, *of: object) -> None:
+        """The same to these lives, at a place of a table each; *what* has room for the place behind all the rest."""
+        places = positions if type(positions) is range else tuple(positions)
+        self._add([life & ID_MASK for life in lives], tuple(lives), places, what, of)
+
+    def _add(
+        self,
+        blocks: Sequence[int],
+        lives: tuple[int, ...],
+        positions: Sequence[int | None] | None,
+        what: str,
+        of: tuple[object, ...],
+    ) -> None:
         self._order += 1
-        epoch, events = self.ledger.blocks.epoch, self._events
+        events = self._events
+        event = (self._order, self.steps, what, of, lives, positions)
         for block in blocks:
             kept = events.get(block)
             if kept is None:
                 kept = events[block] = deque(maxlen=HISTORY)
-            kept.append((self._order, self.steps, epoch[block], what, of))
+            kept.append(event)
 
     def mark(self, what: str) -> None:
         """Something has happened that concerns every block."""
@@ -55,9 +76,9 @@ class Story:
 
     def history(self, block: int) -> tuple[str, ...]:
         """The last events of a block, oldest first."""
-        events = list(self._events.get(block, ()))
+        events = self._events.get(block, ())
         since = events[0][0] if events else self._order
-        told = [(order, f"step {step}, life {life}: {what.format(*of)}") for order, step, life, what, of in events]
+        told = [(event[0], _told(event, block)) for event in events]
         told += [(order, f"step {step}: {what}") for order, step, what in self._marks if order > since]
         return tuple(text for _, text in sorted(told))
 
@@ -65,7 +86,7 @@ class Story:
         self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
     ) -> Violation:
         """What is wrong, with all that is known of it now."""
-        epoch = self.ledger.blocks.epoch
+        epoch = self.epoch
         known = block is not None and 0 < block < len(epoch)
         return Violation(
             rule=rule,
@@ -89,3 +110,11 @@ class Story:
     ) -> None:
         """`violation` and `add`."""
         self.add(self.violation(rule, what, block=block, request=request, job=job))
+
+
+def _told(event: Event, block: int) -> str:
+    _, step, what, of, lives, positions = event
+    at = [life & ID_MASK for life in lives].index(block)
+    if positions is not None:
+        of = (*of, "" if (position := positions[at]) is None else f", position {position}")
+    return f"step {step}, life {lives[at] >> EPOCH_SHIFT}: {what.format(*of)}"

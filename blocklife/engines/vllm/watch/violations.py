@@ -16,6 +16,8 @@ RULES = {
     "I8": "content is stored under its own key: the one of the place that it was computed for",
     "I9": "each worker reports once",
     "I10": "a request does not load while its own earlier store is out, and a reset leaves nobody waiting",
+    "I12": "who waits does not hold what others need to get ahead, and an engine of which nobody wants anything comes to rest",
+    "I13": "what is counted as free is there when it is taken",
     "I14": "a life is the source of one store at a time",
     "I15": "the group sizes of a job add up to its blocks",
 }

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from typing import Protocol, TextIO
 
 from attrs import asdict, frozen
 
+from blocklife.engines.vllm.watch.engine import EngineEar
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.offloading import OffloadingEar, Original, blocks_per_chunk_of
+from blocklife.engines.vllm.watch.offloading import OffloadingEar, blocks_per_chunk_of
 from blocklife.engines.vllm.watch.options import Mode, Options
 from blocklife.engines.vllm.watch.pool import CallsThrough, PoolEar
 from blocklife.engines.vllm.watch.simple import SimpleEar
@@ -162,9 +162,7 @@ class Watch:
                 ear.adopt()
         self._calls += [_ear(mirror, each).calls for mirror, each in zip(self.mirrors, parts.connectors, strict=True)]
         if parts.engine is not None:
-            calls = CallsThrough()
-            calls.add(parts.engine, "update_from_output", functools.partial(self._settled, parts.engine))
-            self._calls.append(calls)
+            self._calls.append(EngineEar(parts.engine, self.mirrors, self._settled).calls)
 
     def _tell(self, found: list[Violation]) -> None:
         for recording in self._recordings:
@@ -180,26 +178,11 @@ class Watch:
             raise InvariantError(f"{what} ({error})") from error
         LOGGER.error(what, exc_info=error)
 
-    def _settled(self, engine: object, original: Original, *args: object, **kwargs: object) -> object:
-        """The engine has taken in what came back from a step: if it will not take another one, nothing may be out."""
-        result = original(*args, **kwargs)
-        has_requests: Callable[[], bool] | None = getattr(engine, "has_requests", None)
-        if has_requests is not None and not has_requests():
-            for mirror in self.mirrors:
-                _look_behind(mirror)
+    def _settled(self) -> None:
+        """A step has come back."""
         self._settled_calls += 1
         if self._metrics is not None and self._settled_calls % _TOLD_EVERY == 0:
             self._metrics.tell(id(self), self._counted())
-        return result
-
-
-def _look_behind(mirror: Mirror) -> None:
-    mirror.catch_up()
-    if left := mirror.jobs.left_behind():
-        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        mirror.story.violate("I5", f"no step will follow, and job {left[0]}{more} is still out", job=left[0])
-        mirror.jobs.give_up(left)
-        mirror.tell()
 
 
 @frozen(eq=False)

@@ -1,0 +1,153 @@
+"""Listens to a vLLM scheduler as a whole: when it falls, when it goes to sleep, and when it gets no further.
+
+*What is asked of an engine at the end of each step.* If it will not take another one, no job may be out (I5). If it computes
+nothing, nothing is out and nothing was heard of for `NUM_STILL` steps, while requests hold blocks and none of them runs, then
+they wait for each other, for only a step could give a block back (I12). If nobody asks anything of it any more, a block that it
+stores again is stored for ever, for nothing new can have come (I12).
+
+An error of the engine's own is never hidden. What happened before it, in the same step, is asked first, so that a step that
+breaks a rule and falls is told by its rule; then the error goes on. A strict watch raises in its place, with the error as its
+context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from blocklife.engines.vllm.watch.jobs import Job
+from blocklife.engines.vllm.watch.mirror import Mirror
+from blocklife.engines.vllm.watch.pool import CallsThrough
+
+Original: TypeAlias = Callable[..., object]
+Content: TypeAlias = tuple[int, bytes | None]
+
+NUM_STILL = 32
+"""Steps without anything after which an engine stands still. A loop without work takes so many in a moment."""
+_MAY_FALL = ("schedule", "finish_requests", "reset_prefix_cache", "add_request")
+"""Calls of the engine in which something may go wrong; the last one of a step is another."""
+_WAITING = {"WAITING", "PREEMPTED", "WAITING_FOR_REMOTE_KVS"}
+"""Statuses of requests that wait for the engine alone. In others a client may be what they wait for, or a compiler."""
+_STILL_NAMED = 4
+
+
+class EngineEar:
+    """Listens to one scheduler. *after* is called when a step has come back and was asked for all that it can break."""
+
+    def __init__(self, engine: object, mirrors: Sequence[Mirror], after: Callable[[], None]) -> None:
+        self._engine = engine
+        self._mirrors = mirrors
+        self._after = after
+        self._num_still = 0
+        self._is_told = False
+        self._stored: dict[int, set[Content]] = {}
+        self._latest: dict[int, int] = {}
+        # Another connector beside the watched one may have something out that nobody sees.
+        self._sees_all = not getattr(getattr(engine, "connector", None), "_connectors", None)
+        self.calls = CallsThrough()
+        for name in _MAY_FALL:
+            self.calls.add(engine, name, self._call)
+        self.calls.add(engine, "update_from_output", self._settled)
+
+    # --- what it hears ------------------------------------------------------------------------------------------------------
+
+    def _call(self, original: Original, *args: object, **kwargs: object) -> object:
+        try:
+            return original(*args, **kwargs)
+        except Exception:
+            self._catch_up()
+            raise
+
+    def _settled(self, original: Original, *args: object, **kwargs: object) -> object:
+        """The engine has taken in what came back from a step."""
+        result = self._call(original, *args, **kwargs)
+        output = args[0] if args else kwargs.get("scheduler_output")
+        has_requests: Callable[[], bool] | None = getattr(self._engine, "has_requests", None)
+        if has_requests is not None and not has_requests():
+            for mirror in self._mirrors:
+                _look_behind(mirror)
+        if not getattr(output, "total_num_scheduled_tokens", 1):
+            self._look_for_progress()
+        else:
+            self._num_still, self._is_told = 0, False
+            self._stored.clear()
+        self._after()
+        return result
+
+    def _catch_up(self) -> None:
+        """Ask of what has happened in the step that is being made."""
+        for mirror in self._mirrors:
+            mirror.catch_up()
+
+    # --- what never ends ----------------------------------------------------------------------------------------------------
+
+    def _look_for_progress(self) -> None:
+        """A step has computed nothing."""
+        requests = getattr(self._engine, "requests", None)
+        if not isinstance(requests, Mapping):
+            return
+        if requests:
+            self._stored.clear()
+            self._look_for_standstill(requests)
+        else:
+            self._num_still = 0
+            for mirror in self._mirrors:
+                self._look_for_circle(mirror)
+
+    def _look_for_standstill(self, requests: Mapping[str, object]) -> None:
+        states = {getattr(getattr(request, "status", None), "name", "") for request in requests.values()}
+        waits = states <= _WAITING and not getattr(self._engine, "running", None) and not _is_paused(self._engine)
+        quiet = waits and self._sees_all
+        if not quiet or any(mirror.jobs.left_behind() for mirror in self._mirrors):
+            self._num_still = 0
+            return
+        self._num_still += 1
+        if self._num_still < NUM_STILL or self._is_told:
+            return
+        self._is_told = True
+        for mirror in self._mirrors:
+            mirror.catch_up()
+            if waiting := {name: held for name in requests if (held := mirror.holders.count(name))}:
+                name = next(iter(waiting))
+                what = f"for {NUM_STILL} steps nothing was computed and nothing is out, and {_told(waiting)}"
+                mirror.story.violate("I12", what, request=name)
+                mirror.tell()
+
+    def _look_for_circle(self, mirror: Mirror) -> None:
+        """Nobody is there: whatever is stored now was stored for somebody who is gone."""
+        at = id(mirror)
+        stored, latest = self._stored.setdefault(at, set()), self._latest.get(at, -1)
+        fresh = {job.copy.number: job for job in _stores(mirror.jobs.touching.values()) if job.copy.number > latest}
+        for number, job in sorted(fresh.items()):
+            lives = {(mirror.holders.life(piece.block), piece.key): piece.block for piece in job.copy.pieces}
+            again = [block for content, block in lives.items() if content in stored]
+            stored.update(lives)
+            self._latest[at] = number
+            if again and not self._is_told:
+                self._is_told = True
+                what = f"job {number} stores block {again[0]} a second time since the last request has gone: it will never end"
+                mirror.story.violate("I12", what, block=again[0], job=number)
+        mirror.tell()
+
+
+def _look_behind(mirror: Mirror) -> None:
+    mirror.catch_up()
+    if left := mirror.jobs.left_behind():
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        mirror.story.violate("I5", f"no step will follow, and job {left[0]}{more} is still out", job=left[0])
+        mirror.jobs.give_up(left)
+        mirror.tell()
+
+
+def _stores(touching: Collection[Sequence[Job]]) -> list[Job]:
+    return [job for jobs in touching for job in jobs if job.is_store]
+
+
+def _is_paused(engine: object) -> bool:
+    return getattr(getattr(engine, "pause_state", None), "name", "UNPAUSED") != "UNPAUSED"
+
+
+def _told(waiting: Mapping[str, int]) -> str:
+    named = [f"request {name} holds {held}" for name, held in list(waiting.items())[:_STILL_NAMED]]
+    more = f", {len(waiting) - len(named)} more hold some" if len(waiting) > len(named) else ""
+    return ", ".join(named) + more + " of the blocks that others wait for"
