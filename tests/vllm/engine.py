@@ -164,6 +164,8 @@ def _vllm_config(spec: WorldSpec) -> VllmConfig:
             max_model_len=MAX_MODEL_LEN,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
+            policy="priority" if spec.priority else "fcfs",
+            long_prefill_token_threshold=spec.part_tokens,
         ),
         cache_config=caching,
         device_config=DeviceConfig("cpu"),
@@ -220,8 +222,8 @@ class Engine:
             config.prefix_cache_retention_interval = caching.prefix_cache_retention_interval
             config.hash_block_size, config.cache_hit_alignment_tokens = hash_tokens, alignment
 
-    def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
-        """Hand a request to the scheduler; it ends by its length only."""
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> None:
+        """Hand a request to the scheduler; it ends by its length only. A smaller *priority* goes first."""
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         sampling.update_from_generation_config({}, 2)
         self.scheduler.add_request(
@@ -231,6 +233,7 @@ class Engine:
                 sampling_params=sampling,
                 pooling_params=None,
                 block_hasher=self._hasher,
+                priority=priority,
             )
         )
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TypeAlias
 
 from tests.vllm.engine import RELEASE
 from tests.vllm.rig import GroupSpec, Lag, Rig, WorldSpec
+from tests.vllm.worlds import Connector
 
+Story: TypeAlias = Callable[[], Rig]
 NOTHING = "nothing"
 
 
@@ -146,7 +149,28 @@ def lazy_store_without_end() -> Rig:
     return rig
 
 
-FOUND = (
+def preempted_before_it_was_computed(connector: Connector | None = "offloading") -> Rig:
+    """Any connector, or none; priority scheduling: a request hits blocks that were never computed.
+
+    1. Seven blocks of four tokens. A request of 21 tokens with a low priority computes 8 in each of two steps (a third request,
+       of one token, lets the limit for long prompts apply from the start). An urgent one of 4 tokens comes behind it in the
+       queue of those that run.
+    2. The third step schedules tokens 16 to 21 of the first, and gives the block of 16 to 20 its name in the prefix cache. Then
+       the urgent one finds no free block, so that the same step preempts the first and takes its tokens out again.
+    3. The block goes back to the pool with its name. The first comes back, hits 20 tokens, and computes the last one over it.
+    """
+    rig = Rig(WorldSpec(num_gpu_blocks=8, max_num_batched_tokens=12, connector=connector, priority=True, part_tokens=8))
+    rig.refuse = connector is not None
+    rig.add(_prompt(21), 1, priority=9)
+    rig.add(_prompt(1, start=900), 1, priority=9)
+    rig.step()
+    rig.add(_prompt(4, start=500), 3, priority=0)
+    rig.drain()
+    return rig
+
+
+FOUND: tuple[Story, ...] = (
+    preempted_before_it_was_computed,
     partial_chunk,
     hole_in_chunk,
     reset_of_window,
@@ -156,7 +180,7 @@ FOUND = (
 )
 
 
-def seen(story: Callable[[], Rig]) -> str:
+def seen(story: Story) -> str:
     """What is wrong when a story is over; older releases may fall earlier, to a fault that has been mended since."""
     try:
         rig = story()

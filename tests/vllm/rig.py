@@ -117,14 +117,14 @@ class Rig:
 
     # What a client does.
 
-    def add(self, prompt: Sequence[int], max_tokens: int) -> str:
-        """Send a request to the engine. Returns its id."""
+    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> str:
+        """Send a request to the engine. Returns its id. A smaller *priority* goes first, where that is asked for."""
         name = f"r{len(self.texts)}"
         self.texts[name] = Text(prompt)
         self.prompts[name] = list(prompt)
         self._said[name] = []
         self.running.add(name)
-        self.engine.add(name, prompt, max_tokens)
+        self.engine.add(name, prompt, max_tokens, priority)
         return name
 
     def abort(self, name: str, late: bool = False) -> None:

@@ -9,6 +9,8 @@ process.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import statistics
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
 STEPS = 300
 DRAIN = 400
 STUCK = 100
-"""An engine that computes nothing for so many steps has come to a stand: requests wait for each other. That is no run."""
+"""An engine that computes nothing for so many steps, and has requests, stands still: they wait for each other."""
 SLICE = 2000
 """Steps of one seed of a long run."""
+PROGRESS_S = 60.0
 
 
 @frozen
@@ -54,6 +57,9 @@ BUGS = (
     Bug("42959", "blocks are stored that have a new tenant", "window", "I8", ("0.21.0", "0.22.1")),
 )
 
+SEED_WORLDS = ("full", "window", "window-async", "chunks", "simple")
+"""The worlds of the table."""
+
 
 @frozen
 class Row:
@@ -66,7 +72,7 @@ class Row:
     rules: Mapping[str, int]
     trouble: int | None
     what: str
-    """What was wrong first: bytes, an error of vLLM's own, a block stored twice, or a copy left behind."""
+    """What was wrong first: bytes, an error of vLLM's own, a block stored twice, a copy left behind, or no way on."""
 
 
 # --- one seed, where vLLM is ----------------------------------------------------------------------------------------------
@@ -109,6 +115,8 @@ def driven(name: str, world: World, seed: int, steps: int) -> Iterator[Row]:
         yield Row(RELEASE, name, seed, rig.step_number, dict(rules), step, what)
         if rig.verified > verified or rig.idle:
             verified, moved = rig.verified, number
+        if number - moved > STUCK:
+            yield Row(RELEASE, name, seed, rig.step_number, dict(rules), *(trouble or (rig.step_number, "stands still")))
         if fallen is not None or number - moved > STUCK:
             break
 
@@ -147,9 +155,8 @@ def child(release: str, *words: str) -> Iterator[str]:
 def table(releases: Sequence[str], seeds: Sequence[int], steps: int) -> list[Row]:
     """All rows, with a line of progress each."""
     rows: list[Row] = []
-    worlds = sorted({bug.world for bug in BUGS})
     for release in releases:
-        for line in child(release, "seed", "--steps", str(steps), "--seeds", *map(str, seeds), "--worlds", *worlds):
+        for line in child(release, "seed", "--steps", str(steps), "--seeds", *map(str, seeds), "--worlds", *SEED_WORLDS):
             if line.startswith("{"):
                 rows.append(Row(**json.loads(line)))
                 row = rows[-1]
@@ -158,40 +165,54 @@ def table(releases: Sequence[str], seeds: Sequence[int], steps: int) -> list[Row
 
 
 def _steps(found: Sequence[int]) -> str:
-    return f"{statistics.median(found):.0f} ({min(found)} to {max(found)})" if found else ""
+    return f"{statistics.median(found):.0f} ({min(found)})" if found else ""
+
+
+def _late(row: Row) -> bool:
+    """Whether something was wrong before any rule fell."""
+    return row.trouble is not None and min(row.rules.values(), default=sys.maxsize) > row.trouble
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table: for each bug and release in how many seeds the rule fell, when, and whether it fell in time."""
+    """For each release and world in how many seeds which rule fell, when, and whether in time; then every seed, briefly."""
     lines = [
-        "| bug | release | seeds | rule fell | at step: median (range) | without the watch | at step | late | other rules |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| release | world | seeds | rule: seeds, step: median (first) | wrong without the watch | step | late |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for bug in BUGS:
-        for release in sorted({row.release for row in rows}):
-            own = [row for row in rows if row.release == release and row.world == bug.world]
-            fell = [row.rules[bug.rule] for row in own if bug.rule in row.rules]
+    each = ["| release | world | seed: step of each rule / step at which something was wrong |", "| --- | --- | --- |"]
+    for release in sorted({row.release for row in rows}):
+        for world in SEED_WORLDS:
+            own = [row for row in rows if row.release == release and row.world == world]
+            fell: dict[str, list[int]] = {}
+            for row in own:
+                for rule, step in row.rules.items():
+                    fell.setdefault(rule, []).append(step)
+            told = [f"{rule}: {len(steps)}, {_steps(steps)}" for rule, steps in sorted(fell.items())]
             wrong = [row for row in own if row.trouble is not None]
-            late = [row for row in wrong if row.rules.get(bug.rule, sys.maxsize) > (row.trouble or 0)]
-            others = sorted({rule for row in own for rule in row.rules} - {bug.rule})
-            kinds = sorted({row.what for row in wrong})
-            cells = [f"{bug.number}, {bug.about}", release, str(len(own)), f"{bug.rule} in {len(fell)}" if fell else "none"]
-            cells += [_steps(fell), f"{len(wrong)} {', '.join(kinds)}".strip(), _steps([row.trouble or 0 for row in wrong])]
-            cells += [str(len(late)), ", ".join(others)]
+            kinds = [f"{what}: {sum(row.what == what for row in wrong)}" for what in sorted({row.what for row in wrong})]
+            cells = [release, world, str(len(own)), "; ".join(told) or "silent", "; ".join(kinds) or "nothing"]
+            cells += [_steps([row.trouble or 0 for row in wrong]), str(sum(map(_late, own)))]
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            if told:
+                each.append(f"| {release} | {world} | {', '.join(map(_seed, own))} |")
+    return "\n".join([*lines, "", *each]) + "\n"
+
+
+def _seed(row: Row) -> str:
+    told = " ".join(f"{rule} {step}" for rule, step in row.rules.items()) or "-"
+    return f"{row.seed}: {told} / {'-' if row.trouble is None else row.trouble}"
 
 
 # --- the long run ---------------------------------------------------------------------------------------------------------
 
 
-def long_run(steps: int, first_seed: int, log: Path | None) -> int:
-    """Worlds in turn, a slice of steps each, until there are enough. Exit status 1 at the first violation."""
+def long_worlds() -> Mapping[str, World]:
+    """The worlds of the long run: those in which 0.33.0 has none of the faults of `specs/vllm-findings.md`."""
     from tests.vllm.worlds import GroupSpec, Lag, World, WorldSpec
 
     full, window, state = GroupSpec("full"), GroupSpec("swa", window=8), GroupSpec("mamba")
     lag = Lag(0, 4)
-    worlds = {
+    return {
         "full": World("", WorldSpec((full,), 24, 24, max_num_batched_tokens=16, lag=lag), connector_resets=True),
         "window": World("", WorldSpec((window,), 20, 24, max_num_batched_tokens=16, lag=lag, refusals=0.3), busy=True),
         "hybrid": World("", WorldSpec((full, window), 40, 40, max_num_batched_tokens=16, lag=lag, refusals=0.2)),
@@ -208,22 +229,49 @@ def long_run(steps: int, first_seed: int, log: Path | None) -> int:
         ),
         "simple hybrid": World("", WorldSpec((full, window), 48, 48, 8, 16, connector="simple", lag=Lag(1, 4))),
     }
-    total, began, number, silent, line = 0, time.monotonic(), 0, True, ""
-    out = None if log is None else log.open("a", encoding="utf-8")
-    while total < steps and silent:
-        name, world = list(worlds.items())[number % len(worlds)]
-        ways = number // len(worlds) % 4
-        spec = evolve(world.spec, async_scheduling=bool(ways & 1), world_size=1 + (ways >> 1))
-        for row in driven(name, evolve(world, spec=spec), first_seed + number, SLICE):
-            line = json.dumps({**asdict(row), "async": spec.async_scheduling, "workers": spec.world_size, "before": total})
-            silent = not row.rules and row.trouble is None
-            if not silent:
-                break
-        total, number = total + json.loads(line)["steps"], number + 1
-        print(line, file=out or sys.stdout, flush=True)
-    what = f"{total} steps, {number} runs, {time.monotonic() - began:.0f} s"
+
+
+def long_run(steps: int, first_seed: int, log: Path | None) -> int:
+    """Worlds in turn, a slice of steps each, until there are enough. Exit status 1 at the first violation.
+
+    With a *log* it goes on where one that was stopped has ended; a slice that was not silent is not in it.
+    """
+    importlib.import_module("tests.vllm.rig")  # it takes a while, and is no step
+
+    done = [] if log is None or not log.exists() else log.read_text(encoding="utf-8").splitlines()
+    total, number, began, told = sum(json.loads(line)["steps"] for line in done), len(done), time.monotonic(), 0.0
+    if done:
+        print(f"goes on behind {total} steps in {number} runs ({log})", file=sys.stderr)
+    worlds, first, line, silent = list(long_worlds().items()), total, "", True
+    with contextlib.ExitStack() as stack:
+        out = sys.stdout if log is None else stack.enter_context(log.open("a", encoding="utf-8"))
+        while total < steps and silent:
+            name, world = worlds[number % len(worlds)]
+            ways = number // len(worlds) % 4
+            spec = evolve(world.spec, async_scheduling=bool(ways & 1), world_size=1 + (ways >> 1))
+            for row in driven(name, evolve(world, spec=spec), first_seed + number, SLICE):
+                told = _progress(told, began, total - first + row.steps, steps - first)
+                line = json.dumps({**asdict(row), "async": spec.async_scheduling, "workers": spec.world_size})
+                silent = not row.rules and row.trouble is None
+                if not silent:
+                    break
+            total, number = total + json.loads(line)["steps"], number + 1
+            if silent:
+                print(line, file=out, flush=True)
+    spent = time.monotonic() - began
+    what = f"{total} steps in {number} runs; {total - first} of them in {spent:.0f} s, {(total - first) / spent:.0f} a second"
     print(f"{what}: {'silent' if silent else f'not silent: {line}'}", file=sys.stderr)
     return not silent
+
+
+def _progress(told: float, began: float, done: int, wanted: int) -> float:
+    """Say once in a while how far it is. Returns when that was said last."""
+    now = time.monotonic()
+    if now - max(told, began) < PROGRESS_S:
+        return told
+    left = (wanted - done) * (now - began) / done
+    print(f"{done} of {wanted} steps, {left / 60:.0f} minutes left", file=sys.stderr, flush=True)
+    return now
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -242,7 +290,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     long = actions.add_parser("long", help="a long run that should be silent, in this process")
     long.add_argument("--steps", type=int, default=1_000_000)
     long.add_argument("--first-seed", type=int, default=0)
-    long.add_argument("--log", type=Path, help="one line a run goes there")
+    long.add_argument("--log", type=Path, help="one line a run goes there; what is there already is not run again")
     return parser.parse_args(arguments)
 
 

@@ -59,6 +59,10 @@ class WorldSpec:
     ends, which is their default; older releases always do."""
     connector: Connector | None = "offloading"
     extra_config: Extra = field(factory=dict)
+    priority: bool = False
+    """Whether a request says how urgent it is, instead of who comes first."""
+    part_tokens: int = 0
+    """A step computes no more of one prompt, while there are others; 0: as many as there is room for."""
     lag: Lag = Lag()
     refusals: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of stores that the host tier refuses, over and above those it has no room for."""
