@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c co
 ARGS   ?=
 VLLM   ?= 0.33.0
 
-.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu vllm test-vllm bench-vllm spec format clean
+.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -55,6 +55,11 @@ test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's
 	done
 	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload
 	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p behaviour $(OFFLOADING)/test_scheduler.py
+
+nightly-vllm: $(VENV)/.dev  ## the same in four releases, the table of seed bugs, and a million steps under the watch: hours
+	@$(MAKE) --silent test-vllm VLLM='0.33.0 0.23.0 0.22.1 0.21.0'
+	@$(BIN)/python -m tests.vllm.watched seeds
+	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.watched long --log $(CURDIR)/.vllm/long.jsonl $(ARGS)
 
 bench-vllm: $(VENV)/.dev vllm  ## what our connector and the watch cost in a step of vLLM's scheduler, beside its own connector
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_connector $(ARGS)

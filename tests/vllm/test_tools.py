@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from tests.vllm import fetch as tool
 from tests.vllm.fetch import FetchError, install_blocklife, make_environment, make_release, reason, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, PROJECT, REQUIREMENTS, Shelf, entry_points, version
 from tests.vllm.run import TOUCHING, Command, chosen_command
+from tests.vllm.watched import Row, missed
 
 RELEASE = "9.9.9"
 INSIDE = ("vllm/__init__.py", "tests/a.py", "pyproject.toml", "LICENSE", "csrc/b.cu")
@@ -350,3 +352,14 @@ def test_tests_that_need_vllm_are_skipped_with_a_reason_where_it_is_not() -> Non
 
     assert "vLLM is not here (make vllm test-vllm)" in ran.stdout
     assert "1 skipped" in ran.stdout
+
+
+def test_table_of_seeds_says_what_the_watch_has_missed() -> None:
+    """A row that went wrong before a rule fell, and a bug that shows in no seed; a rule in the same step is in time."""
+    late = Row("0.33.0", "full", 1, 300, {"I5": 9}, 8, "wrong bytes")
+    early = Row("0.33.0", "full", 2, 300, {"I5": 9}, 9, "wrong bytes")
+    silent = Row("0.22.1", "window", 3, 300, {}, None, "")
+
+    assert missed([late, early]) == ["0.33.0 full seed 1: wrong bytes at step 8"]
+    assert missed([silent]) == ["0.22.1: no seed of the world window breaks I8 (blocks are stored that have a new tenant)"]
+    assert missed([evolve(silent, rules={"I8": 4})]) == []

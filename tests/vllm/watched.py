@@ -173,6 +173,16 @@ def _late(row: Row) -> bool:
     return row.trouble is not None and min(row.rules.values(), default=sys.maxsize) > row.trouble
 
 
+def missed(rows: Sequence[Row]) -> list[str]:
+    """What the watch has missed, a line each: something wrong before any rule fell, a bug that no seed shows."""
+    found = [f"{row.release} {row.world} seed {row.seed}: {row.what} at step {row.trouble}" for row in rows if _late(row)]
+    for bug in BUGS:
+        for release in {row.release for row in rows}.intersection(bug.releases):
+            if not any(row.release == release and row.world == bug.world and bug.rule in row.rules for row in rows):
+                found.append(f"{release}: no seed of the world {bug.world} breaks {bug.rule} ({bug.about})")
+    return found
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """For each release and world in how many seeds which rule fell, when, and whether in time; then every seed, briefly."""
     lines = [
@@ -312,7 +322,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.json is not None:
         chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     print(markdown(rows), end="")
-    return 0
+    problems = missed(rows)
+    for problem in problems:
+        print(f"missed: {problem}", file=sys.stderr)
+    return bool(problems)
 
 
 if __name__ == "__main__":
