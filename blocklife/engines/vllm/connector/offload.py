@@ -95,6 +95,7 @@ class EngineScheduler(OffloadScheduler):
         self._direct = geometry.blocks_per_chunk == 1 and policies.mode is Mode.EAGER
         """Whether what is sealed can be stored as it is, without a line."""
         self._max_direct = min(policies.max_job_blocks, len(ledger.slots))
+        self._windows = [group for group in self._attention if geometry.window_blocks[group] is not None]
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal all that it fills, each with its serial and that plan."""
         self._unwanted: set[int] = set()
@@ -263,7 +264,7 @@ class EngineScheduler(OffloadScheduler):
                 end += 1
             found.append((who, [life for life, _ in now], [key for _, key in now]))
             ends.append(end)
-            if end < start + len(own):
+            if end < start + len(own) and self._windows:
                 self._late[row] = int(self._progress.serial[row]), self.ledger.plan_number + 1
         return found, np.array(ends)
 
@@ -283,14 +284,15 @@ class EngineScheduler(OffloadScheduler):
             if plan in self._plans:
                 continue
             del self._late[row]
-            if table.serial[row] != serial or not self._direct or self._lost:
-                continue
-            for group in self._attention:
-                start, stop = int(table.offered[group, row]), int(table.sealed[group, row])
-                stop = min(stop, int(self._storing(np.array([row]), group)[0]))
-                if start < stop:
-                    table.offered[group, row] = self._take_turn(group, row, start, stop)
-        self._plan_stores(np.zeros(0, dtype=np.int64))
+            if table.serial[row] == serial and table.running[row] and not self._lost:
+                found = np.array([row])
+                for group in self._windows:
+                    going = min(int(table.first_needed(group, found)[0]), int(table.sealed[group, row]))
+                    start, stop = int(table.offered[group, row]), min(going, int(self._storing(found, group)[0]))
+                    if self._direct and start < stop:
+                        table.offered[group, row] = self._take_turn(group, row, start, stop)
+        if self.stores.waiting or any(turn.lives for turn in self._turns):
+            self._plan_stores(np.zeros(0, dtype=np.int64))
 
     def expect_load(self, name: str) -> None:
         """The engine lets a request in for what its lookup found in the host tier: nobody else needs to load it."""
