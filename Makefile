@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 ARGS   ?=
-VLLM   ?= 0.33.0
+VLLM   ?= 0.33.0 0.21.0
 
 .PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm spec format clean
 .DEFAULT_GOAL := help
@@ -44,7 +44,7 @@ test-gpu: $(VENV)/.dev  ## what needs a CUDA device; says so where there is none
 bench-gpu: $(VENV)/.dev  ## how fast pages move between a GPU and the host, against the link and the peers
 	@$(BIN)/python -m tests.bench.gpu $(ARGS)
 
-vllm: $(BIN)/python  ## fetch vLLM's scheduler side for tests: 1.4 GB, once (VLLM='0.33.0 0.23.0')
+vllm: $(BIN)/python  ## fetch vLLM's scheduler side for tests: 1.4 GB, once (VLLM='0.33.0 0.23.0', say)
 	@$(BIN)/python -m tests.vllm.fetch $(VLLM)
 
 OFFLOADING := tests/v1/kv_connector/unit/offloading_connector

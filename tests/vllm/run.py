@@ -51,7 +51,8 @@ def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[
     }
     left_out = {"PYTHONHOME", "VIRTUAL_ENV"}
     kept = {name: value for name, value in around.items() if name not in left_out}
-    return {"VLLM_LOGGING_LEVEL": "ERROR", **kept, **fixed}
+    # vLLM walks through sets of names: without a fixed order of them a seed would not say what a run does
+    return {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0", **kept, **fixed}
 
 
 def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:

@@ -276,6 +276,7 @@ def test_release_runs_its_own_tests_in_its_own_folder(tmp_path: Path) -> None:
     assert command.words[1:3] == ["-m", "pytest"]
     assert command.words[-5:] == ["tests/v1/a", "-n", "2", "-p", "a.plugin"]
     assert command.environ["PYTHONPATH"].split(":") == [str(command.folder), str(HERE / "plugins")]
+    assert command.environ["PYTHONHASHSEED"] == "0"
     assert {key: command.environ[key] for key in ("HOME", "VLLM_LOGGING_LEVEL", "VLLM_TARGET_DEVICE", "HF_HUB_OFFLINE")} == {
         "HOME": "home",
         "VLLM_LOGGING_LEVEL": "DEBUG",
