@@ -263,15 +263,18 @@ class SchedulerCore:
 
     # --- offering -----------------------------------------------------------------------------------------------------------
 
-    def _bound(self, row: int, tokens: int) -> int:
-        """How many tokens of a request may be stored, of the first *tokens* that have, or will have, content."""
+    def _bounds(self, rows: Rows, tokens: Rows) -> Rows:
+        """How many tokens of each request may be stored, of its first *tokens*, which have, or will have, content."""
         table = self._progress
-        found = min(tokens, int(table.known[row]))
+        found: Rows = np.minimum(tokens, table.known[rows])
         if self.policies.prompt_only:
-            found = min(found, int(table.prompt[row]))
+            found = np.minimum(found, table.prompt[rows])
         if self.policies.max_store_tokens is not None:
-            found = min(found, self.policies.max_store_tokens)
+            found = np.minimum(found, self.policies.max_store_tokens)
         return found
+
+    def _bound(self, row: int, tokens: int) -> int:
+        return int(self._bounds(np.array([row]), np.array([tokens]))[0])
 
     def _plan_stores(self, rows: Rows) -> None:
         """Choose what is stored now, of what these requests fill and of what waits, and plan it."""
@@ -282,11 +285,7 @@ class SchedulerCore:
     def _offer_filled(self, rows: Rows) -> None:
         """Offer the chunks that this step fills; only requests that cross a boundary are looked at."""
         table = self._progress
-        bound = np.minimum(table.ends(rows), table.known[rows])
-        if self.policies.prompt_only:
-            bound = np.minimum(bound, table.prompt[rows])
-        if self.policies.max_store_tokens is not None:
-            bound = np.minimum(bound, self.policies.max_store_tokens)
+        bound = self._bounds(rows, table.ends(rows))
         for group in self._attention:
             chunks = bound // self.geometry.chunk_tokens[group]
             for position in np.flatnonzero(chunks > table.offered[group, rows]).tolist():
@@ -490,6 +489,10 @@ class SchedulerCore:
             elif loads or state is Request.RUNNING:
                 preempted.append(name)
         return preempted
+
+    def _most_loaded(self, row: int) -> int | None:
+        """How many tokens a load of a request may bring; None: as many as there are."""
+        return self.policies.max_load_tokens
 
     def _is_last_step(self) -> bool:
         """Whether at least one request is tracked, all that are tracked are over, and copies are then to be waited for.

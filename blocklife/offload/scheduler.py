@@ -121,7 +121,8 @@ class OffloadScheduler(SchedulerCore):
             tracked.hit = evolve(last, step=self._step)  # nothing has ended since: the answer is the same
             return tracked.hit
         host = not self._lost and tracked.failures < self.policies.max_load_failures
-        hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._step, host=host)
+        cap = self._most_loaded(tracked.row)
+        hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._step, host=host, most=cap)
         tracked.hit, tracked.asked = hit, None if self._search.in_doubt else asked
         if hit.deferred:
             self._counts["deferred"] += 1

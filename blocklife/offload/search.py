@@ -48,8 +48,18 @@ class Search:
         self.in_doubt = False
         """Whether the last search was told RETRY: its answer may be another one although no copy has ended since."""
 
-    def run(self, name: str, keys: Keys, known: int, device_tokens: int | None, step: int, *, host: bool) -> Hit:
-        """The hit of one request with so many known tokens; without *host* only on the device."""
+    def run(
+        self,
+        name: str,
+        keys: Keys,
+        known: int,
+        device_tokens: int | None,
+        step: int,
+        *,
+        host: bool,
+        most: int | None = None,
+    ) -> Hit:
+        """The hit of one request with so many known tokens; in the host tier, if *host*, at most *most* behind the device's."""
         self.in_doubt = False
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
@@ -61,7 +71,8 @@ class Search:
         start = device.length
         host = host and self._loads and not self._is_in_doubt(name)
         # an allocator of the engine says what it has, and not what is on its way there
-        found = self._in_host(names, start, limit, {} if own else self._loading) if host else device
+        last = limit if most is None else min(limit, start + most)
+        found = self._in_host(names, start, last, {} if own else self._loading) if host else device
         if found.deferred or (found.length > start and name in self._ledger.jobs.owned):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, found.length, start, start, True, step)
@@ -99,8 +110,6 @@ class Search:
     def _in_host(
         self, names: Sequence[Sequence[bytes]], start: int, limit: int, loading: Mapping[tuple[int, bytes], str]
     ) -> Found:
-        if self._policies.max_load_tokens is not None:
-            limit = min(limit, start + self._policies.max_load_tokens)
         size, index, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.index, self._suffix, self._tier.answer
 
         def ask(group: int, unit: int, blocks: int) -> Answer:

@@ -13,8 +13,10 @@ from random import Random
 
 import pytest
 from attrs import evolve
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
+from blocklife.engines.vllm.connector import connector
+from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.ledger import Direction
 from blocklife.states import Slot
 from tests.vllm import engine
@@ -340,6 +342,40 @@ def test_connector_tells_what_changes_in_host_memory(monkeypatch: pytest.MonkeyP
     assert [event.block_hashes for event in stored] == [[each] for each in hashes]
     assert {event.medium for event in stored} == {"CPU"}
     assert sorted(event.block_hashes[0] for event in removed) == sorted(hashes)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "loaded"),
+    [
+        (None, 10, 9),
+        ({"max_offload_tokens": 13}, 3, 3),
+        ({"max_offload_tokens": 0}, 0, 0),
+        ({"max_load_tokens": 22}, 10, 5),
+        ({"max_offload_tokens": -1, "max_load_tokens": "many"}, 10, 9),
+    ],
+    ids=["no caps", "stores", "no stores", "loads", "no numbers"],
+)
+def test_connector_keeps_to_what_a_request_allows(
+    given: Mapping[str, object] | None, stored: int, loaded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameters of one request cap what is stored and loaded of it; what is no number is left out, and said in the log."""
+    said: list[str] = []
+    monkeypatch.setattr(connector.logger, "warning", lambda text, *values: said.append(text % values))
+    hear = BlocklifeConnector.on_new_request
+
+    def with_parameters(self: BlocklifeConnector, request: Request) -> None:
+        request.kv_transfer_params = given
+        hear(self, request)
+
+    monkeypatch.setattr(BlocklifeConnector, "on_new_request", with_parameters)
+    rig = ConnectorRig(ROOMY)
+    ask(rig, prompt(40))
+    first = rig.stored
+    rig.reset_prefix_cache()
+    ask(rig, prompt(40))
+
+    assert (first, rig.loaded) == (stored, loaded)
+    assert len(said) == (4 if given and given.get("max_load_tokens") == "many" else 0)
 
 
 # --- walks ------------------------------------------------------------------------------------------------------------------

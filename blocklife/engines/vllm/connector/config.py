@@ -88,6 +88,27 @@ def _one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:
     return read
 
 
+@frozen
+class Caps:
+    """What a single request allows (its ``kv_transfer_params``); None: what the engine's configuration says."""
+
+    store_tokens: int | None = None
+    load_tokens: int | None = None
+
+    @classmethod
+    def read(cls, given: Mapping[str, object] | None) -> tuple[Caps, list[str]]:
+        """The caps that a request brings, and what is wrong with those that are none: a client's mistake stops no engine."""
+        found: list[int | None] = []
+        problems: list[str] = []
+        for key in ("max_offload_tokens", "max_load_tokens"):
+            value = (given or {}).get(key)
+            fits = type(value) is int and value >= 0
+            found.append(value if isinstance(value, int) and fits else None)
+            if value is not None and not fits:
+                problems.append(f"{key} must be a whole number of at least 0, not {value!r} (it is left out)")
+        return cls(*found), problems
+
+
 @frozen(kw_only=True)
 class ConnectorConfig:
     """The choices of one engine. Give exactly one of ``host_bytes`` and ``host_blocks``."""

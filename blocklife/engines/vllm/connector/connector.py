@@ -26,7 +26,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from blocklife.engines.vllm import versions
 from blocklife.engines.vllm.connector import cache
-from blocklife.engines.vllm.connector.config import ConnectorConfig
+from blocklife.engines.vllm.connector.config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector.events import told
 from blocklife.engines.vllm.connector.messages import StepPlan, WorkerReport
 from blocklife.engines.vllm.connector.metrics import BlocklifePromMetrics, BlocklifeStats, Meter, Payload
@@ -138,8 +138,11 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.scheduler.bind_pool(lambda count: islice(_free_blocks(gpu_block_pool), count))
 
     def on_new_request(self, request: Request) -> None:
-        """A request is waiting."""
-        self.scheduler.add(request)
+        """A request is waiting; it may cap what is stored and loaded of it (``max_offload_tokens``, ``max_load_tokens``)."""
+        caps, problems = Caps.read(request.kv_transfer_params)
+        for problem in problems:
+            logger.warning("blocklife: request %s: %s", request.request_id, problem)
+        self.scheduler.add(request, caps)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens a load would bring; they are always loaded between two steps."""

@@ -96,6 +96,8 @@ class EngineScheduler(OffloadScheduler):
         """Whether what is sealed can be stored as it is, without a line."""
         self._max_direct = min(policies.max_job_blocks, len(ledger.slots))
         self._windows = [group for group in self._attention if geometry.window_blocks[group] is not None]
+        self._most_stored, self._most_brought = np.full((2, ledger.limits.max_requests), _NEVER, dtype=np.int64)
+        """Tokens of each request, by row, that it lets be stored and loaded."""
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal all that it fills, each with its serial and that plan."""
         self._unwanted: set[int] = set()
@@ -106,6 +108,12 @@ class EngineScheduler(OffloadScheduler):
         """Blocks that the engine has hit and that were not final for the ledger."""
 
     # --- requests -----------------------------------------------------------------------------------------------------------
+
+    def cap(self, name: str, stored: int | None, loaded: int | None) -> None:
+        """So many tokens of a request are stored, and loaded, at most; None: as many as the policies say."""
+        row = self._tracked(name).row
+        self._most_stored[row] = _NEVER if stored is None else stored
+        self._most_brought[row] = _NEVER if loaded is None else loaded
 
     def knows(self, name: str) -> bool:
         """Whether a request was added and has not ended."""
@@ -270,12 +278,16 @@ class EngineScheduler(OffloadScheduler):
 
     def _storing(self, rows: Rows, group: int) -> Rows:
         """Up to which block each of these requests may be stored."""
-        policies = self.policies
-        bound = self._progress.prompt[rows] if policies.prompt_only else np.full(len(rows), _NEVER)
-        if policies.max_store_tokens is not None:
-            bound = np.minimum(bound, policies.max_store_tokens)
-        found: Rows = bound // self.geometry.block_tokens[group]
+        found: Rows = self._bounds(rows, self._progress.ends(rows)) // self.geometry.block_tokens[group]
         return found
+
+    def _bounds(self, rows: Rows, tokens: Rows) -> Rows:
+        found: Rows = np.minimum(super()._bounds(rows, tokens), self._most_stored[rows])
+        return found
+
+    def _most_loaded(self, row: int) -> int | None:
+        most = super()._most_loaded(row)
+        return int(self._most_brought[row]) if most is None else min(most, int(self._most_brought[row]))
 
     def catch_up(self) -> None:
         """Store what was sealed only when its plan settled, before the engine hands out what has left a window since."""
@@ -366,10 +378,8 @@ class EngineScheduler(OffloadScheduler):
             super()._offer_filled(rows)
             return
         table = self._progress
-        bound = np.minimum(table.ends(rows), table.known[rows])
         for group in self._attention:
-            stops = np.minimum(bound // self.geometry.block_tokens[group], self._storing(rows, group))
-            offered = table.offered[group, rows]
+            stops, offered = self._storing(rows, group), table.offered[group, rows]
             where = np.flatnonzero(stops > offered)
             for row, start, stop in zip(rows[where].tolist(), offered[where].tolist(), stops[where].tolist(), strict=True):
                 table.offered[group, row] = self._take_turn(group, row, start, stop)

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from attrs import define, field
 
-from blocklife.engines.vllm.connector.config import ConnectorConfig
+from blocklife.engines.vllm.connector.config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector.ledger import EngineLedger
 from blocklife.engines.vllm.connector.messages import Moved, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector.offload import EngineScheduler
@@ -41,6 +41,7 @@ _NOW = 0.0
 _JOURNAL = 4096
 """Transitions that are kept for stories; more of them only make Python's collector slow."""
 _MAX_EVENTS = 1 << 20
+_NO_CAPS = Caps()
 _SPARE_REQUESTS = 1024
 """Requests that can be known besides those that run: those that wait and were looked up."""
 
@@ -54,6 +55,7 @@ class Tracked:
     """What the ledger calls it: its id, or something longer while an older request of that id is not over."""
     session: bool
     """Whether its text goes on when it has ended, without its last token: what it computes is neither named nor stored."""
+    caps: Caps = field(factory=Caps)
     hit: Hit | None = None
     """The lookup of this step."""
 
@@ -132,9 +134,9 @@ class ConnectorScheduler:
 
     # --- within schedule() --------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, caps: Caps = _NO_CAPS) -> None:
         """The engine knows a new request. The ledger gets to know it when it is first looked up."""
-        self._requests[request.request_id] = Tracked(request, "", request.resumable)
+        self._requests[request.request_id] = Tracked(request, "", request.resumable, caps)
 
     def look_up(self, request: Request, device_tokens: int) -> int | None:
         """How many tokens a load would bring behind those on the device; None: ask again later."""
@@ -364,6 +366,7 @@ class ConnectorScheduler:
         tracked.name = name
         self._named[name] = tracked
         self.offload.add_request(name, self._keys_of(request), prompt_tokens=request.num_prompt_tokens)
+        self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
         self._by_row[self.ledger.requests[name].row] = request
         return name
 
