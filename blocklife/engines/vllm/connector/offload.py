@@ -440,10 +440,11 @@ class EngineScheduler(OffloadScheduler):
             yield _store_of(owners, parcels)
 
     def _leave_out_stored(self, turn: _Turn) -> None:
-        """Take out what is stored, on its way, or there twice."""
+        """Take out what is stored, on its way, over, or there twice."""
         index, wanted = self.ledger.slots.index[turn.group], set(turn.keys)
-        view = self.ledger.blocks.column.view[np.array(turn.lives, dtype=np.int64) & ID_MASK]
-        ready = ((view == _SEALED) | (view == _CACHED)).tolist()
+        blocks, lives = self.ledger.blocks, np.array(turn.lives, dtype=np.int64)
+        states = blocks.column.view[lives & ID_MASK]
+        ready = (((states == _SEALED) | (states == _CACHED)) & np.asarray(blocks.fresh(lives))).tolist()
         stored = {key for key in wanted & index.keys() if self.stores.is_stored(turn.group, key)}
         if not stored and len(wanted) == len(turn.keys) and all(ready):
             return
