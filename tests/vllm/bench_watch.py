@@ -19,36 +19,19 @@ import functools
 import gc
 import json
 import os
-import random
 import statistics
 import sys
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from attrs import asdict, define, field, frozen
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from blocklife.engines.vllm.watch import Mode, Options, Watch, attach, detach
-from tests.vllm.engine import MAX_MODEL_LEN, RELEASE, Engine
-from tests.vllm.worlds import GroupSpec, WorldSpec
+from tests.vllm.engine import RELEASE
+from tests.vllm.population import HOOKS, Population
 
-HOOKS = (
-    "on_new_request",
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "get_external_cache_hit_sources",
-    "build_connector_meta",
-    "update_connector_output",
-    "request_finished_all_groups",
-    "take_events",
-    "has_pending_push_work",
-    "get_kv_connector_stats",
-)
-BLOCK, WINDOW, LAG = 16, 512, 3
 SAMPLES = (1, 4, 16, 64)
 CLOCKS = {"wall": time.perf_counter_ns, "processor": time.thread_time_ns}
 """Nothing here waits. On a machine that does something else, too, the time on a processor says more, although to ask for it
@@ -169,84 +152,6 @@ class Dummy:
         return max(0.0, took[0] - took[1])
 
 
-class Copier:
-    """Lets jobs land a few steps after they were made, or when a flush asks for it."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._out: OrderedDict[int, tuple[int, str]] = OrderedDict()
-
-    def run(self, output: SchedulerOutput) -> KVConnectorOutput:
-        """What a step's workers report."""
-        self._step += 1
-        meta = output.kv_connector_metadata
-        done = [(job, self._out.pop(job)[1]) for job in meta.jobs_to_flush or () if job in self._out]
-        for job, load in meta.load_jobs.items():
-            self._out[job] = (self._step + LAG, load.req_id)
-        for job in meta.store_jobs:
-            self._out[job] = (self._step + LAG, "")
-        ready = [job for job, (due, _) in self._out.items() if due <= self._step]
-        done += [(job, self._out.pop(job)[1]) for job in ready]
-        told = OffloadingWorkerMetadata()
-        for job, _ in done:
-            told.mark_completed(job)
-        loaded = {request for _, request in done if request}
-        return KVConnectorOutput(finished_sending=set(), finished_recving=loaded, kv_connector_worker_meta=told)
-
-
-class Population:
-    """As many running requests as asked for; who ends is followed by another one."""
-
-    def __init__(self, running: int, seed: int, clock: Callable[[], int]) -> None:
-        self._clock = clock
-        blocks = int(running * ((1536 + 256) // BLOCK + WINDOW // BLOCK + 3) * 0.8) + 1
-        groups = (GroupSpec("full", BLOCK), GroupSpec("swa", BLOCK, WINDOW))
-        spec = WorldSpec(groups, blocks, 4 * blocks, max_num_seqs=running, max_num_batched_tokens=max(8192, 2 * running))
-        self.engine = Engine(spec)
-        self.scheduler = self.engine.scheduler
-        self.copier = Copier()
-        self._running = running
-        self._dice = random.Random(seed)
-        self._families = [[self._dice.randrange(5, 50_000) for _ in range(256)] for _ in range(8)]
-        self._sent: list[list[int]] = []
-        self._number = 0
-
-    def step(self) -> int:
-        """One step of the engine. Returns what the scheduler took of it, in nanoseconds."""
-        while len(self.scheduler.requests) < self._running + max(4, self._running // 16):
-            self._add()
-        began = self._clock()
-        output = self.scheduler.schedule()
-        took = self._clock() - began
-        names = list(output.num_scheduled_tokens)
-        said = [[self._dice.randrange(5, 50_000)] if self._speaks(name) else [] for name in names]
-        result = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: at for at, name in enumerate(names)},
-            sampled_token_ids=said,
-            kv_connector_output=self.copier.run(output),
-        )
-        began = self._clock()
-        self.scheduler.update_from_output(output, result)
-        return took + self._clock() - began
-
-    def _speaks(self, name: str) -> bool:
-        request = self.scheduler.requests[name]
-        return bool(request.num_computed_tokens >= request.num_tokens)
-
-    def _add(self) -> None:
-        dice = self._dice
-        if self._sent and dice.random() < 0.2:
-            prompt = dice.choice(self._sent[-4096:])
-        else:
-            prompt = dice.choice(self._families)[: dice.randint(64, 256)]
-            prompt = prompt + [dice.randrange(5, 50_000) for _ in range(dice.randint(0, 1280))]
-            self._sent.append(prompt)
-        self._number += 1
-        answer = min(dice.randint(64, 512), MAX_MODEL_LEN - len(prompt))
-        self.engine.add(f"r{self._number}", prompt, answer)
-
-
 def time_hooks(stopwatch: Stopwatch, connector: object) -> None:
     """Time the hooks of a connector, from here on."""
     for name in HOOKS:
@@ -266,7 +171,7 @@ class Bench:
     """One engine with its traffic, and who times it."""
 
     def __init__(self, running: int, warm_up: int, seed: int, clock: Callable[[], int]) -> None:
-        self._population, self._stopwatch = Population(running, seed, clock), Stopwatch(clock)
+        self._population, self._stopwatch = Population("offloading", running, seed, clock), Stopwatch(clock)
         self._dummy = Dummy(self._stopwatch)
         self._forward_ns = self._dummy.forward_ns()
         time_hooks(self._stopwatch, self._population.scheduler.connector)
