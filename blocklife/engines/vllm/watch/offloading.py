@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
+from blocklife.engines.vllm.watch.ear import ConnectorEar, Original
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.pool import CallsThrough
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
-Original: TypeAlias = Callable[..., object]
 Chunks: TypeAlias = Sequence[tuple[int, bytes]]
 
 
@@ -39,22 +38,17 @@ class GroupState(Protocol):
     offload_keys: Sequence[bytes]
 
 
-class OffloadingEar:
+class OffloadingEar(ConnectorEar):
     """Listens to an OffloadingConnectorScheduler."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
-        self._mirror = mirror
-        self._scheduler = scheduler
+        super().__init__(mirror, scheduler)
         self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
         self._groups = _groups_of(scheduler)
         self._launches_flushed = launches_flushed()
         self._shapes: dict[type, Callable[[object], tuple[object, object, object]]] = {}
         if isinstance(made := getattr(scheduler, "_job_counter", None), int):
             mirror.jobs.forgotten = made - 1
-        self.calls = CallsThrough()
-        self.calls.add(scheduler, "build_connector_meta", self._build)
-        self.calls.add(scheduler, "update_connector_output", self._update)
-        self.calls.add(scheduler, "request_finished", self._finished)
         self.calls.add(scheduler, "reset_cache", self._reset)
 
     # --- what it hears ------------------------------------------------------------------------------------------------------
@@ -76,21 +70,10 @@ class OffloadingEar:
         )
         return meta
 
-    def _update(self, original: Original, output: object, *args: object, **kwargs: object) -> object:
+    def _hear(self, output: object) -> None:
         meta = getattr(output, "kv_connector_worker_meta", None)
         for job, count in (getattr(meta, "completed_jobs", None) or {}).items():
             self._mirror.reported(job, count)
-        try:
-            return original(output, *args, **kwargs)
-        except Exception:
-            self._mirror.catch_up()
-            raise
-
-    def _finished(self, original: Original, request: object, *args: object, **kwargs: object) -> object:
-        result = original(request, *args, **kwargs)
-        if isinstance(name := getattr(request, "request_id", None), str):
-            self._mirror.ended(name)
-        return result
 
     def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from blocklife.engines.vllm.watch.ear import ConnectorEar, Original
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.offloading import Original
-from blocklife.engines.vllm.watch.pool import CallsThrough
 
 
 class Transfer(Protocol):
@@ -26,19 +25,14 @@ class LoadState(Protocol):
     transfer_meta: Transfer | None
 
 
-class SimpleEar:
+class SimpleEar(ConnectorEar):
     """Listens to a SimpleCPUOffloadScheduler. It counts its stores and its loads apart: stores are even here, loads odd."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
-        self._mirror = mirror
-        self._scheduler = scheduler
+        super().__init__(mirror, scheduler)
         self._loads: dict[str, int] = {}
         self._num_loads = int(getattr(scheduler, "_store_event_counter", 0))
         mirror.jobs.forgotten = 2 * self._num_loads - 1
-        self.calls = CallsThrough()
-        self.calls.add(scheduler, "build_connector_meta", self._build)
-        self.calls.add(scheduler, "update_connector_output", self._update)
-        self.calls.add(scheduler, "request_finished", self._finished)
         self.calls.add(scheduler, "reset", self._reset)
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
@@ -63,24 +57,13 @@ class SimpleEar:
         self._mirror.step(stores=stores, loads=loads, waits=waits)
         return meta
 
-    def _update(self, original: Original, output: object, *args: object, **kwargs: object) -> object:
+    def _hear(self, output: object) -> None:
         for name in getattr(output, "finished_recving", None) or ():
             if (number := self._loads.pop(name, None)) is not None:
                 self._mirror.reported(number, self._mirror.num_workers)
         meta = getattr(output, "kv_connector_worker_meta", None)
         for event, count in (getattr(meta, "completed_store_events", None) or {}).items():
             self._mirror.reported(2 * event, count)
-        try:
-            return original(output, *args, **kwargs)
-        except Exception:
-            self._mirror.catch_up()
-            raise
-
-    def _finished(self, original: Original, request: object, *args: object, **kwargs: object) -> object:
-        result = original(request, *args, **kwargs)
-        if isinstance(name := getattr(request, "request_id", None), str):
-            self._mirror.ended(name)
-        return result
 
     def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)

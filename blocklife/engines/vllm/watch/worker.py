@@ -14,8 +14,8 @@ from typing import Protocol
 
 from attrs import asdict, define, field
 
+from blocklife.engines.vllm.watch.ear import Original
 from blocklife.engines.vllm.watch.metrics import of_process
-from blocklife.engines.vllm.watch.offloading import Original
 from blocklife.engines.vllm.watch.options import Mode, Options
 from blocklife.engines.vllm.watch.pool import CallsThrough
 from blocklife.engines.vllm.watch.telling import Teller
