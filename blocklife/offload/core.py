@@ -9,7 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -161,7 +161,6 @@ class SchedulerCore:
         """Plan the one load of all groups, into the places behind the device's hit."""
         parcels: list[Parcel[Allocated]] = []
         size = self.geometry.blocks_per_chunk
-        brought: list[tuple[int, bytes]] = []
         for group in self._groups:
             slots = hit.slots[group]
             if not slots:
@@ -173,10 +172,17 @@ class SchedulerCore:
             keys = names[(chunk + 1) * size - 1 - start :: size]
             places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
             parcels.append(Parcel(Batch(lives, group), list(slots), keys, places, names))
-            brought += [(group, key) for key in names]
             self._host_hits[group] += len(lives)
         self.ledger.plan_group_load(name, parcels)
-        self._loading.update(dict.fromkeys(brought, name))
+        self._loading.update(dict.fromkeys(self._brought(tracked, hit), name))
+
+    def _brought(self, tracked: Tracked, hit: Hit) -> Iterator[tuple[int, bytes]]:
+        """What a load of this hit brings, by group and key."""
+        for group in self._groups:
+            if hit.slots[group]:
+                start, stop = self._load_start(group, hit), hit.tokens // self.geometry.block_tokens[group]
+                for key in tracked.keys(group, start, stop):
+                    yield group, key
 
     def _load_start(self, group: int, hit: Hit) -> int:
         """The first block that a load of one group fills."""
@@ -463,14 +469,9 @@ class SchedulerCore:
         self._progress.clear(tracked.row)
 
     def _end_load(self, name: str) -> None:
-        hit = self._waiting_loads.pop(name)
-        keys = self._requests[name].keys
-        for group in self._groups:
-            if hit.slots[group]:
-                start, stop = self._load_start(group, hit), hit.tokens // self.geometry.block_tokens[group]
-                for key in keys(group, start, stop):
-                    if self._loading.get((group, key)) == name:
-                        del self._loading[group, key]
+        for content in self._brought(self._requests[name], self._waiting_loads.pop(name)):
+            if self._loading.get(content) == name:
+                del self._loading[content]
 
     def _forget(self, *, drain: bool, host: bool) -> list[str]:
         """All content is gone, that of the host tier only with *host*; requests wait, and those that were over end."""

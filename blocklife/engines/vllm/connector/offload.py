@@ -309,11 +309,8 @@ class EngineScheduler(OffloadScheduler):
     def expect_load(self, name: str) -> None:
         """The engine lets a request in for what its lookup found in the host tier: nobody else needs to load it."""
         tracked = self._tracked(name)
-        hit = tracked.hit
-        for group in self._groups if hit is not None else ():
-            if hit is not None and hit.slots[group]:
-                start, stop = self._load_start(group, hit), hit.tokens // self.geometry.block_tokens[group]
-                self._loading.update(dict.fromkeys([(group, key) for key in tracked.keys(group, start, stop)], name))
+        if tracked.hit is not None:
+            self._loading.update(dict.fromkeys(self._brought(tracked, tracked.hit), name))
 
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:
         """The block of a Mamba group before token *boundary* holds the state there, by the end of this step or already."""

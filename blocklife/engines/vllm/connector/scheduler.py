@@ -55,7 +55,7 @@ class Tracked:
     """What the ledger calls it: its id, or something longer while an older request of that id is not over."""
     session: bool
     """Whether its text goes on when it has ended, without its last token: what it computes is neither named nor stored."""
-    caps: Caps = field(factory=Caps)
+    caps: Caps
     hit: Hit | None = None
     """The lookup of this step."""
 
