@@ -216,7 +216,7 @@ class ConnectorRig(Rig):
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         sampling.update_from_generation_config({}, 2)
         given = Request(
-            name, list(tokens), sampling, None, block_hasher=self.engine._hasher, resumable=True, arrival_time=self.step_number
+            name, list(tokens), sampling, None, block_hasher=self.engine.hasher, resumable=True, arrival_time=self.step_number
         )
         self.scheduler.add_request(given)
         self.prompts[name] = list((before or given).prompt_token_ids or ())

@@ -19,7 +19,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from blocklife.engines.vllm.connector.connector import WorkerMetadata
 from blocklife.engines.vllm.connector.messages import WorkerReport
 from blocklife.ledger import Completion, JobId, Launched, Result, Worker
-from tests.vllm.engine import MAX_MODEL_LEN, Engine
+from blocklife.testing.vllm.making import MAX_MODEL_LEN
+from tests.vllm.engine import Engine
 from tests.vllm.worlds import Connector, GroupSpec, WorldSpec
 
 HOOKS = (

@@ -10,42 +10,13 @@ way round, and ahead of both the state of the last step moves to the block that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 from attrs import define, field, frozen
 
+from blocklife.testing.vllm.batch import CachedRequests, Output
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.worlds import GroupSpec
-
-
-class NewRequest(Protocol):
-    """What vLLM's scheduler says about a request that a worker sees for the first time."""
-
-    req_id: str
-    prompt_token_ids: list[int]
-    block_ids: tuple[list[int], ...]
-    num_computed_tokens: int
-
-
-class CachedRequests(Protocol):
-    """What vLLM's scheduler says about the requests that a worker has seen before."""
-
-    req_ids: list[str]
-    resumed_req_ids: set[str]
-    new_block_ids: list[tuple[list[int], ...] | None]
-    num_computed_tokens: list[int]
-    num_output_tokens: list[int]
-
-
-class Output(Protocol):
-    """The parts of vLLM's scheduler output that a model runner works from."""
-
-    scheduled_new_reqs: list[NewRequest]
-    scheduled_cached_reqs: CachedRequests
-    num_scheduled_tokens: dict[str, int]
-    finished_req_ids: set[str]
-    preempted_req_ids: set[str] | None
 
 
 @frozen
@@ -116,7 +87,7 @@ class Batch:
             text = self._texts[new.req_id]
             self._rows[new.req_id] = Row(new.req_id, text, prompt, tables, new.num_computed_tokens, known)
         self._take_cached(output.scheduled_cached_reqs)
-        for name in (output.preempted_req_ids or set()) | output.scheduled_cached_reqs.resumed_req_ids:
+        for name in (*(output.preempted_req_ids or ()), *output.scheduled_cached_reqs.resumed_req_ids):
             if name in self._rows:
                 self._rows[name].state_index = None
         return [self._turn(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]

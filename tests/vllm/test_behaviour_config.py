@@ -16,10 +16,10 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from blocklife.engines.vllm.connector import cache
 from blocklife.errors import MisuseError
-from tests.vllm import engine
+from blocklife.testing.vllm import making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, WINDOW, Scene, prompt
 from tests.vllm.connector_rig import ConnectorRig
-from tests.vllm.worlds import GroupSpec, WorldSpec
+from tests.vllm.worlds import GroupSpec
 
 
 def test_block_sizes_that_do_not_divide_are_refused() -> None:
@@ -72,14 +72,14 @@ def test_every_hit_is_of_the_host() -> None:
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_events_name_content_and_no_tokens(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event of a store has the name of what can be read, a group, and no tokens: a lookup leaves nothing behind for it."""
-    config = engine._vllm_config
+    config = making.config_of
 
-    def with_events(spec: WorldSpec) -> object:
-        made = config(spec)
+    def with_events(shape: making.Shape) -> object:
+        made = config(shape)
         made.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         return made
 
-    monkeypatch.setattr(engine, "_vllm_config", with_events)
+    monkeypatch.setattr(making, "config_of", with_events)
     scene = Scene(chunk=chunk)
     connector, told = scene.rig.scheduler.connector, list[object]()
     take = connector.take_events

@@ -12,9 +12,9 @@ from attrs import evolve
 
 from blocklife.ledger import Direction
 from blocklife.offload.host import Name
-from tests.vllm import engine
+from blocklife.testing.vllm import making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
-from tests.vllm.worlds import GroupSpec, WorldSpec
+from tests.vllm.worlds import GroupSpec
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
@@ -104,14 +104,14 @@ def test_window_has_all_that_a_hit_at_any_boundary_reads(
     retention: int | None, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever shares a prompt up to a block of the full group is served up to there: the window's end, and no more of it."""
-    config = engine._vllm_config
+    config = making.config_of
 
-    def thinned(spec: WorldSpec) -> object:
-        made = config(spec)
+    def thinned(shape: making.Shape) -> object:
+        made = config(shape)
         made.cache_config.prefix_cache_retention_interval = retention
         return made
 
-    monkeypatch.setattr(engine, "_vllm_config", thinned)
+    monkeypatch.setattr(making, "config_of", thinned)
     scene = Scene((GroupSpec("full", 16), WINDOW), ahead=ahead)
     scene.ask(prompt(65))
     for boundary in (16, 32, 48, 64):

@@ -19,7 +19,7 @@ from blocklife.engines.vllm.connector import connector
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.ledger import Direction
 from blocklife.states import Slot
-from tests.vllm import engine
+from blocklife.testing.vllm import making
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
@@ -315,14 +315,14 @@ def test_connector_tells_what_changes_in_host_memory(monkeypatch: pytest.MonkeyP
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
     from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-    config = engine._vllm_config
+    config = making.config_of
 
-    def with_events(spec: WorldSpec) -> object:
-        made = config(spec)
+    def with_events(shape: making.Shape) -> object:
+        made = config(shape)
         made.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         return made
 
-    monkeypatch.setattr(engine, "_vllm_config", with_events)
+    monkeypatch.setattr(making, "config_of", with_events)
     rig = ConnectorRig(ROOMY)
     told: list[object] = []
     take = rig.scheduler.connector.take_events
@@ -466,7 +466,7 @@ def test_connector_walks_with_drafts(model: str, monkeypatch: pytest.MonkeyPatch
         )
         return VllmConfig(**given, speculative_config=guesses)
 
-    monkeypatch.setattr(engine, "VllmConfig", with_drafts)
+    monkeypatch.setattr(making, "VllmConfig", with_drafts)
     rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], num_gpu_blocks=30), 7, drafts=True)
     walk(rig, 7)
 

@@ -1,0 +1,211 @@
+"""How vLLM's own scheduler is made without a model: a folder that stands for one, the layout of the cache, the configuration.
+
+Rules of this file:
+
+* It imports vLLM, and is imported by those alone who drive it.
+* A difference between releases is found by looking at what is there. Nothing of vLLM is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from attrs import frozen
+from vllm import SamplingParams
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from blocklife.offload import FullAttention, Mamba, SlidingWindow
+from blocklife.offload.groups import Group
+
+logging.getLogger("vllm").setLevel(logging.ERROR)
+
+MAX_MODEL_LEN = 2048
+TOKEN_BYTES = 8
+"""KV of one token in one group: a key and a value of four bytes each."""
+_END_OF_TEXT = 2
+_MODEL = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": 32,
+    "ffn_dim": 64,
+    "word_embed_proj_dim": 32,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "vocab_size": 50272,
+    "torch_dtype": "float16",
+    "eos_token_id": _END_OF_TEXT,
+}
+"""As much of a model as a scheduler's configuration asks for."""
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _model() -> str:
+    """The folder of that model; made once, removed when the process ends."""
+    if not _folders:
+        _folders.append(tempfile.TemporaryDirectory(prefix="blocklife-vllm-"))
+        (Path(_folders[0].name) / "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
+        kv_cache_utils.init_none_hash(sha256)
+    return _folders[0].name
+
+
+@frozen(kw_only=True)
+class Shape:
+    """What the engine is made for."""
+
+    groups: tuple[Group, ...]
+    num_blocks: int
+    """The null block included."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    asynchronous: bool
+    num_workers: int
+    transfer: KVTransferConfig | None
+    prefix_caching: bool = True
+    keeps_every_block: bool = False
+    """Whether newer releases keep each block of a window in the prefix cache, as older ones do."""
+    part_tokens: int = 0
+    """Tokens of one prompt that a step computes at most; 0: as many as it can."""
+    priority: bool = False
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block; equal in all groups, for blocks are handed from one to another."""
+        return max(group.block_tokens for group in self.groups) * TOKEN_BYTES
+
+
+def _page_spec(group: Group, page_bytes: int) -> KVCacheSpec:
+    """vLLM's description of a group."""
+    heads = page_bytes // (group.block_tokens * TOKEN_BYTES)
+    layout = {"block_size": group.block_tokens, "num_kv_heads": heads, "head_size": 1, "dtype": torch.float32}
+    if isinstance(group, FullAttention):
+        return FullAttentionSpec(**layout)
+    if isinstance(group, SlidingWindow):
+        return SlidingWindowSpec(sliding_window=group.window_tokens, **layout)
+    shapes = ((page_bytes // 4,),)
+    return MambaSpec(block_size=group.block_tokens, shapes=shapes, dtypes=(torch.float32,), mamba_cache_mode="align")
+
+
+def cache_of(shape: Shape) -> KVCacheConfig:
+    """The layout of the cache: one layer a group, all of them in the same blocks."""
+    page, size = shape.page_bytes, shape.page_bytes * shape.num_blocks
+    groups = [KVCacheGroupSpec([f"layer{at}"], _page_spec(group, page)) for at, group in enumerate(shape.groups)]
+    names = [name for group in groups for name in group.layer_names]
+    if "shared_by" in KVCacheTensor.__dataclass_fields__:
+        tensors = [KVCacheTensor(size=size, shared_by=names)]
+    else:
+        tensors = [KVCacheTensor(size=size, layers=[name], layer_stride=size, block_stride=page) for name in names]
+    return KVCacheConfig(num_blocks=shape.num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
+
+
+def config_of(shape: Shape) -> VllmConfig:
+    """The configuration of the whole engine."""
+    block_tokens = min(group.block_tokens for group in shape.groups)
+    caching = CacheConfig(block_size=block_tokens, enable_prefix_caching=shape.prefix_caching)
+    caching.kv_cache_layout = "LBNHC"
+    config = VllmConfig(
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=shape.max_num_seqs,
+            max_num_batched_tokens=shape.max_num_batched_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            policy="priority" if shape.priority else "fcfs",
+            long_prefill_token_threshold=shape.part_tokens,
+        ),
+        cache_config=caching,
+        device_config=DeviceConfig("cpu"),
+        model_config=ModelConfig(model=_model(), dtype="float16", seed=0, skip_tokenizer_init=True),
+        kv_transfer_config=shape.transfer,
+    )
+    # Said again, because a configuration changes with the platform that it finds.
+    config.scheduler_config.async_scheduling = shape.asynchronous
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
+    config.parallel_config.world_size = shape.num_workers
+    config.cache_config.num_gpu_blocks = shape.num_blocks
+    config.cache_config.block_size = block_tokens
+    config.cache_config.enable_prefix_caching = shape.prefix_caching
+    if any(isinstance(group, Mamba) for group in shape.groups):
+        config.cache_config.mamba_cache_mode = "align"
+    if shape.keeps_every_block and hasattr(config.cache_config, "prefix_cache_retention_interval"):
+        config.cache_config.prefix_cache_retention_interval = None
+    return config
+
+
+def chunk_bytes(shape: Shape, blocks_per_chunk: int) -> int:
+    """What vLLM's OffloadingConnector takes of the host, on all workers, for one chunk."""
+    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+    alignment: int = getattr(CPUOffloadingSpec, "BLOCK_SIZE_ALIGNMENT", 1)
+    return -(-shape.page_bytes * shape.num_workers * blocks_per_chunk // alignment) * alignment
+
+
+def scheduler_of(config: VllmConfig, cache: KVCacheConfig) -> tuple[Scheduler, int]:
+    """vLLM's scheduler, and how many tokens one of its hashes covers."""
+    with set_current_vllm_config(config):
+        block_tokens, hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
+        if hasattr(cache, "prefix_cache_retention_interval"):  # what newer releases fill in once the engine knows it
+            alignment = kv_cache_utils.resolve_cache_hit_alignment_tokens(cache, config, block_tokens, hash_tokens)
+            cache.prefix_cache_retention_interval = config.cache_config.prefix_cache_retention_interval
+            cache.hash_block_size, cache.cache_hit_alignment_tokens = hash_tokens, alignment
+        kind = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
+        scheduler = kind(
+            vllm_config=config,
+            kv_cache_config=cache,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=block_tokens,
+            hash_block_size=hash_tokens,
+            log_stats=True,
+        )
+    return scheduler, int(hash_tokens)
+
+
+def hasher_of(hash_tokens: int) -> Callable[[Request], list[bytes]]:
+    """What names the content of a request, in hashes of so many tokens."""
+    hasher: Callable[[Request], list[bytes]] = kv_cache_utils.get_request_block_hasher(hash_tokens, sha256)
+    return hasher
+
+
+def request_of(
+    name: str, prompt: Sequence[int], num_said: int, hasher: Callable[[Request], list[bytes]], priority: int = 0
+) -> Request:
+    """A request that ends by its length only. A smaller *priority* goes first."""
+    sampling = SamplingParams(max_tokens=num_said, ignore_eos=True)
+    sampling.update_from_generation_config({}, _END_OF_TEXT)
+    return Request(
+        request_id=name,
+        prompt_token_ids=list(prompt),
+        sampling_params=sampling,
+        pooling_params=None,
+        block_hasher=hasher,
+        priority=priority,
+    )
