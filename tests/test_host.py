@@ -326,19 +326,29 @@ def test_tier_counts_the_events_that_nobody_took() -> None:
 def test_tier_lets_others_listen_on() -> None:
     """Whoever listened to the slots before the tier still hears everything."""
     ledger = make_ledger()
-    heard: list[tuple[bool, int, int, bytes]] = []
-    ledger.slots.on_change = lambda *change: heard.append(change)
+    heard: list[tuple[bool, list[int]]] = []
+    ledger.slots.on_change = lambda stored, slots: heard.append((stored, list(slots)))
     tier = HostTier(ledger)
     slot = fill(ledger, tier, "k")
     ledger.evict([slot])
 
-    assert heard == [(True, slot, 0, b"k"), (False, slot, 0, b"k")]
+    assert heard == [(True, [slot]), (False, [slot])]
     assert told(tier) == ["+k", "-k"]
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 2.0])
+def test_tier_without_events_loses_none() -> None:
+    """Nobody wants them, so nothing is missed."""
+    ledger = make_ledger()
+    tier = HostTier(ledger, max_events=0)
+    ledger.evict([fill(ledger, tier, "k")])
+
+    assert told(tier) == []
+    assert tier.statistics().lost_events == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, True, 2.0])
 def test_tier_refuses_a_wrong_number_of_events(wrong: object) -> None:
-    """It keeps at least one."""
+    """It is a whole number, and not below zero."""
     with pytest.raises(MisuseError, match="max_events"):
         HostTier(make_ledger(), max_events=wrong)  # type: ignore[arg-type]
 
@@ -666,7 +676,7 @@ def test_arc_keeps_its_bounds_whatever_happens(seed: int) -> None:
 
 def test_arc_survives_a_scan_that_washes_lru_out() -> None:
     """A hot set between scans of content that is never used again: ARC keeps it, LRU does not."""
-    arc, lru = Cache(16, Arc(16)), Cache(16, Lru())
+    arc, lru = Cache(16, Arc(16)), Cache(16, Lru(16))
     fresh = 1000
     for _ in range(50):
         for _ in range(2):
@@ -772,7 +782,7 @@ def test_arc_gives_content_that_was_there_twice_one_ghost() -> None:
 
 def test_lru_looks_at_a_busy_slot_once_a_round() -> None:
     """Many slots that stay in use do not make every search long."""
-    lru = Lru()
+    lru = Lru(100)
     lru.touch(range(100))
     asked: list[int] = []
 
@@ -792,10 +802,48 @@ def test_lru_looks_at_a_busy_slot_once_a_round() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_lru_of_many_at_once_is_a_list_in_the_order_of_use(seed: int) -> None:
+    """Batches of all sizes, slots that come twice, busy ones, and its state put back, beside a list reordered by hand."""
+    dice = random.Random(seed)
+    size = 50
+    lru, order, names = Lru(size), list[int](), range(size)
+    for _ in range(600):
+        what = dice.random()
+        if what < 0.6:
+            used = dice.choices(names, k=dice.choice([1, 3, 20, 120]))
+            lru.touch(used)
+            for slot in used:
+                order = [each for each in order if each != slot] + [slot]
+        elif what < 0.9:
+            busy, count = set(dice.sample(names, dice.choice([0, 5, 45]))), dice.choice([0, 1, 10, 60])
+            free = [slot for slot in order if slot not in busy][:count]
+            enough = len(free) == count
+            passed = [slot for slot in (order[: order.index(free[-1])] if enough and free else order) if slot in busy]
+            passed = passed if count else []
+            assert lru.victims(count, lambda slot, busy=busy: slot not in busy, []) == free  # type: ignore[misc]
+            order = [slot for slot in order if slot not in passed] + passed
+            for slot in free if dice.random() < 0.8 else ():
+                lru.remove(slot)
+                order.remove(slot)
+        else:
+            saved = lru.snapshot(names)
+            lru = Lru(size)
+            lru.restore(saved)
+        assert lru.snapshot(names) == tuple(order)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 2.0])
+def test_lru_refuses_a_wrong_number_of_slots(wrong: object) -> None:
+    """It is a whole number of at least 1."""
+    with pytest.raises(MisuseError, match="num_slots"):
+        Lru(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_lru_is_a_list_in_the_order_of_use(seed: int) -> None:
     """Beside a list that is reordered by hand."""
     dice = random.Random(seed)
-    cache, order = Cache(6, Lru()), OrderedDict[Name, None]()
+    cache, order = Cache(6, Lru(6)), OrderedDict[Name, None]()
     for name in trace(seed, 600):
         hit = name in order
         order[name] = None

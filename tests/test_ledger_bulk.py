@@ -77,7 +77,12 @@ class Witness:
 
     def __attrs_post_init__(self) -> None:
         self.ledger.listen(self.hear)
-        self.ledger.slots.on_change = lambda *change: self.changes.append(change)
+        self.ledger.slots.on_change = self.note
+
+    def note(self, stored: bool, slots: Sequence[int]) -> None:
+        """Keep each change, with its content."""
+        columns = self.ledger.slots
+        self.changes.extend((stored, slot, columns.group[slot], columns.key[slot] or b"") for slot in slots)
 
     def hear(self, record: Committed) -> None:
         """File each step under its place, with its row, its job and the epoch afterwards."""

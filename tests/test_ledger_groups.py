@@ -7,6 +7,7 @@ invariants are counted again, and what can be read is exactly what the index nam
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -57,7 +58,7 @@ def sound(ledger: Ledger) -> None:
     jobs = ledger.jobs
     assert check(ledger) == []
     assert list(jobs.planned) == [job.number for job in jobs.alive() if jobs.state(job) is Job.PLANNED]
-    assert jobs.owned == Counter(job.owner for job in jobs.alive() if job.owner is not None)
+    assert jobs.owned == Counter(name for job in jobs.alive() for name in (job.owner, *job.sharers) if name is not None)
     for place in ledger.slots.column.where(Slot.READY).tolist():
         key = ledger.slots.key[place]
         assert key is not None
@@ -832,7 +833,12 @@ def test_reset_behind_a_wait_leaves_the_store_to_land() -> None:
 def watched(ledger: Ledger) -> list[tuple[bool, int, int, bytes]]:
     """All that is heard of the slots from now on."""
     heard: list[tuple[bool, int, int, bytes]] = []
-    ledger.slots.on_change = lambda *change: heard.append(change)
+    columns = ledger.slots
+
+    def hear(stored: bool, slots: Sequence[int]) -> None:
+        heard.extend((stored, slot, columns.group[slot], columns.key[slot] or b"") for slot in slots)
+
+    columns.on_change = hear
     return heard
 
 
@@ -924,7 +930,9 @@ def test_watcher_may_read_what_it_hears_of() -> None:
     ledger = make_ledger()
     seen: list[tuple[bool, str, list[int]]] = []
     slots = ledger.slots
-    slots.on_change = lambda stored, slot, group, key: seen.append((stored, slots.at(slot).name, ledger.find_slots([key])))
+    slots.on_change = lambda stored, places: seen.extend(
+        (stored, slots.at(slot).name, ledger.find_slots([slots.key[slot] or b""])) for slot in places
+    )
     ready(ledger)
     ledger.evict([0])
 

@@ -698,6 +698,7 @@ def test_scheduler_remembers_nobody_who_is_over() -> None:
     kept += (line._line, line._candidates, line._exposed, line._made)  # type: ignore[assignment]
 
     assert [len(each) for each in kept] == [0] * len(kept)
+    assert not scheduler._progress.known.any()
 
 
 def test_sleep_keeps_the_host_and_nothing_of_the_device() -> None:

@@ -233,7 +233,7 @@ class Book:
         if type(ids) is list:
             pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == PLEDGED]
         else:
-            pledged = np.flatnonzero(self.blocks.column.view[ids] == PLEDGED).tolist()
+            pledged = (self.blocks.column.view[ids] == PLEDGED).nonzero()[0].tolist()
         promised: dict[int, dict[int, bytes]] = {}
         rows, jobs = self.blocks.job, self.jobs.rows
         for position in pledged:
@@ -316,7 +316,7 @@ class Book:
             return len(ids) < 2 or len(set(ids)) == len(ids)
         if len(ids) < _SPARSE:
             ordered = np.sort(ids)
-            return not (ordered[1:] == ordered[:-1]).any()
+            return b"\1" not in (ordered[1:] == ordered[:-1]).tobytes()
         # Each writes its position at its place; who was overwritten had a twin. Cheaper than a sort, and nothing is cleared.
         positions = np.arange(len(ids), dtype=np.int32)
         scratch = np.empty(limit, dtype=np.int32)

@@ -18,7 +18,8 @@ import operator
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -48,10 +49,10 @@ def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
     found = values if isinstance(values, np.ndarray) else list(values)
     if isinstance(found, list) and len(found) < BULK:
         return [operator.index(value) for value in found]
-    numbers = np.array(found)
+    numbers = np.array(found)  # a copy
     if len(numbers) and (numbers.dtype.kind not in "iu" or numbers.ndim != 1):
         raise MisuseError(f"places and lives are whole numbers in one row, not {numbers.dtype} with {numbers.ndim} dimensions")
-    return numbers.tolist() if len(numbers) < BULK else numbers.astype(np.int64)
+    return numbers.tolist() if len(numbers) < BULK else numbers.astype(np.int64, copy=False)
 
 
 def joined(parts: Sequence[Ids]) -> Ids:
@@ -87,7 +88,8 @@ def select(values: Ids, mask: Sequence[bool] | NDArray[np.bool_]) -> Ids:
 
 def every(mask: list[bool] | NDArray[np.bool_]) -> bool:
     """Whether all of a mask is set."""
-    return all(mask) if type(mask) is list else bool(np.asarray(mask).all())
+    # bytes are searched faster than a short array is reduced
+    return all(mask) if type(mask) is list else b"\0" not in np.asarray(mask).tobytes()
 
 
 def extend(table: array[int], lives: Lives) -> None:
@@ -257,7 +259,7 @@ class Places:
             found = self._meaning[step.rows]
             return (ids, np.full(len(ids), found, dtype=np.uint8)) if found else None
         effects = self._meaning_view[np.asarray(step.rows)]
-        where = np.flatnonzero(effects)
+        where = effects.nonzero()[0]
         return (ids[where], effects[where]) if len(where) else None
 
     @staticmethod
@@ -277,7 +279,8 @@ class Places:
             wrong = [place for place in ids if (column[place] < limit if delta < 0 else column[place] > limit)]
         else:
             found = view[ids]
-            wrong = np.asarray(ids)[found < limit if delta < 0 else found > limit].tolist()
+            over = found < limit if delta < 0 else found > limit
+            wrong = np.asarray(ids)[over].tolist() if b"\1" in over.tobytes() else []
         if wrong:
             if delta < 0:
                 raise InvariantError(f"{self.machine} {wrong[0]}: {what} would fall below zero (I4)")
@@ -468,8 +471,9 @@ class Blocks(Places):
         return np.concatenate((among[lent & planned], among[lent & ~planned]))
 
 
-SlotWatcher: TypeAlias = Callable[[bool, int, int, bytes], None]
-"""Hears (stored, slot, group, key): content became readable, or readable content was withdrawn. It must not call the ledger."""
+SlotWatcher: TypeAlias = Callable[[bool, Sequence[int]], None]
+"""Hears (stored, slots): their content became readable, or is about to be withdrawn; their keys say which. It must not call the
+ledger."""
 
 
 class Slots(Places):
@@ -506,35 +510,40 @@ class Slots(Places):
     def apply(self, step: Step) -> list[int]:
         """Write a step. No job loses its source with a slot."""
         self.column.commit(step.ids, step.rows)
-        steps: Iterable[tuple[int, int]] = ()
-        if type(step.ids) is list and type(step.rows) is list:
-            steps = zip(step.ids, [self._meaning[row] for row in step.rows], strict=True)
-        elif (effects := self._effects(step)) is not None:
-            steps = zip(effects[0].tolist(), effects[1].tolist(), strict=True)
-        empty = self._empty
-        for place, meaning in steps:
-            if meaning & (PUBLISHES | WITHDRAWS):
-                self._publish(place, stored=meaning & PUBLISHES != 0)
-            if meaning & ENDS:
-                self.forget(place)
-            if meaning & ENTERS_FREE:
-                empty[place] = None
-            elif meaning & LEAVES_FREE:
-                del empty[place]
-        self.free = len(empty)
+        places = listed(step.ids)
+        if isinstance(step.rows, int):
+            self._take_effect(places, self._meaning[step.rows])
+        else:
+            meanings = [self._meaning[row] for row in bytes(step.rows)]
+            for meaning, run in groupby(zip(meanings, places, strict=True), itemgetter(0)):
+                self._take_effect([place for _, place in run], meaning)
+        self.free = len(self._empty)
         if step.pins:
             self._change(self.pins, self.pins_view, step.ids, step.pins)
         return []
 
-    def _publish(self, place: int, *, stored: bool) -> None:
-        """Content of a slot can be read from now on, or no longer; of twins, the first to land gets the name."""
-        key, group = self.key[place], self.group[place]
-        if key is None:
-            return
+    def _take_effect(self, places: list[int], meaning: int) -> None:
+        """What a row means for these places beyond their new state."""
+        if meaning & (PUBLISHES | WITHDRAWS):
+            self._publish(places, stored=meaning & PUBLISHES != 0)
+        if meaning & ENDS:
+            self._forget_many(places)
+        empty = self._empty
+        if meaning & ENTERS_FREE:
+            for place in places:
+                empty[place] = None
+        elif meaning & LEAVES_FREE:
+            for place in places:
+                del empty[place]
+
+    def _publish(self, places: list[int], *, stored: bool) -> None:
+        """Content of slots can be read from now on, or no longer; of twins, the first to land gets the name."""
         if stored:
-            self.index[group][key] = place
+            for place in places:
+                if (key := self.key[place]) is not None:
+                    self.index[self.group[place]][key] = place
         if self.on_change is not None:
-            self.on_change(stored, place, group, key)
+            self.on_change(stored, places)
 
     def unfile(self, ids: Ids) -> None:
         """Content on its way that will not be published: nobody finds it. The key stays until the copy has ended."""

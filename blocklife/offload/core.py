@@ -219,7 +219,7 @@ class SchedulerCore:
             if self.geometry.window_blocks[group] is None:
                 continue
             needed = np.minimum(table.first_needed(group, rows), table.placed[group, rows])
-            moved = np.flatnonzero(needed > table.first[group, rows])
+            moved = (needed > table.first[group, rows]).nonzero()[0]
             if not len(moved):
                 continue
             chosen = rows[moved]
@@ -233,7 +233,7 @@ class SchedulerCore:
         table = self._progress
         ends = table.ends(rows)
         missing = {group: table.missing(group, rows, ends) for group in self._groups}
-        lacking = {group: np.flatnonzero(count) for group, count in missing.items()}
+        lacking = {group: count.nonzero()[0] for group, count in missing.items()}
         total = sum(
             len(lacking[group]) if isinstance(self.geometry.groups[group], Mamba) else int(missing[group].sum())
             for group in self._groups
@@ -243,7 +243,7 @@ class SchedulerCore:
                 if len(lacking[group]):
                     self._allocate(rows[lacking[group]], missing[group][lacking[group]], group)
             return []
-        lack = np.flatnonzero(np.sum(list(missing.values()), axis=0))
+        lack = (np.sum(list(missing.values()), axis=0)).nonzero()[0]
         by_row = dict(zip(rows[lack].tolist(), lack.tolist(), strict=True))
         first = dict.fromkeys(row for row in order if row in by_row)
         queue = [*first, *(row for row in by_row if row not in first)]
@@ -294,7 +294,7 @@ class SchedulerCore:
         bound = self._bounds(rows, table.ends(rows))
         for group in self._attention:
             chunks = bound // self.geometry.chunk_tokens[group]
-            for position in np.flatnonzero(chunks > table.offered[group, rows]).tolist():
+            for position in (chunks > table.offered[group, rows]).nonzero()[0].tolist():
                 row = int(rows[position])
                 self._offer_chunks(self._names[row], row, group, int(chunks[position]))
 
@@ -368,7 +368,7 @@ class SchedulerCore:
             sealed[group] = full
             lives: list[int] = []
             keys: list[bytes] = []
-            for position in np.flatnonzero(full > table.sealed[group, rows]).tolist():
+            for position in (full > table.sealed[group, rows]).nonzero()[0].tolist():
                 row = int(rows[position])
                 name, start, stop = self._names[row], int(table.sealed[group, row]), int(full[position])
                 held = self.ledger.requests[name].tables[group][start:stop].tolist()
@@ -442,17 +442,31 @@ class SchedulerCore:
             table.wanted[row] = 0
             self._cut_states(name, int(table.computed[row] + table.in_flight[row]))
             return
+        self._leave_behind(name, tracked, how)
+        self.ledger.finish(name)
+        self._leave(name, tracked)
+
+    def _end_many(self, names: Sequence[str]) -> None:
+        """`_end` of requests whose plans have settled."""
+        for name in names:
+            self._end(name, self._requests[name].ending)
+
+    def _leave_behind(self, name: str, tracked: Tracked, how: str) -> None:
+        """Reserve the last stores of a request, which has no plan out."""
         if self.ledger.request_state(name) is Request.RUNNING:
+            row, table = tracked.row, self._progress
             computed = int(table.computed[row])
             last = computed if how == "abort" else max(int(table.prompt[row]), int(table.known[row]) - 1)
             self._offer(name, tracked, min(computed, last))
             if not self._lost:
                 self.stores.plan([name])
             self._touch(tracked, computed)
-        self.ledger.finish(name)
+
+    def _leave(self, name: str, tracked: Tracked) -> None:
+        """The ledger no longer knows the request."""
         self._drop(name, tracked)
-        table.leave(row)
-        del self._requests[name], self._names[row]
+        self._progress.leave(tracked.row)
+        del self._requests[name], self._names[tracked.row]
         self._ending.discard(name)
         self._preempted.pop(name, None)
         if name in self.ledger.jobs.owned:
@@ -544,7 +558,7 @@ class SchedulerCore:
     def _check_no_drafts(self, rows: Rows) -> None:
         """A state cannot step back: beyond the known tokens there is one for each plan ahead, and no draft."""
         table, most = self._progress, self.policies.plans_ahead
-        wrong = np.flatnonzero(table.ends(rows) > table.known[rows] + most)
+        wrong = (table.ends(rows) > table.known[rows] + most).nonzero()[0]
         if len(wrong):
             row = int(rows[wrong[0]])
             table.wanted[rows] = 0

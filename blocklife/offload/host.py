@@ -75,11 +75,12 @@ class HostTier:
     Invariant: content that is READY and was reserved here, touched, or there at the start, is known to the policy, except for
     what ``_gone`` names: slots whose content went since the policy was last asked anything. Initially: those with content, by
     number, the first of them the oldest.
+    With *max_events* 0 no events are kept, and none is lost.
     """
 
     def __init__(self, ledger: Ledger, replacement: str | Replacement = "lru", *, max_events: int = 65536) -> None:
-        if type(max_events) is not int or max_events < 1:
-            raise MisuseError(f"max_events must be a whole number of at least 1, not {max_events!r}")
+        if type(max_events) is not int or max_events < 0:
+            raise MisuseError(f"max_events must be a whole number of at least 0, not {max_events!r}")
         self._ledger = ledger
         self._slots = slots = ledger.slots
         self._replacement = policy_of(replacement, len(slots))
@@ -179,15 +180,16 @@ class HostTier:
             raise MisuseError(f"{self._replacement!r} gave slot {slot}, whose content is about to be used (ask evictable)")
         return victims
 
-    def _hear(self, stored: bool, slot: int, group: int, key: bytes) -> None:
+    def _hear(self, stored: bool, slots: Sequence[int]) -> None:
         """Called while the ledger writes, so it only notes."""
         if not stored:
-            self._gone[slot] = None
-        if len(self._events) == self._events.maxlen:
-            self._lost_events += 1
-        self._events.append((stored, group, key))
+            self._gone.update(dict.fromkeys(slots))
+        if (most := self._events.maxlen or 0) > 0:
+            self._lost_events += max(0, len(self._events) + len(slots) - most)
+            group, key = self._slots.group, self._slots.key
+            self._events.extend((stored, group[slot], key[slot] or b"") for slot in slots)
         if self._listened_before is not None:
-            self._listened_before(stored, slot, group, key)
+            self._listened_before(stored, slots)
 
     def _tell_gone(self) -> None:
         """The policy hears which content has gone, in order."""

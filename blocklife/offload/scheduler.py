@@ -190,7 +190,7 @@ class OffloadScheduler(SchedulerCore):
             if table.step[row] == self._step:
                 raise MisuseError(f"request {name}: it is scheduled in this step already")
             wanted[row] = count
-        rows = np.flatnonzero(table.running & (table.step != self._step))
+        rows = (table.running & (table.step != self._step)).nonzero()[0]
         table.wanted[rows] = 1
         for row, count in wanted.items():
             table.wanted[row] = count
@@ -311,7 +311,7 @@ class OffloadScheduler(SchedulerCore):
                 self.ledger.flush(jobs, "preempted")
         self._preempted.clear()
         table = self._progress
-        rows = np.flatnonzero(table.running & (table.step == self._step) & (table.wanted > 0))
+        rows = (table.running & (table.step == self._step) & (table.wanted > 0)).nonzero()[0]
         for name in list(self._states):
             self._offer_states(name, self._requests[name].row)
         self._plan_stores(rows)
@@ -400,8 +400,7 @@ class OffloadScheduler(SchedulerCore):
         self._forget_taken_back(done.handed)
         loaded, failed = self._hear_of_loads()
         ended = self._over(rows) if self._ending else []
-        for name in ended:
-            self._end(name, self._requests[name].ending)
+        self._end_many(ended)
         self._ended = {name for name in self._ended if name in self.ledger.jobs.owned}
         return Settled(tuple(loaded), tuple(failed), tuple(ended))
 

@@ -1,9 +1,9 @@
-"""``make bench-vllm``: what our connector's hooks cost in a step of vLLM's scheduler, beside those of its OffloadingConnector.
+"""``make bench-vllm``: what our connector's hooks cost in a step of vLLM's scheduler, beside those of its own two connectors.
 
-Two engines in one process, alike but for the connector: vLLM's real scheduler, one full-attention group and one sliding window,
-blocks of 16 tokens, no model and no bytes. Both get the same requests and make the same steps, some of one engine and then as
-many of the other, over and over, so that whatever slows the machine slows both. Copies land a few steps after they were made,
-or at once when a step waits for them.
+Three engines in one process, alike but for the connector: vLLM's real scheduler, one full-attention group and one sliding
+window, blocks of 16 tokens, no model and no bytes. All get the same requests and make the same steps, some of one engine and
+then as many of the next, over and over, so that whatever slows the machine slows all. Copies land a few steps after they were
+made, or at once when a step waits for them.
 
 What counts is the time inside the connector's hooks, a step. Steps in which requests are let in are also counted apart from
 those that only decode.
@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import asdict, define, field, frozen
 
@@ -27,7 +27,8 @@ from tests.vllm.population import HOOKS, Population
 from tests.vllm.worlds import Connector
 
 TURN = 10
-"""Steps of one engine before the other has its turn."""
+"""Steps of one engine before the next has its turn."""
+CONNECTORS: tuple[Connector, ...] = ("offloading", "simple", "blocklife")
 
 
 @frozen
@@ -100,19 +101,18 @@ class Bench:
 
 
 def measure(running: int, steps: int, warm_up: int, seed: int) -> list[Cost]:
-    """Both connectors at one size, in turns."""
-    connectors: tuple[Connector, ...] = ("offloading", "blocklife")
-    benches = {connector: Bench(connector, running, seed) for connector in connectors}
-    samples: dict[Connector, list[Sample]] = {connector: [] for connector in connectors}
+    """All connectors at one size, in turns."""
+    benches = {connector: Bench(connector, running, seed) for connector in CONNECTORS}
+    samples: dict[Connector, list[Sample]] = {connector: [] for connector in CONNECTORS}
     gc.collect()
     gc.freeze()  # as the engine does when it is up
     for bench in benches.values():
         for _ in range(warm_up):
             bench.step()
     for turn in range(-(-steps // TURN)):
-        for connector in connectors if turn % 2 else reversed(connectors):
+        for connector in CONNECTORS if turn % 2 else reversed(CONNECTORS):
             samples[connector] += [benches[connector].step() for _ in range(TURN)]
-    return [_cost(connector, benches[connector].population, samples[connector]) for connector in connectors]
+    return [_cost(connector, benches[connector].population, samples[connector]) for connector in CONNECTORS]
 
 
 def _cost(connector: Connector, population: Population, samples: Sequence[Sample]) -> Cost:
@@ -133,16 +133,25 @@ def _cost(connector: Connector, population: Population, samples: Sequence[Sample
 
 
 def markdown(costs: Sequence[Cost]) -> str:
-    """A table with both connectors of a size in one row."""
+    """A table with all connectors of a size in one row: microseconds a step, and our ratio to either of theirs."""
     lines = [
-        "| running | OffloadingConnector, us a step | BlocklifeConnector | ratio | decode only | | ratio |",
+        "| running | OffloadingConnector | SimpleCPUOffload | BlocklifeConnector | to Offloading | to Simple | decode only |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for theirs, ours in zip(costs[::2], costs[1::2], strict=True):
-        decode = f"{ours.decode_us / theirs.decode_us:.2f}" if theirs.decode_us else "-"
-        cells = [str(ours.running), f"{theirs.mean_us:.0f}", f"{ours.mean_us:.0f}", f"{ours.mean_us / theirs.mean_us:.2f}"]
-        lines.append(f"| {' | '.join([*cells, f'{theirs.decode_us:.0f}', f'{ours.decode_us:.0f}', decode])} |")
+    for theirs, simple, ours in _by_size(costs):
+        decode = _ratio(ours.decode_us, theirs.decode_us) if theirs.decode_us and ours.decode_us else "-"
+        cells = [str(ours.running), *(f"{each.mean_us:.0f}" for each in (theirs, simple, ours))]
+        cells += [_ratio(ours.mean_us, theirs.mean_us), _ratio(ours.mean_us, simple.mean_us), decode]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _by_size(costs: Sequence[Cost]) -> Iterator[tuple[Cost, ...]]:
+    return zip(*(costs[at :: len(CONNECTORS)] for at in range(len(CONNECTORS))), strict=True)
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    return f"{ours / theirs:.2f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,9 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for running in chosen.running:
             costs += measure(running, chosen.steps, chosen.warm_up, chosen.seed)
-            theirs, ours = costs[-2:]
-            print(f"{running} requests: {ours.mean_us / theirs.mean_us:.2f}", file=sys.stderr, flush=True)
-            for cost in (theirs, ours):
+            theirs, simple, ours = costs[-3:]
+            ratios = f"{_ratio(ours.mean_us, theirs.mean_us)} of offloading, {_ratio(ours.mean_us, simple.mean_us)} of simple"
+            print(f"{running} requests: {ratios}", file=sys.stderr, flush=True)
+            for cost in (theirs, simple, ours):
                 print(f"  {cost.connector}: {dict(cost.hooks_us)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
 from blocklife.engines.vllm.connector.connector import WorkerMetadata
 from blocklife.engines.vllm.connector.messages import WorkerReport
@@ -73,6 +74,34 @@ class TheirWorkers:
         return KVConnectorOutput(finished_sending=set(), finished_recving=loaded, kv_connector_worker_meta=told)
 
 
+class SimpleWorkers:
+    """Those of SimpleCPUOffload: what a step loads is one event, and what it stores another."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._loads: OrderedDict[int, tuple[int, Collection[str]]] = OrderedDict()
+        self._stores: OrderedDict[int, int] = OrderedDict()
+
+    def run(self, output: SchedulerOutput) -> KVConnectorOutput:
+        """What they report of one step."""
+        self._step += 1
+        meta = output.kv_connector_metadata
+        stored = list(self._stores) if meta.need_flush else []
+        if meta.load_event >= 0:
+            self._loads[meta.load_event] = self._step + LAG, meta.load_event_to_reqs.get(meta.load_event, ())
+        if meta.store_event >= 0:
+            self._stores[meta.store_event] = self._step + LAG
+        stored += [event for event, due in self._stores.items() if due <= self._step and event not in stored]
+        loaded = [event for event, (due, _) in self._loads.items() if due <= self._step]
+        for event in stored:
+            self._stores.pop(event, None)
+        return KVConnectorOutput(
+            finished_sending=set(),
+            finished_recving={request for event in loaded for request in self._loads.pop(event)[1]},
+            kv_connector_worker_meta=SimpleCPUOffloadWorkerMetadata(dict.fromkeys(stored, 1)) if stored else None,
+        )
+
+
 class OurWorkers:
     """Those of blocklife: stores are launched a step later, or by the flush that waits for them."""
 
@@ -112,6 +141,13 @@ class OurWorkers:
         self._out[job] = (self._step + LAG, request)
 
 
+WORKERS: Mapping[Connector, Callable[[], Workers]] = {
+    "blocklife": OurWorkers,
+    "offloading": TheirWorkers,
+    "simple": SimpleWorkers,
+}
+
+
 class Population:
     """Requests that run; who ends is followed by another one. *clock* times the scheduler, in nanoseconds."""
 
@@ -128,7 +164,7 @@ class Population:
         )
         self.engine = Engine(spec)
         self.scheduler = self.engine.scheduler
-        self.workers: Workers = OurWorkers() if connector == "blocklife" else TheirWorkers()
+        self.workers = WORKERS[connector]()
         self.let_in = False
         """Whether the latest step has let somebody in."""
         self._running = running

@@ -1,22 +1,58 @@
 """The ledger of a pool that the engine's own allocator owns.
 
-It has verbs that an engine like vLLM needs besides: many hand-outs at once, and a host tier that is emptied alone. They are
-made of the ledger's own steps, and every table is asked as always. What only a ledger needs that hands blocks out itself is
-left out: an order of the free blocks, and where content lies on the device, which the engine looks up.
+It has verbs that an engine like vLLM needs besides: what a step does to many requests is told at once, and the host tier can be
+emptied alone. They are made of the ledger's own steps, and every table is asked as always. What only a ledger needs that hands
+blocks out itself is left out: an order of the free blocks, and where content lies on the device, which the engine looks up.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
+from attrs import define, field
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Checking, Contract, Direction, Ledger, Limits
-from blocklife.ledger.book import SLOT
+from blocklife.ledger import Checking, Contract, Direction, Ledger, Limits, Seal
+from blocklife.ledger.book import BLOCK, SLOT
 from blocklife.ledger.core import verb
-from blocklife.ledger.places import NULL, Blocks, FreeQueue, Ids, batch, listed
+from blocklife.ledger.places import (
+    EPOCH_SHIFT,
+    NULL,
+    Blocks,
+    FreeQueue,
+    Ids,
+    batch,
+    entries,
+    every,
+    ids_of,
+    joined,
+    listed,
+)
 from blocklife.states import Slot
+
+
+@define(eq=False)
+class Growth:
+    """What the engine's allocator has put behind tables: one entry of each list for each of them."""
+
+    names: list[str] = field(factory=list)
+    """Whose table it is."""
+    groups: list[int] = field(factory=list)
+    taken: list[Sequence[int]] = field(factory=list)
+    """Blocks of a hit, which are held from now on; they go first. `NULL` leaves a place empty, here and there."""
+    fresh: list[Sequence[int]] = field(factory=list)
+    """Blocks that are handed out."""
+
+    def note(self, name: str, group: int, fresh: Sequence[int], taken: Sequence[int] = ()) -> None:
+        """One more table has grown."""
+        self.names.append(name)
+        self.groups.append(group)
+        self.taken.append(taken)
+        self.fresh.append(fresh)
 
 
 class EngineQueue(FreeQueue):
@@ -66,26 +102,91 @@ class EngineLedger(Ledger):
         self.blocks = EngineBlocks(limits.num_blocks, limits.num_groups)
 
     @verb
-    def observe_allocate_many(
-        self, requests: Sequence[str], blocks: Sequence[Sequence[int]], group: int, *, skips: Sequence[int] = ()
-    ) -> None:
-        """`observe_allocate` for several requests at once, all or none.
+    def observe_tables(self, growth: Growth) -> None:
+        """The engine's allocator has put blocks behind many tables: `skip`, `observe_take`, `observe_allocate`; all or none.
 
-        *skips* says how many null blocks go before those of each request. Edges, couplings, refusals: as `observe_allocate`.
+        Edges, couplings, refusals: as those have; and a block that is a hit and handed out in one call.
         """
         self._check_pool(own=False)
-        self._check_group(group)
-        tables = [self._request(request).tables[group] for request in requests]
-        if len(blocks) != len(tables) or (skips and len(skips) != len(tables)):
-            raise MisuseError(f"{len(tables)} requests, {len(blocks)} lists of blocks and {len(skips)} skips do not agree")
-        ids = self._check_blocks([block for each in blocks for block in each])
-        lives = listed(self._hand_out(batch(ids), group)) if ids else []
-        start = 0
-        for number, (table, own) in enumerate(zip(tables, blocks, strict=True)):
-            if skips and skips[number]:
-                table.extend([NULL] * skips[number])
-            table.extend(lives[start : start + len(own)])
-            start += len(own)
+        tables = [self._request(name).tables[group] for name, group in zip(growth.names, growth.groups, strict=True)]
+        fresh = batch(self._check_blocks([block for own in growth.fresh for block in own if block != NULL]))
+        if any(growth.taken):
+            self._take_many(growth, tables, fresh)
+        lives = iter(self._hand_out_many(growth, fresh) if len(fresh) else ())
+        for table, own in zip(tables, growth.fresh, strict=True):
+            table.extend([next(lives) if block != NULL else NULL for block in own] if NULL in own else islice(lives, len(own)))
+
+    def _take_many(self, growth: Growth, tables: Sequence[array[int]], fresh: Ids) -> None:
+        """The hits of all tables; several of them may name one block, which each of them holds from now on."""
+        held = [block for taken in growth.taken for block in taken if block != NULL]
+        if twice := set(listed(fresh)).intersection(held):
+            raise MisuseError(f"block {min(twice)}: it is a hit, and handed out in the same call")
+        epoch = self.blocks.epoch
+        hits: list[tuple[array[int], list[int]]] = []
+        for name, group, table, taken in zip(growth.names, growth.groups, tables, growth.taken, strict=True):
+            if taken:
+                ids = batch(self._check_blocks([block for block in taken if block != NULL]))
+                self._check_handed_out(ids, group)
+                self._check_tenancy(table, self.blocks.lives(ids), name)
+                hits.append((table, [epoch[block] << EPOCH_SHIFT | block if block != NULL else NULL for block in taken]))
+        if len(fresh):  # refused before the first write
+            self.blocks.ask(BLOCK["allocate"], fresh, constant=self._fence)
+        times = Counter(held)
+        while times:
+            self._commit(self.blocks.ask(BLOCK["acquire"], batch(times), refs=+1))
+            times -= Counter(times.keys())
+        for table, lives in hits:
+            table.extend(lives)
+
+    def _hand_out_many(self, growth: Growth, fresh: Ids) -> list[int]:
+        """Each block to the group that it is for."""
+        lives = listed(self._hand_out(fresh, growth.groups[0]))
+        if len(set(growth.groups)) > 1:
+            sizes = [len(own) - own.count(NULL) for own in growth.fresh]
+            self.blocks.group_view[fresh] = np.repeat(np.array(growth.groups, dtype=np.uint8), sizes)
+        return lives
+
+    @verb
+    def seal_many(self, seals: Sequence[Seal]) -> None:
+        """`seal` in several groups at once, all or none. Edges, refusals: as `seal`."""
+        for each in seals:
+            self._check_group(each.group)
+            if len(each.keys) != len(each.lives):
+                raise MisuseError(f"{len(each.lives)} blocks to seal and {len(each.keys)} keys do not agree")
+        parts = [batch(each.lives) for each in seals]
+        lives = joined(parts) if parts else []
+        ids = self._check_distinct(lives, "seal")
+        fresh = every(self.blocks.fresh(lives))
+        for each, part in zip(seals, parts, strict=True):
+            own, keys = (part, each.keys) if fresh else self._still_fresh(part, each.keys)
+            self._check_content(ids_of(own), own, keys, each.group)
+        if not fresh:
+            for each, part in zip(seals, parts, strict=True):
+                self._seal(part, each.keys, each.group)
+            return
+        self._commit(self.blocks.ask(BLOCK["seal"], ids))
+        for each, part in zip(seals, parts, strict=True):
+            self.blocks.name(listed(ids_of(part)), each.keys, each.group)
+
+    @verb
+    def finish_many(self, requests: Sequence[str]) -> None:
+        """`finish` of several requests at once; what several of them hold is let go of by each. Edges: as `finish`."""
+        rows = [self._request(request) for request in requests]
+        if len(set(requests)) != len(rows):
+            raise MisuseError(f"{len(rows)} requests cannot be finished at once, for one of them is named twice")
+        for row in rows:
+            if row.load:  # it is given up before its blocks
+                self.finish(row.name)
+        rows = [row for row in rows if row.name in self.requests]
+        held = [entries(table, slice(None)) for row in rows for table in row.tables if table]
+        lives, times = np.unique(np.concatenate(held) if held else np.zeros(0, dtype=np.int64), return_counts=True)
+        for more in range(int(times[lives != NULL].max(initial=0))):
+            self._release(batch(lives[(times > more) & (lives != NULL)]))
+        for row in rows:
+            row.tables = [array("q") for _ in row.tables]
+            self._fire_request(row, "finish")
+            del self.requests[row.name]
+            self._spare_requests.append(row.row)
 
     @verb
     def forget_host(self) -> None:

@@ -20,15 +20,16 @@ long as the hit holds it, so that nothing is lost but one source of a store; and
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from attrs import define, field
 
-from blocklife.engines.vllm.connector.ledger import EngineLedger
+from blocklife.engines.vllm.connector.ledger import EngineLedger, Growth
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Direction
+from blocklife.ledger import Batch, Direction, Seal
 from blocklife.ledger.jobs import Allocated, Jobs, Parcel, Storable, Store
 from blocklife.ledger.places import ID_MASK, NULL, batch
 from blocklife.ledger.records import Completion, JobId, Launched
@@ -49,8 +50,6 @@ _COPYING = frozenset(_INDEX[state] for state in COPYING)
 _READY = SlotLife.table.index[Slot.READY]
 _NEVER = 1 << 40
 """More blocks than a table has."""
-_HOLE, _SHARED, _FRESH = range(3)
-"""What an entry of a table is to the ledger."""
 
 _Span: TypeAlias = tuple[str, Sequence[int], Sequence[bytes]]
 """Neighbouring blocks of a request, and their keys."""
@@ -71,6 +70,21 @@ class _Turn:
             self.lives += held
             self.keys += own
             self.owners += [who] * len(held)
+
+
+@define(eq=False)
+class _Filled:
+    """What a step fills in one group: the rows of requests, with the first block of each and the one behind its last."""
+
+    group: int
+    rows: Rows
+    starts: Rows
+    stops: Rows
+    most: Rows
+    """Up to which token each request may be stored."""
+    spans: list[_Span] = field(factory=list)
+    lives: list[int] = field(factory=list)
+    keys: list[bytes] = field(factory=list)
 
 
 class EngineScheduler(OffloadScheduler):
@@ -98,6 +112,7 @@ class EngineScheduler(OffloadScheduler):
         self._windows = [group for group in self._attention if geometry.window_blocks[group] is not None]
         self._most_stored, self._most_brought = np.full((2, ledger.limits.max_requests), _NEVER, dtype=np.int64)
         """Tokens of each request, by row, that it lets be stored and loaded."""
+        self._growth = Growth()
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal all that it fills, each with its serial and that plan."""
         self._unwanted: set[int] = set()
@@ -182,23 +197,21 @@ class EngineScheduler(OffloadScheduler):
         """
         if self._anew:
             self._offer_anew()
-        rows = np.flatnonzero(self._progress.running)
+        rows = self._progress.running.nonzero()[0]
         if self._ending:
             rows = np.concatenate((rows, [self._requests[name].row for name in self._ending]))
         self._leave_windows(rows)
 
-    def extend(self, group: int, names: Sequence[str], skips: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
-        """The engine has put fresh blocks behind these tables of one group, after so many nulls."""
-        self._engine_ledger.observe_allocate_many(names, blocks, group, skips=skips)
-        rows = [self._requests[name].row for name in names]
-        added = [skip + len(own) for skip, own in zip(skips, blocks, strict=True)]
-        np.add.at(self._progress.placed[group], rows, added)
+    def extend(self, name: str, group: int, blocks: Sequence[int]) -> None:
+        """The engine has put fresh blocks, and nulls, behind a table. `settle_in` tells the ledger."""
+        self._growth.note(name, group, blocks)
+        self._progress.placed[group, self._requests[name].row] += len(blocks)
 
     def schedule(self, tokens: Mapping[str, int]) -> None:
         """`grow` for all running requests at once: one token each, or as many as *tokens* says."""
         self._check_open()
         table = self._progress
-        rows = np.flatnonzero(table.running & (table.step != self._step))
+        rows = (table.running & (table.step != self._step)).nonzero()[0]
         table.wanted[rows] = 1
         for name, count in tokens.items():
             table.wanted[self._tracked(name).row] = count
@@ -206,7 +219,7 @@ class EngineScheduler(OffloadScheduler):
             self._check_no_drafts(rows)
         ends = table.ends(rows)
         for group in self._groups:
-            lacking = np.flatnonzero((table.missing(group, rows, ends) > 0) & (table.wanted[rows] > 0))
+            lacking = ((table.missing(group, rows, ends) > 0) & (table.wanted[rows] > 0)).nonzero()[0]
             if len(lacking):
                 row = int(rows[lacking[0]])
                 raise MisuseError(
@@ -215,46 +228,65 @@ class EngineScheduler(OffloadScheduler):
                 )
         table.step[rows] = self._step
 
-    def promise(self, name: str | None = None) -> None:
-        """Seal what this step fills, of one request or of all that it schedules, as far as it can be sealed now."""
-        table = self._progress
-        if name is None:
-            rows: Rows = np.flatnonzero(table.running & (table.step == self._step) & (table.wanted > 0))
-        else:
-            rows = np.array([self._requests[name].row])
-        bound = np.minimum(table.ends(rows), table.known[rows])
-        for group in self._attention:
-            full = bound // self.geometry.block_tokens[group]
-            where = np.flatnonzero(full > table.sealed[group, rows])
-            if len(where):
-                self._promise(group, rows[where], full[where])
+    def settle_in(self) -> None:
+        """Tell the ledger what the engine has put behind tables since it was last told."""
+        if self._growth.names:
+            growth, self._growth = self._growth, Growth()
+            self._engine_ledger.observe_tables(growth)
 
-    def _promise(self, group: int, rows: Rows, stops: Rows) -> None:
-        """Seal the blocks of these requests in one group, up to those that are full."""
-        table, names, tracked, requests = self._progress, self._names, self._requests, self.ledger.requests
-        starts = table.sealed[group, rows]
-        spans: list[_Span] = []
-        lives: list[int] = []
-        keys: list[bytes] = []
-        for row, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
+    def promise(self) -> None:
+        """Seal what this step fills, of all requests that it schedules, as far as it can be sealed now."""
+        table = self._progress
+        rows: Rows = (table.running & (table.step == self._step) & (table.wanted > 0)).nonzero()[0]
+        ends = table.ends(rows)
+        bound, most = np.minimum(ends, table.known[rows]), self._bounds(rows, ends)
+        parts = []
+        for group in self._attention:
+            full, starts = bound // self.geometry.block_tokens[group], table.sealed[group, rows]
+            where = (full > starts).nonzero()[0]
+            if len(where):
+                parts.append(_Filled(group, rows[where], starts[where], full[where], most[where]))
+        self._gather(parts)
+        seals = [self._promise(each) for each in parts]
+        if seals := [seal for seal in seals if len(seal.lives)]:
+            self._engine_ledger.seal_many(seals)
+
+    def _gather(self, parts: Sequence[_Filled]) -> None:
+        """Look each request up once, for all groups: it lies where nobody has looked for many steps."""
+        names, tracked, requests = self._names, self._requests, self.ledger.requests
+        if not parts:
+            return
+        rows = np.concatenate([each.rows for each in parts])
+        spans = np.concatenate([(each.starts, each.stops) for each in parts], axis=1)
+        of = np.repeat(np.arange(len(parts)), [len(each.rows) for each in parts])
+        order = np.argsort(rows, kind="stable")
+        filled = zip(rows[order].tolist(), of[order].tolist(), *spans[:, order].tolist(), strict=True)
+        for row, own in itertools.groupby(filled, operator.itemgetter(0)):
             who = names[row]
-            held, own = requests[who].tables[group][start:stop], tracked[who].keys(group, start, stop)
-            spans.append((who, held, own))
-            lives += held
-            keys += own
-        states = self.ledger.blocks.column.view[np.array(lives) & ID_MASK]
-        ends = stops
+            tables, keys_of = requests[who].tables, tracked[who].keys
+            for _, at, start, stop in own:
+                part = parts[at]
+                held, keys = tables[part.group][start:stop], keys_of(part.group, start, stop)
+                part.spans.append((who, held, keys))
+                part.lives += held
+                part.keys += keys
+
+    def _promise(self, part: _Filled) -> Seal:
+        """What of one group is sealed now; it is noted how far each request is, and whose turn to be stored has come."""
+        table, group, rows = self._progress, part.group, part.rows
+        states = self.ledger.blocks.column.view[np.array(part.lives) & ID_MASK]
+        ends, spans, lives, keys = part.stops, part.spans, part.lives, part.keys
         if len(keys) < len(lives) or not ((states == _ALLOCATED) | (states == _PLEDGED)).all():
-            spans, ends = self._sealable(rows, starts, spans)
+            spans, ends = self._sealable(rows, part.starts, spans)
             lives = [life for _, held, _ in spans for life in held]
             keys = [key for _, _, own in spans for key in own]
         table.sealed[group, rows] = ends
         if self._direct and not self._lost:
-            in_turn = (table.offered[group, rows] == starts) & (stops <= self._storing(rows, group))
+            storable = part.most // self.geometry.block_tokens[group]
+            in_turn = (table.offered[group, rows] == part.starts) & (part.stops <= storable)
             table.offered[group, rows[in_turn]] = ends[in_turn]
-            self._turns[group].take(itertools.compress(spans, in_turn.tolist()))
-        if lives:
-            self.ledger.seal(Batch[Allocated](batch(lives), group), keys)
+            self._turns[group].take(spans if in_turn.all() else itertools.compress(spans, in_turn.tolist()))
+        return Seal(group, lives, keys)
 
     def _sealable(self, rows: Rows, starts: Rows, spans: Iterable[_Span]) -> tuple[list[_Span], Rows]:
         """What of some spans can be sealed now, and where that ends."""
@@ -345,7 +377,7 @@ class EngineScheduler(OffloadScheduler):
             before = table.known[rows]
             news = np.array(self._known_of(rows.tolist()), dtype=np.int64) - before
             usual = table.computed[rows] + done.tokens[asked] >= before
-            for at in np.flatnonzero(news != usual).tolist():
+            for at in (news != usual).nonzero()[0].tolist():
                 sampled[self._names[int(rows[at])]] = max(0, int(news[at]))
         return self.settle(plan, now, sampled=sampled, launched=launched, completions=completions)
 
@@ -377,7 +409,7 @@ class EngineScheduler(OffloadScheduler):
         table = self._progress
         for group in self._attention:
             stops, offered = self._storing(rows, group), table.offered[group, rows]
-            where = np.flatnonzero(stops > offered)
+            where = (stops > offered).nonzero()[0]
             for row, start, stop in zip(rows[where].tolist(), offered[where].tolist(), stops[where].tolist(), strict=True):
                 table.offered[group, row] = self._take_turn(group, row, start, stop)
 
@@ -445,49 +477,63 @@ class EngineScheduler(OffloadScheduler):
         stored = {key for key in wanted & index.keys() if self.stores.is_stored(turn.group, key)}
         if not stored and len(wanted) == len(turn.keys) and all(ready):
             return
-        kept = _Turn(turn.group)
+        self.stores.counts["in flight"] += len(ready) - sum(ready)
+        kept: dict[bytes, tuple[int, str]] = {}
         for life, key, owner, final in zip(turn.lives, turn.keys, turn.owners, ready, strict=True):
-            if not final:
-                self.stores.counts["in flight"] += 1
-            elif key not in stored:
-                stored.add(key)
-                kept.take([(owner, [life], [key])])
-        turn.lives, turn.keys, turn.owners = kept.lives, kept.keys, kept.owners
+            if final and key not in stored and key not in kept:
+                kept[key] = life, owner
+        turn.keys, turn.lives, turn.owners = (
+            list(kept),
+            [life for life, _ in kept.values()],
+            [owner for _, owner in kept.values()],
+        )
+
+    def _end_many(self, names: Sequence[str]) -> None:
+        """Their blocks are given back at once."""
+        for name in names:
+            tracked = self._requests[name]
+            self._leave_behind(name, tracked, tracked.ending)
+        self._engine_ledger.finish_many(names)
+        for name in names:
+            self._leave(name, self._requests[name])
 
     # --- a whole table ------------------------------------------------------------------------------------------------------
+
+    def is_new(self, blocks: Iterable[int]) -> bool:
+        """Whether some of these blocks are not known to be final, and may be when the ledger has heard all of this step."""
+        state = self.ledger.blocks.column.state
+        return any(block != NULL and state[block] not in _KEYED for block in blocks) or not {
+            block for own in self._growth.fresh for block in own
+        }.isdisjoint(block for block in blocks if block != NULL)
 
     def place_table(self, name: str, tables: Sequence[Sequence[int]], device_tokens: int) -> None:
         """The engine has given a request that holds nothing these tables; the first *device_tokens* are a hit."""
         tracked = self._tracked(name)
         for group, table in enumerate(tables):
             hit = device_tokens // self.geometry.block_tokens[group]
-            kinds = [_FRESH if block else _HOLE for block in table]
-            for position, key in enumerate(tracked.keys(group, 0, hit)):
-                if block := table[position]:
-                    kinds[position] = self._kind(group, block, key)
-            self._place_group(name, group, table, kinds)
+            taken = self._known(group, table[:hit], tracked.keys(group, 0, hit)) if hit else ()
+            self._growth.note(name, group, table[hit:], taken)
 
-    def _place_group(self, name: str, group: int, table: Sequence[int], kinds: Sequence[int]) -> None:
-        """One table, stretch by stretch."""
-        start = 0
-        for kind, run in itertools.groupby(kinds):
-            stop = start + sum(1 for _ in run)
-            if kind == _HOLE:
-                self.ledger.skip(name, stop - start, group)
-            elif kind == _SHARED:
-                self.ledger.observe_take(name, table[start:stop], group)
-            else:
-                self._engine_ledger.observe_allocate_many([name], [table[start:stop]], group)
-            start = stop
+    def _known(self, group: int, blocks: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
+        """The blocks of a hit; `NULL` in place of those that are not what the engine says."""
+        known = self.ledger.blocks
+        state, names, groups = known.column.state, known.key, known.group
+        if all(
+            block == NULL or (names[block] == key and groups[block] == group and state[block] in _KEYED)
+            for block, key in zip(blocks, keys, strict=True)
+        ):
+            return blocks
+        kinds = [block != NULL and self._is_known(group, block, key) for block, key in zip(blocks, keys, strict=True)]
+        return [block if kind else NULL for block, kind in zip(blocks, kinds, strict=True)]
 
-    def _kind(self, group: int, block: int, key: bytes) -> int:
-        """What a block is to the ledger that the engine has hit under this key."""
+    def _is_known(self, group: int, block: int, key: bytes) -> bool:
+        """Whether a block that the engine has hit under this key is that to the ledger, too."""
         blocks = self.ledger.blocks
         if blocks.column.state[block] not in _KEYED:
             self.holes += 1
-            return _HOLE
+            return False
         if blocks.key[block] == key and blocks.group[block] == group:
-            return _SHARED
+            return True
         self.ledger.violate(
             f"block {block}: the engine hits it as {key.hex()} of group {group}, and the ledger knows something else there "
             "(it was handed out unsaid, as to a request that is preempted in the step in which it is scheduled)"
@@ -495,7 +541,7 @@ class EngineScheduler(OffloadScheduler):
         if not blocks.refs[block]:
             self.ledger.observe_evict([block])
         self.holes += 1
-        return _HOLE
+        return False
 
     def overwrite(self, blocks: Iterable[int]) -> None:
         """The step writes these before anything else; what nobody holds of them was handed out and taken back unsaid."""
@@ -525,7 +571,7 @@ class EngineScheduler(OffloadScheduler):
         if self._anew:
             return
         table = self._progress
-        rows = np.flatnonzero(table.running)
+        rows = table.running.nonzero()[0]
         for group in self._attention:
             named = rows[table.offered[group, rows] < _NEVER]
             table.offered[group, named] = table.first[group, named] // self.geometry.blocks_per_chunk

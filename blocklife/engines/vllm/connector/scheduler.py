@@ -8,9 +8,9 @@ Rules of this file:
 * Between the hooks of one `schedule()` call things are only noted. They are told to the ledger in `build_step`, in an order in
   which each is legal, because what vLLM took from one request and gave to another in one step comes in no order at all.
 
-The order in `build_step`: who was preempted; what has left the windows; the new blocks of running requests, their tokens, and
-what these fill; then those that were let in, one after the other, each with what it fills, so that the next one can share it;
-then states of Mamba groups. That is the order in which vLLM itself came to it.
+The order in `build_step`: who was preempted; what has left the windows; then the new blocks of all requests, running or let in,
+and what they fill, each kind of thing in one call of the ledger; then states of Mamba groups. Where a request that is let in
+was hit for what others fill in this very step, these are told before it. That is the order in which vLLM itself came to it.
 
 Plans. Every call of `build_step` makes one, also when nothing is scheduled; its number travels to the workers and back, so that
 with asynchronous scheduling each output is settled with its own plan. What requests have left behind at their end goes into a
@@ -20,6 +20,7 @@ with the workers before the step hands out any block of theirs, and the hand-out
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from zlib import crc32
 
@@ -32,6 +33,7 @@ from blocklife.engines.vllm.connector.offload import EngineScheduler
 from blocklife.engines.vllm.connector.shapes import CacheShape, PeekFree, Request, SchedulerOutput, Tables
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Limits, Plan
+from blocklife.ledger.places import NULL
 from blocklife.offload import Hit, HostEvent, HostTier, Mode
 
 _FOREVER = 1e18
@@ -107,7 +109,7 @@ class ConnectorScheduler:
             deadline=_FOREVER,
         )
         # without somebody who takes them, events are not kept
-        self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 1)
+        self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have a plan of its own and one of what requests left behind before it
         policies = config.policies(2 * shape.max_batches + 1)
         self.offload = EngineScheduler(
@@ -187,8 +189,7 @@ class ConnectorScheduler:
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
         offload.schedule(self._uneven(scheduled, sum(each.tracked.request.request_id in scheduled for each in coming)))
-        offload.promise()
-        loads = [self._let_in(each, scheduled) for each in coming]
+        loads = self._let_in(coming, scheduled)
         if output.new_block_ids_to_zero:
             offload.overwrite(output.new_block_ids_to_zero)
         if (state := output.kv_connector_block_state) is not None:
@@ -200,46 +201,29 @@ class ConnectorScheduler:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
         plan = offload.build_plan(_NOW)
         early, self._early = self._early, []
-        return StepPlan((*early, plan), self._owners(plan) if any(loads) else {})
+        return StepPlan((*early, plan), self._owners(plan) if loads else {})
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """The blocks that running requests got in this step."""
-        groups = range(len(self.shape.geometry.groups))
-        names: list[list[str]] = [[] for _ in groups]
-        skips: list[list[int]] = [[] for _ in groups]
-        blocks: list[list[Sequence[int]]] = [[] for _ in groups]
-
-        def note(name: str, group: int, added: Sequence[int]) -> None:
-            if 0 not in added:
-                names[group].append(name)
-                skips[group].append(0)
-                blocks[group].append(added)
-                return
-            nulls = next((at for at, block in enumerate(added) if block), len(added))
-            own = list(added[nulls:])
-            if 0 in own:
-                raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
-            names[group].append(name)
-            skips[group].append(nulls)
-            blocks[group].append(own)
-
         cached = output.scheduled_cached_reqs
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
                 name = self._requests[request_id].name
                 for group, added in enumerate(tables):
                     if added:
-                        note(name, group, added)
+                        self._grow(name, group, added)
         for each in going_on:  # its load is over, or its session goes on: what it had stays where it is
             name, request = each.tracked.name, each.tracked.request
             if each.tracked.session:
                 self.offload.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
             for group, (table, held) in enumerate(zip(each.tables, self.ledger.requests[name].tables, strict=True)):
                 if len(table) > len(held):
-                    note(name, group, table[len(held) :])
-        for group in groups:
-            if names[group]:
-                self.offload.extend(group, names[group], skips[group], blocks[group])
+                    self._grow(name, group, table[len(held) :])
+
+    def _grow(self, name: str, group: int, added: Sequence[int]) -> None:
+        if NULL in added and NULL in itertools.dropwhile(_is_null, added):
+            raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
+        self.offload.extend(name, group, added)
 
     def _uneven(self, scheduled: Mapping[str, int], num_coming: int) -> dict[str, int]:
         """The running requests that get another number of tokens than one; 0 for those that are left out."""
@@ -253,8 +237,38 @@ class ConnectorScheduler:
             found.update((name, 0) for name in self.offload.running() if name not in ids)
         return found
 
-    def _let_in(self, admission: Admission, scheduled: Mapping[str, int]) -> bool:
-        """Tell the ledger of a request that vLLM has let in. Whether it loads."""
+    def _let_in(self, coming: Iterable[Admission], scheduled: Mapping[str, int]) -> bool:
+        """Tell the ledger of what running requests got, and of those that vLLM has let in. Whether one of these loads."""
+        loads = False
+        placed: list[tuple[Admission, Hit]] = []
+        for each in coming:
+            hit = self._hit_of(each)
+            if hit.device_tokens and self.offload.is_new(self._hit_blocks(each, hit)):
+                loads |= self._settle_in(placed, scheduled)  # so that it can share what others make in this very step
+                placed = []
+            self.offload.place_table(each.tracked.name, each.tables, hit.device_tokens)
+            placed.append((each, hit))
+        return self._settle_in(placed, scheduled) or loads
+
+    def _settle_in(self, placed: Iterable[tuple[Admission, Hit]], scheduled: Mapping[str, int]) -> bool:
+        """Those whose tables were placed are in, and what they and the running requests fill is named. Whether one loads."""
+        self.offload.settle_in()
+        loads = False
+        for each, hit in placed:
+            tracked = each.tracked
+            loads |= not self.offload.admit(tracked.name, hit, scheduled.get(tracked.request.request_id, 0))
+            if tracked.session:
+                self.offload.keep_unnamed(tracked.name)
+        self.offload.promise()
+        return loads
+
+    def _hit_blocks(self, admission: Admission, hit: Hit) -> list[int]:
+        """The blocks of a hit on the device, in all groups."""
+        stops = [hit.device_tokens // tokens for tokens in self.shape.geometry.block_tokens]
+        return [block for table, stop in zip(admission.tables, stops, strict=True) for block in table[:stop]]
+
+    def _hit_of(self, admission: Admission) -> Hit:
+        """What a request that vLLM has let in starts from."""
         tracked, request = admission.tracked, admission.tracked.request
         name, hit = self._enter(tracked), tracked.hit
         tracked.hit = None
@@ -274,13 +288,7 @@ class ConnectorScheduler:
                 f"request {name}: vLLM starts at token {request.num_computed_tokens}, and the hit ends at {hit.compute_from} "
                 "(another connector, or a feature that this one does not offer)"
             )
-        self.offload.place_table(name, admission.tables, hit.device_tokens)
-        runs = self.offload.admit(name, hit, scheduled.get(request.request_id, 0))
-        if tracked.session:
-            self.offload.keep_unnamed(name)
-        if runs:
-            self.offload.promise(name)
-        return not runs
+        return hit
 
     def _owners(self, plan: Plan) -> dict[JobId, str]:
         """For which request of vLLM each load is."""
@@ -384,6 +392,10 @@ class ConnectorScheduler:
     def _known_tokens(self, rows: Sequence[int]) -> list[int]:
         by_row = self._by_row
         return [by_row[row].num_tokens for row in rows]
+
+
+def _is_null(block: int) -> bool:
+    return block == NULL
 
 
 def incarnation_of(engine_id: str) -> int:
