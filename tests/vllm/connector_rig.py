@@ -8,7 +8,7 @@ whoever reads or writes too early reads or writes wrong bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from unittest import mock
@@ -29,7 +29,7 @@ from blocklife.engines.vllm.connector.scheduler import ConnectorScheduler
 from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
 from blocklife.ledger.invariants import check
 from tests.vllm.device import Text
-from tests.vllm.rig import Rig
+from tests.vllm.rig import Rig, Scheduler
 from tests.vllm.worlds import Lag, WorldSpec
 
 
@@ -151,6 +151,7 @@ class ConnectorRig(Rig):
         recompute: bool = True,
         depth: int | None = None,
         drafts: bool = False,
+        on_scheduler: Callable[[Scheduler], None] | None = None,
     ) -> None:
         extra = {"checking": "strict", **spec.extra_config}
         spec = evolve(spec, connector="blocklife", extra_config=extra)
@@ -158,7 +159,7 @@ class ConnectorRig(Rig):
         self._dice = Random(f"{seed}/drafts") if drafts else None
         self._guesses: Mapping[str, list[int]] = {}
         with _made_for(spec, seed, fails or {}):
-            super().__init__(spec, seed)
+            super().__init__(spec, seed, on_scheduler)
         self.scheduler.recompute_kv_load_failures = recompute
 
     @property
@@ -178,6 +179,16 @@ class ConnectorRig(Rig):
     def stored(self) -> int:
         """Blocks that stores brought to the host."""
         return self.side.ledger.moved[Direction.STORE.name]
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Blocks that were stored and loaded, on each worker."""
+        return self.stored, self.loaded
+
+    @property
+    def left_behind(self) -> int:
+        """Copies that the ledger waits for; when the engine is idle nobody will finish them."""
+        return self.side.ledger.jobs.live
 
     def check(self) -> None:
         """Raise AssertionError if anything is wrong by now."""

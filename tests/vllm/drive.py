@@ -15,7 +15,7 @@ from attrs import asdict, evolve, frozen
 from tests.vllm.engine import DRAINS_SIMPLE, RELEASE
 from tests.vllm.rig import Corruption, Rig, Scheduler
 from tests.vllm.traffic import Traffic
-from tests.vllm.worlds import WORLDS, World
+from tests.vllm.worlds import WORLDS, World, WorldSpec
 
 DRAIN_STEPS = 500
 
@@ -86,7 +86,7 @@ class Verdict:
 
 def judge(name: str, world: World, seed: int, steps: int, on_scheduler: Callable[[Scheduler], None] | None = None) -> Verdict:
     """Run one seed of a world and say what it showed."""
-    rig = Rig(world.spec, seed, on_scheduler)
+    rig = _rig_for(world.spec, seed, on_scheduler)
     traffic = Traffic.drawn(rig, seed, world=world)
     raised, stuck, left_behind = None, False, 0
     try:
@@ -100,6 +100,7 @@ def judge(name: str, world: World, seed: int, steps: int, on_scheduler: Callable
         stuck = True
     except Exception as error:
         raised = Raised(rig.step_number, type(error).__name__, str(error), _where(error))
+    stored, loaded = rig.moved
     copies = [rank.copies for rank in rig.ranks]
     return Verdict(
         RELEASE,
@@ -109,8 +110,8 @@ def judge(name: str, world: World, seed: int, steps: int, on_scheduler: Callable
         requests=len(rig.texts),
         finished=len(rig.finished),
         verified=rig.verified,
-        stored=sum(each.stores for each in copies),
-        loaded=sum(each.loads for each in copies),
+        stored=stored,
+        loaded=loaded,
         raised=raised,
         corruptions=tuple(rig.corruptions),
         wrong_texts=tuple(rig.wrong_texts),
@@ -118,6 +119,14 @@ def judge(name: str, world: World, seed: int, steps: int, on_scheduler: Callable
         left_behind=left_behind,
         stuck=stuck,
     )
+
+
+def _rig_for(spec: WorldSpec, seed: int, on_scheduler: Callable[[Scheduler], None] | None) -> Rig:
+    if spec.connector != "blocklife":
+        return Rig(spec, seed, on_scheduler)
+    from tests.vllm.connector_rig import ConnectorRig  # not in every release
+
+    return ConnectorRig(spec, seed, on_scheduler=on_scheduler)
 
 
 def _left_behind(rig: Rig) -> int:

@@ -162,6 +162,12 @@ class Rig:
         return sum(rank.copies.out + (0 if rank.worker is None else rank.worker.held_back) for rank in self.ranks)
 
     @property
+    def moved(self) -> tuple[int, int]:
+        """Blocks that were stored and loaded, by all workers."""
+        copies = [rank.copies for rank in self.ranks]
+        return sum(each.stores for each in copies), sum(each.loads for each in copies)
+
+    @property
     def verified(self) -> int:
         """Blocks whose bytes were compared, by all workers."""
         return self.witness.verified

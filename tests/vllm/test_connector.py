@@ -21,7 +21,8 @@ from blocklife.ledger import Direction
 from blocklife.states import Slot
 from blocklife.testing.vllm import making
 from tests.vllm.connector_rig import ConnectorRig, walk
-from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+from tests.vllm.drive import judge
+from tests.vllm.worlds import WORLDS, GroupSpec, Lag, WorldSpec
 
 FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")
 ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=64)
@@ -497,3 +498,14 @@ def test_connector_walks_with_sessions(model: str, ahead: bool) -> None:
 
     assert parts > 20
     assert rig.stored > 0
+
+
+@pytest.mark.parametrize("name", ["hybrid", "states", "resets"])
+def test_driver_runs_our_connector_too(name: str) -> None:
+    """The worlds of the watch with our connector in place of theirs: bytes move, and nothing is wrong."""
+    world = WORLDS[name]
+    found = judge(name, evolve(world, spec=evolve(world.spec, connector="blocklife")), 3, 120)
+
+    assert found.clean, str(found)
+    assert found.stored > 0
+    assert found.verified > 0
