@@ -676,7 +676,7 @@ def test_arc_keeps_its_bounds_whatever_happens(seed: int) -> None:
 
 def test_arc_survives_a_scan_that_washes_lru_out() -> None:
     """A hot set between scans of content that is never used again: ARC keeps it, LRU does not."""
-    arc, lru = Cache(16, Arc(16)), Cache(16, Lru(16))
+    arc, lru = Cache(16, Arc(16)), Cache(16, Lru())
     fresh = 1000
     for _ in range(50):
         for _ in range(2):
@@ -782,7 +782,7 @@ def test_arc_gives_content_that_was_there_twice_one_ghost() -> None:
 
 def test_lru_looks_at_a_busy_slot_once_a_round() -> None:
     """Many slots that stay in use do not make every search long."""
-    lru = Lru(100)
+    lru = Lru()
     lru.touch(range(100))
     asked: list[int] = []
 
@@ -806,7 +806,7 @@ def test_lru_of_many_at_once_is_a_list_in_the_order_of_use(seed: int) -> None:
     """Batches of all sizes, slots that come twice, busy ones, and its state put back, beside a list reordered by hand."""
     dice = random.Random(seed)
     size = 50
-    lru, order, names = Lru(size), list[int](), range(size)
+    lru, order, names = Lru(), list[int](), range(size)
     for _ in range(600):
         what = dice.random()
         if what < 0.6:
@@ -827,23 +827,16 @@ def test_lru_of_many_at_once_is_a_list_in_the_order_of_use(seed: int) -> None:
                 order.remove(slot)
         else:
             saved = lru.snapshot(names)
-            lru = Lru(size)
+            lru = Lru()
             lru.restore(saved)
         assert lru.snapshot(names) == tuple(order)
-
-
-@pytest.mark.parametrize("wrong", [0, -1, True, 2.0])
-def test_lru_refuses_a_wrong_number_of_slots(wrong: object) -> None:
-    """It is a whole number of at least 1."""
-    with pytest.raises(MisuseError, match="num_slots"):
-        Lru(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_lru_is_a_list_in_the_order_of_use(seed: int) -> None:
     """Beside a list that is reordered by hand."""
     dice = random.Random(seed)
-    cache, order = Cache(6, Lru(6)), OrderedDict[Name, None]()
+    cache, order = Cache(6, Lru()), OrderedDict[Name, None]()
     for name in trace(seed, 600):
         hit = name in order
         order[name] = None

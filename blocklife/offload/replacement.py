@@ -13,23 +13,14 @@ Replacement Cache", USENIX FAST 2003, with their names in the comments. What dif
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
-
-import numpy as np
-from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
 
 Name: TypeAlias = tuple[int, bytes]
 """What a slot holds: (group, key)."""
-_UNUSED = -1
-_FEW = 16
-"""Below so many slots a walk is cheaper than an array."""
-_SPARE = 64
-"""Room in a line beyond twice its slots, so that a small one is not cleared up all the time."""
 
 
 class Replacement(Protocol):
@@ -76,21 +67,13 @@ def can_be_saved(policy: Replacement) -> TypeGuard[Saveable]:
 class Lru:
     """The least recently used goes first.
 
-    Uses stand in a line, one behind the other. Only a slot's latest use counts; older ones stay where they are until the line
-    is full, so that a use costs a write and no search, and many cost little more than one.
-
-    Invariant: ``_line[_latest[slot]]`` is the slot, for every slot that was inserted or touched and not removed since, and
-    ``_head <= _latest[slot] < _tail``; for the others ``_latest`` is below zero. Initially: none.
+    Invariant: ``_order`` holds every slot that was inserted or touched and not removed since, once, the least recently used
+    first. Initially: none.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        if type(num_slots) is not int or num_slots < 1:
-            raise MisuseError(f"num_slots must be a whole number of at least 1, not {num_slots!r}")
-        self.num_slots = num_slots
-        self._line = np.zeros(2 * num_slots + _SPARE, dtype=np.int64)
-        self._latest = array("q", [_UNUSED]) * num_slots
-        self._latest_view = np.frombuffer(self._latest, dtype=np.int64)
-        self._head = self._tail = 0
+    def __init__(self) -> None:
+        # Not a dict: whoever takes from its front leaves holes there, and each walk from the front passes over all of them.
+        self._order: OrderedDict[int, None] = OrderedDict()
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
         """New content is used content; its names do not matter."""
@@ -98,66 +81,38 @@ class Lru:
 
     def touch(self, slots: Iterable[int]) -> None:
         """Move slots to the end, the last of them last."""
-        used = slots if type(slots) is list else list(slots)
-        for start in range(0, len(used), self.num_slots):
-            self._use(used[start : start + self.num_slots])
-
-    def _use(self, slots: list[int]) -> None:
-        """At most as many as there are slots: so many find room in a line that was cleared up."""
-        if self._tail + len(slots) > len(self._line):
-            self._clear_up(self._in_order(self._head, self._tail))
-        start, self._tail = self._tail, self._tail + len(slots)
-        self._line[start : self._tail] = slots
-        if len(slots) < _FEW:
-            for position, slot in enumerate(slots, start):
-                self._latest[slot] = position
-        else:  # of one that comes twice the last position stays
-            self._latest_view[self._line[start : self._tail]] = np.arange(start, self._tail)
+        order = self._order
+        move = order.move_to_end
+        for slot in slots:
+            if slot in order:
+                move(slot)
+            else:
+                order[slot] = None
 
     def remove(self, slot: int) -> None:
         """Forget a slot."""
-        self._latest[slot] = _UNUSED
+        self._order.pop(slot, None)
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
         """The order."""
-        return tuple(names[slot] for slot in self._in_order(self._head, self._tail).tolist())
+        return tuple(names[slot] for slot in self._order)
 
     def restore(self, saved: Hashable) -> None:
         """Go back to an order."""
-        self._latest_view[:] = _UNUSED
-        self._clear_up(np.array(_saved(saved), dtype=np.int64))
+        self._order = OrderedDict.fromkeys(_saved(saved))
 
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
         """The first *count* evictable slots; those passed over are in use, and move to the end."""
         chosen: list[int] = []
         passed: list[int] = []
-        stop, tail = self._head, self._tail
-        while len(chosen) < count and stop < tail:
-            start, stop = stop, min(stop + 2 * count + _SPARE, tail)
-            found = self._in_order(start, stop)
-            if start == self._head:  # what no longer counts is not looked at again
-                self._head = int(self._latest_view[found[0]]) if len(found) else stop
-            for slot in found.tolist():
-                if not evictable(slot):
-                    passed.append(slot)
-                    continue
+        if count > 0:
+            for slot in _from_front(self._order, evictable, passed):
                 chosen.append(slot)
                 if len(chosen) == count:
                     break
-        self.touch(passed)
+        for slot in passed:
+            self._order.move_to_end(slot)
         return chosen
-
-    def _in_order(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The slots whose latest use stands between two positions, in its order."""
-        slots = self._line[start:stop]
-        found: NDArray[np.int64] = slots[self._latest_view[slots] == np.arange(start, stop)]
-        return found
-
-    def _clear_up(self, slots: NDArray[np.int64]) -> None:
-        """Let the line hold these alone, once each."""
-        self._head, self._tail = 0, len(slots)
-        self._line[: len(slots)] = slots
-        self._latest_view[slots] = np.arange(len(slots))
 
 
 class Arc:
@@ -330,7 +285,7 @@ def _from_front(order: Iterable[int], evictable: Callable[[int], bool], passed: 
 
 
 _METHODS = ("insert", "touch", "remove", "victims")
-_factories: dict[str, Callable[[int], Replacement]] = {"arc": Arc, "lru": Lru}
+_factories: dict[str, Callable[[int], Replacement]] = {"arc": Arc, "lru": lambda num_slots: Lru()}
 
 
 def register(name: str, factory: Callable[[int], Replacement]) -> None:

@@ -5,8 +5,8 @@ window, blocks of 16 tokens, no model and no bytes. All get the same requests an
 then as many of the next, over and over, so that whatever slows the machine slows all. Copies land a few steps after they were
 made, or at once when a step waits for them.
 
-What counts is the time inside the connector's hooks, a step. Steps in which requests are let in are also counted apart from
-those that only decode.
+What counts is the time inside the connector's hooks, a step, without the pauses of the garbage collector, which are told apart.
+Steps in which requests are let in are also counted apart from those that only decode.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, frozen
 
 from tests.vllm.engine import RELEASE
 from tests.vllm.population import HOOKS, Population
+from tests.vllm.stopwatch import Stopwatch
 from tests.vllm.worlds import Connector
 
 TURN = 10
@@ -43,6 +44,8 @@ class Cost:
     median_us: float
     decode_us: float
     """The mean of the steps in which no request was let in."""
+    collector_us: float
+    """The mean of what the garbage collector took, whoever called for it."""
     schedule_us: float
     """The mean of all that the scheduler took, the hooks included."""
     hooks_us: Mapping[str, float]
@@ -50,34 +53,11 @@ class Cost:
 
 
 @define(eq=False)
-class Stopwatch:
-    """Time inside the hooks of one connector, by hook; a hook that another calls belongs to it."""
-
-    took: dict[str, int] = field(factory=dict)
-    _inside: bool = False
-
-    def around(self, hook: str, method: Callable[..., object]) -> Callable[..., object]:
-        """The method, timed."""
-
-        def timed(*args: object, **kwargs: object) -> object:
-            if self._inside:
-                return method(*args, **kwargs)
-            self._inside = True
-            began = time.thread_time_ns()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.took[hook] = self.took.get(hook, 0) + time.thread_time_ns() - began
-                self._inside = False
-
-        return timed
-
-
-@define(eq=False)
 class Sample:
     """One step."""
 
     hooks: Mapping[str, int]
+    collector: int
     schedule: int
     lets_in: bool
 
@@ -85,33 +65,37 @@ class Sample:
 class Bench:
     """A population, and what the hooks of its connector take."""
 
-    def __init__(self, connector: Connector, running: int, seed: int) -> None:
+    def __init__(self, connector: Connector, running: int, seed: int, stopwatch: Stopwatch) -> None:
         self.population = Population(connector, running, seed)
-        self._stopwatch = Stopwatch()
+        self._stopwatch = stopwatch
         for name in HOOKS:
             if (hook := getattr(self.population.scheduler.connector, name, None)) is not None:
                 setattr(self.population.scheduler.connector, name, self._stopwatch.around(name, hook))
 
     def step(self) -> Sample:
         """One step of the engine, and its question whether it may go to sleep."""
-        self._stopwatch.took.clear()
+        self._stopwatch.clear()
         took = self.population.step()
         self.population.scheduler.connector.has_pending_push_work()
-        return Sample(dict(self._stopwatch.took), took, self.population.let_in)
+        return Sample(dict(self._stopwatch.own), self._stopwatch.collector, took, self.population.let_in)
 
 
 def measure(running: int, steps: int, warm_up: int, seed: int) -> list[Cost]:
     """All connectors at one size, in turns."""
-    benches = {connector: Bench(connector, running, seed) for connector in CONNECTORS}
+    stopwatch = Stopwatch(time.thread_time_ns)
+    benches = {connector: Bench(connector, running, seed, stopwatch) for connector in CONNECTORS}
     samples: dict[Connector, list[Sample]] = {connector: [] for connector in CONNECTORS}
     gc.collect()
     gc.freeze()  # as the engine does when it is up
+    gc.callbacks.append(stopwatch.pause)
     for bench in benches.values():
         for _ in range(warm_up):
             bench.step()
     for turn in range(-(-steps // TURN)):
         for connector in CONNECTORS if turn % 2 else reversed(CONNECTORS):
             samples[connector] += [benches[connector].step() for _ in range(TURN)]
+    gc.callbacks.remove(stopwatch.pause)
+    gc.unfreeze()
     return [_cost(connector, benches[connector].population, samples[connector]) for connector in CONNECTORS]
 
 
@@ -127,6 +111,7 @@ def _cost(connector: Connector, population: Population, samples: Sequence[Sample
         mean_us=round(statistics.mean(totals) / 1e3, 1),
         median_us=round(statistics.median(totals) / 1e3, 1),
         decode_us=round(statistics.mean(decode) / 1e3, 1) if decode else 0.0,
+        collector_us=round(statistics.mean(sample.collector for sample in samples) / 1e3, 1),
         schedule_us=round(statistics.mean(sample.schedule for sample in samples) / 1e3, 1),
         hooks_us={hook: round(statistics.mean(each.hooks.get(hook, 0) for each in samples) / 1e3, 1) for hook in hooks},
     )
