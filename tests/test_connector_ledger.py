@@ -50,19 +50,13 @@ def growth(*tables: tuple[str, int, list[int], list[int]]) -> Growth:
 
 def one_by_one(ledger: EngineLedger, grown: Growth) -> None:
     """What `observe_tables` does in one call: first all that is taken, then all that is handed out."""
-    whole = list(zip(grown.names, grown.groups, grown.taken, grown.fresh, strict=True))
-    for name, group, taken, _ in whole:
-        for block in taken:
-            if block == NULL:
-                ledger.skip(name, 1, group)
-            else:
-                ledger.observe_take(name, [block], group)
-    for name, group, _, fresh in whole:
-        for block in fresh:
-            if block == NULL:
-                ledger.skip(name, 1, group)
-            else:
-                ledger.observe_allocate(name, [block], group)
+    for verb, parts in ((ledger.observe_take, grown.taken), (ledger.observe_allocate, grown.fresh)):
+        for name, group, blocks in zip(grown.names, grown.groups, parts, strict=True):
+            for block in blocks:
+                if block == NULL:
+                    ledger.skip(name, 1, group)
+                else:
+                    verb(name, [block], group)
 
 
 class Program:

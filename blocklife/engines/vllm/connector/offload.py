@@ -253,9 +253,9 @@ class EngineScheduler(OffloadScheduler):
 
     def _gather(self, parts: Sequence[_Filled]) -> None:
         """Look each request up once, for all groups: it lies where nobody has looked for many steps."""
-        names, tracked, requests = self._names, self._requests, self.ledger.requests
         if not parts:
             return
+        names, tracked, requests = self._names, self._requests, self.ledger.requests
         rows = np.concatenate([each.rows for each in parts])
         spans = np.concatenate([(each.starts, each.stops) for each in parts], axis=1)
         of = np.repeat(np.arange(len(parts)), [len(each.rows) for each in parts])
