@@ -232,6 +232,8 @@ def known(ledger: EngineLedger) -> int:
         ([("a", 0, [1], [2]), ("b", 0, [], [1])], "block 1: it is a hit"),
         ([("a", 1, [1], [2])], "block 1: it was handed out for group 0"),
         ([("a", 0, [1, 1], [2])], "block 1.*twice"),
+        ([("a", 0, [], [2]), ("b", 2, [], [3])], "group 2"),
+        ([("a", -1, [], [2])], "group -1"),
     ],
 )
 def test_tables_that_cannot_have_grown_so_are_refused(tables: list[tuple[str, int, list[int], list[int]]], match: str) -> None:
@@ -275,8 +277,10 @@ def test_seals_of_a_step_are_refused_as_a_whole() -> None:
         with refuses(ledger, error, match):
             ledger.seal_many(seals)
     ledger.seal_many([Seal(0, [first], [b"k"]), Seal(1, [third], [b"l"])])
-    with refuses(ledger, RefusedError, "block 1"):
-        ledger.seal_many([Seal(0, [second, first], [b"m", b"k"])])
+    over = (1 << 32) + ledger.life(4)
+    for stale in ([], [over]):  # a life that is over is passed over, and makes no difference to that
+        with refuses(ledger, RefusedError, "block 3"):
+            ledger.seal_many([Seal(0, [second, *stale], [b"m", *([b"n"] * len(stale))]), Seal(1, [third], [b"l"])])
 
 
 def test_requests_of_one_call_end_once() -> None:

@@ -56,9 +56,9 @@ REQUEST = RequestLife.table.events
 PLEDGED = BlockLife.table.index[Block.PLEDGED]
 READY = SlotLife.table.index[Slot.READY]
 _FEW = 8
+"""Up to here a list is searched faster than a dictionary is made."""
 _SPARSE = 4096
 """Below so many ids a sort is cheaper than a scratch column of the whole pool, whose memory is new at every call."""
-"""Up to here a list is searched faster than a dictionary is made."""
 
 
 @define(eq=False)

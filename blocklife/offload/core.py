@@ -243,7 +243,7 @@ class SchedulerCore:
                 if len(lacking[group]):
                     self._allocate(rows[lacking[group]], missing[group][lacking[group]], group)
             return []
-        lack = (np.sum(list(missing.values()), axis=0)).nonzero()[0]
+        lack = np.sum(list(missing.values()), axis=0).nonzero()[0]
         by_row = dict(zip(rows[lack].tolist(), lack.tolist(), strict=True))
         first = dict.fromkeys(row for row in order if row in by_row)
         queue = [*first, *(row for row in by_row if row not in first)]

@@ -27,7 +27,6 @@ from blocklife.ledger.places import (
     Ids,
     batch,
     entries,
-    every,
     ids_of,
     joined,
     listed,
@@ -108,6 +107,8 @@ class EngineLedger(Ledger):
         Edges, couplings, refusals: as those have; and a block that is a hit and handed out in one call.
         """
         self._check_pool(own=False)
+        for group in set(growth.groups):
+            self._check_group(group)
         tables = [self._request(name).tables[group] for name, group in zip(growth.names, growth.groups, strict=True)]
         fresh = batch(self._check_blocks([block for own in growth.fresh for block in own if block != NULL]))
         if any(growth.taken):
@@ -153,20 +154,17 @@ class EngineLedger(Ledger):
             self._check_group(each.group)
             if len(each.keys) != len(each.lives):
                 raise MisuseError(f"{len(each.lives)} blocks to seal and {len(each.keys)} keys do not agree")
-        parts = [batch(each.lives) for each in seals]
-        lives = joined(parts) if parts else []
-        ids = self._check_distinct(lives, "seal")
-        fresh = every(self.blocks.fresh(lives))
-        for each, part in zip(seals, parts, strict=True):
-            own, keys = (part, each.keys) if fresh else self._still_fresh(part, each.keys)
-            self._check_content(ids_of(own), own, keys, each.group)
-        if not fresh:
-            for each, part in zip(seals, parts, strict=True):
-                self._seal(part, each.keys, each.group)
+        if not seals:
             return
-        self._commit(self.blocks.ask(BLOCK["seal"], ids))
-        for each, part in zip(seals, parts, strict=True):
-            self.blocks.name(listed(ids_of(part)), each.keys, each.group)
+        given = [batch(each.lives) for each in seals]
+        self._check_distinct(joined(given), "seal")
+        fresh = [self._still_fresh(lives, each.keys) for each, lives in zip(seals, given, strict=True)]
+        for each, (lives, keys) in zip(seals, fresh, strict=True):
+            self._check_content(ids_of(lives), lives, keys, each.group)
+        self._commit(self.blocks.ask(BLOCK["seal"], ids_of(joined([lives for lives, _ in fresh]))))
+        for each, (lives, keys) in zip(seals, fresh, strict=True):
+            self.blocks.name(listed(ids_of(lives)), keys, each.group)
+            self.tally["stale"] += len(each.lives) - len(lives)
 
     @verb
     def finish_many(self, requests: Sequence[str]) -> None:
@@ -183,7 +181,6 @@ class EngineLedger(Ledger):
         for more in range(int(times[lives != NULL].max(initial=0))):
             self._release(batch(lives[(times > more) & (lives != NULL)]))
         for row in rows:
-            row.tables = [array("q") for _ in row.tables]
             self._fire_request(row, "finish")
             del self.requests[row.name]
             self._spare_requests.append(row.row)

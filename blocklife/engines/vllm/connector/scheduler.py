@@ -21,6 +21,7 @@ with the workers before the step hands out any block of theirs, and the hand-out
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from zlib import crc32
 
@@ -221,7 +222,7 @@ class ConnectorScheduler:
                     self._grow(name, group, table[len(held) :])
 
     def _grow(self, name: str, group: int, added: Sequence[int]) -> None:
-        if NULL in added and NULL in itertools.dropwhile(_is_null, added):
+        if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
             raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
         self.offload.extend(name, group, added)
 
@@ -392,10 +393,6 @@ class ConnectorScheduler:
     def _known_tokens(self, rows: Sequence[int]) -> list[int]:
         by_row = self._by_row
         return [by_row[row].num_tokens for row in rows]
-
-
-def _is_null(block: int) -> bool:
-    return block == NULL
 
 
 def incarnation_of(engine_id: str) -> int:
