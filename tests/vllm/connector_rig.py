@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.copiers.torch.layout import Layout, Pages
 from blocklife.copiers.torch.moves import RunMover
+from blocklife.engines.vllm.connector import scheduler
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.engines.vllm.connector.scheduler import ConnectorScheduler
 from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
@@ -128,19 +129,25 @@ class LagCopier:
 
 
 @contextmanager
-def _made_for(spec: WorldSpec, seed: int, fails: Mapping[Direction, float]) -> Iterator[None]:
+def _made_for(spec: WorldSpec, seed: int, fails: Mapping[Direction, float], spare_requests: int) -> Iterator[None]:
     def make_copier(self: BlocklifeConnector) -> object:
         def make(cache: KvCache, host: HostMemory, worker: Worker) -> LagCopier:
             return LagCopier(cache, host, worker, spec.lag, fails, Random(f"{seed}/lag/{worker}"))
 
         return make
 
-    with mock.patch.object(BlocklifeConnector, "make_copier", make_copier):
+    with (
+        mock.patch.object(BlocklifeConnector, "make_copier", make_copier),
+        mock.patch.object(scheduler, "SPARE_REQUESTS", spare_requests),
+    ):
         yield
 
 
 class ConnectorRig(Rig):
-    """A rig with blocklife's connector. *depth* steps can be with the workers at once; *drafts*: the model is sent guesses."""
+    """A rig with blocklife's connector. *depth* steps can be with the workers at once; *drafts*: the model is sent guesses.
+
+    Of requests that do not run the connector can know *spare_requests* at once.
+    """
 
     def __init__(
         self,
@@ -151,6 +158,7 @@ class ConnectorRig(Rig):
         recompute: bool = True,
         depth: int | None = None,
         drafts: bool = False,
+        spare_requests: int = scheduler.SPARE_REQUESTS,
         on_scheduler: Callable[[Scheduler], None] | None = None,
     ) -> None:
         extra = {"checking": "strict", **spec.extra_config}
@@ -158,7 +166,7 @@ class ConnectorRig(Rig):
         self._depth = depth or (2 if spec.async_scheduling else 1)
         self._dice = Random(f"{seed}/drafts") if drafts else None
         self._guesses: Mapping[str, list[int]] = {}
-        with _made_for(spec, seed, fails or {}):
+        with _made_for(spec, seed, fails or {}, spare_requests):
             super().__init__(spec, seed, on_scheduler)
         self.scheduler.recompute_kv_load_failures = recompute
 
@@ -218,6 +226,15 @@ class ConnectorRig(Rig):
                 return True
         self._update(*self._queue.pop(0))
         return True
+
+    def renew_weights(self) -> None:
+        """The model has other weights: what it computes from now on has other bytes, and who reads older ones reads wrong ones."""
+        for rank in self.ranks:
+            rank.memory.salt ^= np.uint64(0x9E3779B97F4A7C15)
+
+    def wants_no_prefix(self, name: str) -> None:
+        """A request that was added is to be computed from its first token on, as one is that asks for its prompt's odds."""
+        self.scheduler.requests[name].skip_reading_prefix_cache = True
 
     # Sessions.
 
@@ -300,8 +317,5 @@ def walk(rig: ConnectorRig, seed: int, requests: int = 30, *, resets: bool = Tru
 def _reset(rig: ConnectorRig, running: bool, connector: bool) -> None:
     if not rig.can_reset(running, connector):
         return
-    try:
-        rig.reset_prefix_cache(running, connector)
-    except RuntimeError as error:  # a request that was aborted while it loads holds blocks, and nobody can see that from here
-        if "waiting for remote" not in str(error):
-            raise
+    if rig.reset_prefix_cache(running, connector) and connector:
+        rig.renew_weights()

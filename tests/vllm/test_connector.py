@@ -13,6 +13,8 @@ from random import Random
 
 import pytest
 from attrs import evolve
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from blocklife.engines.vllm.connector import connector
@@ -199,6 +201,67 @@ def test_connector_forgets_the_host_and_lets_requests_go_on() -> None:
     assert rig.loaded > 0
 
 
+@pytest.mark.parametrize("aborted", [False, True], ids=["goes on", "aborted"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_connector_stores_nothing_that_was_computed_before_a_reset_of_everything(ahead: bool, aborted: bool) -> None:
+    """New weights: vLLM preempts who runs, then resets the connector; what they had computed is not stored behind that."""
+    rig = ConnectorRig(evolve(ROOMY, async_scheduling=ahead))
+    name = rig.add(prompt(40), 9)
+    for _ in range(4):
+        rig.step()
+    rig.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    rig.drain()
+    done, before = rig.reset_prefix_cache(reset_running=True, reset_connector=True), rig.stored
+    rig.renew_weights()
+    if aborted:
+        rig.abort(name)
+    rig.scheduler.set_pause_state(PauseState.UNPAUSED)
+    rig.drain()
+    stored = rig.stored - before
+    rig.reset_prefix_cache()
+    ask(rig, prompt(40))
+
+    assert done
+    assert before > 0
+    assert (stored == 0) == aborted
+    assert (rig.loaded == 0) == aborted
+
+
+@pytest.mark.parametrize("steps", range(4, 9))
+def test_connector_stores_nothing_of_who_ended_before_a_reset(steps: int) -> None:
+    """A request that is over while a step of it is out leaves nothing to the host tier that was reset meanwhile."""
+    rig = ConnectorRig(evolve(ROOMY, async_scheduling=True))
+    name = rig.add(prompt(40), 20)
+    for _ in range(steps):
+        rig.step()
+    rig.abort(name)
+    ending = rig.side.offload.knows(name)
+    rig.side.reset()
+    rig.drain()
+
+    assert ending
+    assert rig.side.ledger.slots.column.count()[Slot.READY] == 0
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("steps", range(2, 12))
+def test_connector_survives_a_reset_of_a_paused_engine_with_steps_out(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM drops the outputs of who was preempted by it, and tells the connector of that only with the next step."""
+    monkeypatch.setattr(VllmConfig, "max_concurrent_batches", 3)
+    rig = ConnectorRig(evolve(ROOMY, async_scheduling=True, extra_config={"prompt_only": True}), depth=3)
+    rig.add(prompt(10), 30)
+    for _ in range(steps):
+        rig.step()
+    rig.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    rig.reset_prefix_cache(reset_running=True)
+    while rig._queue:
+        rig.step()
+    rig.scheduler.set_pause_state(PauseState.UNPAUSED)
+    rig.drain()
+
+    rig.check_empty()
+
+
 def test_connector_keeps_the_engine_stepping_until_every_copy_has_landed() -> None:
     """The last store outlives the last request: the engine has work until it has reported, and none after."""
     rig = ConnectorRig(evolve(ROOMY, lag=Lag(7, 7)))
@@ -283,13 +346,47 @@ def test_connector_shares_what_the_same_step_computes() -> None:
 
 def test_connector_lets_many_requests_wait() -> None:
     """More requests than the ledger knows at once may wait: those that hold nothing are forgotten and looked up again."""
-    rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2))
-    rig.side.offload.has_room = lambda: len(rig.side.offload._requests) < 4  # type: ignore[method-assign]
+    rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2), spare_requests=2)
     for number in range(20):
         rig.add(prompt(9, start=100 * number), 3)
     rig.drain()
 
     assert len(rig.finished) == 20
+    rig.check_empty()
+
+
+def test_connector_forgets_who_waited_and_was_given_up() -> None:
+    """Of requests that were looked up, forgotten to make room, and aborted nothing is left; nor of those that come again."""
+    rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2, lag=Lag(3, 3)), spare_requests=4)
+    ask(rig, prompt(40), 1)
+    rig.reset_prefix_cache()
+    names = [rig.add([*prompt(40), 5000 + number], 1) for number in range(20)]
+    rig.step()
+    for name in names[1::2]:
+        rig.abort(name)
+    rig.drain()
+
+    assert len(rig.finished) == 11
+    rig.check_empty()
+
+
+def test_connector_lets_in_who_does_not_ask_however_many_load() -> None:
+    """A request that wants no prefix is let in whatever its lookup says: there is room for it, however much the others take."""
+    spec = evolve(ROOMY, num_gpu_blocks=80, max_num_seqs=2, max_num_batched_tokens=256, lag=Lag(4, 4))
+    rig = ConnectorRig(spec, spare_requests=4)
+    prompts = [prompt(5, start=1000 * number) for number in range(20)]
+    for tokens in prompts:
+        rig.add(tokens, 1)
+    rig.drain()
+    rig.reset_prefix_cache()
+    for tokens in prompts:
+        rig.add(tokens, 1)
+    for number in range(3):
+        rig.wants_no_prefix(rig.add(prompt(10, start=50000 + 100 * number), 1))
+    rig.drain()
+
+    assert len(rig.finished) == 43
+    assert rig.loaded > 0
     rig.check_empty()
 
 
@@ -353,8 +450,9 @@ def test_connector_tells_what_changes_in_host_memory(monkeypatch: pytest.MonkeyP
         ({"max_offload_tokens": 0}, 0, 0),
         ({"max_load_tokens": 22}, 10, 5),
         ({"max_offload_tokens": -1, "max_load_tokens": "many"}, 10, 9),
+        ({"max_offload_tokens": 1 << 63, "max_load_tokens": 1 << 70}, 10, 9),
     ],
-    ids=["no caps", "stores", "no stores", "loads", "no numbers"],
+    ids=["no caps", "stores", "no stores", "loads", "no numbers", "huge"],
 )
 def test_connector_keeps_to_what_a_request_allows(
     given: Mapping[str, object] | None, stored: int, loaded: int, monkeypatch: pytest.MonkeyPatch
@@ -442,8 +540,6 @@ def test_connector_walks_without_prefix_caching(model: str) -> None:
 @pytest.mark.parametrize("model", ["full and window", "all"])
 def test_connector_walks_with_three_steps_ahead(model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with pipeline stages, three steps are with the workers at once, and settle in their order."""
-    from vllm.config import VllmConfig
-
     monkeypatch.setattr(VllmConfig, "max_concurrent_batches", 3)
     rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead), 6, depth=3)
     walk(rig, 6)

@@ -132,10 +132,10 @@ class EngineLedger(Ledger):
                 hits.append((table, [epoch[block] << EPOCH_SHIFT | block if block != NULL else NULL for block in taken]))
         if len(fresh):  # refused before the first write
             self.blocks.ask(BLOCK["allocate"], fresh, constant=self._fence)
-        times = Counter(held)
+        times: dict[int, int] = Counter(held)
         while times:
             self._commit(self.blocks.ask(BLOCK["acquire"], batch(times), refs=+1))
-            times -= Counter(times.keys())
+            times = {block: count - 1 for block, count in times.items() if count > 1}
         for table, lives in hits:
             table.extend(lives)
 

@@ -48,8 +48,9 @@ _STORABLE = frozenset({_SEALED, _CACHED})
 """States of final content that no store reads."""
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
 _READY = SlotLife.table.index[Slot.READY]
+_HOLDING_NOTHING = frozenset({Request.WAITING, Request.PREEMPTED})
 _NEVER = 1 << 40
-"""More blocks than a table has."""
+"""More tokens than a request has."""
 
 _Span: TypeAlias = tuple[str, Sequence[int], Sequence[bytes]]
 """Neighbouring blocks of a request, and their keys."""
@@ -127,8 +128,8 @@ class EngineScheduler(OffloadScheduler):
     def cap(self, name: str, stored: int | None, loaded: int | None) -> None:
         """So many tokens of a request are stored, and loaded, at most; None: as many as the policies say."""
         row = self._tracked(name).row
-        self._most_stored[row] = _NEVER if stored is None else stored
-        self._most_brought[row] = _NEVER if loaded is None else loaded
+        self._most_stored[row] = _NEVER if stored is None else min(stored, _NEVER)
+        self._most_brought[row] = _NEVER if loaded is None else min(loaded, _NEVER)
 
     def knows(self, name: str) -> bool:
         """Whether a request was added and has not ended."""
@@ -149,16 +150,25 @@ class EngineScheduler(OffloadScheduler):
         """Blocks that loads were planned for, by group, since the start."""
         return self._host_hits
 
-    def has_room(self) -> bool:
-        """Whether one more request can be added."""
-        return len(self._requests) < self.ledger.limits.max_requests
+    @property
+    def num_known(self) -> int:
+        """How many requests were added and have not ended."""
+        return len(self._requests)
 
-    def forget_waiting(self, kept: Iterable[str]) -> None:
-        """Forget requests that wait and hold nothing, but for these: they can be added again."""
-        spared = set(kept)
-        for name in [each for each in self._requests if each not in spared]:
-            if self.ledger.request_state(name) is Request.WAITING and not self._requests[name].ending:
-                self.abort(name)
+    def forget_waiting(self, kept: Iterable[str]) -> list[str]:
+        """Forget requests that wait and hold nothing, but for these: they can be added again. Returns whom it has forgotten.
+
+        Who was preempted in this step is not among them: its copies are to be waited for.
+        """
+        spared = {*kept, *self._preempted}
+        names = [
+            name
+            for name, tracked in self._requests.items()
+            if name not in spared and not tracked.ending and self.ledger.request_state(name) in _HOLDING_NOTHING
+        ]
+        for name in names:
+            self.abort(name)
+        return names
 
     def keep_unnamed(self, name: str) -> None:
         """Name and store nothing of what a request computes that was let in: its last tokens can be taken back."""
@@ -558,9 +568,12 @@ class EngineScheduler(OffloadScheduler):
     # --- the host tier ------------------------------------------------------------------------------------------------------
 
     def forget_host(self) -> None:
-        """Forget the host tier. Requests go on; what running ones hold is offered anew, what others left is not."""
+        """Forget the host tier. Requests go on; what running ones hold is offered anew, what those that are over leave is not."""
         self._engine_ledger.forget_host()
         self.stores.clear()
+        for name in self._ending:
+            self._progress.offered[:, self._requests[name].row] = _NEVER
+            self._states.pop(name, None)
         self._unwanted = {job.number for job in self.ledger.jobs.alive() if job.direction is Direction.STORE}
         self._offer_anew()
 

@@ -45,8 +45,8 @@ _JOURNAL = 4096
 """Transitions that are kept for stories; more of them only make Python's collector slow."""
 _MAX_EVENTS = 1 << 20
 _NO_CAPS = Caps()
-_SPARE_REQUESTS = 1024
-"""Requests that can be known besides those that run: those that wait and were looked up."""
+SPARE_REQUESTS = 1024
+"""Requests that can be known besides those that run: those that wait and were looked up, and those that load."""
 
 
 @define(eq=False)
@@ -93,12 +93,14 @@ class ConnectorScheduler:
     def __init__(self, shape: CacheShape, config: ConnectorConfig) -> None:
         self.shape = shape
         self.config = config
+        self._most_looked_up = shape.max_running + SPARE_REQUESTS
         self.ledger = EngineLedger(
             Limits(
                 num_blocks=shape.num_blocks,
                 num_slots=shape.num_slots,
                 max_jobs=config.max_jobs,
-                max_requests=shape.max_running + _SPARE_REQUESTS,
+                # those that were never looked up run, were preempted in this very step, or are over and wait for a plan
+                max_requests=self._most_looked_up + (shape.max_batches + 3) * shape.max_running,
                 num_groups=len(shape.geometry.groups),
                 num_workers=shape.num_workers,
                 max_plans=2 * shape.max_batches + 2,
@@ -128,6 +130,8 @@ class ConnectorScheduler:
         """Plans of the step that is being made that travel ahead of its own."""
         self._begun = False
         """Whether a hook of the step that is being made was called."""
+        self._built = False
+        """Whether a step was built since the last report."""
         self._peek_free: PeekFree | None = None
         self._serial = 0
 
@@ -176,21 +180,21 @@ class ConnectorScheduler:
     def build_step(self, output: SchedulerOutput) -> StepPlan:
         """The plan of this step."""
         self._begin()
-        self._begun = False
+        self._begun, self._built = False, True
         offload = self.offload
         for request_id in output.preempted_req_ids or ():
             tracked = self._requests.get(request_id)
             if tracked is not None and offload.is_running(tracked.name):
                 offload.preempt(tracked.name)
-        admissions, self._admissions = self._admissions, {}
         self._loads = 0
-        going_on = [each for each in admissions.values() if offload.is_running(each.tracked.name)]
-        coming = [each for each in admissions.values() if not offload.is_running(each.tracked.name)]
+        going_on = [each for each in self._admissions.values() if offload.is_running(each.tracked.name)]
+        coming = [each for each in self._admissions.values() if not offload.is_running(each.tracked.name)]
         offload.leave_windows()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
         offload.schedule(self._uneven(scheduled, sum(each.tracked.request.request_id in scheduled for each in coming)))
         loads = self._let_in(coming, scheduled)
+        self._admissions.clear()
         if output.new_block_ids_to_zero:
             offload.overwrite(output.new_block_ids_to_zero)
         if (state := output.kv_connector_block_state) is not None:
@@ -271,7 +275,7 @@ class ConnectorScheduler:
     def _hit_of(self, admission: Admission) -> Hit:
         """What a request that vLLM has let in starts from."""
         tracked, request = admission.tracked, admission.tracked.request
-        name, hit = self._enter(tracked), tracked.hit
+        name, hit = self._enter(tracked, runs=True), tracked.hit
         tracked.hit = None
         if not name:
             raise MisuseError(f"request {request.request_id}: vLLM runs more requests than it said (max_num_seqs)")
@@ -304,6 +308,9 @@ class ConnectorScheduler:
 
     def settle(self, report: WorkerReport) -> None:
         """Every worker has carried out what this report says; outputs come in the order of their steps."""
+        if not self._built:
+            self._hear_of_preemptions()
+        self._built = False
         self.counts.stored += report.stored
         self.counts.loaded += report.loaded
         launched, completions = report.launched, report.completions
@@ -333,7 +340,8 @@ class ConnectorScheduler:
         return bool(self.ledger.jobs.live)
 
     def reset(self) -> None:
-        """Forget the host tier."""
+        """Forget the host tier. What was computed by those that vLLM has preempted for that is not stored any more."""
+        self._hear_of_preemptions()
         self.offload.forget_host()
 
     def take_events(self) -> list[HostEvent]:
@@ -351,6 +359,12 @@ class ConnectorScheduler:
             if self.ledger.jobs.planned:
                 self._early.append(self.offload.build_plan(_NOW))
 
+    def _hear_of_preemptions(self) -> None:
+        """A reset preempts between two steps, and vLLM says so only with the next one; what is on its way does not count then."""
+        for tracked in self._requests.values():
+            if tracked.request.status.name == "PREEMPTED" and self.offload.is_running(tracked.name):
+                self.offload.preempt(tracked.name)
+
     def _tracked(self, request: Request) -> Tracked:
         found = self._requests.get(request.request_id)
         if found is None:
@@ -358,15 +372,18 @@ class ConnectorScheduler:
             found = self._requests[request.request_id]
         return found
 
-    def _enter(self, tracked: Tracked) -> str:
-        """Let the ledger know a request. Returns its name there, or nothing where it has no room for one more."""
+    def _enter(self, tracked: Tracked, *, runs: bool = False) -> str:
+        """Let the ledger know a request. Returns its name there, or nothing where it has no room for one more.
+
+        There is room for all that run: vLLM lets a request in that wants nothing computed before, whatever its lookup says.
+        """
         if tracked.name and self.offload.knows(tracked.name):
             return tracked.name
         request = tracked.request
-        if not self.offload.has_room():
-            kept = [each.tracked.name for each in self._admissions.values()]
-            self.offload.forget_waiting(kept)
-            if not self.offload.has_room():
+        if not self._has_room(runs):
+            for forgotten in self.offload.forget_waiting([each.tracked.name for each in self._admissions.values()]):
+                self._named.pop(forgotten).name = ""
+            if not self._has_room(runs):
                 return ""
         name = request.request_id
         while name in self.ledger.requests or name in self.ledger.jobs.owned:
@@ -378,6 +395,9 @@ class ConnectorScheduler:
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
         self._by_row[self.ledger.requests[name].row] = request
         return name
+
+    def _has_room(self, runs: bool) -> bool:
+        return self.offload.num_known < (self.ledger.limits.max_requests if runs else self._most_looked_up)
 
     def _keys_of(self, request: Request) -> Callable[[int, int, int], Sequence[bytes]]:
         """The names of a request's blocks: vLLM's hashes, which cover all tokens up to the end of their block."""

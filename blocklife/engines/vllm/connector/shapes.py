@@ -5,6 +5,7 @@ They are described here instead of imported, so that the translation can be type
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -39,6 +40,11 @@ class Request(Protocol):
     @property
     def skip_reading_prefix_cache(self) -> bool:
         """Whether it wants nothing that was computed before."""
+        ...
+
+    @property
+    def status(self) -> enum.Enum:
+        """Where it stands: PREEMPTED by name, if its blocks were taken."""
         ...
 
     @property
