@@ -423,11 +423,10 @@ class SchedulerCore:
                 failed.append(name)
         return loaded, failed
 
-    def _over(self, rows: Rows) -> list[str]:
-        """Of these requests those that only wait for their plans to settle, and whose plans have."""
-        waiting = np.array([self._requests[name].row for name in self._ending])
-        over = rows[(self._progress.in_flight[rows] == 0) & np.isin(rows, waiting)]
-        return [self._names[row] for row in over.tolist()]
+    def _over(self) -> list[str]:
+        """Requests that only waited for their plans to settle, and whose plans have."""
+        in_flight = self._progress.in_flight
+        return [self._names[row] for row in sorted(self._requests[name].row for name in self._ending) if not in_flight[row]]
 
     # --- ending -------------------------------------------------------------------------------------------------------------
 

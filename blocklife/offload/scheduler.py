@@ -399,8 +399,8 @@ class OffloadScheduler(SchedulerCore):
             table.sealed[group, rows] = full
         self._forget_taken_back(done.handed)
         loaded, failed = self._hear_of_loads()
-        ended = self._over(rows) if self._ending else []
-        self._end_many(ended)
+        if ended := self._over():
+            self._end_many(ended)
         self._ended = {name for name in self._ended if name in self.ledger.jobs.owned}
         return Settled(tuple(loaded), tuple(failed), tuple(ended))
 
