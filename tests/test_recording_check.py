@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from blocklife.cli import main
 from blocklife.copiers.faults import FaultRates
 from blocklife.engines.toy.replay import Replay, ReplayOptions
 from blocklife.engines.toy.workload import generate_workload
@@ -518,7 +519,7 @@ def test_check_stops_at_damage_and_says_where(run: bytes, garbage: bytes) -> Non
     assert (verdict.status, verdict.events, verdict.illegal) == (2, 99, None)
     assert verdict.damage is not None
     assert verdict.damage.startswith("line 101: ")
-    assert "as far as it can be read" in str(verdict)
+    assert str(verdict).splitlines()[1:] == [verdict.damage, "legal as far as it can be read"]
 
 
 def test_check_says_that_a_line_was_cut_off(run: bytes) -> None:
@@ -537,6 +538,22 @@ def test_check_names_the_illegal_line_before_the_damage(lines: Lines) -> None:
 
     assert verdict.status == 1
     assert verdict.damage is not None
+    assert verdict.damage in str(verdict).splitlines()
+    assert str(verdict).splitlines()[-1].startswith("NOT legal (")
+
+
+def test_the_command_tells_where_a_recording_is_cut_off(run: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its text names the line and the reason, as its report for machines does."""
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(run[: run.index(b"\n", 20_000) - 7])
+    status = main(["recording", "check", str(path)])
+    text = capsys.readouterr().out
+    main(["recording", "check", str(path), "--json"])
+    damage = json.loads(capsys.readouterr().out)["damage"]
+
+    assert status == 2
+    assert "it is cut off" in damage
+    assert damage in text.splitlines()
 
 
 def test_check_reads_a_last_line_without_a_line_end(run: bytes) -> None:

@@ -89,6 +89,9 @@ class Verdict:
             told.append(f"line {self.illegal.line}: {self.illegal.message}")
             told += [f"  {step}" for step in self.illegal.history]
             told += [f"  {place}" for place in self.illegal.places]
+        if self.damage is not None:
+            told.append(self.damage)
+        if self.illegal is not None:
             told.append(f"NOT legal ({self.illegal.rule}); {self.further:,} later transitions do not fit their place")
         elif self.interrupted:
             told.append("interrupted: nothing illegal so far")
