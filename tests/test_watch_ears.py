@@ -7,6 +7,7 @@ holds, tell what was heard. A detached watch leaves no trace.
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -532,16 +533,48 @@ def test_detaching_leaves_no_trace() -> None:
     things = (scheduler, inner, scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool)
     before = [dict(vars(thing)) for thing in things]
     watch = attach(scheduler, COUNT)
-    again = attach(scheduler, Options(mode=Mode.STRICT))
     detach(scheduler)
     detach(scheduler)
     inner.update_connector_output(reported(j5=1))
     inner.build_connector_meta(FakeMeta())
 
-    assert again is watch
     assert [vars(thing) for thing in things] == before
     assert watch_of(scheduler) is None
     assert watch.steps == 0
+
+
+@pytest.mark.parametrize("options", [None, COUNT, Options(mode=Mode.COUNT)])
+def test_who_asks_again_for_the_same_gets_the_watch_that_is_there(options: Options | None) -> None:
+    """Also who does not care how it is watched."""
+    scheduler, _ = offloading()
+    watch = attach(scheduler, COUNT)
+
+    assert attach(scheduler, options) is watch
+
+
+@pytest.mark.parametrize("options", [Options(), Options(mode=Mode.STRICT), Options(mode=Mode.COUNT, sample=2)])
+def test_who_asks_for_another_watch_is_not_given_the_one_that_is_there(options: Options) -> None:
+    """A caller who counts on a strict watch must not go on under one that counts; the one that is there stays."""
+    scheduler, _ = offloading()
+    watch = attach(scheduler, COUNT)
+    with pytest.raises(MisuseError, match=r"this Fake\w+ is watched with other options already \(detach it first\)"):
+        attach(scheduler, options)
+
+    assert watch_of(scheduler) is watch
+
+
+@pytest.mark.parametrize("options", ["strict", Mode.STRICT, {"mode": "strict"}])
+def test_how_to_watch_is_said_with_options(options: Any) -> None:
+    """Also where it is watched already; nothing is listened to."""
+    scheduler, inner = offloading()
+    with pytest.raises(MisuseError, match=r"Options\(mode=Mode.STRICT\)"):
+        attach(scheduler, options)
+    heard = "build_connector_meta" in vars(inner)
+    attach(scheduler)
+    with pytest.raises(MisuseError, match=r"Options\(mode=Mode.STRICT\)"):
+        attach(scheduler, options)
+
+    assert not heard
 
 
 def test_a_connector_that_is_driven_alone_can_be_watched() -> None:
@@ -561,3 +594,25 @@ def test_what_has_nothing_to_watch_is_refused(thing: object) -> None:
     """With a word on what to attach to, or why not."""
     with pytest.raises(MisuseError, match="has nothing to watch"):
         attach(thing)
+
+
+def test_why_there_is_nothing_to_watch_is_told_as_it_is() -> None:
+    """Our own connector offloads; it keeps a ledger of its own, also where another one is derived from it."""
+    ours = type("BlocklifeConnector", (), {})
+    derived = type("Derived", (ours,), {})
+    for connector, why in (
+        (None, "a scheduler without a connector has nothing to watch (it offloads nothing)"),
+        (
+            ours(),
+            "a scheduler with BlocklifeConnector has nothing to watch (this connector keeps a ledger of its own, and is not",
+        ),
+        (derived(), "a scheduler with Derived has nothing to watch (this connector keeps a ledger of its own, and is not"),
+        (
+            object(),
+            "a scheduler with object has nothing to watch (only OffloadingConnector and SimpleCPUOffloadConnector can be",
+        ),
+    ):
+        with pytest.raises(MisuseError) as caught:
+            attach(FakeScheduler(connector))
+
+        assert why in str(caught.value)

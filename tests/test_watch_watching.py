@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -247,6 +248,40 @@ def test_a_sample_is_at_least_one() -> None:
         Options(sample=0)
 
 
+@pytest.mark.parametrize("mode", ["strict", "bogus", None, 1])
+def test_a_mode_is_a_mode(mode: Any) -> None:
+    """The spelling of the environment would make a watch that says nothing."""
+    with pytest.raises(MisuseError, match=r"mode must be Mode.STRICT, Mode.COUNT or Mode.LOG, not "):
+        Options(mode=mode)
+
+
+@pytest.mark.parametrize("sample", [True, 1.5, "8", -1])
+def test_a_sample_is_a_whole_number(sample: Any) -> None:
+    """Of at least one."""
+    with pytest.raises(MisuseError, match="sample must be a whole number"):
+        Options(sample=sample)
+
+
+@pytest.mark.parametrize("jobs", ["no", 0, None])
+def test_a_ledger_is_asked_for_with_true_or_false(jobs: Any) -> None:
+    """A word that is not empty would mean the opposite of what it says."""
+    with pytest.raises(MisuseError, match="jobs must be True or False"):
+        Options(jobs=jobs)
+
+
+@pytest.mark.parametrize("record", [True, 7, b"run.jsonl"])
+def test_a_recording_is_named_by_a_path(record: Any) -> None:
+    """A number would be taken for an open file."""
+    with pytest.raises(MisuseError, match="record must be a path, as str or Path"):
+        Options(record=record)
+
+
+def test_a_path_may_be_spelt_in_each_way(tmp_path: Path) -> None:
+    """None is the empty one: nowhere."""
+    assert Options(record=tmp_path / "x") == Options(record=str(tmp_path / "x"))
+    assert Options(record=None) == Options()
+
+
 # --- the plug-in --------------------------------------------------------------------------------------------------------------
 
 
@@ -282,27 +317,75 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeScheduler]:
         return Scheduler(SimpleNamespace(connector_scheduler=FakeOffloading()) if connector is None else connector)
 
     vars(make)["worker"] = Worker
+    vars(sys.modules["vllm"])["__version__"] = "0.33.0"
     return make
 
 
 def test_the_plug_in_watches_what_is_made_after_it(
     fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Schedulers and workers, once each, however often it is called; what offloads nothing is left alone."""
+    """Schedulers and workers, once each, however often it is called; what cannot be watched is left alone, and told of."""
     monkeypatch.setenv("BLOCKLIFE_WATCH", "count")
     before = fake_vllm()
-    with caplog.at_level(logging.INFO, LOGGER.name):
-        plugin.install()
-        plugin.install()
+    plugin.install()
+    plugin.install()
     watched, plain, worker = fake_vllm(), fake_vllm(object()), vars(fake_vllm)["worker"]()
 
     assert watch_of(before) is None
     assert watch_of(watched) is not None
     assert watch_of(plain) is None
     assert watch_of(worker) is not None
-    assert [record.getMessage() for record in caplog.records] == ["blocklife watches this vLLM (count)"]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "blocklife watches this vLLM (count)",
+        "blocklife watch: watching nothing, because a scheduler with object has nothing to watch (only OffloadingConnector and "
+        "SimpleCPUOffloadConnector can be watched, alone or in a MultiConnector)",
+    ]
+    assert attach(watched) is watch_of(watched)
     detach(watched)
     detach(worker)
+
+
+def test_a_caller_who_attaches_is_not_told_that_there_is_a_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """Who has asked knows; the line is for an environment that was set somewhere else."""
+    scheduler, _ = offloading()
+    with caplog.at_level(logging.DEBUG, LOGGER.name):
+        attach(scheduler)
+
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("release", ["0.20.2", "0.34.0", "0.40.1.dev3+g1", "1.0.0", "dev", None])
+def test_a_release_that_is_not_known_is_not_watched(
+    release: str | None,
+    fake_vllm: Callable[..., FakeScheduler],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the watch takes for granted may not hold there; vLLM goes on, and one line names the releases that are known."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", release)
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is None
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (
+            logging.WARNING,
+            f"blocklife watch: watching nothing, because this is vLLM {release or 'of an unknown release'}, and the watch "
+            "knows vLLM 0.21 to 0.33 (install one of these, or a blocklife for yours)",
+        )
+    ]
+
+
+@pytest.mark.parametrize("release", ["0.21.0", "0.22.1", "0.33.1rc1", "v0.33.0+cpu"])
+def test_a_release_that_is_known_is_watched(
+    release: str, fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range is wider than that of the connector: the watch rests on less."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", release)
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is not None
 
 
 def test_the_plug_in_does_nothing_unasked(fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,13 +510,66 @@ def test_a_forked_child_ends_its_recording(tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["blocklife"] == "end"
 
 
-def test_a_recording_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    """Before anything is listened to."""
+UNUSABLE = [
+    ("nowhere/run.jsonl", r"there is no folder \S+nowhere \(make it, or name another\)"),
+    ("nowhere/", r"there is no folder \S+nowhere \(make it, or name another\)"),
+    ("a-file/run.jsonl", r"there is no folder \S+a-file \(make it, or name another\)"),
+    ("a-folder", r"it is a folder \(name a file in it\)"),
+]
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Path:
+    """A folder with a file and a folder in it."""
+    (tmp_path / "a-file").touch()
+    (tmp_path / "a-folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [*UNUSABLE, ("x" * 300, "it cannot be written: File name too long"), ("\0", "it cannot be written: embedded null byte")],
+)
+def test_a_recording_that_cannot_be_written_is_refused_at_once(name: str, why: str, around: Path) -> None:
+    """Before anything is listened to; the message names the option, the path and the remedy."""
     scheduler, inner = offloading()
-    with pytest.raises(OSError, match="nowhere"):
-        attach(scheduler, Options(record=str(tmp_path / "nowhere" / "run.jsonl")))
+    with pytest.raises(MisuseError, match=rf"^record \(BLOCKLIFE_WATCH_RECORD\)={around}/{name}: {why}"):
+        attach(scheduler, Options(record=f"{around}/{name}"))
 
     assert "build_connector_meta" not in vars(inner)
+
+
+@pytest.mark.parametrize(("name", "why"), UNUSABLE)
+def test_a_recording_that_cannot_be_written_is_refused_when_the_environment_is_read(name: str, why: str, around: Path) -> None:
+    """Long before vLLM makes its scheduler; nothing is created by the look."""
+    before = sorted(around.rglob("*"))
+    with pytest.raises(MisuseError, match=rf"^BLOCKLIFE_WATCH_RECORD={around}/{name}: {why}"):
+        Options.from_environment({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_RECORD": f"{around}/{name}"})
+
+    assert sorted(around.rglob("*")) == before
+
+
+def test_a_folder_of_each_process_is_looked_for_where_its_recording_is_opened(around: Path) -> None:
+    """Which of vLLM's processes has the scheduler is not known when the environment is read, and it alone needs its folder."""
+    told = {"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_RECORD": f"{around}/{{pid}}/run.jsonl"}
+    options = Options.from_environment(told)
+    scheduler, _ = offloading()
+    with pytest.raises(MisuseError, match="there is no folder"):
+        attach(scheduler, options)
+
+
+def test_a_recording_that_cannot_be_opened_stops_vllm_with_the_name_of_the_setting(
+    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its folder has gone since the environment was read; this is not passed over as what cannot be watched is."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setenv("BLOCKLIFE_WATCH_RECORD", str(folder / "run.jsonl"))
+    plugin.install()
+    folder.rmdir()
+    with pytest.raises(MisuseError, match="BLOCKLIFE_WATCH_RECORD"):
+        fake_vllm()
 
 
 class Full:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attrs import define, field
@@ -290,13 +291,25 @@ def test_a_worker_can_be_let_alone_again() -> None:
     """Both it and its copier have their own methods then."""
     driven = Driven()
     driven.step(STORE)
-    again = attach_worker(driven.worker, Options())
     detach(driven.worker)
 
-    assert again is driven.watch
     assert watch_of(driven.worker) is None
     assert "handle_preemptions" not in vars(driven.worker)
     assert "wait" not in vars(driven.worker.worker)
+
+
+def test_a_worker_that_is_watched_keeps_its_watch() -> None:
+    """Who asks for another one has to detach it first."""
+    driven = Driven()
+    same = [attach_worker(driven.worker), attach_worker(driven.worker, driven.watch.options)]
+    with pytest.raises(MisuseError, match="detach it first"):
+        attach_worker(driven.worker, Options(sample=7))
+    wrong: Any = "strict"
+    with pytest.raises(MisuseError, match=r"Mode\.STRICT"):
+        attach_worker(driven.worker, wrong)
+
+    assert same == [driven.watch, driven.watch]
+    assert watch_of(driven.worker) is driven.watch
 
 
 def test_what_is_no_worker_is_refused() -> None:

@@ -22,6 +22,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.cli import main
+from blocklife.engines.vllm import versions
 from blocklife.engines.vllm.watch import Mode, Options, Watch, WatchError, attach, detach, watch_of
 from tests.vllm import found
 from tests.vllm.engine import RELEASE
@@ -161,6 +162,7 @@ def test_vllm_logs_one_line_when_asked_to() -> None:
 
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["wrong"] > 0
+    assert "blocklife watches this vLLM (log)" in ran.stderr.splitlines(), "vLLM's own logging shows it"
     (line,) = lines(ran.stderr)
     assert "I6 at step 5: block " in line
     assert line.endswith("life 1, request r0)")
@@ -204,6 +206,38 @@ def test_vllm_says_in_one_line_what_is_wrong_with_a_setting() -> None:
     assert ran.stderr.splitlines()[-1] == (
         "blocklife.errors.MisuseError: BLOCKLIFE_WATCH=loud: it is strict, count or log (or off)"
     )
+
+
+def test_vllm_says_in_one_line_that_a_recording_cannot_be_written(tmp_path: Path) -> None:
+    """Before it makes a scheduler."""
+    path = tmp_path / "nowhere" / "run.jsonl"
+    ran = run(PLAYED, STORY, settings={"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_RECORD": str(path)})
+
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == (
+        f"blocklife.errors.MisuseError: BLOCKLIFE_WATCH_RECORD={path}: there is no folder {path.parent} "
+        "(make it, or name another)"
+    )
+
+
+OURS = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.test_watch import ROOMY
+ConnectorRig(ROOMY)
+"""
+
+
+@pytest.mark.skipif(not versions.is_supported(RELEASE), reason="our connector does not know this release")
+def test_vllm_says_that_our_own_connector_is_not_watched() -> None:
+    """One line more than the one that the watch is on: nobody takes its silence for a run without faults."""
+    ran = run(OURS, settings={"BLOCKLIFE_WATCH": "log"})
+
+    assert ran.returncode == 0, ran.stderr
+    (line,) = lines(ran.stderr)
+    assert "watching nothing, because a scheduler with " in line
+    assert line.endswith("has nothing to watch (this connector keeps a ledger of its own, and is not watched)")
 
 
 # --- stories and recordings ---------------------------------------------------------------------------------------------------
@@ -281,6 +315,7 @@ def test_an_error_that_breaks_no_rule_is_not_hidden(method: str) -> None:
 
 ENDED = """
 import os, signal, sys
+from blocklife.engines.vllm import versions
 from blocklife.engines.vllm.watch import Mode, Options, attach
 from tests.vllm.test_watch import BUSY, ROOMY, Rig, Traffic
 rig = Rig(ROOMY, 7)

@@ -11,6 +11,7 @@ from blocklife.engines.vllm.watch.telling import LOGGER
 from blocklife.engines.vllm.watch.violations import RULES, Violation, WatchError
 from blocklife.engines.vllm.watch.watching import Parts, Watch
 from blocklife.engines.vllm.watch.worker import WorkerWatch
+from blocklife.errors import MisuseError
 
 __all__ = [
     "LOGGER",
@@ -33,10 +34,13 @@ _ATTRIBUTE = "_blocklife_watch"
 def attach(scheduler: object, options: Options | None = None) -> Watch:
     """Watch vLLM's scheduler from now on, or a connector's that somebody drives alone; one that is watched keeps its watch.
 
-    Refuses, with MisuseError, what has nothing to be watched.
+    Refuses, with MisuseError, what has nothing to be watched, what is watched with other options, and a recording that cannot
+    be written.
     """
+    _check(options)
     found = watch_of(scheduler)
     if isinstance(found, Watch):
+        _check_same(scheduler, found, options)
         return found
     for part in Parts.of(scheduler).connectors:
         detach(part)
@@ -48,10 +52,12 @@ def attach(scheduler: object, options: Options | None = None) -> Watch:
 def attach_worker(worker: object, options: Options | None = None) -> WorkerWatch:
     """Watch a worker's side of a connector from now on; one that is watched keeps its watch.
 
-    Refuses, with MisuseError, what is none that can be watched.
+    Refuses, with MisuseError, what is none that can be watched, and what is watched with other options.
     """
+    _check(options)
     found = watch_of(worker)
     if isinstance(found, WorkerWatch):
+        _check_same(worker, found, options)
         return found
     watch = WorkerWatch(worker, options or Options())
     setattr(worker, _ATTRIBUTE, watch)
@@ -70,3 +76,14 @@ def watch_of(watched: object) -> Watch | WorkerWatch | None:
     """The watch over a scheduler or a worker, if there is one."""
     found = getattr(watched, "__dict__", {}).get(_ATTRIBUTE)
     return found if isinstance(found, Watch | WorkerWatch) else None
+
+
+def _check(options: object) -> None:
+    if options is not None and not isinstance(options, Options):
+        raise MisuseError(f"watch: {options!r} does not say how to watch (say it as Options(mode=Mode.STRICT), or not at all)")
+
+
+def _check_same(watched: object, found: Watch | WorkerWatch, options: Options | None) -> None:
+    """Who asks for a strict watch must not go on under one that merely counts."""
+    if options is not None and options != found.options:
+        raise MisuseError(f"watch: this {type(watched).__name__} is watched with other options already (detach it first)")

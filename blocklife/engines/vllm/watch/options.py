@@ -5,10 +5,19 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from attrs import field, frozen
 
 from blocklife.errors import MisuseError
+
+
+class RecordError(MisuseError):
+    """The recording that was asked for cannot be opened. It stops whoever else passes over what cannot be watched."""
+
+
+PID = "{pid}"
+"""Stands for the process in the path of a recording."""
 
 
 class Mode(enum.Enum):
@@ -17,6 +26,22 @@ class Mode(enum.Enum):
     STRICT = "the call that made it raises"
     COUNT = "it is counted, for metrics"
     LOG = "it is counted, and told in one line of the log"
+
+
+def _is_mode(instance: object, attribute: object, value: object) -> None:
+    if not isinstance(value, Mode):
+        raise MisuseError(f"mode must be Mode.STRICT, Mode.COUNT or Mode.LOG, not {value!r} (import Mode with Options)")
+
+
+def _is_flag(instance: object, attribute: object, value: object) -> None:
+    if not isinstance(value, bool):
+        raise MisuseError(f"jobs must be True or False, not {value!r} (True keeps a ledger behind the watch)")
+
+
+def _spelt(record: str | Path | None) -> str:
+    if record is not None and not isinstance(record, str | Path):
+        raise MisuseError(f"record must be a path, as str or Path, not {record!r} (None or an empty one: no recording)")
+    return str(record or "")
 
 
 def _positive(instance: object, attribute: object, value: int) -> None:
@@ -28,14 +53,14 @@ def _positive(instance: object, attribute: object, value: int) -> None:
 class Options:
     """How to watch."""
 
-    mode: Mode = Mode.LOG
+    mode: Mode = field(default=Mode.LOG, validator=_is_mode)
     sample: int = field(default=1, validator=_positive)
     """One block of so many is followed."""
-    jobs: bool = True
+    jobs: bool = field(default=True, validator=_is_flag)
     """Whether there is a ledger behind the watch, which hears of all jobs, so that its tables judge them too, and a state can
     be asked for. No rule needs it, and it costs more than all else. The environment leaves it out, but for a strict watch and a
     recording."""
-    record: str = ""
+    record: str = field(default="", converter=_spelt)
     """Where to write a recording, as `blocklife recording` reads it; ``{pid}`` in it is the process. Empty: nowhere."""
 
     @classmethod
@@ -54,4 +79,20 @@ class Options:
         if not (sample.isascii() and sample.isdecimal()) or not int(sample):
             raise MisuseError(f"BLOCKLIFE_WATCH_SAMPLE={sample}: it is a whole number of at least 1 (one block of so many)")
         mode, record = modes[asked.lower()], environment.get("BLOCKLIFE_WATCH_RECORD", "").strip()
+        # A folder of each process is left to the one that opens it: the others read this, too, and need none.
+        if record and PID not in os.path.dirname(record) and (why := unusable(of_this_process(record))):
+            raise MisuseError(f"BLOCKLIFE_WATCH_RECORD={record}: {why}")
         return cls(mode=mode, sample=int(sample), jobs=mode is Mode.STRICT or bool(record), record=record)
+
+
+def of_this_process(record: str) -> str:
+    """The path of a recording in this process."""
+    return record.replace(PID, str(os.getpid()))
+
+
+def unusable(path: str) -> str:
+    """Why no file can be written there, and the remedy; empty where only opening it can tell. Nothing is created."""
+    folder = os.path.dirname(path) or os.curdir
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder} (make it, or name another)"
+    return "it is a folder (name a file in it)" if os.path.isdir(path) else ""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable
 
+from blocklife.engines.vllm import versions
 from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
+from blocklife.engines.vllm.watch.options import RecordError
 from blocklife.errors import MisuseError
 
 _SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
@@ -19,16 +22,40 @@ _PARTS = (
     ("vllm.v1.simple_kv_offload.manager", "SimpleCPUOffloadScheduler", "bind_gpu_block_pool"),
 )
 _MARK = "_blocklife_watches"
+_NOTHING = "blocklife watch: watching nothing, because %s"
+_OLDEST = "0.21"
+"""The oldest minor release that the watch is tested with. It rests on less of vLLM than the connector, and so knows more of
+them; the newest is the connector's."""
+_RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\D|$)")
 
 
 def install() -> None:
     """Watch every scheduler and worker that is made from now on, if the environment asks for it. A second call does nothing.
 
-    Refuses, with MisuseError, settings that mean nothing.
+    In a release of vLLM that is not known nothing is watched, and one line says so. Refuses, with MisuseError, settings that
+    mean nothing.
     """
     options = Options.from_environment()
-    if options is not None and watch_all(options):
-        LOGGER.info("blocklife watches this vLLM (%s)", options.mode.name.lower())
+    if options is None:
+        return
+    release = getattr(importlib.import_module("vllm"), "__version__", None) or "of an unknown release"
+    if not _is_known(release):
+        known = f"the watch knows vLLM {_OLDEST} to {versions.SUPPORTED} (install one of these, or a blocklife for yours)"
+        LOGGER.warning(_NOTHING, f"this is vLLM {release}, and {known}")
+    elif watch_all(options):
+        # As a warning: vLLM's logging shows no lesser line of another package, and silence is taken for a watch that is off.
+        LOGGER.warning("blocklife watches this vLLM (%s)", options.mode.name.lower())
+
+
+def _is_known(release: str) -> bool:
+    """Whether the watch is made for a release of vLLM, as it names itself."""
+    found = _RELEASE.match(release)
+    return found is not None and _minor(_OLDEST) <= _minor(found.group()) <= _minor(versions.SUPPORTED)
+
+
+def _minor(release: str) -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", release)[:2]
+    return int(major), int(minor)
 
 
 def watch_all(
@@ -50,8 +77,10 @@ def _watching(
     def come(thing: object) -> None:
         try:
             tell(watch(thing, options))
+        except RecordError:
+            raise
         except MisuseError as error:
-            LOGGER.info("%s", error)
+            LOGGER.warning(_NOTHING, error)
 
     return come
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from blocklife.engines.vllm.watch.engine import EngineEar
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.mirror import Mirror
 from blocklife.engines.vllm.watch.offloading import OffloadingEar, blocks_per_chunk_of
-from blocklife.engines.vllm.watch.options import Mode, Options
+from blocklife.engines.vllm.watch.options import Mode, Options, RecordError, of_this_process, unusable
 from blocklife.engines.vllm.watch.pool import CallsThrough, PoolEar
 from blocklife.engines.vllm.watch.simple import SimpleEar
 from blocklife.engines.vllm.watch.telling import LOGGER, Teller
@@ -40,7 +39,7 @@ class Recording:
 
     def __init__(self, path: str, ledger: Ledger) -> None:
         self._path = path
-        self._stream: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  # it lives as long as the watch
+        self._stream = _opened(path)
         self._recorder = Recorder(self._stream, time.monotonic_ns)
         self._recorder.begin(ledger)
 
@@ -57,6 +56,19 @@ class Recording:
             self._stream.close()
         except OSError as error:
             LOGGER.error("blocklife watch: the recording %s could not be written to its end (%s)", self._path, error)
+
+
+def _opened(path: str) -> TextIO:
+    """The file of a recording. `RecordError`, which names the path and the remedy, where there can be none."""
+    why = unusable(path)
+    try:
+        if not why:
+            return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        why = f"it cannot be written: {error.strerror or error} (name a file that can be)"
+    except ValueError as error:
+        why = f"it cannot be written: {error} (name a file that can be)"
+    raise RecordError(f"record (BLOCKLIFE_WATCH_RECORD)={path}: {why}")
 
 
 class Watch:
@@ -149,7 +161,7 @@ class Watch:
             computes=parts.engine is not None,
         )
         if self.options.record:
-            path = self.options.record.replace("{pid}", str(os.getpid())) + (f".{number + 1}" if number else "")
+            path = of_this_process(self.options.record) + (f".{number + 1}" if number else "")
             self._recordings.append(Recording(path, mirror.ledger))
             mirror.story.draw = f"blocklife recording show {path} --block {{block}}"
         return mirror
@@ -204,12 +216,11 @@ class Parts:
         if pool is not None and managers is not None:
             connectors = list(_connectors_of(getattr(scheduler, "connector", None)))
             if not connectors:
-                name = type(getattr(scheduler, "connector", None)).__name__
-                raise MisuseError(f"watch: a scheduler with connector {name} has nothing to watch (it offloads nothing)")
+                raise MisuseError(_why_none(getattr(scheduler, "connector", None)))
             return cls(scheduler, pool, list(managers), cache_manager, connectors)
         if _is_simple(scheduler) or _is_offloading(scheduler):
             return cls(None, getattr(scheduler, "_gpu_block_pool", None), [], None, [scheduler])
-        raise MisuseError(f"watch: a {type(scheduler).__name__} has nothing to watch (attach to vLLM's Scheduler)")
+        raise MisuseError(f"a {type(scheduler).__name__} has nothing to watch (attach to vLLM's Scheduler)")
 
     @property
     def num_blocks(self) -> int:
@@ -238,6 +249,17 @@ def _connectors_of(connector: object) -> Iterator[object]:
             yield found
     for child in getattr(connector, "_connectors", None) or ():
         yield from _connectors_of(child)
+
+
+def _why_none(connector: object) -> str:
+    """Why a scheduler with this connector has nothing to watch."""
+    if connector is None:
+        return "a scheduler without a connector has nothing to watch (it offloads nothing)"
+    told = f"a scheduler with {type(connector).__name__} has nothing to watch"
+    # By name, for the class itself can be imported only where vLLM is.
+    if any(each.__name__ == "BlocklifeConnector" for each in type(connector).__mro__):
+        return f"{told} (this connector keeps a ledger of its own, and is not watched)"
+    return f"{told} (only OffloadingConnector and SimpleCPUOffloadConnector can be watched, alone or in a MultiConnector)"
 
 
 def _num_workers(scheduler: object, connector: object) -> int:

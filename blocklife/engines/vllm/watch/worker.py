@@ -353,7 +353,7 @@ def is_worker(thing: object) -> bool:
 
 def _ear(watch: WorkerWatch, worker: object) -> OffloadingWorkerEar | SimpleWorkerEar:
     if not is_worker(worker):
-        raise MisuseError(f"watch: a {type(worker).__name__} is no worker that can be watched (attach to that of a connector)")
+        raise MisuseError(f"a {type(worker).__name__} is no worker that can be watched (attach to that of a connector)")
     return OffloadingWorkerEar(watch, worker) if hasattr(worker, "start_kv_transfers") else SimpleWorkerEar(watch, worker)
 
 
