@@ -9,6 +9,9 @@ from attrs import evolve, field, frozen
 
 from blocklife.errors import MisuseError
 
+MAX_SLOTS, MAX_JOBS = 1 << 31, 1 << 20
+"""How many slots, and jobs that are out, a ledger can have."""
+
 
 class Contract(enum.Enum):
     """What may happen to a block that is given up while a store reads it."""
@@ -50,8 +53,8 @@ class Limits:
     def __attrs_post_init__(self) -> None:
         for name, value, most in (
             ("num_blocks", self.num_blocks, 1 << 31),
-            ("num_slots", self.num_slots, 1 << 31),
-            ("max_jobs", self.max_jobs, 1 << 20),
+            ("num_slots", self.num_slots, MAX_SLOTS),
+            ("max_jobs", self.max_jobs, MAX_JOBS),
             ("max_requests", self.max_requests, (1 << 16) - 1),
             ("num_groups", self.num_groups, 256),
             ("num_workers", self.num_workers, 4096),

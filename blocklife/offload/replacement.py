@@ -295,6 +295,11 @@ def register(name: str, factory: Callable[[int], Replacement]) -> None:
     _factories[name] = factory
 
 
+def replacements() -> list[str]:
+    """The names that policies have, in order."""
+    return sorted(_factories)
+
+
 def replacement(which: str | Replacement, num_slots: int) -> Replacement:
     """The policy of that name, made for *num_slots* slots, or the given object itself.
 
@@ -302,7 +307,7 @@ def replacement(which: str | Replacement, num_slots: int) -> Replacement:
     """
     if isinstance(which, str):
         if which not in _factories:
-            raise MisuseError(f"replacement {which!r}: unknown (known are {', '.join(sorted(_factories))}; or register it)")
+            raise MisuseError(f"replacement {which!r}: unknown (known are {', '.join(replacements())}; or register it)")
         found = _factories[which](num_slots)
     else:
         found = which

@@ -228,7 +228,7 @@ class ConnectorRig(Rig):
         return True
 
     def renew_weights(self) -> None:
-        """The model has other weights: what it computes from now on has other bytes, and who reads older ones reads wrong ones."""
+        """The model has other weights: what it computes from now on has other bytes, and older ones are wrong."""
         for rank in self.ranks:
             rank.memory.salt ^= np.uint64(0x9E3779B97F4A7C15)
 

@@ -39,7 +39,7 @@ def test_config_reads_every_key() -> None:
         {
             "host_bytes": "1.5 GiB",
             "blocks_per_chunk": 4.0,
-            "policy": "arc",
+            "policy": "ARC",
             "mode": "lazy",
             "last_step": "flush",
             "full_hit": "recompute_last_token",
@@ -49,7 +49,7 @@ def test_config_reads_every_key() -> None:
         }
     )
 
-    assert config.host_bytes == 3 << 29
+    assert (config.host_bytes, config.policy) == (3 << 29, "arc")
     assert config.num_slots(1 << 20, 2) == (3 << 29) // (8 << 20)
     assert (config.mode, config.last_step, config.checking) == (Mode.LAZY, LastStep.FLUSH, Checking.STRICT)
     assert (config.blocks_per_chunk, config.copy_deadline_s, config.max_load_tokens) == (4, 2.0, 0)
@@ -73,11 +73,20 @@ def test_config_understands_some_keys_of_the_offloading_connector() -> None:
         ({"host_blocks": 0}, "host_blocks must be a whole number of at least 1, not 0"),
         ({"host_blocks": True}, "host_blocks must be a whole number of at least 1, not True"),
         ({"host_blocks": 2.5}, "host_blocks must be a whole number of at least 1, not 2.5"),
-        ({"host_bytes": "much"}, "host_bytes must be a whole number of at least 1, not 'much'"),
+        ({"host_bytes": "much"}, "host_bytes must be a whole number of bytes, or a text like '64GiB', not 'much'"),
+        ({"host_bytes": "0.5"}, "host_bytes must be a whole number of bytes, or a text like '64GiB', not '0.5'"),
+        ({"host_bytes": 0}, "host_bytes must be a whole number of bytes, or a text like '64GiB', not 0"),
+        ({"host_blocks": 1, "blocks_per_chunk": 65}, "blocks_per_chunk must be a whole number from 1 to 64, not 65"),
+        ({"host_blocks": 1, "max_jobs": 1 << 21}, "max_jobs must be a whole number from 1 to 1048576, not 2097152"),
         ({"host_blocks": 1, "mode": "later"}, "mode must be one of eager, lazy, not 'later'"),
         ({"host_blocks": 1, "prompt_only": 1}, "prompt_only must be true or false, not 1"),
         ({"host_blocks": 1, "copy_deadline_s": 0}, "copy_deadline_s must be a number of seconds above 0, not 0"),
-        ({"host_blocks": 1, "policy": 3}, "policy must be a text, not 3"),
+        ({"host_blocks": 1, "copy_deadline_s": 10**400}, "copy_deadline_s must be a number of seconds above 0, not 1000"),
+        ({"host_blocks": 1, "policy": 3}, "policy must be one of arc, lru, or a name that was registered before, not 3"),
+        (
+            {"host_blocks": 1, "policy": "mru"},
+            "policy must be one of arc, lru, or a name that was registered before, not 'mru'",
+        ),
     ],
 )
 def test_config_refuses_what_it_does_not_know(extra: Mapping[str, object], says: str) -> None:
@@ -94,6 +103,15 @@ def test_config_refuses_a_host_that_holds_no_chunk() -> None:
         ConnectorConfig.read({"host_blocks": 3, "blocks_per_chunk": 4}).num_slots(1, 1)
     with pytest.raises(MisuseError, match="host_bytes=100 holds no chunk, which takes 128 bytes on 2 workers"):
         ConnectorConfig.read({"host_bytes": 100}).num_slots(64, 2)
+
+
+@pytest.mark.parametrize(
+    "given", [{"host_blocks": 1 << 32}, {"host_bytes": "9" * 400}, {"host_bytes": "9e9TiB"}, {"host_bytes": "4TiB"}]
+)
+def test_config_refuses_a_host_of_too_many_chunks(given: Mapping[str, object]) -> None:
+    """More chunks than a ledger can count are refused, with the numbers; and a number with an exponent is no text of bytes."""
+    with pytest.raises(MisuseError, match=r"chunks, of which there can be 2147483648 at most|a text like '64GiB'"):
+        ConnectorConfig.read(given).num_slots(64, 2)
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.33.4", "0.33.0rc1", "0.33.1.dev3+gabc", "0.33.0+cpu", "v0.33.0"])

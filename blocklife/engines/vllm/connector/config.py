@@ -12,14 +12,19 @@ from __future__ import annotations
 import difflib
 import enum
 import re
+import sys
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import TypeVar
 
 from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
+from blocklife.ledger.limits import MAX_JOBS, MAX_SLOTS
 from blocklife.offload import FullHit, LastStep, Mode, Policies
+from blocklife.offload.groups import MAX_BLOCKS_PER_CHUNK
+from blocklife.offload.replacement import replacements
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
@@ -38,24 +43,43 @@ def _say(key: str, value: object, wanted: str) -> MisuseError:
     return MisuseError(f"kv_connector_extra_config: {key} must be {wanted}, not {value!r}")
 
 
-def _count(key: str, value: object, least: int = 1) -> int:
+def _whole(value: object) -> int | None:
     """A whole number; JSON from a command line may bring it as a float without a fraction."""
     if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if type(value) is not int or value < least:
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _count(key: str, value: object, least: int = 1) -> int:
+    found = _whole(value)
+    if found is None or found < least:
         raise _say(key, value, f"a whole number of at least {least}")
-    return value
+    return found
 
 
 def _from_zero(key: str, value: object) -> int:
     return _count(key, value, 0)
 
 
+def _up_to(most: int) -> Callable[[str, object], int]:
+    def read(key: str, value: object) -> int:
+        found = _whole(value)
+        if found is None or not 1 <= found <= most:
+            raise _say(key, value, f"a whole number from 1 to {most}")
+        return found
+
+    return read
+
+
 def _bytes(key: str, value: object) -> int:
     """A number of bytes, or a text with a unit like 64GiB."""
-    if isinstance(value, str) and (found := _BYTES.fullmatch(value)):
-        value = int(float(found[1]) * _UNITS[found[2].lower()])
-    return _count(key, value)
+    if isinstance(value, str) and (text := _BYTES.fullmatch(value)):
+        found: int | None = int(Decimal(text[1]) * _UNITS[text[2].lower()])
+    else:
+        found = _whole(value)
+    if found is None or found < 1:
+        raise _say(key, value, "a whole number of bytes, or a text like '64GiB'")
+    return found
 
 
 def _flag(key: str, value: object) -> bool:
@@ -65,15 +89,17 @@ def _flag(key: str, value: object) -> bool:
 
 
 def _seconds(key: str, value: object) -> float:
-    if type(value) is bool or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if type(value) is bool or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise _say(key, value, "a number of seconds above 0")
     return float(value)
 
 
-def _text(key: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _say(key, value, "a text")
-    return value
+def _policy(key: str, value: object) -> str:
+    """A name that is registered, in any case if it is one of the library's own."""
+    known = replacements()
+    if isinstance(value, str) and (name := value if value in known else value.lower()) in known:
+        return name
+    raise _say(key, value, f"one of {', '.join(known)}, or a name that was registered before")
 
 
 def _one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:
@@ -117,9 +143,9 @@ class ConnectorConfig:
     """Host memory of all workers of the engine together, in bytes, or as a text like 64GiB."""
     host_blocks: int | None = field(default=None, metadata={"read": _count})
     """Host memory of each worker, in blocks of the device."""
-    blocks_per_chunk: int = field(default=1, metadata={"read": _count})
+    blocks_per_chunk: int = field(default=1, metadata={"read": _up_to(MAX_BLOCKS_PER_CHUNK)})
     """Neighbouring blocks of a group that are stored and found as one."""
-    policy: str = field(default="lru", metadata={"read": _text})
+    policy: str = field(default="lru", metadata={"read": _policy})
     """What is forgotten to make room: lru, arc, or a name that was registered with `blocklife.offload.register`."""
     mode: Mode = field(default=Mode.EAGER, metadata={"read": _one_of(Mode)})
     """eager: a chunk is stored when it fills; lazy: when its block is about to be handed out again."""
@@ -142,7 +168,7 @@ class ConnectorConfig:
     """Loads that a request may lose before it looks no further than the device."""
     max_job_blocks: int = field(default=256, metadata={"read": _count})
     """Blocks that one store moves at most."""
-    max_jobs: int = field(default=4096, metadata={"read": _count})
+    max_jobs: int = field(default=4096, metadata={"read": _up_to(MAX_JOBS)})
     """Copies that may be out at once."""
     copy_deadline_s: float | None = field(default=None, metadata={"read": _seconds})
     """How long a copy may take before it counts as failed; left out: for ever. Its memory is not touched before it is quiet."""
@@ -201,4 +227,9 @@ class ConnectorConfig:
             need = f"{chunk} bytes on {num_workers} workers"
         if slots < 1:
             raise MisuseError(f"kv_connector_extra_config: {given} holds no chunk, which takes {need} (give more)")
+        if slots > MAX_SLOTS:
+            raise MisuseError(
+                f"kv_connector_extra_config: {given} holds {slots} chunks, of which there can be {MAX_SLOTS} at most "
+                "(give less, or more blocks_per_chunk)"
+            )
         return slots

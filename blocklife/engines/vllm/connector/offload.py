@@ -568,7 +568,7 @@ class EngineScheduler(OffloadScheduler):
     # --- the host tier ------------------------------------------------------------------------------------------------------
 
     def forget_host(self) -> None:
-        """Forget the host tier. Requests go on; what running ones hold is offered anew, what those that are over leave is not."""
+        """Forget the host tier. Requests go on; what running ones hold is offered anew, what is left by those over is not."""
         self._engine_ledger.forget_host()
         self.stores.clear()
         for name in self._ending:

@@ -360,7 +360,7 @@ class ConnectorScheduler:
                 self._early.append(self.offload.build_plan(_NOW))
 
     def _hear_of_preemptions(self) -> None:
-        """A reset preempts between two steps, and vLLM says so only with the next one; what is on its way does not count then."""
+        """A reset preempts between two steps, and vLLM says so only with the next one; until then outputs do not count."""
         for tracked in self._requests.values():
             if tracked.request.status.name == "PREEMPTED" and self.offload.is_running(tracked.name):
                 self.offload.preempt(tracked.name)
