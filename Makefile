@@ -61,6 +61,7 @@ nightly-vllm: $(VENV)/.dev  ## the same in four releases, the table of seed bugs
 	@$(BIN)/python -m tests.vllm.watched seeds
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.watched long --log $(CURDIR)/.vllm/long.jsonl $(ARGS)
 
+bench-vllm: override VLLM := 0.33.0
 bench-vllm: $(VENV)/.dev vllm  ## what our connector and the watch cost in a step of vLLM's scheduler, beside its own connector
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_connector $(ARGS)
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_watch $(ARGS)

@@ -1,9 +1,9 @@
 """``make bench-vllm``: what our connector's hooks cost in a step of vLLM's scheduler, beside those of its own two connectors.
 
 Three engines in one process, alike but for the connector: vLLM's real scheduler, one full-attention group and one sliding
-window, blocks of 16 tokens, no model and no bytes. All get the same requests and make the same steps, some of one engine and
-then as many of the next, over and over, so that whatever slows the machine slows all. Copies land a few steps after they were
-made, or at once when a step waits for them.
+window, no model and no bytes. All get the same requests and make the same steps, some of one engine and then as many of the
+next, over and over, so that whatever slows the machine slows all. Copies land a few steps after they were made, or at once when
+a step waits for them.
 
 What counts is the time inside the connector's hooks, a step, without the pauses of the garbage collector, which are told apart.
 Steps in which requests are let in are also counted apart from those that only decode.
@@ -12,7 +12,6 @@ Steps in which requests are let in are also counted apart from those that only d
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import statistics
@@ -22,10 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import asdict, define, frozen
 
-from tests.vllm.engine import RELEASE
-from tests.vllm.population import HOOKS, Population
+from tests.vllm.programs import importing, natural, positive
 from tests.vllm.stopwatch import Stopwatch
 from tests.vllm.worlds import Connector
+
+with importing("bench_connector", __name__):
+    from tests.vllm.engine import RELEASE
+    from tests.vllm.population import BLOCK, HOOKS, Population
 
 TURN = 10
 """Steps of one engine before the next has its turn."""
@@ -65,37 +67,34 @@ class Sample:
 class Bench:
     """A population, and what the hooks of its connector take."""
 
-    def __init__(self, connector: Connector, running: int, seed: int, stopwatch: Stopwatch) -> None:
-        self.population = Population(connector, running, seed)
+    def __init__(self, connector: Connector, running: int, seed: int, stopwatch: Stopwatch, block_tokens: int = BLOCK) -> None:
+        self.population = Population(connector, running, seed, block_tokens=block_tokens)
         self._stopwatch = stopwatch
         for name in HOOKS:
             if (hook := getattr(self.population.scheduler.connector, name, None)) is not None:
                 setattr(self.population.scheduler.connector, name, self._stopwatch.around(name, hook))
 
     def step(self) -> Sample:
-        """One step of the engine, and its question whether it may go to sleep."""
+        """One step of the engine, and its question whether it may go to sleep, if nobody wants to stop."""
+        self._stopwatch.go_on()
         self._stopwatch.clear()
         took = self.population.step()
         self.population.scheduler.connector.has_pending_push_work()
         return Sample(dict(self._stopwatch.own), self._stopwatch.collector, took, self.population.let_in)
 
 
-def measure(running: int, steps: int, warm_up: int, seed: int) -> list[Cost]:
+def measure(running: int, steps: int, warm_up: int, seed: int, block_tokens: int = BLOCK) -> list[Cost]:
     """All connectors at one size, in turns."""
     stopwatch = Stopwatch(time.thread_time_ns)
-    benches = {connector: Bench(connector, running, seed, stopwatch) for connector in CONNECTORS}
+    benches = {connector: Bench(connector, running, seed, stopwatch, block_tokens) for connector in CONNECTORS}
     samples: dict[Connector, list[Sample]] = {connector: [] for connector in CONNECTORS}
-    gc.collect()
-    gc.freeze()  # as the engine does when it is up
-    gc.callbacks.append(stopwatch.pause)
-    for bench in benches.values():
-        for _ in range(warm_up):
-            bench.step()
-    for turn in range(-(-steps // TURN)):
-        for connector in CONNECTORS if turn % 2 else reversed(CONNECTORS):
-            samples[connector] += [benches[connector].step() for _ in range(TURN)]
-    gc.callbacks.remove(stopwatch.pause)
-    gc.unfreeze()
+    with stopwatch.listening():
+        for bench in benches.values():
+            for _ in range(warm_up):
+                bench.step()
+        for turn in range(-(-steps // TURN)):
+            for connector in CONNECTORS if turn % 2 else reversed(CONNECTORS):
+                samples[connector] += [benches[connector].step() for _ in range(TURN)]
     return [_cost(connector, benches[connector].population, samples[connector]) for connector in CONNECTORS]
 
 
@@ -142,16 +141,17 @@ def _ratio(ours: float, theirs: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_connector", description=__doc__)
-    parser.add_argument("--running", nargs="+", type=int, default=[64, 256, 1024])
-    parser.add_argument("--steps", type=int, default=200, help="of each engine")
-    parser.add_argument("--warm-up", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--running", nargs="+", type=positive, default=[64, 256, 1024])
+    parser.add_argument("--steps", type=positive, default=200, help="of each engine")
+    parser.add_argument("--warm-up", type=natural, default=300)
+    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--block-tokens", type=int, choices=[16, 32, 64, 128], default=BLOCK, help="of both groups")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     costs: list[Cost] = []
     try:
         for running in chosen.running:
-            costs += measure(running, chosen.steps, chosen.warm_up, chosen.seed)
+            costs += measure(running, chosen.steps, chosen.warm_up, chosen.seed, chosen.block_tokens)
             theirs, simple, ours = costs[-3:]
             ratios = f"{_ratio(ours.mean_us, theirs.mean_us)} of offloading, {_ratio(ours.mean_us, simple.mean_us)} of simple"
             print(f"{running} requests: {ratios}", file=sys.stderr, flush=True)

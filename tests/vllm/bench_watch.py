@@ -1,4 +1,4 @@
-"""``python -m tests.vllm.bench_watch``: what the watch costs, beside what vLLM's OffloadingConnector costs on the same steps.
+"""``make bench-vllm``: what the watch costs, beside what vLLM's OffloadingConnector costs on the same steps.
 
 One engine: vLLM's real scheduler, one full-attention group and one sliding window, blocks of 16 tokens, no model and no bytes.
 Jobs land a few steps after they were made, or when a flush asks for it. After a warm-up the same run goes on under one watch
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import os
 import statistics
@@ -27,10 +26,13 @@ from typing import NamedTuple
 
 from attrs import asdict, frozen
 
-from blocklife.engines.vllm.watch import Mode, Options, Watch, attach, detach
-from tests.vllm.engine import RELEASE
-from tests.vllm.population import HOOKS, Population
+from tests.vllm.programs import importing, natural, positive
 from tests.vllm.stopwatch import Stopwatch
+
+with importing("bench_watch", __name__):
+    from blocklife.engines.vllm.watch import Mode, Options, Watch, attach, detach
+    from tests.vllm.engine import RELEASE
+    from tests.vllm.population import HOOKS, Population
 
 SAMPLES = (1, 4, 16, 64)
 CLOCKS = {"wall": time.perf_counter_ns, "processor": time.thread_time_ns}
@@ -126,21 +128,16 @@ def time_watch(stopwatch: Stopwatch, watch: Watch) -> None:
 class Bench:
     """One engine with its traffic, and who times it."""
 
-    def __init__(self, running: int, warm_up: int, seed: int, clock: Callable[[], int]) -> None:
-        self._population, self._stopwatch = Population("offloading", running, seed, clock), Stopwatch(clock)
-        self._dummy = Dummy(self._stopwatch)
+    def __init__(self, running: int, seed: int, clock: Callable[[], int]) -> None:
+        self._population, self.stopwatch = Population("offloading", running, seed, clock), Stopwatch(clock)
+        self._dummy = Dummy(self.stopwatch)
         self._forward_ns = self._dummy.forward_ns()
-        time_hooks(self._stopwatch, self._population.scheduler.connector)
-        gc.collect()
-        gc.freeze()
-        gc.callbacks.append(self._stopwatch.pause)
-        for _ in range(warm_up):
-            self._population.step()
+        time_hooks(self.stopwatch, self._population.scheduler.connector)
 
-    def close(self) -> None:
-        """Time no more."""
-        gc.callbacks.remove(self._stopwatch.pause)
-        gc.unfreeze()
+    def step(self) -> int:
+        """One step of the engine, if nobody wants to stop. Returns what the scheduler took of it, in nanoseconds."""
+        self.stopwatch.go_on()
+        return self._population.step()
 
     @property
     def running(self) -> int:
@@ -149,17 +146,17 @@ class Bench:
 
     def round(self, sample: int, steps: int) -> Times:
         """What each of some steps takes under a watch, or under none."""
-        population, stopwatch, dummy = self._population, self._stopwatch, self._dummy
+        population, stopwatch, dummy = self._population, self.stopwatch, self._dummy
         watch = None
         if sample != NONE:
             watch = attach(population.scheduler, Options(mode=Mode.COUNT, sample=sample, jobs=False))
             time_watch(stopwatch, watch)
             for _ in range(NUM_FIRST):
-                population.step()
+                self.step()
         stopwatch.clear()
         took, measuring = 0, list[float]()
         for _ in range(steps):
-            took += population.step()
+            took += self.step()
             before = stopwatch.own["dummy"]
             for _ in range(NUM_DUMMIES):
                 dummy.timed(population, 1, key=2)
@@ -173,15 +170,17 @@ class Bench:
         return Times(*(each / steps / 1e3 for each in (own, stopwatch.own["connector"], stopwatch.collector, took)))
 
 
-def measure(bench: Bench, running: int, rounds: int, steps: int, samples: Sequence[int]) -> list[Cost]:
+def measure(bench: Bench, running: int, warm_up: int, rounds: int, steps: int, samples: Sequence[int]) -> list[Cost]:
     """The costs at one size: in each round one sample after the other, all of one run."""
     times: dict[int, list[Times]] = {sample: [] for sample in (NONE, *samples)}
-    for number in range(rounds):
-        for sample, found in times.items():
-            found.append(bench.round(sample, steps))
-            told = f"{running} requests, round {number + 1} of {rounds}, sample {sample or 'none'}"
-            print(f"{told}: {found[-1].watch / found[-1].connector:.1%}", file=sys.stderr, flush=True)
-    bench.close()
+    with bench.stopwatch.listening():
+        for _ in range(warm_up):
+            bench.step()
+        for number in range(rounds):
+            for sample, found in times.items():
+                found.append(bench.round(sample, steps))
+                told = f"{running} requests, round {number + 1} of {rounds}, sample {sample or 'none'}"
+                print(f"{told}: {found[-1].watch / found[-1].connector:.1%}", file=sys.stderr, flush=True)
     return [Cost.of(bench.running, sample, steps, found) for sample, found in times.items()]
 
 
@@ -205,20 +204,20 @@ def markdown(costs: Sequence[Cost]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_watch", description=__doc__)
-    parser.add_argument("--running", nargs="+", type=int, default=[64, 256, 1024])
-    parser.add_argument("--samples", nargs="+", type=int, default=list(SAMPLES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=50, help="for each sample, in each round")
-    parser.add_argument("--warm-up", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--running", nargs="+", type=positive, default=[64, 256, 1024])
+    parser.add_argument("--samples", nargs="+", type=positive, default=list(SAMPLES))
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--steps", type=positive, default=50, help="for each sample, in each round")
+    parser.add_argument("--warm-up", type=natural, default=300)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="that of a processor where the machine is busy")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     costs: list[Cost] = []
     try:
         for running in chosen.running:
-            bench = Bench(running, chosen.warm_up, chosen.seed, CLOCKS[chosen.clock])
-            costs += measure(bench, running, chosen.rounds, chosen.steps, chosen.samples)
+            bench = Bench(running, chosen.seed, CLOCKS[chosen.clock])
+            costs += measure(bench, running, chosen.warm_up, chosen.rounds, chosen.steps, chosen.samples)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

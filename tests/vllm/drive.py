@@ -1,4 +1,4 @@
-"""``python -m tests.vllm.drive``: run random traffic under vLLM's real scheduler, one line a seed."""
+"""``python -m tests.vllm.run --python VERSION -m tests.vllm.drive``: random traffic under vLLM's scheduler, one line a seed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from pathlib import Path
 
 from attrs import asdict, evolve, frozen
 
-from tests.vllm.engine import DRAINS_SIMPLE, RELEASE
-from tests.vllm.rig import Corruption, Rig, Scheduler
-from tests.vllm.traffic import Traffic
+from tests.vllm.programs import importing, positive
 from tests.vllm.worlds import WORLDS, World, WorldSpec
+
+with importing("drive", __name__):
+    from tests.vllm.engine import DRAINS_SIMPLE, RELEASE
+    from tests.vllm.rig import Corruption, Rig, Scheduler
+    from tests.vllm.traffic import Traffic
 
 DRAIN_STEPS = 500
 
@@ -148,6 +151,8 @@ def _seeds(text: str) -> list[int]:
         if not first.isdigit() or (last and not last.isdigit()):
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of seeds (write 3, 0-19 or 1,4,7-9)")
         seeds += range(int(first), int(last or first) + 1)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty list of seeds (write 3, 0-19 or 1,4,7-9)")
     return seeds
 
 
@@ -162,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--world", choices=sorted(WORLDS), required=True)
     parser.add_argument("--connector", choices=("offloading", "simple", "blocklife"), help="instead of the world's own")
     parser.add_argument("--seeds", type=_seeds, default=_seeds("0-19"), metavar="LIST")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=positive, default=400)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args(argv)
     world, status = _chosen(arguments), 0

@@ -1,7 +1,7 @@
 """The traffic of the benches: as many running requests as asked for, under vLLM's real scheduler, with no model and no bytes.
 
-One full-attention group and one sliding window, blocks of 16 tokens, a pool that is a little too small for all. Copies land a
-few steps after they were made, or at once when a step waits for them. Populations of one seed are made of the same requests.
+One full-attention group and one sliding window, a pool that is a little too small for all. Copies land a few steps after they
+were made, or at once when a step waits for them. Populations of one seed are made of the same requests.
 """
 
 from __future__ import annotations
@@ -151,11 +151,19 @@ WORKERS: Mapping[Connector, Callable[[], Workers]] = {
 class Population:
     """Requests that run; who ends is followed by another one. *clock* times the scheduler, in nanoseconds."""
 
-    def __init__(self, connector: Connector, running: int, seed: int, clock: Callable[[], int] = time.thread_time_ns) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        running: int,
+        seed: int,
+        clock: Callable[[], int] = time.thread_time_ns,
+        *,
+        block_tokens: int = BLOCK,
+    ) -> None:
         self._clock = clock
-        blocks = int(running * ((1536 + 256) // BLOCK + WINDOW // BLOCK + 3) * 0.8) + 1
+        blocks = int(running * ((1536 + 256) // block_tokens + WINDOW // block_tokens + 3) * 0.8) + 1
         spec = WorldSpec(
-            (GroupSpec("full", BLOCK), GroupSpec("swa", BLOCK, WINDOW)),
+            (GroupSpec("full", block_tokens), GroupSpec("swa", block_tokens, WINDOW)),
             blocks,
             4 * blocks,
             max_num_seqs=running,

@@ -2,14 +2,21 @@
 
 The collector's pauses fall on whoever asks for memory next, be it the one who made the garbage or not. So they are counted
 apart, and taken from whatever they interrupt.
+
+Python drops an exception that is raised while the collector calls `Stopwatch.pause`, Ctrl-C's too. So while a stopwatch listens
+to the collector, the first Ctrl-C is only noted, and `Stopwatch.go_on`, between two steps, raises it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from attrs import define, field
+
+from blocklife.cli.common import stopping
 
 
 @define(eq=False)
@@ -22,6 +29,29 @@ class Stopwatch:
     collector: int = 0
     _inner: list[int] = field(factory=lambda: [0])
     _paused_at: int = 0
+    _stop: Callable[[], bool] = bool
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Count the collector's pauses; what is there before is out of its sight, as in vLLM's engine when it is up.
+
+        A Ctrl-C meanwhile is raised by `go_on`, at the latest at the end; a second one is raised at once.
+        """
+        with stopping() as self._stop:
+            gc.collect()
+            gc.freeze()
+            gc.callbacks.append(self.pause)
+            try:
+                yield
+            finally:
+                gc.callbacks.remove(self.pause)
+                gc.unfreeze()
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Between two steps: raise a Ctrl-C that was noted."""
+        if self._stop():
+            raise KeyboardInterrupt
 
     def pause(self, phase: str, info: object) -> None:
         """The garbage collector begins or ends a pause, in the midst of any call."""

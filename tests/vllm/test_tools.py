@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -17,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from attrs import evolve
+from attrs import asdict, evolve
 
 from tests.vllm import fetch as tool
 from tests.vllm.fetch import FetchError, install_blocklife, make_environment, make_release, reason, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, PROJECT, REQUIREMENTS, Shelf, entry_points, version
 from tests.vllm.run import TOUCHING, Command, chosen_command
-from tests.vllm.watched import Row, missed
+from tests.vllm.watched import Row, logged, missed, parsed, table_run
 
 RELEASE = "9.9.9"
 INSIDE = ("vllm/__init__.py", "tests/a.py", "pyproject.toml", "LICENSE", "csrc/b.cu")
@@ -355,12 +356,113 @@ def test_tests_that_need_vllm_are_skipped_with_a_reason_where_it_is_not() -> Non
     assert "1 skipped" in ran.stdout
 
 
-def test_table_of_seeds_says_what_the_watch_has_missed() -> None:
-    """A row that went wrong before a rule fell, and a bug that shows in no seed; a rule in the same step is in time."""
+def test_table_of_seeds_says_what_was_missed() -> None:
+    """A row that went wrong before a rule fell, a bug that no seed shows, a release without rows; the same step is in time."""
     late = Row("0.33.0", "full", 1, 300, {"I5": 9}, 8, "wrong bytes")
     early = Row("0.33.0", "full", 2, 300, {"I5": 9}, 9, "wrong bytes")
     silent = Row("0.22.1", "window", 3, 300, {}, None, "")
+    unseen = "0.22.1: no seed of the world window breaks I8 (blocks are stored that have a new tenant)"
 
-    assert missed([late, early]) == ["0.33.0 full seed 1: wrong bytes at step 8"]
-    assert missed([silent]) == ["0.22.1: no seed of the world window breaks I8 (blocks are stored that have a new tenant)"]
-    assert missed([evolve(silent, rules={"I8": 4})]) == []
+    assert missed([late, early], ["0.33.0"]) == ["0.33.0 full seed 1: wrong bytes at step 8"]
+    assert missed([silent], ["0.22.1"]) == [unseen]
+    assert missed([evolve(silent, rules={"I8": 4})], ["0.22.1", "0.21.0"]) == ["0.21.0: not one row"]
+
+
+@pytest.mark.parametrize(
+    ("release", "told"),
+    [
+        ("0.8.15", "vLLM 0.8.15 is not here (python -m tests.vllm.fetch 0.8.15)"),
+        ("bogus", f"'bogus' is not a version of vLLM (such as {DEFAULT})"),
+    ],
+)
+def test_table_of_seeds_of_a_release_that_is_not_here_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], release: str, told: str
+) -> None:
+    """Although another one is here, and stands in front of it."""
+    shelf = shelf_with(tmp_path, f'touch "{tmp_path}/ran"')
+    shelf.source(RELEASE).mkdir(parents=True)
+    with pytest.raises(SystemExit) as exit_:
+        table_run(shelf, [RELEASE, release], 1, 20, None)
+
+    assert exit_.value.code == 2
+    assert capsys.readouterr() == ("", f"tests.vllm.run: error: {told}\n")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_table_of_seeds_shows_what_a_failing_release_has_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows so far are kept, the last lines of its errors are shown, and the exit status is 1; the file has the rows."""
+    row = Row(RELEASE, "full", 0, 20, {}, None, "")
+    shelf = shelf_with(tmp_path, f"echo '{json.dumps(asdict(row))}'; seq 99 >&2; exit 3")
+    shelf.source(RELEASE).mkdir(parents=True)
+    status = table_run(shelf, [RELEASE], 1, 20, tmp_path / "rows.json")
+    out, err = capsys.readouterr()
+
+    assert status == 1
+    assert f"| {RELEASE} | full | 1 | silent |" in out
+    assert err.splitlines()[1:3] == [f"vLLM {RELEASE} failed with status 3", "80"]
+    assert err.splitlines()[-1] == "99"
+    assert json.loads((tmp_path / "rows.json").read_text(encoding="utf-8")) == [asdict(row)]
+
+
+def test_table_of_seeds_without_a_row_has_missed_the_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where its process has ended well."""
+    shelf = shelf_with(tmp_path, "")
+    shelf.source(RELEASE).mkdir(parents=True)
+
+    assert table_run(shelf, [RELEASE], 1, 20, None) == 1
+    assert capsys.readouterr().err == f"missed: {RELEASE}: not one row\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("seeds", "--num-seeds", "0"), "--num-seeds: '0' is not a positive whole number"),
+        (("seeds", "--num-seeds", "-3"), "--num-seeds: '-3' is not a positive whole number"),
+        (("seeds", "--steps", "-5"), "--steps: '-5' is not a positive whole number"),
+        (("seeds", "--steps", "1.5"), "--steps: '1.5' is not a positive whole number"),
+        (("seeds", "--json", "/nonexistent/x.json"), "'/nonexistent/x.json' cannot be written, for its folder is not there"),
+        (("seeds", "--json", "/"), "'/' cannot be written (name a file in a folder of yours)"),
+        (("seed", "--seeds", "1", "--worlds", "bogus"), "--worlds: invalid choice: 'bogus'"),
+        (("seed", "--seeds", "-1", "--worlds", "full"), "--seeds: '-1' is not a whole number from 0 on"),
+        (("seed", "--seeds", "1", "--worlds", "full", "--steps", "-10"), "--steps: '-10' is not a positive whole number"),
+        (("long", "--log", "/nonexistent/long"), "'/nonexistent/long' cannot be written, for its folder is not there"),
+        (("long", "--log", "/"), "'/' cannot be written (name a file in a folder of yours)"),
+    ],
+)
+def test_watched_refuses_what_makes_no_sense(capsys: pytest.CaptureFixture[str], words: Sequence[str], told: str) -> None:
+    """Before any work, with exit status 2, and with the option's name."""
+    with pytest.raises(SystemExit) as exit_:
+        parsed(words)
+
+    assert exit_.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"world": "full"}', '{"steps": "many"}', '{"steps": 0}', ""])
+def test_long_run_refuses_what_is_not_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """The line is named. A log that is not there is empty, one that is there says how far it has come."""
+    log = tmp_path / "long.jsonl"
+    empty = logged(log)
+    log.write_text('{"steps": 7}\n{"steps": 8}\n', encoding="utf-8")
+    good = logged(log)
+    log.write_text(f'{{"steps": 7}}\n{text}\n', encoding="utf-8")
+    with pytest.raises(SystemExit) as exit_:
+        logged(log)
+
+    assert (empty, good, exit_.value.code) == ([], [7, 8], 2)
+    assert capsys.readouterr().err == (
+        f"tests.vllm.watched: error: {log}, line 2: not the line of a long run (remove it, or name another file)\n"
+    )
+
+
+@pytest.mark.parametrize("words", [("watched", "long"), ("drive",), ("bench_watch",), ("bench_connector",)])
+def test_program_says_how_it_is_run_where_vllm_is_not(words: Sequence[str]) -> None:
+    """One line, exit status 2."""
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vLLM is here, so it runs")
+    command = [sys.executable, "-m", f"tests.vllm.{words[0]}", *words[1:]]
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    remedy = f"python -m tests.vllm.run --python VERSION -m tests.vllm.{' '.join(words)} ..."
+
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"tests.vllm.{words[0]}: error: vLLM is not here ({remedy})\n"

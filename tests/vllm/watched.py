@@ -1,9 +1,9 @@
-"""``python -m tests.vllm.watched``: what the watch sees when random traffic runs under vLLM's real scheduler.
+"""``python -m tests.vllm.watched seeds``: what the watch sees when random traffic runs under vLLM's real scheduler.
 
 ``seeds`` (no vLLM needed here: it starts the releases that were fetched) runs the seed bugs' worlds in every release and says
 at which step which rule fell, and at which step vLLM itself or the bytes were wrong. ``long`` runs the worlds in which a
 release should be silent, for as many steps as are asked for, and stops at the first violation. ``seed`` is one row, in this
-process.
+process. These two need vLLM: ``python -m tests.vllm.run --python VERSION -m tests.vllm.watched long``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +25,13 @@ from typing import TYPE_CHECKING
 
 from attrs import asdict, evolve, frozen
 
+from tests.vllm.programs import importing, natural, positive, refused, target
 from tests.vllm.releases import CHECKSUMS, Shelf
-from tests.vllm.run import python
+from tests.vllm.run import Command, chosen_command
+from tests.vllm.worlds import WORLDS, GroupSpec, Lag, World, WorldSpec
 
 if TYPE_CHECKING:
     from tests.vllm.rig import Rig
-    from tests.vllm.worlds import World
 
 STEPS = 300
 DRAIN = 400
@@ -37,6 +40,8 @@ STUCK = 100
 SLICE = 2000
 """Steps of one seed of a long run."""
 PROGRESS_S = 60.0
+TAIL = 20
+"""Lines that are shown of what a process that failed has said last."""
 
 
 @frozen
@@ -80,8 +85,6 @@ class Row:
 
 def run_seed(name: str, seed: int, steps: int) -> Row:
     """Drive one seed of a world that has a name."""
-    from tests.vllm.worlds import WORLDS
-
     return list(driven(name, WORLDS[name], seed, steps))[-1]
 
 
@@ -134,34 +137,48 @@ def _trouble(rig: Rig) -> tuple[int, str] | None:
 # --- the table of seeds ---------------------------------------------------------------------------------------------------
 
 
-def child(release: str, *words: str) -> Iterator[str]:
-    """The lines that this module says under a release, in a process of its own."""
-    command = python(Shelf(), release, ["-m", "tests.vllm.watched", *words], {**os.environ, "PYTHONHASHSEED": "0"})
-    with subprocess.Popen(
-        command.words,
-        cwd=command.folder,
-        env=dict(command.environ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+class ChildError(Exception):
+    """A process has failed; the message is its status, and the end of what it has said on standard error."""
+
+
+def command_for(shelf: Shelf, release: str, seeds: Sequence[int], steps: int) -> Command:
+    """All seeds of a release in a process of its own. A release that is not here is refused as by ``tests.vllm.run``."""
+    words = ["seed", "--steps", str(steps), "--seeds", *map(str, seeds), "--worlds", *SEED_WORLDS]
+    around = {**os.environ, "PYTHONHASHSEED": "0"}
+    return chosen_command(["--python", release, "-m", "tests.vllm.watched", *words], shelf, around)
+
+
+def child(command: Command) -> Iterator[str]:
+    """The lines that a command says; at their end `ChildError`, if it has failed."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
+        subprocess.Popen(
+            command.words, cwd=command.folder, env=dict(command.environ), stdout=subprocess.PIPE, stderr=said, text=True
+        ) as process,
+    ):
         try:
             yield from process.stdout or ()
         except BaseException:
             process.terminate()
             raise
+        if status := process.wait():
+            said.seek(0)
+            raise ChildError("\n".join([f"failed with status {status}", *said.read().splitlines()[-TAIL:]]))
 
 
-def table(releases: Sequence[str], seeds: Sequence[int], steps: int) -> list[Row]:
-    """All rows, with a line of progress each."""
+def table(commands: Mapping[str, Command]) -> tuple[list[Row], list[str]]:
+    """All rows of the releases' processes, with a line of progress each; and what has failed."""
     rows: list[Row] = []
-    for release in releases:
-        for line in child(release, "seed", "--steps", str(steps), "--seeds", *map(str, seeds), "--worlds", *SEED_WORLDS):
-            if line.startswith("{"):
-                rows.append(Row(**json.loads(line)))
-                row = rows[-1]
-                print(f"{release} {row.world} seed {row.seed}: {dict(row.rules)} {row.what}", file=sys.stderr, flush=True)
-    return rows
+    failures: list[str] = []
+    for release, command in commands.items():
+        try:
+            for line in child(command):
+                if line.startswith("{"):
+                    rows.append(row := Row(**json.loads(line)))
+                    print(f"{release} {row.world} seed {row.seed}: {dict(row.rules)} {row.what}", file=sys.stderr, flush=True)
+        except ChildError as error:
+            failures.append(f"vLLM {release} {error}")
+    return rows, failures
 
 
 def _steps(found: Sequence[int]) -> str:
@@ -173,11 +190,13 @@ def _late(row: Row) -> bool:
     return row.trouble is not None and min(row.rules.values(), default=sys.maxsize) > row.trouble
 
 
-def missed(rows: Sequence[Row]) -> list[str]:
-    """What the watch has missed, a line each: something wrong before any rule fell, a bug that no seed shows."""
+def missed(rows: Sequence[Row], releases: Sequence[str]) -> list[str]:
+    """What was missed, a line each: something wrong before any rule fell, a bug that no seed shows, a release without a row."""
     found = [f"{row.release} {row.world} seed {row.seed}: {row.what} at step {row.trouble}" for row in rows if _late(row)]
+    there = {row.release for row in rows}
+    found += [f"{release}: not one row" for release in releases if release not in there]
     for bug in BUGS:
-        for release in {row.release for row in rows}.intersection(bug.releases):
+        for release in sorted(there.intersection(bug.releases)):
             if not any(row.release == release and row.world == bug.world and bug.rule in row.rules for row in rows):
                 found.append(f"{release}: no seed of the world {bug.world} breaks {bug.rule} ({bug.about})")
     return found
@@ -218,8 +237,6 @@ def _seed(row: Row) -> str:
 
 def long_worlds() -> Mapping[str, World]:
     """The worlds of the long run: those in which 0.33.0 has none of the faults of `specs/vllm-findings.md`."""
-    from tests.vllm.worlds import GroupSpec, Lag, World, WorldSpec
-
     full, window, state = GroupSpec("full"), GroupSpec("swa", window=8), GroupSpec("mamba")
     lag = Lag(0, 4)
     return {
@@ -241,15 +258,34 @@ def long_worlds() -> Mapping[str, World]:
     }
 
 
-def long_run(steps: int, first_seed: int, log: Path | None) -> int:
+def logged(log: Path) -> list[int]:
+    """The steps of each run that a log tells of; none where it is not there. What is no log is refused."""
+    if not log.exists():
+        return []
+    try:
+        lines = log.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        refused("watched", f"{log} cannot be read as the log of a long run: {error} (name another file)")
+    return [_steps_of(line, f"{log}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _steps_of(line: str, where: str) -> int:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    steps = row.get("steps") if isinstance(row, dict) else None
+    if type(steps) is not int or steps < 1:
+        refused("watched", f"{where}: not the line of a long run (remove it, or name another file)")
+    return steps
+
+
+def long_run(steps: int, first_seed: int, log: Path | None, done: Sequence[int]) -> int:
     """Worlds in turn, a slice of steps each, until there are enough. Exit status 1 at the first violation.
 
-    With a *log* it goes on where one that was stopped has ended; a slice that was not silent is not in it.
+    It goes on behind those *done*, which the *log* tells of; a slice that was not silent is not in it.
     """
-    importlib.import_module("tests.vllm.rig")  # it takes a while, and is no step
-
-    done = [] if log is None or not log.exists() else log.read_text(encoding="utf-8").splitlines()
-    total, number, began, told = sum(json.loads(line)["steps"] for line in done), len(done), time.monotonic(), 0.0
+    total, number, began, told = sum(done), len(done), time.monotonic(), 0.0
     if done:
         print(f"goes on behind {total} steps in {number} runs ({log})", file=sys.stderr)
     worlds, first, line, silent = list(long_worlds().items()), total, "", True
@@ -290,42 +326,61 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     actions = parser.add_subparsers(dest="action", required=True)
     seeds = actions.add_parser("seeds", help="the table of seed bugs, over all releases")
     seeds.add_argument("--releases", nargs="+", default=sorted(CHECKSUMS))
-    seeds.add_argument("--num-seeds", type=int, default=20)
-    seeds.add_argument("--steps", type=int, default=STEPS)
-    seeds.add_argument("--json", type=Path, help="write all rows there, too")
+    seeds.add_argument("--num-seeds", type=positive, default=20)
+    seeds.add_argument("--steps", type=positive, default=STEPS)
+    seeds.add_argument("--json", type=target, help="write all rows there, too")
     seed = actions.add_parser("seed", help="rows of some seeds, in this process")
-    seed.add_argument("--worlds", nargs="+", required=True)
-    seed.add_argument("--seeds", nargs="+", type=int, required=True)
-    seed.add_argument("--steps", type=int, default=STEPS)
+    seed.add_argument("--worlds", nargs="+", choices=sorted(WORLDS), required=True)
+    seed.add_argument("--seeds", nargs="+", type=natural, required=True)
+    seed.add_argument("--steps", type=positive, default=STEPS)
     long = actions.add_parser("long", help="a long run that should be silent, in this process")
-    long.add_argument("--steps", type=int, default=1_000_000)
-    long.add_argument("--first-seed", type=int, default=0)
-    long.add_argument("--log", type=Path, help="one line a run goes there; what is there already is not run again")
+    long.add_argument("--steps", type=positive, default=1_000_000)
+    long.add_argument("--first-seed", type=natural, default=0)
+    long.add_argument("--log", type=target, help="one line a run goes there; what is there already is not run again")
     return parser.parse_args(arguments)
+
+
+def table_run(shelf: Shelf, releases: Sequence[str], num_seeds: int, steps: int, file: Path | None) -> int:
+    """The table of seeds. Exit status 1 where something was missed, or a release has failed."""
+    commands = {release: command_for(shelf, release, range(num_seeds), steps) for release in releases}
+    rows, failures = table(commands)
+    print(markdown(rows), end="", flush=True)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    problems = missed(rows, list(commands))
+    for problem in problems:
+        print(f"missed: {problem}", file=sys.stderr)
+    if file is not None:
+        try:
+            file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            refused("watched", f"{file} cannot be written: {error.strerror} (the table is above)")
+    return bool(failures or problems)
+
+
+def seed_run(worlds: Sequence[str], seeds: Sequence[int], steps: int) -> int:
+    """A row for each seed of each world."""
+    for world in worlds:
+        for seed in seeds:
+            print(json.dumps(asdict(run_seed(world, seed, steps))), flush=True)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what was asked for."""
     chosen = parsed(arguments)
     try:
-        if chosen.action == "long":
-            return long_run(chosen.steps, chosen.first_seed, chosen.log)
+        if chosen.action == "seeds":
+            return table_run(Shelf(), chosen.releases, chosen.num_seeds, chosen.steps, chosen.json)
+        done = [] if chosen.action == "seed" or chosen.log is None else logged(chosen.log)
+        with importing(f"watched {chosen.action}"):
+            importlib.import_module("tests.vllm.rig")  # it takes a while, and is no step
         if chosen.action == "seed":
-            for world in chosen.worlds:
-                for seed in chosen.seeds:
-                    print(json.dumps(asdict(run_seed(world, seed, chosen.steps))), flush=True)
-            return 0
-        rows = table(chosen.releases, range(chosen.num_seeds), chosen.steps)
+            return seed_run(chosen.worlds, chosen.seeds, chosen.steps)
+        return long_run(chosen.steps, chosen.first_seed, chosen.log, done)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
-    print(markdown(rows), end="")
-    problems = missed(rows)
-    for problem in problems:
-        print(f"missed: {problem}", file=sys.stderr)
-    return bool(problems)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""The programs that drive and measure vLLM's scheduler: what makes no sense is refused, and Ctrl-C is never lost."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tests.vllm import bench_connector, bench_watch, drive
+from tests.vllm.stopwatch import Stopwatch
+
+SMALL = ("--running", "2", "--steps", "5", "--warm-up", "5")
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "told"),
+    [
+        (drive.main, ("--world", "full", "--steps", "-4"), "--steps: '-4' is not a positive whole number"),
+        (drive.main, ("--world", "full", "--seeds", "5-1"), "--seeds: '5-1' is an empty list of seeds"),
+        (bench_connector.main, ("--running", "0"), "--running: '0' is not a positive whole number"),
+        (bench_connector.main, ("--steps", "0"), "--steps: '0' is not a positive whole number"),
+        (bench_connector.main, ("--warm-up", "-1"), "--warm-up: '-1' is not a whole number from 0 on"),
+        (bench_watch.main, ("--rounds", "0"), "--rounds: '0' is not a positive whole number"),
+        (bench_watch.main, ("--samples", "0"), "--samples: '0' is not a positive whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], main: Callable[[Sequence[str]], int], words: Sequence[str], told: str
+) -> None:
+    """Before any work, with exit status 2, and with the option's name."""
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+
+    assert exit_.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("main", "words"), [(bench_connector.main, SMALL), (bench_watch.main, (*SMALL, "--rounds", "1", "--samples", "4"))]
+)
+def test_interrupt_while_the_collector_is_at_work_ends_a_bench(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    main: Callable[[Sequence[str]], int],
+    words: Sequence[str],
+) -> None:
+    """There an exception would be dropped. Nothing listens to the collector afterwards, and the handler is as before."""
+    pause, go_on, came = Stopwatch.pause, Stopwatch.go_on, list[str]()
+
+    def interrupted(stopwatch: Stopwatch, phase: str, info: object) -> None:
+        pause(stopwatch, phase, info)
+        if not came:
+            came.append(phase)
+            signal.raise_signal(signal.SIGINT)
+
+    def collecting(stopwatch: Stopwatch) -> None:
+        gc.collect(0)
+        go_on(stopwatch)
+
+    before = signal.getsignal(signal.SIGINT), list(gc.callbacks)
+    monkeypatch.setattr(Stopwatch, "pause", interrupted)
+    monkeypatch.setattr(Stopwatch, "go_on", collecting)
+
+    assert main(words) == 130
+    assert capsys.readouterr() == ("", "stopped\n")
+    assert came == ["start"]
+    assert (signal.getsignal(signal.SIGINT), gc.callbacks) == before
+
+
+@pytest.mark.parametrize(
+    ("main", "words"), [(bench_connector.main, SMALL), (bench_watch.main, (*SMALL, "--rounds", "1", "--samples", "4"))]
+)
+def test_bench_of_the_smallest_sizes_ends_with_a_table(
+    capsys: pytest.CaptureFixture[str], main: Callable[[Sequence[str]], int], words: Sequence[str]
+) -> None:
+    """No figure of it is divided by nothing."""
+    assert main(words) == 0
+    assert "| 2 |" in capsys.readouterr().out
