@@ -25,7 +25,7 @@ class Absent(pytest.Module):
 
 
 class Other(Absent):
-    """A test module of the connector, under a release that the connector refuses."""
+    """A test module of the connector, or of its bench, under a release that the connector refuses."""
 
     why = f"the connector is for vLLM {SUPPORTED}.x"
 
@@ -37,7 +37,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if importlib.util.find_spec("vllm") is None:
         absent: pytest.Module = Absent.from_parent(parent, path=module_path)
         return absent
-    if module_path.name.startswith(("test_connector", "test_behaviour")):
+    if module_path.name.startswith(("test_connector", "test_behaviour", "test_programs")):
         from tests.vllm.engine import RELEASE
 
         if not is_supported(RELEASE):
