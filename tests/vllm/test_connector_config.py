@@ -154,13 +154,18 @@ def _pretend(config: object, path: str, value: object) -> None:
         ("kv_transfer_config.kv_role", "kv_consumer", "kv_role='kv_consumer' is not offered (use kv_role='kv_both')"),
         ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size=2 is not offered"),
         ("parallel_config.pipeline_parallel_size", 2, "host_bytes with pipeline_parallel_size=2: blocks differ in size"),
+        (
+            "parallel_config.distributed_executor_backend",
+            "external_launcher",
+            "external_launcher with 2 workers is not offered",
+        ),
     ],
 )
 def test_connector_refuses_engines_that_are_not_offered(path: str, value: object, says: str) -> None:
     """What is not known to work is refused when the engine starts, with a remedy."""
     from blocklife.engines.vllm.connector import cache
 
-    rig = ConnectorRig(WORLD)
+    rig = ConnectorRig(evolve(WORLD, world_size=2))
     _pretend(rig.engine.config, path, value)
 
     with pytest.raises(MisuseError) as refused:
@@ -177,6 +182,20 @@ def test_connector_refuses_a_drafter() -> None:
 
     with pytest.raises(MisuseError, match="holds layers of a drafter"):
         cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+
+
+def test_connector_refuses_a_model_without_layers_where_it_wants_some() -> None:
+    """A stage of a pipeline without a layer of some kind has nothing to copy there, and a model without attention nowhere."""
+    from blocklife.engines.vllm.connector import cache
+
+    rig = ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"), GroupSpec("swa", window=8))))
+    config, groups = rig.engine.kv_cache_config, rig.engine.kv_cache_config.kv_cache_groups
+    groups[1].layer_names.clear()
+    with pytest.raises(MisuseError, match=r"group 1 has no layer on this stage \(use a pipeline_parallel_size"):
+        cache.check_engine(rig.engine.config, config)
+    groups.clear()
+    with pytest.raises(MisuseError, match=r"of a model without a KV cache \(leave the connector out\)"):
+        cache.check_engine(rig.engine.config, config)
 
 
 def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:

@@ -126,6 +126,16 @@ def _registered(kind: Any, registry: object) -> object:
     return init
 
 
+def test_metrics_show_an_idle_engine_as_idle(rig: ConnectorRig) -> None:
+    """An engine without work makes no step: its last one tells that no copy is out, and what is in the host tier."""
+    shown = collected(rig).data
+    tier = rig.side.tier.statistics()
+
+    assert shown["vllm:kv_offload_jobs_out"] == shown["vllm:kv_offload_waiting_chunks"] == {"": 0}
+    assert shown["vllm:kv_offload_host_slots"]["evictable"] == tier.evictable > 0
+    assert shown["vllm:kv_offload_host_slots"]["writing"] == 0
+
+
 def test_metrics_cost_nothing_where_nothing_happens() -> None:
     """A step in which nothing changed has no payload."""
     rig = ConnectorRig(evolve(WORLD, world_size=1))

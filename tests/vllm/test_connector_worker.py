@@ -260,3 +260,5 @@ def test_worker_refuses_tensors_that_it_cannot_copy() -> None:
         worker.register({"a": torch.zeros(2, BLOCKS, PAGE // 2), "b": torch.zeros(2, BLOCKS, PAGE // 2)})
     with pytest.raises(MisuseError, match="interleave in 2 different ways"):
         worker.register({"a": memory.view(BLOCKS, 4, PAGE)[:, 0], "b": memory[: 3 * BLOCKS * PAGE].view(BLOCKS, 3, PAGE)[:, 1]})
+    with pytest.raises(MisuseError, match=rf"layers lie apart, and their pages of {PAGE} bytes are {2 * PAGE} bytes apart"):
+        worker.register({name: half.view(BLOCKS, 2, PAGE)[:, 0] for name, half in zip("ab", memory.chunk(2), strict=True)})

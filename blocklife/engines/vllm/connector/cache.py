@@ -45,6 +45,16 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name)) > 1:
             raise _refuse(f"{name}={size} is not offered", "use 1")
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise _refuse(f"external_launcher with {parallel.world_size} workers is not offered", "use mp or ray")
+    if not kv_cache_config.kv_cache_groups:
+        raise _refuse("there is nothing to offload of a model without a KV cache", "leave the connector out")
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        if not group.layer_names:
+            raise _refuse(
+                f"group {number} has no layer on this stage",
+                "use a pipeline_parallel_size that gives every stage layers of every kind",
+            )
     if kv_cache_config.hisparse_host_num_blocks is not None:
         raise _refuse("HiSparse is not offered", "switch it off")
     if vllm_config.aux_output_config.enabled:
@@ -70,7 +80,14 @@ def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> Geom
 
 
 def _group(number: int, group: KVCacheGroupSpec) -> Group:
-    spec: KVCacheSpec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+    kinds = {_kind(number, group, spec) for spec in iter_layer_specs(group.kv_cache_spec)}
+    if len(kinds) != 1:
+        raise _refuse(f"group {number} has layers of {len(kinds)} kinds, which is not offered", "use another connector")
+    return kinds.pop()
+
+
+def _kind(number: int, group: KVCacheGroupSpec, spec: KVCacheSpec) -> Group:
+    """What the layers of one spec are."""
     what = f"group {number} ({type(spec).__name__})"
     if group.is_eagle_group:
         raise _refuse(f"{what} holds layers of a drafter, which is not offered", "switch speculative decoding off")

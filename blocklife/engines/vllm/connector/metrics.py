@@ -135,6 +135,8 @@ class Meter:
     scheduler: ConnectorScheduler
     _told: dict[tuple[str, str], int] = field(factory=dict)
     _steps: int = 0
+    _live: int = 0
+    """Jobs that were out at the last look."""
 
     def read(self) -> BlocklifeStats | None:
         """What is new since the last call; None where nothing is."""
@@ -151,8 +153,10 @@ class Meter:
             if (added := total - self._told.get((name, label), 0)) > 0:
                 data.setdefault(_P + name, {})[label] = added
                 self._told[name, label] = total
-        if self._steps % _GAUGES_EVERY == 0:
+        live = self.scheduler.ledger.jobs.live
+        if self._steps % _GAUGES_EVERY == 0 or (self._live and not live):  # an idle engine makes no step that could tell more
             self._tell_gauges(data)
+        self._live = live
         self._steps += 1
         return BlocklifeStats(data=data) if data else None
 

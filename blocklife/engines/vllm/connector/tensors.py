@@ -41,7 +41,8 @@ def layer_of(name: str, cache: torch.Tensor | Sequence[torch.Tensor], num_blocks
     if not parts or rest or stride < page_bytes:
         raise MisuseError(
             f"layer {name}: a tensor of shape {tuple(tensor.shape)} and stride {tuple(tensor.stride())} does not hold "
-            f"{num_blocks} blocks of {page_bytes} bytes one after another (its first axis must be the block)"
+            f"{num_blocks} blocks of {page_bytes} bytes one after another (its first axis must be the block: set "
+            "VLLM_KV_CACHE_LAYOUT=LBNHC)"
         )
     return Layer(tensor.untyped_storage(), tensor.device, int(tensor.storage_offset()) * size, stride, page_bytes)
 
@@ -69,6 +70,11 @@ def pages_of(groups: Sequence[Sequence[Layer]], num_blocks: int) -> KvCache:
             "between blocks can be copied (set VLLM_KV_CACHE_LAYOUT=LBNHC)"
         )
     start = min(layer.offset for layer in layers) // first.stride * first.stride
+    if max(layer.offset + layer.page for layer in layers) > start + first.stride:
+        raise MisuseError(
+            f"{len(layers)} layers lie apart, and their pages of {first.page} bytes are {first.stride} bytes apart: pages with "
+            "gaps between them cannot be copied (use another attention backend)"
+        )
     return KvCache([[_rows(first, start, num_blocks, first.stride)] for _ in groups])
 
 
