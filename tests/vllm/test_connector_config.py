@@ -159,6 +159,7 @@ def _pretend(config: object, path: str, value: object) -> None:
             "external_launcher",
             "external_launcher with 2 workers is not offered",
         ),
+        ("parallel_config.enable_fault_tolerance", True, "fault tolerance is not offered"),
     ],
 )
 def test_connector_refuses_engines_that_are_not_offered(path: str, value: object, says: str) -> None:

@@ -47,6 +47,8 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
             raise _refuse(f"{name}={size} is not offered", "use 1")
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
         raise _refuse(f"external_launcher with {parallel.world_size} workers is not offered", "use mp or ray")
+    if parallel.enable_fault_tolerance:
+        raise _refuse("fault tolerance is not offered: a step that fails takes the workers' reports with it", "switch it off")
     if not kv_cache_config.kv_cache_groups:
         raise _refuse("there is nothing to offload of a model without a KV cache", "leave the connector out")
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
