@@ -219,6 +219,22 @@ def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:
         cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
 
+def test_connector_refuses_a_group_of_several_kinds() -> None:
+    """Each layer of a group is looked at, not the first one alone: a window among full attention is not full attention."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
+
+    from blocklife.engines.vllm.connector import cache
+
+    rig = ConnectorRig(WORLD)
+    shape = {"block_size": 4, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    specs = {"a": FullAttentionSpec(**shape), "b": SlidingWindowSpec(**shape, sliding_window=8)}
+    rig.engine.kv_cache_config.kv_cache_groups[0].kv_cache_spec = UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs=specs)
+
+    with pytest.raises(MisuseError, match="group 0 has layers of 2 kinds"):
+        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+
+
 def test_connector_refuses_to_compute_one_token_again_behind_a_window() -> None:
     """The whole prompt can be loaded only where every token before the last one is there."""
     extra = {"full_hit": "recompute_last_token"}
