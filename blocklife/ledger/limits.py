@@ -9,8 +9,8 @@ from attrs import evolve, field, frozen
 
 from blocklife.errors import MisuseError
 
-MAX_SLOTS, MAX_JOBS = 1 << 31, 1 << 20
-"""How many slots, and jobs that are out, a ledger can have."""
+MAX_SLOTS, MAX_JOBS, MAX_REQUESTS = 1 << 31, 1 << 20, (1 << 16) - 1
+"""How many slots, jobs that are out, and requests a ledger can have."""
 
 
 class Contract(enum.Enum):
@@ -55,7 +55,7 @@ class Limits:
             ("num_blocks", self.num_blocks, 1 << 31),
             ("num_slots", self.num_slots, MAX_SLOTS),
             ("max_jobs", self.max_jobs, MAX_JOBS),
-            ("max_requests", self.max_requests, (1 << 16) - 1),
+            ("max_requests", self.max_requests, MAX_REQUESTS),
             ("num_groups", self.num_groups, 256),
             ("num_workers", self.num_workers, 4096),
         ):

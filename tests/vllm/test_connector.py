@@ -8,7 +8,7 @@ differ in one thing each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import pytest
@@ -20,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from blocklife.engines.vllm.connector import connector
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.ledger import Direction
+from blocklife.ledger.limits import MAX_REQUESTS
 from blocklife.states import Slot
 from blocklife.testing.vllm import making
 from tests.vllm.connector_rig import ConnectorRig, walk
@@ -390,6 +391,14 @@ def test_connector_lets_in_who_does_not_ask_however_many_load() -> None:
     rig.check_empty()
 
 
+def test_connector_starts_for_more_running_requests_than_a_ledger_can_know_with_their_followers() -> None:
+    """Rows are kept for those that are preempted or over while a plan is out, as far as there can be so many."""
+    rig = ConnectorRig(evolve(ROOMY, max_num_seqs=16000, max_num_batched_tokens=16000))
+    ask(rig, prompt(8))
+
+    assert rig.side.ledger.limits.max_requests == MAX_REQUESTS
+
+
 def test_connector_takes_a_name_that_is_used_again() -> None:
     """A request may come with the name of one that is over and whose last copies are out."""
     rig = ConnectorRig(evolve(ROOMY, lag=Lag(6, 6)))
@@ -545,6 +554,28 @@ def test_connector_walks_with_three_steps_ahead(model: str, ahead: bool, monkeyp
     walk(rig, 6)
 
     assert rig.stored > 0
+
+
+class Hurried(ConnectorRig):
+    """A rig in which each fifth request is let in whatever its lookup says."""
+
+    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> str:
+        """Send a request to the engine."""
+        name = super().add(prompt, max_tokens, priority)
+        if int(name[1:]) % 5 == 0:
+            self.wants_no_prefix(name)
+        return name
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("spare", [1, 3])
+def test_connector_walks_with_room_for_few_requests(spare: int, ahead: bool) -> None:
+    """Requests are forgotten while they wait, or were preempted, and come again; some are let in without a lookup."""
+    spec = evolve(CROWDED, groups=MODELS["full and window"], async_scheduling=ahead, max_num_seqs=3)
+    rig = Hurried(spec, 7, spare_requests=spare)
+    walk(rig, 7, 60)
+
+    assert rig.loaded > 0
 
 
 @pytest.mark.parametrize("model", ["full", "window", "full and window"])

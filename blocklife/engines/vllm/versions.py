@@ -13,13 +13,26 @@ from blocklife.errors import MisuseError
 SUPPORTED = "0.33"
 """The minor release whose patch releases are supported."""
 
+OLDEST_WATCHED = "0.21"
+"""The oldest minor release that the watch is tested with: it rests on less of vLLM than the connector."""
+
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\D|$)")
 
 
 def is_supported(version: str) -> bool:
-    """Whether a release of vLLM, as it names itself, is in the range."""
+    """Whether a release of vLLM, as it names itself, is in the connector's range."""
+    return _minor(version) == _minor(SUPPORTED)
+
+
+def is_watched(version: str) -> bool:
+    """Whether it is in the watch's range."""
+    return _minor(OLDEST_WATCHED) <= _minor(version) <= _minor(SUPPORTED)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """Major and minor number; nothing, which is less than any, where there are none."""
     found = _RELEASE.match(version)
-    return found is not None and ".".join(found.groups()) == SUPPORTED
+    return () if found is None else tuple(map(int, found.groups()))
 
 
 def check(version: str) -> None:

@@ -37,7 +37,7 @@ def _refuse(what: str, remedy: str) -> MisuseError:
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Refuse what the connector does not offer, as far as it does not concern single groups."""
+    """Refuse what the connector does not offer, whatever kinds of groups there are."""
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     role = None if transfer is None else transfer.kv_role
     if role != "kv_both":
@@ -82,21 +82,21 @@ def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> Geom
 
 
 def _group(number: int, group: KVCacheGroupSpec) -> Group:
-    kinds = {_kind(number, group, spec) for spec in iter_layer_specs(group.kv_cache_spec)}
+    if group.is_eagle_group:
+        raise _refuse(f"group {number} holds layers of a drafter, which is not offered", "switch speculative decoding off")
+    if group.host_resident or not group.enable_kv_transfer or not group.kv_cache_spec.prefix_cacheable:
+        raise _refuse(
+            f"group {number} has blocks that cannot be cached by their content, which is not offered", "use another connector"
+        )
+    kinds = {_kind(number, spec) for spec in iter_layer_specs(group.kv_cache_spec)}
     if len(kinds) != 1:
         raise _refuse(f"group {number} has layers of {len(kinds)} kinds, which is not offered", "use another connector")
     return kinds.pop()
 
 
-def _kind(number: int, group: KVCacheGroupSpec, spec: KVCacheSpec) -> Group:
+def _kind(number: int, spec: KVCacheSpec) -> Group:
     """What the layers of one spec are."""
     what = f"group {number} ({type(spec).__name__})"
-    if group.is_eagle_group:
-        raise _refuse(f"{what} holds layers of a drafter, which is not offered", "switch speculative decoding off")
-    if group.host_resident or not group.enable_kv_transfer or not group.kv_cache_spec.prefix_cacheable:
-        raise _refuse(
-            f"{what} has blocks that cannot be cached by their content, which is not offered", "use another connector"
-        )
     if type(spec) is MambaSpec:
         if spec.mamba_cache_mode != "align" or spec.num_speculative_blocks:
             raise _refuse(

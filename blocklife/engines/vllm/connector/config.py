@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from typing import TypeVar
 
 from attrs import field, fields, frozen
@@ -50,25 +51,17 @@ def _whole(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _count(key: str, value: object, least: int = 1) -> int:
+def _count(key: str, value: object, least: int = 1, most: int | None = None) -> int:
     found = _whole(value)
-    if found is None or found < least:
-        raise _say(key, value, f"a whole number of at least {least}")
+    if found is None or found < least or (most is not None and found > most):
+        raise _say(
+            key, value, f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+        )
     return found
 
 
 def _from_zero(key: str, value: object) -> int:
     return _count(key, value, 0)
-
-
-def _up_to(most: int) -> Callable[[str, object], int]:
-    def read(key: str, value: object) -> int:
-        found = _whole(value)
-        if found is None or not 1 <= found <= most:
-            raise _say(key, value, f"a whole number from 1 to {most}")
-        return found
-
-    return read
 
 
 def _bytes(key: str, value: object) -> int:
@@ -143,7 +136,7 @@ class ConnectorConfig:
     """Host memory of all workers of the engine together, in bytes, or as a text like 64GiB."""
     host_blocks: int | None = field(default=None, metadata={"read": _count})
     """Host memory of each worker, in blocks of the device."""
-    blocks_per_chunk: int = field(default=1, metadata={"read": _up_to(MAX_BLOCKS_PER_CHUNK)})
+    blocks_per_chunk: int = field(default=1, metadata={"read": partial(_count, most=MAX_BLOCKS_PER_CHUNK)})
     """Neighbouring blocks of a group that are stored and found as one."""
     policy: str = field(default="lru", metadata={"read": _policy})
     """What is forgotten to make room: lru, arc, or a name that was registered with `blocklife.offload.register`."""
@@ -168,7 +161,7 @@ class ConnectorConfig:
     """Loads that a request may lose before it looks no further than the device."""
     max_job_blocks: int = field(default=256, metadata={"read": _count})
     """Blocks that one store moves at most."""
-    max_jobs: int = field(default=4096, metadata={"read": _up_to(MAX_JOBS)})
+    max_jobs: int = field(default=4096, metadata={"read": partial(_count, most=MAX_JOBS)})
     """Copies that may be out at once."""
     copy_deadline_s: float | None = field(default=None, metadata={"read": _seconds})
     """How long a copy may take before it counts as failed; left out: for ever. Its memory is not touched before it is quiet."""

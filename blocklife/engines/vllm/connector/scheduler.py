@@ -34,6 +34,7 @@ from blocklife.engines.vllm.connector.offload import EngineScheduler
 from blocklife.engines.vllm.connector.shapes import CacheShape, PeekFree, Request, SchedulerOutput, Tables
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Limits, Plan
+from blocklife.ledger.limits import MAX_REQUESTS
 from blocklife.ledger.places import NULL
 from blocklife.offload import Hit, HostEvent, HostTier, Mode
 
@@ -93,14 +94,14 @@ class ConnectorScheduler:
     def __init__(self, shape: CacheShape, config: ConnectorConfig) -> None:
         self.shape = shape
         self.config = config
-        self._most_looked_up = shape.max_running + SPARE_REQUESTS
+        self._most_looked_up = min(MAX_REQUESTS, shape.max_running + SPARE_REQUESTS)
         self.ledger = EngineLedger(
             Limits(
                 num_blocks=shape.num_blocks,
                 num_slots=shape.num_slots,
                 max_jobs=config.max_jobs,
                 # those that were never looked up run, were preempted in this very step, or are over and wait for a plan
-                max_requests=self._most_looked_up + (shape.max_batches + 3) * shape.max_running,
+                max_requests=min(MAX_REQUESTS, self._most_looked_up + (shape.max_batches + 3) * shape.max_running),
                 num_groups=len(shape.geometry.groups),
                 num_workers=shape.num_workers,
                 max_plans=2 * shape.max_batches + 2,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from collections.abc import Callable
 
 from blocklife.engines.vllm import versions
@@ -23,10 +22,6 @@ _PARTS = (
 )
 _MARK = "_blocklife_watches"
 _NOTHING = "blocklife watch: watching nothing, because %s"
-_OLDEST = "0.21"
-"""The oldest minor release that the watch is tested with. It rests on less of vLLM than the connector, and so knows more of
-them; the newest is the connector's."""
-_RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\D|$)")
 
 
 def install() -> None:
@@ -39,23 +34,12 @@ def install() -> None:
     if options is None:
         return
     release = getattr(importlib.import_module("vllm"), "__version__", None) or "of an unknown release"
-    if not _is_known(release):
-        known = f"the watch knows vLLM {_OLDEST} to {versions.SUPPORTED} (install one of these, or a blocklife for yours)"
-        LOGGER.warning(_NOTHING, f"this is vLLM {release}, and {known}")
+    if not versions.is_watched(release):
+        known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED} (install one of these, or a blocklife for yours)"
+        LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
     elif watch_all(options):
         # As a warning: vLLM's logging shows no lesser line of another package, and silence is taken for a watch that is off.
         LOGGER.warning("blocklife watches this vLLM (%s)", options.mode.name.lower())
-
-
-def _is_known(release: str) -> bool:
-    """Whether the watch is made for a release of vLLM, as it names itself."""
-    found = _RELEASE.match(release)
-    return found is not None and _minor(_OLDEST) <= _minor(found.group()) <= _minor(versions.SUPPORTED)
-
-
-def _minor(release: str) -> tuple[int, int]:
-    major, minor = re.findall(r"\d+", release)[:2]
-    return int(major), int(minor)
 
 
 def watch_all(
