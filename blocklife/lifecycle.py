@@ -284,9 +284,15 @@ class Table:
         """The row with that number."""
         return self.rows[index - 1]
 
+    def event(self, name: str) -> Event:
+        """The event of that name; `MisuseError` for one that this lifecycle does not have."""
+        if name not in self.events:
+            raise MisuseError(f"{self.name}: it has no event {name!r} (known are {', '.join(self.events)})")
+        return self.events[name]
+
     def next_state(self, state: enum.Enum, event: str, facts: int = 0) -> enum.Enum | None:
         """Where *event* leads from *state* when just these guards hold, or None where it is refused."""
-        compiled = self.events[event]
+        compiled = self.event(event)
         if facts >> len(compiled.guards):
             raise MisuseError(f"{self.name}.{event}: {facts} are no facts of {len(compiled.guards)} guards")
         found = compiled.lut[self.index[state] << len(compiled.guards) | facts]
@@ -371,7 +377,7 @@ class Lifecycle:
 
     def can(self, event: str) -> bool:
         """Whether *event* has a row in this state, guards aside."""
-        return bool(self.table.events[event].rows_of(self.state))
+        return bool(self.table.event(event).rows_of(self.state))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.state.name}>"

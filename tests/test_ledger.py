@@ -29,7 +29,7 @@ from blocklife.ledger import (
     Worker,
 )
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import Allocated
+from blocklife.ledger.jobs import Allocated, Parcel, Storable, Store
 from blocklife.ledger.places import BULK, EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import MACHINES, Block, Job, Request, Slot
 from tests.worlds import (
@@ -92,6 +92,16 @@ def test_ledger_refuses_a_deadline_that_is_no_time(deadline: float) -> None:
     """A deadline lies in the future."""
     with pytest.raises(MisuseError, match="deadline must be above 0"):
         make_ledger(deadline=deadline)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"contract": "fence"}, {"contract": Checking.OFF}, {"checking": "off"}, {"checking": None}], ids=str
+)
+def test_ledger_refuses_what_only_reads_like_a_choice(wrong: dict[str, object]) -> None:
+    """A text would silently mean the other contract."""
+    (name,) = wrong
+    with pytest.raises(MisuseError, match=f"{name} must be one of .*, not"):
+        make_ledger(**anything(wrong))
 
 
 def test_ledger_refuses_an_incarnation_below_one() -> None:
@@ -413,6 +423,17 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "complete planned": (lambda x: x.complete(report(pledged_job(x))), RefusedError, "cannot FINISH while PLANNED"),
     "complete forged": (lambda x: x.complete(report(busy_job(x), worker=1)), MisuseError, "worker 1: there are 1"),
     "complete below": (lambda x: x.complete(report(busy_job(x), worker=-1)), MisuseError, "worker -1"),
+    "demote twice in one": (lambda x: x.demote(in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
+    "dispatch at no time": (lambda x: x.dispatch(float("nan")), MisuseError, "now must be a finite number, not nan"),
+    "dispatch at a word": (lambda x: x.dispatch(anything("x")), MisuseError, "now must be a finite number, not 'x'"),
+    "expire at no time": (lambda x: x.expire(float("inf")), MisuseError, "now must be a finite number, not inf"),
+    "launched at no time": (
+        lambda x: x.launched(Launched(busy_job(x), Worker(0)), float("nan")),
+        MisuseError,
+        "now must be a finite number",
+    ),
+    "settle at no time": (lambda x: x.settle(3, float("nan")), MisuseError, "now must be a finite number"),
+    "history unknown": (lambda x: x.history("nope", 1), MisuseError, "machine 'nope': it is not known"),
     "settle none": (lambda x: x.settle(3, 0.0), MisuseError, r"plan 3: it cannot settle now \(no plan is out\)"),
     "reset drain": (lambda x: x.reset(drain=True), CapacityError, "2 jobs are still out"),
 }
@@ -590,6 +611,9 @@ def test_job_does_not_share_lists_with_its_caller() -> None:
     assert plan.stores[0].source.tolist() == [1, 2]
     assert plan.stores[0].target.tolist() == [8, 9]
     assert ledger.job_state(job) is Job.IN_FLIGHT
+    ledger.settle(plan.number, 0.0, completions=[report(job)])
+    assert ledger.find_slots(keys("k0", "k1")) == [0, 1]
+    assert check(ledger) == []
 
 
 def test_job_does_not_share_arrays_with_its_caller() -> None:
@@ -597,14 +621,20 @@ def test_job_does_not_share_arrays_with_its_caller() -> None:
     ledger = make_ledger(num_blocks=MANY + 1, num_slots=MANY)
     lives = np.array(sealed(ledger, "a", keys(*range(MANY))).lives)
     slots, places = np.arange(MANY), np.arange(MANY) + 100
-    ledger.plan_store(Batch(lives), anything(slots), keys(*range(MANY)), places=anything(places))
+    names = keys(*range(MANY))
+    parcel = Parcel(Batch[Storable](lives), slots, names, places)
+    (job,) = ledger.plan_stores([Store("a", [parcel])]).ids
     before = ledger.snapshot()
     for each in (lives, slots, places):
         each[:] = 0
+    names.clear()
 
     assert ledger.snapshot() == before
-    (transfer,) = ledger.dispatch(0.0).stores
-    assert transfer.target.tolist() == [place + 100 for place in range(MANY)]
+    plan = ledger.dispatch(0.0)
+    assert plan.stores[0].target.tolist() == [place + 100 for place in range(MANY)]
+    ledger.settle(plan.number, 0.0, completions=[report(job)])
+    assert ledger.find_slots(keys(*range(MANY))) == list(range(MANY))
+    assert check(ledger) == []
 
 
 def test_plan_carries_what_was_planned() -> None:
@@ -1152,6 +1182,35 @@ def test_snapshot_restores_the_middle_of_everything() -> None:
     assert first == second
     assert ledger.snapshot() == key
     assert go_on(ledger) == first
+
+
+def test_what_is_left_of_a_deadline_travels_with_a_snapshot() -> None:
+    """Ten units in all, whatever the clock of the ledger that goes on from there says."""
+    ledger = make_ledger(deadline=10.0)
+    _, job = in_flight(ledger)
+    ledger.launched(Launched(job, Worker(0)), 1000.0)
+    saved, other = ledger.snapshot(now=1004.0), make_ledger(deadline=10.0)
+    other.restore(saved, now=50.0)
+    early, late = other.expire(55.9).ids, other.expire(56.0).ids
+
+    assert (early, late) == ((), (job,))
+
+
+def test_a_listener_cannot_put_a_ledger_back() -> None:
+    """The verb that it hears of is not over."""
+    ledger = make_ledger()
+    saved, refused = ledger.snapshot(), list[str]()
+
+    def hear(_: object) -> None:
+        with pytest.raises(MisuseError) as problem:
+            ledger.restore(saved)
+        refused.append(str(problem.value))
+
+    ledger.listen(hear)
+    ledger.allocate("a", 1)
+
+    assert refused == ["restore: a listener cannot call the ledger (note it, and call after the verb)"]
+    assert ledger.table("a") == [1]
 
 
 @pytest.mark.parametrize(

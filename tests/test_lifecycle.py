@@ -348,6 +348,14 @@ def test_machine_starts_in_its_initial_state() -> None:
     assert not door.can("shut")
 
 
+def test_an_event_that_is_none_is_named_with_those_that_are() -> None:
+    """A caller's slip, not a lookup that failed."""
+    with pytest.raises(MisuseError, match=r"DoorLife: it has no event 'slam' \(known are .*lock.*\)"):
+        DoorLife().can("slam")
+    with pytest.raises(MisuseError, match="it has no event 'slam'"):
+        DoorLife.table.next_state(Door.CLOSED, "slam")
+
+
 def test_machine_takes_the_first_row_whose_guard_holds() -> None:
     """Rows of one state are tried in the order in which they are written."""
     polite_one, rude_one = DoorLife(), DoorLife()

@@ -553,6 +553,32 @@ def test_who_is_refused_admission_has_cost_nothing() -> None:
         rig.scheduler.admit("b", hit, 1)
 
 
+@pytest.mark.parametrize("problem", ["too few", "an error of its own"])
+def test_keys_that_fail_an_admission_cost_nothing(problem: str) -> None:
+    """Blocks that were taken before the keys of the load were asked for go back."""
+    rig = Rig(blocks=6)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    gone: list[bool] = []
+
+    def fickle(group: int, start: int, stop: int) -> list[bytes]:
+        found = [key(group, letters(8)[: 4 * block + 4]) for block in range(start, stop)]
+        if gone and problem != "too few":
+            raise OSError("the keys are gone")
+        return found[:-1] if gone else found
+
+    rig.scheduler.add_request("b", fickle, prompt_tokens=9)
+    hit = rig.scheduler.lookup("b", 9)
+    assert hit.host_tokens
+    gone.append(True)
+    free = rig.ledger.free
+    with pytest.raises((MisuseError, OSError)):
+        rig.scheduler.admit("b", hit, 1)
+
+    assert (rig.ledger.free, rig.ledger.table("b")) == (free, [])
+    assert rig.ledger.request_state("b") is Request.WAITING
+
+
 @BOTH
 def test_who_finds_no_room_has_cost_nothing(contract: Contract) -> None:
     """Neither a hit nor a block is taken from anybody."""
@@ -986,6 +1012,13 @@ def test_what_cannot_work_together_is_refused_at_the_start(
         OffloadScheduler(ledger, HostTier(ledger), Geometry.parse(groups), policies)
 
 
+@pytest.mark.parametrize("name", ["last_step", "full_hit", "mode", "partial_chunks", "prompt_only"])
+def test_policies_refuse_what_only_reads_like_a_choice(name: str) -> None:
+    """A text would silently mean something else."""
+    with pytest.raises(MisuseError, match=f"{name} must be .*, not 'lazy'"):
+        Policies(**{name: "lazy"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["plans_ahead", "max_load_tokens", "max_store_tokens", "max_load_failures"])
 def test_policies_refuse_what_is_no_count(name: str) -> None:
     """Neither less than nothing nor something that only looks like a number."""
@@ -1240,6 +1273,37 @@ def test_place_is_all_or_nothing(second: Placed, match: str) -> None:
 
     rig.scheduler.place("a", [Placed(0, skipped=1, fresh=(1,)), Placed(0, fresh=(2,))])
     assert rig.blocks("a") == [0, 1, 2]
+
+
+def test_what_the_engine_took_back_itself_is_not_placed() -> None:
+    """An admission that came to nothing in the engine leaves no places behind for the next one."""
+    rig = Rig(blocks=16, own_pool=False)
+    rig.add("a", letters(8))
+    rig.scheduler.place("a", [Placed(0, fresh=(1, 2))])
+    rig.ledger.let_go("a")
+    hit = rig.scheduler.lookup("a", 8, device_tokens=0)
+    with pytest.raises(MisuseError, match=r"group 0 has 0 places, and the tokens before 8 need 2 \(place them first\)"):
+        rig.scheduler.admit("a", hit, 8)
+
+    rig.scheduler.place("a", [Placed(0, fresh=(1, 2))])
+    assert rig.scheduler.admit("a", hit, 8)
+
+
+def test_growing_in_a_foreign_pool_names_who_has_too_few_places() -> None:
+    """Of many that run, and nobody grows."""
+    rig = Rig(blocks=16, own_pool=False)
+    for name, blocks in (("a", (1, 2)), ("b", (3, 4))):
+        rig.add(name, letters(8))
+        hit = rig.scheduler.lookup(name, 8, device_tokens=0)
+        rig.scheduler.place(name, [Placed(0, fresh=blocks)])
+        rig.scheduler.admit(name, hit, 8)
+    rig.tick()
+    rig.scheduler.place("a", [Placed(0, fresh=(5,))])
+    with scheduler_refuses(rig, MisuseError, "request b: group 0 has 2 places, and the tokens before 9 need 3"):
+        rig.scheduler.grow()
+
+    rig.scheduler.place("b", [Placed(0, fresh=(6,))])
+    assert rig.scheduler.grow() == []
 
 
 def test_lazy_stores_of_a_foreign_pool_are_what_its_allocator_says_goes() -> None:

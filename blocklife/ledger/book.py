@@ -9,6 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from blocklife.ledger.jobs import (
     JobRow,
     JobTable,
 )
-from blocklife.ledger.limits import Checking, Contract, Limits
+from blocklife.ledger.limits import Checking, Contract, Limits, check_member
 from blocklife.ledger.places import (
     EPOCH_SHIFT,
     ID_MASK,
@@ -92,6 +93,8 @@ class Book:
             raise MisuseError(f"deadline must be above 0 and finite, not {deadline}")
         if incarnation < 1:
             raise MisuseError(f"incarnation must be at least 1, not {incarnation}")
+        check_member("contract", contract, Contract)
+        check_member("checking", checking, Checking)
         self.limits = limits
         self.contract = contract
         self.checking = checking
@@ -155,7 +158,7 @@ class Book:
 
     def _check_tenancy(self, table: array[int], lives: Lives, request: str) -> None:
         """A table holds a life once, so that each of its holds has one release (I4)."""
-        for life in set(table).intersection(lives) if table else ():
+        for life in set(table).intersection(lives) if table and len(lives) else ():
             raise MisuseError(f"block {life & ID_MASK}: request {request} holds it already (a table names a life once)")
 
     def _rows_of(self, jobs: Sequence[JobId]) -> list[JobRow]:
@@ -177,8 +180,18 @@ class Book:
             verb, other = ("allocate", "observe_allocate") if own else ("observe_*", "allocate")
             raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self.own_pool})")
 
+    @staticmethod
+    def _check_now(now: float) -> None:
+        """A deadline is compared with it: what is no time would make a job that never expires."""
+        try:
+            finite = math.isfinite(now)
+        except TypeError:
+            finite = False
+        if not finite:
+            raise MisuseError(f"now must be a finite number, not {now!r}")
+
     def _check_blocks(self, blocks: Sequence[int]) -> list[int]:
-        found, size = [int(block) for block in blocks], len(self.blocks)
+        found, size = list(map(operator.index, blocks)), len(self.blocks)
         if found and not 0 < min(found) <= max(found) < size:
             block = next(each for each in found if not 0 < each < size)
             raise MisuseError(f"block {block}: blocks are 1 to {size - 1} (0 is the null block)")

@@ -126,7 +126,7 @@ class Cargo:
             lives.append(own)
             slots.append(chunks)
             places.append(where)
-            contents.append((group, chunks, named))
+            contents.append((group, chunks.copy(), tuple(named)))
             keys += named
             if len(known) == count:
                 names = None if names is None else [*names, *known]

@@ -52,6 +52,7 @@ from blocklife.ledger.places import (
     NULL,
     Lives,
     batch,
+    entries,
     extend,
     ids_of,
     joined,
@@ -71,7 +72,8 @@ class Ledger(Core):
     long a job may run after its first worker reported its launch, or after a plan waits for it, in the engine's unit of time.
     ``own_pool`` says who hands out blocks: the ledger (`allocate`), or an allocator of the engine (`observe_allocate`).
 
-    Verbs refuse with `MisuseError` (nothing has changed), `CapacityError` (the same, try later) or `InvariantError` (a bug).
+    Verbs refuse with `MisuseError` (nothing has changed), `CapacityError` (the same, try later), `LateError` (the same, asked
+    too late) or `InvariantError` (a bug).
     """
 
     # --- listeners and reading ----------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ class Ledger(Core):
         return found
 
     def job_state(self, job: JobId) -> Job:
-        """The state of a job that is out or not long over; `MisuseError` where it is unknown."""
+        """The state of a job that is out or not long over; `LateError` where it is, `MisuseError` where it was never made."""
         return self.jobs.state(self._job(job))
 
     def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
@@ -170,6 +172,8 @@ class Ledger(Core):
 
     def history(self, machine: str, place: int) -> list[str]:
         """The latest steps of one place that the journal still holds, oldest first, for error messages and reports."""
+        if machine not in MACHINES:
+            raise MisuseError(f"machine {machine!r}: it is not known (known are {', '.join(MACHINES)})")
         table = MACHINES[machine]
         return [
             f"plan {each.plan}: {table.row(row)}" + (f" (job {job})" if job else "")
@@ -368,8 +372,9 @@ class Ledger(Core):
     def demote(self, lives: Lives) -> None:
         """Hand these blocks out before others, where they are CACHED: their content lies elsewhere too."""
         self._check_pool(own=True)
-        self._check_lives(lives, "demote")
-        chosen = select(lives, self.blocks.fresh(lives))
+        chosen = batch(lives)
+        self._check_distinct(chosen, "demote")
+        chosen = select(chosen, self.blocks.fresh(chosen))
         cached = BlockLife.table.index[Block.CACHED]
         state = self.blocks.column.state
         self.blocks.queue.push_front([place for place in listed(ids_of(chosen)) if state[place] == cached])
@@ -439,9 +444,10 @@ class Ledger(Core):
         self._check_pool(own=False)
         found = self._request(request)
         self._check_group(group)
-        table = found.tables[group]
-        where = {life & ID_MASK: position for position, life in enumerate(table) if life != NULL}
-        for block in self._check_blocks(blocks):
+        blocks = self._check_blocks(blocks)
+        held = entries(found.tables[group], slice(None)) & ID_MASK
+        where = {int(held[position]): position for position in np.isin(held, blocks).nonzero()[0].tolist()}
+        for block in blocks:
             if block not in where:
                 raise MisuseError(f"block {block}: request {request} does not hold it (only its holder may free it)")
         self.release(request, [where[block] for block in blocks], group)
@@ -638,6 +644,7 @@ class Ledger(Core):
         A store whose content is not sealed yet stays planned. The deadline of every job that is waited for starts now, if it
         has not started: else a wait for a hung copy that its worker still holds back could never end.
         """
+        self._check_now(now)
         if len(self._waiting) >= self.limits.max_plans:
             raise CapacityError(f"all {self.limits.max_plans} plans are out; settle one first (max_plans)")
         self.plan_number += 1
@@ -672,6 +679,7 @@ class Ledger(Core):
         The order is the rule: reports of jobs that the plan waited for; then the rest of them are proven quiet (a lost report
         must not hold the new tenant); then all other reports; then seals; then deadlines. Plans settle in order.
         """
+        self._check_now(now)
         due = next(iter(self._waiting), None)  # plans are dispatched in order
         if plan != due:
             known = "no plan is out" if due is None else f"plan {due} is next"
@@ -699,6 +707,7 @@ class Ledger(Core):
     @verb
     def launched(self, record: Launched, now: float) -> None:
         """A worker began to run its share: the deadline starts. Late and unknown records change nothing."""
+        self._check_now(now)
         job = self.jobs.by_number.get(record.job.number) if record.job.incarnation == self.incarnation else None
         if job is not None and self.jobs.state(job) not in (*TERMINAL, Job.PLANNED):
             self._arm(job, now)
@@ -721,6 +730,7 @@ class Ledger(Core):
 
         Edges: job IN_FLIGHT, FLUSHED, STALE → QUARANTINED, and the couplings. Returns those jobs.
         """
+        self._check_now(now)
         over = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, number = heapq.heappop(self._deadlines)
@@ -819,15 +829,20 @@ class Ledger(Core):
             slots = [slot for _, _, slot in sorted(named) if self.slots.column.state[slot] == ready]
             self._commit(self.slots.ask(SLOT["drop"], batch(slots)))
 
-    def snapshot(self, names: Names | None = None) -> Snapshot:
+    def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
         """Everything that decides what the ledger does next, as a value; under other *names* where they are given.
 
-        What was counted, and the journal, are not part of it.
+        Of a deadline it says how long it is from *now* on, or from the time that *names* carry. What was counted, and the
+        journal, are not part of it.
         """
-        return take(self, names or own_names(self))
+        return take(self, names or own_names(self, now=now))
 
+    @verb
     def restore(self, saved: Snapshot, now: float = 0.0) -> None:
-        """Go back to a snapshot of a ledger with the same limits; *now* is the time from which its deadlines count."""
+        """Go back to a snapshot of a ledger with the same limits. What was left of a deadline then is left of it from *now* on.
+
+        Listeners are not told: no place has taken a step.
+        """
         put_back(self, saved, now)
 
     def __repr__(self) -> str:

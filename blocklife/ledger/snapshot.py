@@ -134,8 +134,8 @@ class Names:
     """Whether what nobody can ask about any more is left out."""
 
 
-def own_names(core: Core, lives: Iterable[int] = ()) -> Names:
-    """Every name as it is; *lives* are those that somebody outside the ledger remembers."""
+def own_names(core: Core, lives: Iterable[int] = (), now: float = 0.0) -> Names:
+    """Every name as it is; *lives* are those that somebody outside the ledger remembers, and deadlines count from *now*."""
     known = {NULL: NULL} | {life: life for life in lives}
     for job in core.jobs.by_number.values():
         known |= {int(life): int(life) for life in job.lives}
@@ -148,6 +148,7 @@ def own_names(core: Core, lives: Iterable[int] = ()) -> Names:
         epochs=core.blocks.epoch,
         lives=known,
         jobs={number: number for number in core.jobs.by_number},
+        now=now,
         places_per_slot=0,
         canonical=False,
     )
@@ -320,7 +321,7 @@ def _made_with(core: Core) -> tuple[object, ...]:
 
 
 def put_back(core: Core, saved: Snapshot, now: float = 0.0) -> None:
-    """Go back to a snapshot of a ledger with the same limits; *now* is the time that its deadlines count from."""
+    """Go back to a snapshot of a ledger with the same limits; deadlines count from *now*."""
     if saved.made_with != _made_with(core):
         raise MisuseError("the snapshot is of a ledger that was made with other limits, contract, incarnation or pool")
     blocks, slots = core.blocks, core.slots

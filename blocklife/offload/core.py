@@ -8,6 +8,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -146,16 +147,23 @@ class SchedulerCore:
             if count:
                 ledger.allocate(name, count, group)
 
-    def _check_covered(self, name: str, row: int, end: int) -> None:
+    def _note_placed(self, name: str, row: int) -> None:
+        for group, table in enumerate(self.ledger.requests[name].tables):
+            self._progress.placed[group, row] = len(table)
+
+    def _check_placed(self, rows: Rows, ends: Rows | None = None) -> None:
+        """Refuse requests whose tables do not hold the tokens before *ends*; those where this step ends, if none are given."""
+        table = self._progress
+        ends = table.ends(rows) if ends is None else ends
         for group in self._groups:
-            table, needed = self.ledger.requests[name].tables[group], -(-end // self.geometry.block_tokens[group])
-            if len(table) < needed:
+            lacking = table.missing(group, rows, ends).nonzero()[0]
+            if len(lacking):
+                row, end = int(rows[lacking[0]]), int(ends[lacking[0]])
+                needed = -(-end // self.geometry.block_tokens[group])
                 raise MisuseError(
-                    f"request {name}: group {group} has {len(table)} places, and the tokens before {end} need {needed} (place "
-                    "them first)"
+                    f"request {self._names[row]}: group {group} has {int(table.placed[group, row])} places, and the tokens "
+                    f"before {end} need {needed} (place them first)"
                 )
-        for group in self._groups:
-            self._progress.placed[group, row] = len(self.ledger.requests[name].tables[group])
 
     def _load(self, name: str, tracked: Tracked, hit: Hit) -> None:
         """Plan the one load of all groups, into the places behind the device's hit."""
@@ -350,7 +358,7 @@ class SchedulerCore:
         if sampled:
             where = {row: position for position, row in enumerate(rows.tolist())}
             for name, count in sampled.items():
-                if count < 0:
+                if operator.index(count) < 0:
                     raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
                 if (position := where.get(self._requests[name].row)) is not None:
                     news[position] = count

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from blocklife.errors import MisuseError
+from blocklife.ledger.limits import check_member
 
 Keys: TypeAlias = Callable[[int, int, int], Sequence[bytes]]
 """The keys of the blocks ``start`` to ``stop`` of one group: ``keys(group, start, stop)``.
@@ -53,22 +54,34 @@ def _none_or_at_least(least: int) -> Callable[[object, object, int | None], None
     return check
 
 
+def _member(kind: type[enum.Enum]) -> Callable[[object, object, object], None]:
+    def check(_instance: object, attribute: object, value: object) -> None:
+        check_member(getattr(attribute, "name", "value"), value, kind)
+
+    return check
+
+
+def _flag(_instance: object, attribute: object, value: object) -> None:
+    if type(value) is not bool:
+        raise MisuseError(f"{getattr(attribute, 'name', 'value')} must be True or False, not {value!r}")
+
+
 @frozen(kw_only=True)
 class Policies:
     """The choices of one scheduler. The contract and who owns the pool are choices of the ledger."""
 
-    last_step: LastStep = LastStep.FLUSH
-    full_hit: FullHit = FullHit.DROP_LAST_BLOCK
-    partial_chunks: bool = False
+    last_step: LastStep = field(default=LastStep.FLUSH, validator=_member(LastStep))
+    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, validator=_member(FullHit))
+    partial_chunks: bool = field(default=False, validator=_flag)
     """Whether a chunk with a hole that a hit could need is stored as what it is, or not at all."""
-    mode: Mode = Mode.EAGER
+    mode: Mode = field(default=Mode.EAGER, validator=_member(Mode))
     plans_ahead: int = field(default=0, validator=_none_or_at_least(0))
     """Plans that may be out when the next one is made: 0 is synchronous scheduling, 1 asynchronous."""
     max_load_tokens: int | None = field(default=None, validator=_none_or_at_least(0))
     """Tokens that are loaded for one request at most; None: as many as there are."""
     max_store_tokens: int | None = field(default=None, validator=_none_or_at_least(0))
     """Tokens of one request, from its start, that are stored at most; None: all."""
-    prompt_only: bool = False
+    prompt_only: bool = field(default=False, validator=_flag)
     """Whether only tokens of prompts are stored."""
     max_load_failures: int = field(default=2, validator=_none_or_at_least(0))
     """Failed loads after which a request looks no further than the device."""

@@ -20,6 +20,7 @@ What is not here: speculative draft groups, partial tails of a chunk, retention 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -59,7 +60,7 @@ class OffloadScheduler(SchedulerCore):
 
     def add_request(self, name: str, keys: Keys, *, prompt_tokens: int) -> None:
         """Know a request. State: WAITING."""
-        if prompt_tokens < 1:
+        if operator.index(prompt_tokens) < 1:
             raise MisuseError(f"request {name}: a prompt has at least 1 token, not {prompt_tokens}")
         self.ledger.add_request(name)
         row = self.ledger.requests[name].row
@@ -160,11 +161,14 @@ class OffloadScheduler(SchedulerCore):
             if self.ledger.own_pool:
                 self._take_in(name, hit, end)
             else:
-                self._check_covered(name, tracked.row, end)
+                self._note_placed(name, tracked.row)  # the engine may have taken back itself what was placed
+                self._check_placed(np.array([tracked.row]), np.array([end]))
             if loads:
                 self._load(name, tracked, hit)
-        except CapacityError:
-            self.ledger.let_go(name)
+        except Exception as problem:  # of the request's keys, too
+            if self.ledger.own_pool or isinstance(problem, CapacityError):
+                self.ledger.let_go(name)
+                self._note_placed(name, tracked.row)
             raise
         self._start(name, tracked, hit, 0 if loads else tokens)
         return not loads
@@ -206,8 +210,7 @@ class OffloadScheduler(SchedulerCore):
                 return [self._names[row] for row in short]
         else:
             try:
-                for each in rows[table.wanted[rows] > 0].tolist():
-                    self._check_covered(self._names[each], each, int(table.ends(np.array([each]))[0]))
+                self._check_placed(rows[table.wanted[rows] > 0])
             except MisuseError:
                 table.wanted[rows] = 0
                 raise
@@ -276,12 +279,13 @@ class OffloadScheduler(SchedulerCore):
 
         A prefix hit is taken, not handed out: it is no new tenancy and needs no fence.
         """
-        self._tracked(name)
+        tracked = self._tracked(name)
         if self.ledger.own_pool:
             raise MisuseError(f"request {name}: cannot PLACE blocks of a pool that the ledger owns (use admit and grow)")
         self.ledger.observe_place(
             name, [Placement(each.group, each.skipped, each.shared, (*each.external, *each.fresh)) for each in placed]
         )
+        self._note_placed(name, tracked.row)
 
     def free(self, name: str, group: int, blocks: Sequence[int]) -> None:
         """The engine's allocator has taken these blocks back from a request, because they have left its window."""
@@ -475,15 +479,19 @@ class OffloadScheduler(SchedulerCore):
         """
         return names_of(self, jobs, now, canonical=True)
 
-    def snapshot(self, names: Names | None = None) -> SavedScheduler:
+    def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> SavedScheduler:
         """Everything that decides what comes next, ledger and host tier included, as a value that can be hashed.
 
-        Refuses a host tier whose policy cannot be saved. What was counted is not part of it.
+        Of a deadline it says how long it is from *now* on, or from the time that *names* carry. What was counted is not part of
+        it. Refuses a host tier whose policy cannot be saved.
         """
-        return take(self, names or names_of(self, canonical=False))
+        return take(self, names or names_of(self, now=now, canonical=False))
 
     def restore(self, saved: SavedScheduler, now: float = 0.0) -> None:
-        """Go back to a snapshot of a scheduler that was made alike. A hit of before has to be looked up again."""
+        """Go back to a snapshot of a scheduler that was made alike. A hit of before has to be looked up again.
+
+        What was left of a deadline then is left of it from *now* on.
+        """
         put_back(self, saved, now)
 
     def statistics(self) -> OffloadStatistics:

@@ -112,7 +112,8 @@ class SavedScheduler(NamedTuple):
 def names_of(core: SchedulerCore, jobs: Iterable[int] = (), now: float = 0.0, *, canonical: bool) -> Names:
     """Names for everything that ledger and scheduler speak of; canonical ones, or their own."""
     if not canonical:
-        return own_names(core.ledger, _remembered(core, [tracked.hit for tracked in core._requests.values()]))
+        lives = _remembered(core, [tracked.hit for tracked in core._requests.values()])
+        return own_names(core.ledger, lives, now)
     lives = _remembered(core, [tracked.hit for tracked in core._requests.values() if _waits(core, tracked)])
     remembered = [*jobs, *core.stores._made, *core.stores._exposed]
     size = core.geometry.blocks_per_chunk

@@ -136,11 +136,6 @@ class Walked:
     interrupted: bool = False
 
     @property
-    def restarts(self) -> int:
-        """How often it began anew."""
-        return self.legs - 1
-
-    @property
     def steps_per_second(self) -> float:
         """How fast it was."""
         return self.steps / self.seconds if self.seconds else 0.0

@@ -28,7 +28,6 @@ import numpy as np
 from attrs import define, field
 
 from blocklife.engines.vllm.connector.ledger import EngineLedger, Growth
-from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction, Seal
 from blocklife.ledger.jobs import Allocated, Jobs, Parcel, Storable, Store
 from blocklife.ledger.places import ID_MASK, NULL, batch
@@ -227,15 +226,7 @@ class EngineScheduler(OffloadScheduler):
             table.wanted[self._tracked(name).row] = count
         if self._attention != list(self._groups):
             self._check_no_drafts(rows)
-        ends = table.ends(rows)
-        for group in self._groups:
-            lacking = ((table.missing(group, rows, ends) > 0) & (table.wanted[rows] > 0)).nonzero()[0]
-            if len(lacking):
-                row = int(rows[lacking[0]])
-                raise MisuseError(
-                    f"request {self._names[row]}: group {group} has {int(table.placed[group, row])} places, too few for the "
-                    f"tokens before {int(ends[lacking[0]])} (the engine must say which blocks it has put there)"
-                )
+        self._check_placed(rows[table.wanted[rows] > 0])
         table.step[rows] = self._step
 
     def settle_in(self) -> None:

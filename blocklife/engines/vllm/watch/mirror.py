@@ -38,10 +38,10 @@ from blocklife.engines.vllm.watch.story import Story
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Limits
+from blocklife.ledger.limits import MAX_REQUESTS
 from blocklife.states import Block, BlockLife
 
 _FOREVER = 1e18
-_MAX_REQUESTS = (1 << 16) - 1
 
 _STALE, _LOADING = (BlockLife.table.index[state] for state in (Block.STALE, Block.LOADING))
 _OPEN = frozenset((_LOADING, ALLOCATED))
@@ -88,7 +88,7 @@ class Mirror:
                     num_blocks=num_blocks + num_groups,
                     num_slots=num_slots + NUM_SPARE,
                     max_jobs=max_jobs,
-                    max_requests=min(num_blocks + 2 * num_groups + 1, _MAX_REQUESTS),
+                    max_requests=min(num_blocks + 2 * num_groups + 1, MAX_REQUESTS),
                     num_groups=num_groups,
                     num_workers=num_workers,
                     max_journal=1,
