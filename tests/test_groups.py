@@ -14,6 +14,7 @@ import pytest
 
 from blocklife.errors import MisuseError
 from blocklife.offload.groups import FullAttention, Geometry, Group, Mamba, SlidingWindow
+from blocklife.offload.search import unit_of
 
 SMALL_WINDOWS = [(block, window, chunk) for block in (1, 2, 3, 4) for window in range(1, 26) for chunk in (1, 2, 3)]
 
@@ -101,7 +102,7 @@ def test_tail_of_groups_without_a_sliding_window(blocks_per_chunk: int) -> None:
     """A full group reads whole chunks, a Mamba group the last block of its chunk, a window without a chunk nothing."""
     geometry = Geometry((FullAttention(8), Mamba(8), SlidingWindow(8, 1)), blocks_per_chunk)
 
-    assert [geometry.tail_blocks(group) for group in range(3)] == [blocks_per_chunk, 1, 0]
+    assert [unit_of(geometry, group, blocks_per_chunk).tail for group in range(3)] == [blocks_per_chunk, 1, 0]
 
 
 @pytest.mark.parametrize(("block", "window", "chunk"), SMALL_WINDOWS)
@@ -119,7 +120,7 @@ def test_windows_agree_with_a_count_of_tokens(block: int, window: int, chunk: in
     chunks = {each // chunk for each in read}
     assert geometry.window_blocks == (len(read),)
     assert geometry.window_chunks == (len(chunks),)
-    assert geometry.tail_blocks(0) == sum(each // chunk == min(chunks) for each in read)
+    assert unit_of(geometry, 0, chunk).tail == sum(each // chunk == min(chunks) for each in read)
 
 
 def test_geometry_is_a_plain_record() -> None:

@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 from blocklife.errors import MisuseError
 from blocklife.offload.groups import FullAttention, Geometry, Group, Mamba, SlidingWindow
 from blocklife.offload.lookup import Answer, Found, Unit, common_length
+from blocklife.offload.search import unit_of
 
 NUM_SEEDS = 150
 WORLDS_A_SEED = 12
@@ -26,10 +27,7 @@ MEANINGS = "h: hit, -: miss, p: pending, r: retry; what is not written is a miss
 
 def chunks_of(geometry: Geometry) -> list[Unit]:
     """The groups in units of the host tier."""
-    return [
-        Unit(tokens, window, geometry.tail_blocks(group), geometry.blocks_per_chunk)
-        for group, (tokens, window) in enumerate(zip(geometry.chunk_tokens, geometry.window_chunks, strict=True))
-    ]
+    return [unit_of(geometry, group, geometry.blocks_per_chunk) for group in range(len(geometry.groups))]
 
 
 def units(*groups: tuple[int, int | None]) -> list[Unit]:

@@ -16,6 +16,7 @@ from blocklife.errors import BlocklifeError
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.invariants import INVARIANTS
 from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
+from blocklife.offload.search import unit_of
 from blocklife.states import COUPLINGS, MACHINES
 
 SPECS = Path(__file__).parent.parent / "specs"
@@ -401,6 +402,7 @@ def test_offload_counts_windows_as_the_geometry_does(row: list[str]) -> None:
         ", ".join("all" if each is None else str(each) for each in window)
         for window in (geometry.window_blocks, geometry.window_chunks)
     ]
-    tails = ", ".join(str(geometry.tail_blocks(group)) for group in range(len(geometry.groups)))
+    size = geometry.blocks_per_chunk
+    tails = ", ".join(str(unit_of(geometry, group, size).tail) for group in range(len(geometry.groups)))
 
     assert row[2:] == [*windows, tails, str(geometry.block_alignment), str(geometry.chunk_alignment)]

@@ -139,16 +139,6 @@ class Geometry:
             return range(max(0, stop - 1), stop)
         return range(max(0, length - each.window_tokens + 1) // tokens, stop)
 
-    def tail_blocks(self, group: int) -> int:
-        """How many trailing blocks a hit reads of the first chunk of its window.
-
-        All of them in a full group; what the whole chunks behind it leave in a sliding one; 0 where the window has no chunk.
-        """
-        blocks, chunks = self.window_blocks[group], self.window_chunks[group]
-        if blocks is None or chunks is None:
-            return self.blocks_per_chunk
-        return blocks - (chunks - 1) * self.blocks_per_chunk if chunks else 0
-
     @classmethod
     def parse(cls, text: str, blocks_per_chunk: int = 1) -> Geometry:
         """The geometry that a text like ``full:16,swa:16:1024,mamba:16`` names; raises MisuseError for any other."""

@@ -41,8 +41,8 @@ class Search:
         # The token that is computed once more reads one token further back than the one behind the hit.
         extra = 1 if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else 0
         groups = range(len(geometry.groups))
-        self._device_units = [_unit(geometry, group, 1, extra) for group in groups]
-        self._host_units = [_unit(geometry, group, geometry.blocks_per_chunk, extra) for group in groups]
+        self._device_units = [unit_of(geometry, group, 1, extra) for group in groups]
+        self._host_units = [unit_of(geometry, group, geometry.blocks_per_chunk, extra) for group in groups]
         # Where every token attends to itself only, a load has nothing to bring.
         self._loads = any(unit.window != 0 for unit in self._host_units)
         self.in_doubt = False
@@ -154,7 +154,7 @@ class Search:
         return tuple(found)
 
 
-def _unit(geometry: Geometry, group: int, size: int, extra: int) -> Unit:
+def unit_of(geometry: Geometry, group: int, size: int, extra: int = 0) -> Unit:
     """One group in units of *size* blocks; its window reaches *extra* tokens further back."""
     tokens = geometry.block_tokens[group]
     window, tail = geometry.window_chunks[group] if size > 1 else geometry.window_blocks[group], size
