@@ -391,6 +391,38 @@ def test_connector_lets_in_who_does_not_ask_however_many_load() -> None:
     rig.check_empty()
 
 
+def test_connector_forgets_a_lookup_that_came_to_nothing() -> None:
+    """Who was looked up, found no room on the device, was forgotten, and is let in later, starts from what is there then."""
+    spec = evolve(
+        ROOMY, num_gpu_blocks=66, max_num_seqs=2, max_num_batched_tokens=8192, lag=Lag(30, 30), priority=True,
+        extra_config={"full_hit": "recompute_last_token"},
+    )  # fmt: skip
+    rig = ConnectorRig(spec, spare_requests=4)
+    prompts = [prompt(4, start=1000 * number) for number in range(6)]
+    for tokens in prompts:
+        rig.add(tokens, 1, priority=5)
+    rig.drain()
+    rig.reset_prefix_cache()
+    runner = rig.add(prompt(100, start=9000), 20, priority=0)
+    rig.step()
+    for tokens in prompts[:3]:
+        rig.add(tokens, 1, priority=5)
+    rig.step()
+    free = rig.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    rig.wants_no_prefix(rig.add(prompt(4 * free + 8, start=20000), 1, priority=7))
+    rig.step()
+    for tokens in prompts[3:5]:
+        rig.add(tokens, 1, priority=1)
+    rig.step()
+    while runner not in rig.finished:
+        rig.step()
+    rig.add(prompts[5], 1, priority=1)
+    rig.drain()
+
+    assert len(rig.finished) == 14
+    rig.check_empty()
+
+
 def test_connector_starts_for_more_running_requests_than_a_ledger_can_know_with_their_followers() -> None:
     """Rows are kept for those that are preempted or over while a plan is out, as far as there can be so many."""
     rig = ConnectorRig(evolve(ROOMY, max_num_seqs=16000, max_num_batched_tokens=16000))

@@ -150,6 +150,7 @@ class ConnectorScheduler:
         """How many tokens a load would bring behind those on the device; None: ask again later."""
         self._begin()
         tracked = self._tracked(request)
+        tracked.hit = None  # that of an earlier step, which came to nothing
         self.counts.lookups += 1
         name = self._enter(tracked)
         if not name:
@@ -163,7 +164,6 @@ class ConnectorScheduler:
         hit = self.offload.lookup(name, request.num_tokens, device_tokens)
         if hit.deferred or (hit.host_tokens and self.ledger.jobs.room <= self._loads):
             self.counts.deferred += 1
-            tracked.hit = None
             return None
         tracked.hit = hit
         self._loads += bool(hit.host_tokens)
