@@ -313,7 +313,7 @@ def test_connector_ends_requests_whose_load_failed_where_vllm_wants_that() -> No
     assert rig.finished["r1"] == []
 
 
-def test_connector_gives_up_the_host_after_two_failed_loads() -> None:
+def test_connector_gives_up_the_host_after_a_failed_load() -> None:
     """A request whose loads fail again and again ends all the same."""
     rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW)), fails={Direction.LOAD: 1.0})
     for _ in range(4):
@@ -388,6 +388,20 @@ def test_connector_lets_in_who_does_not_ask_however_many_load() -> None:
 
     assert len(rig.finished) == 43
     assert rig.loaded > 0
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("model", ["full", "window", "full and window"])
+def test_a_request_whose_load_has_failed_is_computed_however_little_room_there_is(model: str) -> None:
+    """A second load would wait for room that vLLM keeps for the first one."""
+    spec = evolve(ROOMY, groups=MODELS[model], num_gpu_blocks=14 * len(MODELS[model]), max_num_batched_tokens=32)
+    rig = ConnectorRig(spec, fails={Direction.LOAD: 1.0})
+    tokens = prompt(43)
+    ask(rig, tokens, 1)
+    rig.reset_prefix_cache()
+    ask(rig, tokens, 1)
+
+    assert rig.side.ledger.ended["FAILED"] == 1
     rig.check_empty()
 
 

@@ -157,8 +157,9 @@ class ConnectorConfig:
     """Tokens that are loaded for one request at most; left out: as many as there are."""
     max_store_tokens: int | None = field(default=None, metadata={"read": _from_zero})
     """Tokens of one request, from its start, that are stored at most; left out: all."""
-    max_load_failures: int = field(default=2, metadata={"read": _from_zero})
-    """Loads that a request may lose before it looks no further than the device."""
+    max_load_failures: int = field(default=1, metadata={"read": _from_zero})
+    """Loads that a request may lose before it looks no further than the device. More than one can leave it waiting for ever:
+    vLLM 0.33.0 keeps room for the load that has failed beside that of the next."""
     max_job_blocks: int = field(default=256, metadata={"read": _count})
     """Blocks that one store moves at most."""
     max_jobs: int = field(default=4096, metadata={"read": partial(_count, most=MAX_JOBS)})
