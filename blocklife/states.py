@@ -35,8 +35,8 @@ Unusual arrows, and why they exist:
 What is not here: which places a verb applies to, the order of the effects of one coupling (the ledger keeps the order in
 which they are written), and staleness of a *name*, which is a comparison of epochs and not a state.
 
-Open questions. XX: a submit from PLEDGED that names the producing step's event would save one step under asynchronous
-scheduling. XX: several tiers would need one store per life *and tier*.
+What these tables do not allow, and what it costs: a submit from PLEDGED that names the producing step's event (one step under
+asynchronous scheduling), and one store per life *and tier* (there is one tier below the device).
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import numpy as np
 from attrs import frozen
 
 from blocklife.copiers.cpu import CpuCopier
-from blocklife.copiers.distributed import Link, LinkError, Ranks, connect, serve
 from blocklife.copiers.executor import Executor
 from blocklife.engines.toy.engine import Engine, EngineOptions, Station, Step
 from blocklife.engines.toy.forward import ForwardPass, check_and_write
@@ -29,6 +28,11 @@ from blocklife.engines.toy.workload import generate_workload
 from blocklife.ledger import Ledger, Limits, Worker
 from blocklife.offload import FullAttention, Geometry, HostTier, OffloadScheduler, Policies
 from blocklife.states import Slot
+
+try:
+    from blocklife.copiers.distributed import Link, LinkError, Ranks, connect, serve
+except (ImportError, OSError) as problem:  # a torch that does not load raises either
+    sys.exit(f"examples/ranks.py needs torch: {problem} (pip install 'blocklife[torch]')")
 
 GPU_BLOCKS, HOST_SLOTS, BLOCK_BYTES = 512, 2048, 128
 REQUESTS = 60

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from blocklife.states import MACHINES
+from blocklife.testing.mutants import judging
 from blocklife.testing.mutants.planting import all_mutants, planted
 from blocklife.testing.worlds.pinned import COUNTS, WORLDS
 from blocklife.testing.worlds.truths import RULES
@@ -141,6 +142,7 @@ def test_check_lists_the_pinned_worlds(capsys: Capture) -> None:
     assert f"calm-fence ({COUNTS['calm-fence'].states} states): two requests" in out
     assert [each["name"] for each in records] == [each.name for each in WORLDS]
     assert records[0]["counts"] == COUNTS["calm-fence"]._asdict()
+    assert "with --list a line for each world" in " ".join(call(capsys, "check", "--help")[1].split())
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------------
@@ -228,6 +230,25 @@ def test_check_does_not_start_where_it_could_not_write(tmp_path: Path, capsys: C
     (tmp_path / "file").write_text("")
 
     assert f"{tmp_path / 'file'}: File exists" in refused(capsys, *PRESSED, "--write", str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("no/such/folder.md", "no/such/folder.md: No such file or directory"),
+        (".", ".: Is a directory"),
+        ("-", "--page -: standard output takes the report (name a file)"),
+    ],
+)
+def test_mutants_are_not_judged_where_their_page_could_not_be_written(
+    page: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said before minutes of work, and the folder stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(judging, "judge_all", None)
+
+    assert message in refused(capsys, "check", "--mutants", "--page", page)
+    assert not list(tmp_path.iterdir())
 
 
 # --- violations -------------------------------------------------------------------------------------------------------------
@@ -388,6 +409,19 @@ def test_scenarios_run_and_are_listed(tmp_path: Path, capsys: Capture) -> None:
     assert "none.toml:1: unknown key 'steps'" in refused(capsys, "scenario", "run", str(tmp_path / "none.toml"))
     assert "cannot be imported" in refused(
         capsys, "scenario", "run", str(tmp_path / "good.toml"), "--driver", "no.where:Engine"
+    )
+
+
+@pytest.mark.parametrize("command", ["run missing.toml", "list missing.toml", "list"])
+def test_scenarios_that_are_not_there_are_named(
+    command: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing has no lines, and the remedy is told."""
+    monkeypatch.chdir(tmp_path)
+    name = command.partition(" ")[2] or "specs/scenarios"
+
+    assert refused(capsys, "scenario", *command.split()) == (
+        f"blocklife: {name}: No such file or directory (name a scenario file, or a folder of them)"
     )
 
 

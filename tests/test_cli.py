@@ -152,16 +152,6 @@ def test_cli_runs_as_a_module() -> None:
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
-def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: Capture) -> None:
-    """A slip of the hand must not cost anybody a workload."""
-    workload = tmp_path / "workload.jsonl"
-    workload.write_text('{"timestamp":0,"input_length":5,"output_length":2,"hash_ids":[1]}\n', encoding="utf-8")
-    problem = refused(capsys, "replay", str(workload), "--record", str(workload))
-
-    assert "record to another file" in problem
-    assert workload.read_text(encoding="utf-8").startswith("{")
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -212,6 +202,8 @@ def test_cli_does_not_record_over_the_workload_it_reads(tmp_path: Path, capsys: 
         (["replay", "--requests", "1.5"], "'1.5' is not a whole number"),
         (["replay", "--requests", "9" * 20], "requests must be a whole number from 1 to 1000000"),
         (["replay", "--requests", "9" * 5_000], "is not a whole number"),
+        (["replay", "--faults", ""], "fault rate '': unknown (write fail=0.01,late=0.01,"),
+        (["replay", "--record", "-", "--json"], "--json and --record - both take standard output (record to a file)"),
         (["replay", "--seed", "-1"], "--seed must be from 0"),
         (["replay", "--seed", str(1 << 63)], "--seed must be from 0"),
         (["replay", "--seed", "dice"], "'dice' is not a whole number"),
@@ -281,6 +273,46 @@ def test_cli_refuses_a_file_that_cannot_be_written(tmp_path: Path, workload: Pat
         assert str(where) in refused(capsys, "workload", "generate", "--output", str(where))
 
 
+@pytest.mark.parametrize("linked", [False, True], ids=["itself", "a link to it"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay FILE --record OUT",
+        "recording view FILE -o OUT",
+        "recording show FILE --block 1 -o OUT",
+        "recording perfetto FILE -o OUT",
+        "recording perfetto other.jsonl --merge FILE -o OUT",
+        "draw block --recording FILE -o OUT",
+        "draw block --coverage FILE -o OUT",
+        "draw block --mutants FILE -o OUT",
+        "draw --diff FILE block -o OUT",
+        "check --mutants --tests FILE --page OUT",
+        "check FILE --write .",
+    ],
+)
+def test_cli_writes_over_nothing_that_it_reads(
+    command: str, linked: bool, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slip of the hand costs nobody a file, whatever it is called there."""
+    read, link, content = tmp_path / "story.txt", tmp_path / "link.txt", "" if command.startswith("check") else LINE
+    read.write_text(content)
+    link.symlink_to(read)
+    monkeypatch.chdir(tmp_path)
+    argv = [{"FILE": str(read), "OUT": str(link if linked else read)}.get(word, word) for word in command.split()]
+
+    assert "it is also read, and would be overwritten (write to another file)" in refused(capsys, *argv)
+    assert link.is_symlink()
+    assert read.read_text() == content
+
+
+def test_cli_writes_not_over_its_standard_input(workload: Path) -> None:
+    ran = shell(f"BLOCKLIFE replay - --record {workload} < {workload}")
+
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "it is also read" in ran.stderr
+    assert workload.read_text() == LINE * 3
+
+
 @FULL
 @pytest.mark.parametrize("requests", [1, 30])
 def test_cli_says_that_the_disk_is_full(requests: int, capsys: Capture) -> None:
@@ -290,7 +322,10 @@ def test_cli_says_that_the_disk_is_full(requests: int, capsys: Capture) -> None:
 
 
 @FULL
-@pytest.mark.parametrize("command", ["replay --requests 1", "replay --requests 1 --json", "workload generate"])
+@pytest.mark.parametrize(
+    "command",
+    ["replay --requests 1", "replay --requests 1 --json", "replay --requests 30 --record -", "workload generate"],
+)
 def test_cli_says_that_standard_output_is_full(command: str) -> None:
     ran = shell(f"BLOCKLIFE {command} > /dev/full")
 
@@ -395,7 +430,7 @@ def test_cli_pipes_into_itself() -> None:
         "BLOCKLIFE replay --requests 1 | true",
         "BLOCKLIFE replay --requests 1 --json | true",
         "BLOCKLIFE replay --help | true",
-        "BLOCKLIFE replay --requests 1 >&-",
+        "BLOCKLIFE replay --requests 300 --record - 2>/dev/null | head -1",
     ],
 )
 def test_cli_survives_a_reader_that_goes(pipe: str) -> None:
@@ -405,10 +440,47 @@ def test_cli_survives_a_reader_that_goes(pipe: str) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_cli_has_nothing_to_write_to() -> None:
-    ran = shell("BLOCKLIFE workload generate >&-")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay --requests 1",
+        "check --list",
+        "scenario list",
+        "recording check -",
+        "workload generate",
+        "draw block",
+        "spec --promela",
+        "doctor",
+    ],
+)
+def test_cli_has_nothing_to_write_to(command: str) -> None:
+    """Nothing is done whose outcome nobody would see."""
+    ran = shell(f"BLOCKLIFE {command} >&- </dev/null")
 
-    assert (ran.returncode, ran.stderr) == (2, "blocklife: standard output is closed (name a file with --output)\n")
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "blocklife: standard output is closed (send it to a file, or to /dev/null)\n",
+    )
+
+
+def test_replay_records_to_standard_output(tmp_path: Path) -> None:
+    """The recording alone comes there, the same as in a file; the report goes to standard error."""
+    file = tmp_path / "run.jsonl"
+    written = spawn("replay", "--requests", "10", "--record", str(file))
+    printed = spawn("replay", "--requests", "10", "--record", "-", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    silent = shell("BLOCKLIFE replay --requests 10 --record - 2>&-")
+
+    assert (written.returncode, printed.returncode, silent.returncode) == (0, 0, 0)
+    assert printed.stdout == silent.stdout == file.read_text()
+    assert "clean: nothing corrupt" in printed.stderr
+    assert os.listdir(tmp_path) == ["run.jsonl"]
+
+
+def test_cli_checks_what_it_records() -> None:
+    ran = shell("set -o pipefail; BLOCKLIFE replay --requests 10 --record - 2>/dev/null | BLOCKLIFE recording check -")
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "legal: every transition\n" in ran.stdout
 
 
 def test_cli_spec_checks_and_writes(tmp_path: Path, capsys: Capture) -> None:

@@ -45,3 +45,14 @@ def test_example_prints_what_its_docstring_says(path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert wanted, "an example shows in its docstring what it prints, set off by four spaces"
     assert not missing, ran.stdout
+
+
+def test_example_that_needs_torch_says_so() -> None:
+    """One line with the remedy, and no traceback."""
+    script = "import runpy, sys\nsys.modules['torch'] = None\nrunpy.run_path('examples/ranks.py', run_name='__main__')"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("examples/ranks.py needs torch: ")
+    assert ran.stderr.endswith(" (pip install 'blocklife[torch]')\n")
+    assert ran.stderr.count("\n") == 1

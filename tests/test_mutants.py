@@ -273,6 +273,19 @@ def test_judge_all_goes_on_until_it_is_stopped() -> None:
     assert [each.mutant for each in found] == ["one", "two"]
 
 
+def test_judge_all_stops_while_it_explores_the_worlds_as_they_are() -> None:
+    """They may take a minute: whether to stop is asked within each of them."""
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 2
+
+    assert judge_all([mutant()], {"tiny": ground_of(TINY), "again": ground_of(TINY)}, stop=stop) == []
+    assert asked == 2
+
+
 def test_holes_are_mutants_without_counterexample_or_test() -> None:
     """And tests that nobody needs."""
     judged = [Judgement("found", "step", Fate.FOUND), Judgement("open", "step", Fate.SURVIVED)]

@@ -325,6 +325,28 @@ def test_trace_says_where_times_came_too_late(tmp_path: Path) -> None:
     assert "from line 4 on came too late" in whole["otherData"]["clock"]
 
 
+@pytest.mark.parametrize("timed", [False, True], ids=["plans", "times"])
+def test_trace_of_times_below_zero_is_refused(timed: bool, tmp_path: Path) -> None:
+    """A recording may be moved down to zero, and not below."""
+    row = step(1, 5, "slot 0", "EMPTY plan_store WRITING")
+    path = written(tmp_path, *([at(5 * PLAN_NS)] if timed else []), row)
+    moved = traced(path, offset_ns=-5 * PLAN_NS)[0]["traceEvents"]
+
+    assert min(event["ts"] for event in moved) == 0
+    with pytest.raises(MisuseError, match=r"with --offset-ns -5000001 it begins 1 ns below zero .give at least -5000000."):
+        traced(path, offset_ns=-5 * PLAN_NS - 1)
+
+
+@pytest.mark.parametrize("offset", [10**35, -(10**35)], ids=["up", "down"])
+def test_offset_that_no_clock_has_is_refused(offset: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A viewer counts in 64 bits; nothing is written."""
+    path = written(tmp_path, at(7), step(1, 0, "slot 0", "EMPTY plan_store WRITING"))
+
+    assert main(["recording", "perfetto", str(path), f"--offset-ns={offset}", "-o", str(tmp_path / "trace.json")]) == 2
+    assert capsys.readouterr().err.startswith("blocklife: --offset-ns must be from -")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
 def test_trace_of_a_row_that_is_used_again_has_no_slice_between(tmp_path: Path) -> None:
     """A request that is over leaves its row; the next one begins a slice of its own, and nobody is counted twice."""
     path = written(

@@ -8,19 +8,24 @@ planted bug the plugin has to find in two ways.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attrs import frozen
 
+from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.book import Book
 from blocklife.states import MACHINES
 from blocklife.testing.plugin.coverage import Coverage
 from blocklife.testing.plugin.hooks import MUTANT, REPORT, REQUIRE
+from blocklife.testing.plugin.visit import make_visit
+from blocklife.testing.plugin.watched import make_watched, raise_violation
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "your_engine"
@@ -191,6 +196,31 @@ def test_a(blocklife_world):
     assert run(tmp_path).last.startswith("1 passed")
 
 
+def test_page_shows_fixtures_as_they_are_called(tmp_path: Path) -> None:
+    """The example in `specs/testing.md` passes."""
+    page = (ROOT / "specs" / "testing.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(def test_.*?)```", page, flags=re.DOTALL)
+    write(tmp_path, test_a=example)
+
+    assert "blocklife_ledger(num_blocks=" in example
+    assert 'blocklife_world("' in example
+    assert run(tmp_path).last.startswith("2 passed")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: make_watched(raise_violation)(blocks=4), "blocklife_ledger: unknown 'blocks' (there are num_blocks, "),
+        (lambda: make_visit("ab.c", faults={"fial": 1}), "blocklife_world: faults: unknown 'fial' (there are fail, "),
+        (lambda: make_visit(["ab.c"]), "each request is a text of its own (write blocklife_world('ab.c', 'ab.d'))"),  # type: ignore[arg-type]
+    ],
+    ids=["limits", "faults", "requests"],
+)
+def test_fixture_that_is_called_wrongly_says_what_it_takes(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(MisuseError, match=re.escape(message)):
+        call()
+
+
 # --- the report -------------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +291,27 @@ def test_report_refuses_a_file_that_was_meant_as_a_test(tmp_path: Path) -> None:
     assert ran.code == pytest.ExitCode.USAGE_ERROR
     assert "the name of its file ends in .json" in ran.text
     assert (tmp_path / "test_a.py").read_text(encoding="utf-8") == USES_A_LEDGER
+
+
+def test_report_that_has_no_folder_is_an_error_of_usage(tmp_path: Path) -> None:
+    """It is said before the tests run."""
+    write(tmp_path, test_a=USES_A_LEDGER)
+    ran = run(tmp_path, f"{REPORT}=missing/covered.json")
+
+    assert ran.code == pytest.ExitCode.USAGE_ERROR
+    assert f"{REPORT} missing/covered.json: there is no folder missing (make it, or name another)" in ran.text
+
+
+def test_report_that_cannot_be_written_fails_the_run_in_one_line(tmp_path: Path) -> None:
+    """All tests pass, and whoever reads the report later would read an old one."""
+    write(tmp_path, test_a=USES_A_LEDGER)
+    (tmp_path / "covered.json").mkdir()
+    ran = run(tmp_path, f"{REPORT}=covered.json")
+
+    assert ran.code == pytest.ExitCode.TESTS_FAILED
+    assert "2 passed" in ran.last
+    assert f"{REPORT} covered.json: Is a directory; it is not written" in ran.text
+    assert "Traceback" not in ran.text
 
 
 # --- a suite that is put to the test ----------------------------------------------------------------------------------------

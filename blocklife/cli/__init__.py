@@ -6,6 +6,7 @@ before it was through, 130 after Ctrl-C. Errors go to standard error, in one lin
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -22,9 +23,19 @@ from blocklife.cli.spec import add_spec
 from blocklife.cli.workload import add_workload
 from blocklife.errors import MisuseError
 
+_STATUS = """\
+exit status: 0 all is well, 1 something is wrong or stale, 2 bad input or options, 3 a search hit a bound, 130 after Ctrl-C
+What is refused is told in one line on standard error; then there is no report, not even with --json.
+"""
+
 
 def _parser() -> Parser:
-    parser = Parser(prog="blocklife", description="Typed state machines for the life of every KV-cache block.")
+    parser = Parser(
+        prog="blocklife",
+        description="Typed state machines for the life of every KV-cache block.",
+        epilog=_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"blocklife {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     parser.set_defaults(run=lambda _: print_help(parser))
@@ -37,6 +48,12 @@ def _parser() -> Parser:
     add_spec(commands)
     add_doctor(commands)
     return parser
+
+
+def _check_stdout() -> None:
+    """Refuse to begin without standard output: what is printed would be lost, and the next file opened would take its place."""
+    if sys.stdout is None:
+        raise MisuseError("standard output is closed (send it to a file, or to /dev/null)")
 
 
 def _leave_stdout() -> None:
@@ -53,6 +70,7 @@ def _complain(message: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
+        _check_stdout()
         args = _parser().parse_args(argv)
         status: int = args.run(args)
         print(end="", flush=True)

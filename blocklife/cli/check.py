@@ -74,7 +74,7 @@ def add_check(commands: Commands) -> None:
     add("--page", type=file, metavar="FILE", help="write the table of all mutants there")
     add("--all", action="store_true", help="go on after the first counterexample, and find one of each property")
     add("--write", type=file, metavar="DIR", help="on a violation write story.txt and counterexample.toml, .py and .mmd there")
-    add("--json", action="store_true", help="print one JSON report instead of tables")
+    add("--json", action="store_true", help="print one JSON report instead of tables; with --list a line for each world")
     parser.set_defaults(run=_check)
 
 

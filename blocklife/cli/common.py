@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import os
 import signal
+import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -110,6 +112,33 @@ def reading(what: str = "lines") -> Iterator[Callable[[int, int], None] | None]:
         yield lambda size, count: bar.update(task, megabytes=size >> 20, count=count)
 
 
+def refuse_overwriting(output: str | None, *sources: str | None) -> None:
+    """Refuse to write to a file that is read, whatever it is called there; ``-`` is standard input, None is no file."""
+    for source in sources:
+        if output is not None and source is not None and output != "-" and _are_one(output, source):
+            raise MisuseError(f"{output}: it is also read, and would be overwritten (write to another file)")
+
+
+def _are_one(output: str, source: str) -> bool:
+    try:
+        written, read = os.stat(output), os.stat(0 if source == "-" else source)
+    except OSError:  # what is not there yet is not read; what cannot be read is refused by who reads it
+        return False
+    return stat.S_ISREG(written.st_mode) and os.path.samestat(written, read)
+
+
+def check_writable(path: str) -> None:
+    """Refuse what `write_whole` could not write, before work that takes long."""
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            target.open("wb").close()
+        else:
+            tempfile.TemporaryFile(dir=target.resolve().parent).close()
+    except OSError as problem:
+        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+
+
 def write_whole(path: str, data: str | bytes) -> None:
     """Write a file whole or not at all; `MisuseError` where it cannot be written."""
     content = _encoded(data)
@@ -144,13 +173,10 @@ def writing_whole(path: str) -> Iterator[IO[bytes]]:
 
 
 def put_out(data: str | bytes) -> None:
-    """Write to standard output, the same bytes whatever the locale is; `MisuseError` where there is none."""
-    stdout = sys.stdout  # None where the process was started without one
-    if stdout is None:
-        raise MisuseError("standard output is closed (send it to a file)")
-    stdout.flush()
-    stdout.buffer.write(_encoded(data))
-    stdout.buffer.flush()
+    """Write to standard output, the same bytes whatever the locale is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(_encoded(data))
+    sys.stdout.buffer.flush()
 
 
 def printable(text: str) -> str:

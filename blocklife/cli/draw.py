@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli.common import OK, WRONG, Commands, file, put_out, write_whole
+from blocklife.cli.common import OK, WRONG, Commands, file, put_out, refuse_overwriting, write_whole
 from blocklife.cli.overlaid import add_overlays, overlaid
 from blocklife.errors import MisuseError
 
@@ -87,6 +87,7 @@ def add_draw(commands: Commands) -> None:
 
 def _draw(args: argparse.Namespace) -> int:
     chosen = _format(args.format, args.output)
+    refuse_overwriting(args.output, args.recording, args.coverage, args.mutants, *(args.diff or ()))
     if args.diff is not None:
         return _draw_difference(args, chosen)
     if args.json:
@@ -159,8 +160,7 @@ def _theme(name: str) -> Theme | None:
 
 
 def _columns() -> int | None:
-    stdout = sys.stdout
-    return shutil.get_terminal_size().columns if stdout is not None and stdout.isatty() else None
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 # --- formats -----------------------------------------------------------------------------------------------------------
@@ -279,6 +279,6 @@ def _format(name: str | None, output: str) -> Format:
 
 def _print(chosen: Format, drawn: str | bytes) -> None:
     """To standard output; no pixels to a terminal."""
-    if isinstance(drawn, bytes) and sys.stdout is not None and sys.stdout.isatty():
+    if isinstance(drawn, bytes) and sys.stdout.isatty():
         raise MisuseError(f"{chosen.name} is no text for a terminal (name a file with -o, or pipe it)")
     put_out(drawn)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli.common import INCOMPLETE, INTERRUPTED, OK, WRONG, on_terminal, stopping
+from blocklife.cli.common import INCOMPLETE, INTERRUPTED, OK, WRONG, on_terminal, refuse_overwriting, stopping
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
     from blocklife.testing.worlds.world import World
 
     bounds = _bounds(args)
-    folder = folder_for(args.write)
+    folder = folder_for(args.write, args.file)
     world = World(settings)
     with stopping() as stop, _progress() as progress:
         exploration = explore(world, bounds, every=args.all, progress=progress, stop=stop)
@@ -74,8 +74,8 @@ def _bounds(args: argparse.Namespace) -> Bounds:
     return Bounds(args.max_states, args.max_depth, args.max_seconds)
 
 
-def folder_for(name: str | None) -> Path | None:
-    """Where counterexamples go; made before a search that may take long."""
+def folder_for(name: str | None, world: str | None) -> Path | None:
+    """Where counterexamples go, but not over the *world*; made before a search that may take long."""
     if name is None:
         return None
     folder = Path(name)
@@ -83,6 +83,8 @@ def folder_for(name: str | None) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise MisuseError(f"{name}: {problem.strerror or problem}") from problem
+    for each in FILES:
+        refuse_overwriting(str(folder / each), world)
     return folder
 
 

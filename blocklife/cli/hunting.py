@@ -7,12 +7,11 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import INTERRUPTED, OK, WRONG, on_terminal, stopping
+from blocklife.cli.common import INTERRUPTED, OK, WRONG, check_writable, on_terminal, refuse_overwriting, stopping, write_whole
 from blocklife.cli.exploring import folder_for, write_story
 from blocklife.errors import MisuseError
 
@@ -29,7 +28,7 @@ def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
 
     if args.walk < 1:
         raise MisuseError(f"--walk must be at least 1 step, not {args.walk}")
-    folder = folder_for(args.write)
+    folder = folder_for(args.write, args.file)
     with stopping() as stop, _steps(args.walk) as progress:
         walked = walk(settings, steps=args.walk, seed=args.seed or 0, progress=progress, stop=stop)
     print(json.dumps(walked.record()) if args.json else "\n".join(walked.lines()))
@@ -72,6 +71,11 @@ def hunt(args: argparse.Namespace) -> int:
         raise MisuseError(f"--mutants {args.mutants!r}: no mutant has that in its name")
     if args.page and args.mutants:
         raise MisuseError(f"--page {args.page} needs all mutants (leave out what --mutants names)")
+    if args.page == "-":
+        raise MisuseError("--page -: standard output takes the report (name a file)")
+    if args.page:
+        refuse_overwriting(args.page, args.tests)
+        check_writable(args.page)
     with stopping() as stop, _judged(len(mutants)) as progress:
         judged = judge_all(mutants, grounds(), processes=os.cpu_count() or 1, progress=progress, stop=stop)
     if args.json:
@@ -81,10 +85,7 @@ def hunt(args: argparse.Namespace) -> int:
     if len(judged) < len(mutants):
         return INTERRUPTED
     if args.page:
-        try:
-            Path(args.page).write_text(page(judged, tests), encoding="utf-8")
-        except OSError as problem:
-            raise MisuseError(f"{args.page}: {problem.strerror or problem}") from problem
+        write_whole(args.page, page(judged, tests))
     return WRONG if holes(judged, tests, whole=not args.mutants) else OK
 
 

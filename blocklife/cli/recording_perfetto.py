@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from blocklife.cli.common import OK, Commands, file, printable, reading, whole, writing_whole
-from blocklife.errors import MisuseError
+from blocklife.cli.common import OK, Commands, file, printable, reading, refuse_overwriting, whole, writing_whole
 
 _EXAMPLES = """\
 examples:
@@ -51,6 +50,7 @@ def _perfetto(args: argparse.Namespace) -> int:
     from blocklife.recording.perfetto import write_perfetto
     from blocklife.recording.reading import open_recording
 
+    refuse_overwriting(args.output, args.file, args.merge)
     with contextlib.ExitStack() as stack:
         recording = stack.enter_context(open_recording(args.file))
         beside = None if args.merge is None else stack.enter_context(open_beside(args.merge))
@@ -66,8 +66,6 @@ def _perfetto(args: argparse.Namespace) -> int:
 def _sink(output: str) -> Iterator[TextIO]:
     """Where the text goes: a file is there as a whole or not at all."""
     if output == "-":
-        if sys.stdout is None:
-            raise MisuseError("standard output is closed (name a file with -o)")
         yield sys.stdout
         return
     with writing_whole(output) as raw:

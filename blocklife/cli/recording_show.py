@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import OK, Commands, file, put_out, reading, whole, write_whole
+from blocklife.cli.common import OK, Commands, file, put_out, reading, refuse_overwriting, whole, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _show(args: argparse.Namespace) -> int:
     from blocklife.recording.reading import open_recording
 
     form = _format(args)
+    refuse_overwriting(args.output, args.file)
     machine, place = next((each, getattr(args, each)) for each in _MACHINES if getattr(args, each) is not None)
     with open_recording(args.file) as recording, reading() as progress:
         _check_place(recording.name, recording.head, machine, place)

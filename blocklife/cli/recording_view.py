@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import OK, Commands, file, on_terminal, printable, put_out, whole, write_whole
+from blocklife.cli.common import OK, Commands, file, on_terminal, printable, put_out, refuse_overwriting, whole, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def _view(args: argparse.Namespace) -> int:
     if most < 1:
         raise MisuseError(f"--max-events {most}: a page shows at least one transition (give a number of at least 1)")
     settings = Settings(_plans(args.plans), most)
+    refuse_overwriting(args.output, args.file)
     with _on_disk(args.file) as path, _progress() as progress:
         verdict, lives = _read(path, args.file, progress)
     page = view(lives, verdict, settings, _drawings())

@@ -5,14 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
+import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import attrs
 
-from blocklife.cli.common import INTERRUPTED, OK, WRONG, Commands, Parser, file, number, on_terminal, stopping, whole
+from blocklife.cli.common import (
+    INTERRUPTED,
+    OK,
+    WRONG,
+    Commands,
+    Parser,
+    file,
+    number,
+    on_terminal,
+    refuse_overwriting,
+    stopping,
+    whole,
+)
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -37,6 +49,8 @@ examples:
   blocklife replay --copier cuda                    blocks on a GPU, verified there; torch: the same on CPU tensors
   blocklife replay --json | jq .tokens_hit_host     one report for machines
   blocklife workload generate | blocklife replay -  read the workload from standard input
+  blocklife replay --record - | blocklife recording check -
+                                                    is every step of it legal?
 """
 
 
@@ -80,7 +94,12 @@ def add_replay(commands: Commands) -> None:
         help="milliseconds of the workload that pass in a step (default: all have arrived)",
     )
     add("--verify", type=number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
-    add("--record", type=file, metavar="FILE", help="write every committed transition as a JSON line")
+    add(
+        "--record",
+        type=file,
+        metavar="FILE",
+        help="write every committed transition as a JSON line; - is standard output, and the report goes to standard error",
+    )
     add("--times", action="store_true", help="with --record: write also when it happened, by a clock that begins with the run")
     add("--json", action="store_true", help="print one JSON report instead of tables")
     parser.set_defaults(run=_replay)
@@ -158,12 +177,14 @@ def _replay(args: argparse.Namespace) -> int:
 
     if args.times and not args.record:
         raise MisuseError("--times tells a recording when things happened, and none is written (add --record FILE)")
+    printed = args.record == "-"
+    if printed and args.json:
+        raise MisuseError("--json and --record - both take standard output (record to a file)")
+    refuse_overwriting(args.record, args.workload)
     options = _options(args)
     workload = _workload(args)
-    if args.record and args.workload and os.path.realpath(args.record) == os.path.realpath(args.workload):
-        raise MisuseError(f"{args.record}: it is the workload itself (record to another file)")
     try:
-        with open(args.record, "w", encoding="utf-8") if args.record else contextlib.nullcontext() as stream:
+        with _record(args.record) as stream:
             with _preparing() as preparing:
                 replay = Replay(workload, options, preparing=preparing)  # holds threads and memory until it has run to its end
             recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
@@ -173,14 +194,26 @@ def _replay(args: argparse.Namespace) -> int:
             if recorder is not None:
                 recorder.end()
     except OSError as problem:
+        if printed:  # a reader that has gone, or a full disk, is told as ever
+            raise
         raise MisuseError(f"{args.record or 'replay'}: {problem.strerror or problem}") from problem
     if args.json:
         print(json.dumps(attrs.asdict(report)))
     else:
-        _print_report(report, options)
+        _print_report(report, options, sys.stderr if printed else sys.stdout)
     if report.interrupted:
         return INTERRUPTED
     return OK if report.clean else WRONG
+
+
+@contextlib.contextmanager
+def _record(name: str | None) -> Iterator[TextIO | None]:
+    """Where the recording goes; None where none is written."""
+    if name is None or name == "-":
+        yield None if name is None else sys.stdout
+        return
+    with open(name, "w", encoding="utf-8") as stream:
+        yield stream
 
 
 def _clock() -> Callable[[], int]:
@@ -298,11 +331,13 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
+def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    if stream is None:  # standard error may be closed, and print would take standard output for it
+        return
+    console = Console(file=stream, highlight=False, soft_wrap=True)
     console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
     values = attrs.asdict(report)
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -337,4 +372,4 @@ def _print_report(report: ReplayReport, options: ReplayOptions) -> None:
             console.print("but nothing ran: no request fits into the device (raise --gpu-blocks)")
     else:
         console.print("NOT clean")
-    print(console.end_capture(), end="")
+    print(console.end_capture(), end="", file=stream)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TextIO
 
 from blocklife.cli.common import OK, Commands, Parser, file, print_help, whole
 from blocklife.cli.replay import DEFAULT_REQUESTS
@@ -41,10 +40,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     requests = generate_workload(requests=args.requests, seed=args.seed)
     if args.output == "-":
-        stdout: TextIO | None = sys.stdout  # None where the process was started without one
-        if stdout is None:
-            raise MisuseError("standard output is closed (name a file with --output)")
-        write_workload(requests, stdout)
+        write_workload(requests, sys.stdout)
         return OK
     try:
         with open(args.output, "w", encoding="utf-8") as stream:

@@ -53,11 +53,11 @@ class FaultRates:
 
     @classmethod
     def parse(cls, text: str) -> FaultRates:
-        """Read ``fail=0.01,late=0.02``; what is not named is 0; empty text or ``default`` means `default`.
+        """Read ``fail=0.01,late=0.02``; what is not named is 0; ``default`` means `default`.
 
         Refuses: MisuseError for an unknown or repeated name, and for what is no number from 0 to 1.
         """
-        if text.strip() in ("", "default"):
+        if text.strip() == "default":
             return cls.default()
         known = [rate.name for rate in attrs.fields(cls)]
         rates: dict[str, float] = {}

@@ -99,7 +99,7 @@ class SchedulerCore:
         self._lost: set[int] = set()
         self._asleep = False
         self.generation = ""
-        """Which weights, layout and tenants the content was made with, in the engine's words."""
+        """Which weights, layout and customers the content was made with, in the engine's words."""
         self._counts: Counter[str] = Counter()
         self._device_hits = [0] * len(geometry.groups)
         self._host_hits = [0] * len(geometry.groups)

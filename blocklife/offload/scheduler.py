@@ -423,7 +423,7 @@ class OffloadScheduler(SchedulerCore):
         return self._forget(drain=drain, host=True)
 
     def renew(self, generation: str) -> list[str]:
-        """Other weights, another layout, another tenant: nothing of the former generation is ever found again. As `reset`."""
+        """Other weights, another layout, another customer: nothing of the former generation is ever found again. As `reset`."""
         if generation == self.generation:
             raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
         self.generation = generation

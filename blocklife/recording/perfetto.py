@@ -32,7 +32,7 @@ from blocklife.errors import MisuseError
 from blocklife.recording.beside import Beside
 from blocklife.recording.format import At, Head, Line, Refused
 from blocklife.recording.lives import PLANNING
-from blocklife.recording.reading import Progress, Recording
+from blocklife.recording.reading import NUMBER_MAX, Progress, Recording
 from blocklife.states import MACHINES
 
 PLAN_NS = 1_000_000
@@ -78,8 +78,11 @@ def write_perfetto(
 ) -> Traced:
     """Write a recording as one JSON object, or into another trace, ahead of its events.
 
-    Raises `MisuseError` where the recording cannot be read, its times go back, or nothing says how it lies to the other trace.
+    Raises `MisuseError` where the recording cannot be read, its times go back or begin below zero, or nothing says how it lies
+    to the other trace.
     """
+    if abs(offset_ns) > NUMBER_MAX:
+        raise MisuseError(f"--offset-ns must be from {-NUMBER_MAX} to {NUMBER_MAX}")
     clock = _Clock(recording, offset_ns, progress)
     items = clock.items()
     first = next(items, None)
@@ -105,6 +108,9 @@ def write_perfetto(
 
 def _zero(clock: _Clock, first: tuple[int, Item] | None) -> int:
     """Which time is zero in a trace of its own."""
+    if first is not None and first[0] < 0:
+        early = f"with --offset-ns {clock.offset_ns} it begins {-first[0]} ns below zero"
+        raise MisuseError(f"{clock.recording.name}: {early} (give at least {clock.offset_ns - first[0]})")
     return first[0] if first is not None and clock.timed and first[0] >= _SINCE_1970 else 0
 
 
@@ -241,7 +247,9 @@ class _Run:
 
     head: Head
     out: _Writer
-    now: int = -1
+    begun: bool = False
+    now: int = 0
+    """When the latest line happened, once one has."""
     places: dict[tuple[str, int], _Place] = field(factory=dict)
     threads: set[int] = field(factory=set)
     """Those that have a name."""
@@ -254,7 +262,7 @@ class _Run:
 
     def take(self, now: int, item: Item) -> None:
         """One line."""
-        if self.now < 0:
+        if not self.begun:
             self._begin(now)
         elif now > self.now:
             self._count_out()
@@ -273,7 +281,7 @@ class _Run:
 
     def close(self, now: int) -> None:
         """End what is open."""
-        if self.now < 0:
+        if not self.begun:
             return
         self._count_out()
         self.now = max(self.now, now)
@@ -284,7 +292,7 @@ class _Run:
 
     def _begin(self, now: int) -> None:
         """Names, and the counters of places that nobody has touched."""
-        self.now = now
+        self.begun, self.now = True, now
         for number, machine in enumerate(_ORDER):
             pid = _pid(machine)
             self.out.write("M", "process_name", now, pid, pid, args={"name": f"{machine}s"})

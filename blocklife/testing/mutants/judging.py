@@ -174,16 +174,30 @@ class Baseline:
     """The mutants that the code comes by in this world."""
 
 
+class Stopped(Exception):  # noqa: N818 - how an exploration ends
+    """Somebody has asked to stop before a ground was explored."""
+
+
 class Hung(Exception):  # noqa: N818 - it is what an alarm raises
     """A call did not return."""
 
 
-def baselines(grounds: Mapping[str, Ground], mutants: Sequence[Mutant]) -> dict[str, Baseline]:
-    """Explore every ground as it is, small ones first in the answer. Refuses one that does not hold: it could find nothing."""
+def baselines(
+    grounds: Mapping[str, Ground], mutants: Sequence[Mutant], stop: Callable[[], bool] = lambda: False
+) -> dict[str, Baseline]:
+    """Explore every ground as it is, small ones first in the answer. Refuses one that does not hold: it could find nothing.
+
+    Raises `Stopped` as soon as *stop* says so.
+    """
+
+    def ask() -> None:
+        if stop():
+            raise Stopped
+
     found: dict[str, Baseline] = {}
     for name, ground in grounds.items():
         with watched(mutants) as reached:
-            ran = ground(Bounds(), lambda: None)
+            ran = ground(Bounds(), ask)
         if ran.verdict is not Verdict.HOLDS:
             raise MisuseError(f"{name}: it does not hold without any mutant ({ran.message})")
         found[name] = Baseline(ground, ran, frozenset(reached))
@@ -268,8 +282,11 @@ def judge_all(
 
     Several *processes* share the work where the system can fork: they inherit the grounds as they are.
     """
-    known = baselines(grounds, mutants)
     found: list[Judgement] = []
+    try:
+        known = baselines(grounds, mutants, stop)
+    except Stopped:
+        return found
     with _judging(mutants, known, processes) as judgements:
         for number, judgement in enumerate(judgements, 1):
             found.append(judgement)

@@ -62,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if report and not report.endswith(".json"):
         raise pytest.UsageError(f"{REPORT} {report}: the name of its file ends in .json (write {REPORT}=FILE.json)")
+    if report and not Path(report).absolute().parent.is_dir():
+        raise pytest.UsageError(f"{REPORT} {report}: there is no folder {Path(report).parent} (make it, or name another)")
     from blocklife.testing.plugin.coverage import Coverage
 
     config.pluginmanager.register(_Reporter(config, Coverage(), report or "", require=require), "blocklife-coverage")
@@ -146,6 +148,8 @@ class _Reporter:
         self.require = require
         self.lost = 0
         """Workers that handed nothing over."""
+        self.trouble = ""
+        """Why the report could not be written."""
         coverage.listen()
 
     @pytest.hookimpl(trylast=True)
@@ -157,7 +161,11 @@ class _Reporter:
             handed_over[_HANDED_OVER] = self.coverage.record()
             return
         if self.path:
-            Path(self.path).write_text(json.dumps(self.coverage.record(), indent=1) + "\n", encoding="utf-8")
+            try:
+                Path(self.path).write_text(json.dumps(self.coverage.record(), indent=1) + "\n", encoding="utf-8")
+            except OSError as problem:
+                self.trouble = problem.strerror or str(problem)
+                session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
         tried = session.exitstatus == pytest.ExitCode.OK and not self.config.getoption("collectonly")
         if self.require and tried and self.coverage.never():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -187,7 +195,9 @@ class _Reporter:
                 write(f"  never taken: {each}")
         elif not self.path:
             write(f"{len(never)} rows were never taken ({REPORT}=FILE.json names them)")
-        if self.path:
+        if self.trouble:
+            write(f"{REPORT} {self.path}: {self.trouble}; it is not written", red=True)
+        elif self.path:
             write(f"written to {self.path}")
 
     def pytest_unconfigure(self) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import evolve
+from attrs import evolve, fields_dict
 
 from blocklife.errors import MisuseError
 from blocklife.states import Request
 from blocklife.testing.exploring.explore import Bounds, Exploration, explore
 from blocklife.testing.exploring.story import tell
 from blocklife.testing.exploring.walk import Guide, Walked, walk
+from blocklife.testing.plugin.watched import refuse_unknown
 from blocklife.testing.worlds.device import Landing
 from blocklife.testing.worlds.engine import Settings
 from blocklife.testing.worlds.world import Action, Faults, State, World, WorldSettings
@@ -101,5 +102,8 @@ class Visit:
 
 def make_visit(*requests: str, faults: Mapping[str, int] | None = None, engine: Settings | None = None) -> Visit:
     """A visit to a world of these requests (``prompt.output``) and faults."""
+    if not all(isinstance(each, str) for each in requests):
+        raise MisuseError("blocklife_world: each request is a text of its own (write blocklife_world('ab.c', 'ab.d'))")
+    refuse_unknown("blocklife_world: faults", faults or {}, fields_dict(Faults))
     settings = WorldSettings(engine=engine or Settings(), faults=Faults(**(faults or {})))
     return Visit(evolve(settings, requests=requests) if requests else settings)

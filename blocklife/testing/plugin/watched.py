@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
+
+import attrs
 
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Limits
@@ -122,6 +124,14 @@ SMALL = {"num_blocks": 9, "num_slots": 8, "max_jobs": 16, "max_requests": 16, "m
 """The limits that are not said."""
 
 
+def refuse_unknown(fixture: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a word that a fixture does not take, with those that it does."""
+    there = list(known)
+    for name in names:
+        if name not in there:
+            raise MisuseError(f"{fixture}: unknown {name!r} (there are {', '.join(there)})")
+
+
 def make_watched(found: Found) -> Callable[..., WatchedLedger]:
     """A function that makes such ledgers from limits by name and the settings of a ledger."""
 
@@ -134,6 +144,7 @@ def make_watched(found: Found) -> Callable[..., WatchedLedger]:
         own_pool: bool = True,
         **limits: int,
     ) -> WatchedLedger:
+        refuse_unknown("blocklife_ledger", limits, attrs.fields_dict(Limits))
         return WatchedLedger(
             Limits(**{**SMALL, **limits}),
             contract=contract or Contract.FENCE,

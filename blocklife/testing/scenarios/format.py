@@ -58,7 +58,7 @@ COMPARED = re.compile(r"(>=|<=|>|<) (\d+)")
 
 
 class ScenarioError(MisuseError):
-    """A file that is no scenario; the message begins with file and line."""
+    """A file that is no scenario; the message begins with the file, and the line where it could be read."""
 
 
 @frozen(kw_only=True)
@@ -184,7 +184,7 @@ def read_scenario(path: str | Path) -> Scenario:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-        raise ScenarioError(f"{path}:1: it cannot be read ({reason})") from problem
+        raise ScenarioError(f"{path}: {reason} (name a scenario file, or a folder of them)") from problem
     return parse_scenario(text, str(path))
 
 

@@ -157,7 +157,7 @@ VERBS: Mapping[str, Verb] = {
             (_needed("copy", Kind.JOB), _WORKER),
         ),
         Verb("reset", "All content is forgotten; with `drain` only when no copy is out.", (Parameter("drain", Kind.FLAG),)),
-        Verb("renew", "Other weights, or another tenant.", (_needed("generation", Kind.TEXT),)),
+        Verb("renew", "Other weights, or another customer.", (_needed("generation", Kind.TEXT),)),
         Verb("sleep", "The device is given up; the host keeps what it has."),
         Verb("wake", "The device is there again, empty."),
         Verb("lose_worker", "A worker is gone, and what ran and lay there.", (_needed("worker", Kind.NUMBER),)),
