@@ -27,6 +27,7 @@ class FakePool:
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [FakeBlock(number) for number in range(num_blocks)]
         self.next: list[int] = []
+        self.hash_block_size = 0
 
     def get_new_blocks(self, count: int) -> list[FakeBlock]:
         """The next blocks that the test has named."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.pool import CallsThrough
+from blocklife.engines.vllm.watch.jobs import Copy
+from blocklife.engines.vllm.watch.mirror import Mirror, Missing
+from blocklife.engines.vllm.watch.pool import BlockLike, CallsThrough
 
 Original: TypeAlias = Callable[..., object]
 
@@ -21,6 +22,13 @@ class ConnectorEar:
         self.calls.add(scheduler, "build_connector_meta", self._build)
         self.calls.add(scheduler, "update_connector_output", self._update)
         self.calls.add(scheduler, "request_finished", self._finished)
+        self.calls.add(scheduler, "get_num_new_matched_tokens", self._looked_up)
+        self.calls.add(scheduler, "update_state_after_alloc", self._let_in)
+        self._computed: dict[str, int] = {}
+        # What requests count on to be loaded: of each group the place and the block.
+        self._counted: dict[str, list[tuple[int, int, int]]] = {}
+        self.block_tokens: Sequence[int] = ()
+        """Tokens of a block in each group of the engine; none where that cannot be told."""
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
         """A step is decided: its jobs are in what goes to the workers."""
@@ -41,5 +49,61 @@ class ConnectorEar:
     def _finished(self, original: Original, request: object, *args: object, **kwargs: object) -> object:
         result = original(request, *args, **kwargs)
         if isinstance(name := getattr(request, "request_id", None), str):
+            self._computed.pop(name, None)
+            self._counted.pop(name, None)
             self._mirror.ended(name)
         return result
+
+    # --- what a lookup has counted ------------------------------------------------------------------------------------------
+
+    def _looked_up(self, original: Original, *args: object, **kwargs: object) -> object:
+        request, computed = _given(args, kwargs, "request", "num_computed_tokens")
+        if isinstance(name := getattr(request, "request_id", None), str) and isinstance(computed, int):
+            self._computed[name] = computed
+        return original(*args, **kwargs)
+
+    def _let_in(self, original: Original, *args: object, **kwargs: object) -> object:
+        """A request was let in with so many tokens that are to be loaded: their blocks have no content yet."""
+        request, blocks, tokens = _given(args, kwargs, "request", "blocks", "num_external_tokens")
+        name, tables = getattr(request, "request_id", None), getattr(blocks, "blocks", None)
+        if isinstance(name, str) and isinstance(tables, Sequence) and isinstance(tokens, int) and tokens:
+            self._count_on(name, request, tables, tokens)
+        return original(*args, **kwargs)
+
+    def _count_on(self, name: str, request: object, tables: Sequence[Sequence[BlockLike]], tokens: int) -> None:
+        start = self._computed.get(name)
+        if start is not None:
+            self._counted[name] = [
+                (group, position, table[position].block_id)
+                for group, (table, size) in enumerate(zip(tables, self.block_tokens, strict=False))
+                for position in range(-(-start // size), min(len(table), -(-(start + tokens) // size)))
+                if self._mirror.follows(table[position].block_id) and self._is_empty(name, table[position])
+            ]
+
+    def _is_empty(self, request: str, block: object) -> bool:
+        """Whether what the block holds is to come; what has a name has come."""
+        return getattr(block, "block_hash", None) is None
+
+    def _missing(self, loads: Iterable[Copy]) -> list[Missing]:
+        """What was counted on, and is not loaded by the step."""
+        counted, self._counted = self._counted, {}
+        if not counted:
+            return []
+        loaded = {(copy.request, piece.block) for copy in loads for piece in copy.pieces}
+        return [
+            (name, position, block)
+            for name, places in counted.items()
+            for _, position, block in places
+            if (name, block) not in loaded
+        ]
+
+    @staticmethod
+    def computes(output: object) -> Collection[str]:
+        """The requests for which a step computes."""
+        found = getattr(output, "num_scheduled_tokens", None)
+        return found if isinstance(found, dict) else ()
+
+
+def _given(args: Sequence[object], kwargs: Mapping[str, object], *names: str) -> list[object]:
+    """The arguments of these names, which come first; None for what is not given."""
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in enumerate(names)]

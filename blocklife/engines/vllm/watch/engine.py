@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from blocklife.engines.vllm.watch.holders import CONNECTOR
 from blocklife.engines.vllm.watch.jobs import Job
 from blocklife.engines.vllm.watch.mirror import Mirror
 from blocklife.engines.vllm.watch.pool import CallsThrough
@@ -66,6 +67,8 @@ class EngineEar:
         if has_requests is not None and not has_requests():
             for mirror in self._mirrors:
                 _look_behind(mirror)
+                if not getattr(self._engine, "deferred_frees", None):
+                    self._look_for_lost(mirror)
         if not getattr(output, "total_num_scheduled_tokens", 1):
             self._look_for_progress()
         else:
@@ -78,6 +81,21 @@ class EngineEar:
         """Ask of what has happened in the step that is being made."""
         for mirror in self._mirrors:
             mirror.catch_up()
+
+    def _look_for_lost(self, mirror: Mirror) -> None:
+        """No step will follow: whose requests are gone must hold nothing, and a connector that has nothing out neither."""
+        requests = getattr(self._engine, "requests", None)
+        if not isinstance(requests, Mapping):
+            return
+        known = requests.keys() | (() if self._sees_all else {CONNECTOR})
+        for name, blocks in mirror.holders.left_behind(known).items():
+            who = f"{name}, with nothing out," if name == CONNECTOR else f"{name}, who is gone,"
+            what = f"no step will follow, and {who} holds block {blocks[0]}" + (
+                f" and {len(blocks) - 1} more" if blocks[1:] else ""
+            )
+            mirror.story.violate("I4", what, block=blocks[0], request=None if name == CONNECTOR else name)
+            mirror.holders.drop_all(blocks)
+        mirror.tell()
 
     # --- what never ends ----------------------------------------------------------------------------------------------------
 
@@ -107,9 +125,15 @@ class EngineEar:
         self._is_told = True
         for mirror in self._mirrors:
             mirror.catch_up()
-            if waiting := {name: held for name in requests if (held := mirror.holders.count(name))}:
-                name = next(iter(waiting))
-                what = f"for {NUM_STILL} steps nothing was computed and nothing is out, and {_told(waiting)}"
+            waiting = {name: held for name in requests if (held := mirror.holders.count(name))}
+            if waiting or (requests and mirror.hears_all and getattr(self._engine, "ec_connector", None) is None):
+                name = next(iter(waiting or requests))
+                told = (
+                    _told(waiting)
+                    if waiting
+                    else f"{len(requests)} requests wait, {name} first, and none of them holds a block"
+                )
+                what = f"for {NUM_STILL} steps nothing was computed and nothing is out, and {told}"
                 mirror.story.violate("I12", what, request=name)
                 mirror.tell()
 

@@ -80,6 +80,26 @@ class Holders:
         holder = self._current.get(name)
         return holder is not None and block in holder.held
 
+    def is_known_without(self, name: str | None, block: int) -> bool:
+        """Whether somebody of this name holds something, and not this block."""
+        holder = self._current.get(name or "")
+        return holder is not None and block not in holder.held and block not in holder.besides
+
+    def left_behind(self, known: Collection[str]) -> dict[str, list[int]]:
+        """The blocks that are held by others than those who are known."""
+        found: dict[str, list[int]] = {}
+        for block, holders in self.where.items():
+            for holder in holders:
+                if holder.name != BEFORE and holder.name not in known:
+                    found.setdefault(holder.name, []).append(block)
+        return found
+
+    def drop_all(self, blocks: Collection[int]) -> None:
+        """Nobody holds these any more."""
+        for block in blocks:
+            if block in self.where:
+                self.drop(block)
+
     def count(self, name: str) -> int:
         """How many blocks somebody of this name holds."""
         holder = self._current.get(name)
@@ -139,6 +159,7 @@ class Holders:
         where, mine = self.where, None if name == CONNECTOR else self._current.get(name)
         alone = () if mine is None else mine.alone
         chosen: dict[int, tuple[Holder, list[int]]] = {}
+        told: set[int] = set()
         for at, block in enumerate(blocks):
             holders = where.get(block)
             if holders is None:
@@ -159,11 +180,18 @@ class Holders:
                 else:
                     chosen[id(holder)] = (holder, [block])
             elif name != CONNECTOR and self._story.knows(block):  # else it was handed out before the watch came
+                told.add(block)
                 what = f"block {block} is freed by {name}, who does not hold it"
                 self._story.violate("I4", what, block=block, request=name)
         for holder, own in chosen.values():
             self._story.note(own, "let go by {}", holder.name)
             self._release(holder, own)
+        for block, count in zip(blocks, left or (), strict=False):
+            if count < len(holders := where.get(block, ())) and block not in told and blocks.count(block) == 1:
+                what = f"block {block} has {count} holds left for the engine, and {_names(holders)} hold it"
+                self._story.violate("I4", what, block=block, request=None if name == CONNECTOR else name)
+                if not count:
+                    self.drop(block)
 
     def _who_frees(self, name: str, holders: tuple[Holder, ...], left: int | None) -> Holder | None:
         """Which of those who hold a block lets go of it, if that is one of them."""
@@ -265,3 +293,7 @@ class Holders:
         elif count:
             del holder.besides[block]
         return count > 0
+
+
+def _names(holders: Sequence[Holder]) -> str:
+    return " and ".join(dict.fromkeys(holder.name for holder in holders))

@@ -56,6 +56,8 @@ class Host:
         self._num_slots = num_slots
         self._keeps = keeps
         self._content: dict[int, Content] = {}
+        self.sees_all = False
+        """Whether all that any slot holds was seen to come: then one of which nothing is known is empty."""
 
     def slot(self, piece: Piece) -> int | None:
         """The slot that the engine names, if it is one that is followed."""
@@ -65,7 +67,7 @@ class Host:
         """Whether a load expects something else of a slot than what was stored there last; if so, what is there."""
         found = self._content.get(-1 if piece.slot is None else piece.slot)
         if found is None:
-            return ""
+            return "nothing was stored in it" if self._keeps and self.sees_all else ""
         if found.key is not None and piece.key is not None and found.key != piece.key:
             return f"it holds {found.key.hex()[:16]}, not {piece.key.hex()[:16]}"
         if found.parts is not None and not found.parts >> piece.offset & 1:
@@ -85,7 +87,7 @@ class Host:
 
     def doubt(self, slot: int) -> None:
         """What a slot holds is not known any more."""
-        self._content.pop(slot, None)
+        self._content[slot] = Content(None, None)
 
     def forget(self) -> None:
         """The engine has forgotten what it had: whatever comes next under a slot is another content."""

@@ -165,6 +165,8 @@ class Jobs:
             return "I8", f"job {copy.number} stores block {block} for {wrong}"
         for other in self.touching.get(block, ()):
             if other.is_store and not other.is_unwanted and self._same_content(other, piece):
+                if other.copy is copy:
+                    return "I14", f"job {copy.number} stores block {block} twice"
                 return "I14", f"job {copy.number} stores block {block} while job {other.copy.number} stores the same life of it"
         if self.is_loading(block):
             return "I6", f"job {copy.number} stores block {block} while its load is out"
@@ -193,8 +195,12 @@ class Jobs:
     def _claim_slots(self, job: Job) -> None:
         """A store overwrites its slots: nobody may write them, or read them, at the same time."""
         host, using = self._host, self._using
-        slots = [slot for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
-        job.slots = slots = list(dict.fromkeys(slots))
+        parts = [(slot, piece.offset) for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
+        if len(set(parts)) < len(parts):
+            slot = next(slot for at, (slot, offset) in enumerate(parts) if (slot, offset) in parts[:at])
+            what = f"job {job.copy.number} writes slot {slot} twice"
+            self._story.violate("I1", what, request=job.copy.request, job=job.copy.number)
+        job.slots = slots = list(dict.fromkeys([slot for slot, _ in parts]))
         if using.keys().isdisjoint(slots):
             using.update(dict.fromkeys(slots, job.alone))
             return
@@ -215,11 +221,15 @@ class Jobs:
         job.blocks = [piece.block for piece in copy.pieces]
         fresh, where = self._holders.fresh, self._holders.where
         good: list[Piece] = []
+        filled: set[int] = set()
         for piece in copy.pieces:
             self._check_source(job, piece)
+            self._check_target(job, piece)
+            is_first = piece.block not in filled
+            filled.add(piece.block)
             self._touch(job, piece.block)
             self._story.note((piece.block,), "job {} loads it{}", copy.number, of(copy.request))
-            if piece.block in fresh and self._state[piece.block] == ALLOCATED:
+            if is_first and piece.block in fresh and self._state[piece.block] == ALLOCATED:
                 good.append(self._in_own_group(piece))
             else:
                 self._story.counts["not followed"] += 1
@@ -250,6 +260,32 @@ class Jobs:
         if slot not in job.slots:
             job.slots = [*job.slots, slot]
             self._using[slot] = self._using.get(slot, ()) + job.alone
+
+    def _check_target(self, job: Job, piece: Piece) -> None:
+        """A load fills the place that it was looked up for, and nobody else's."""
+        copy, block = job.copy, piece.block
+        for other in self.touching.get(block, ()):
+            does = "reads it" if other.is_store else "writes it"
+            what = f"job {copy.number} loads into block {block} " + (
+                "twice" if other is job else f"while job {other.copy.number} {does}"
+            )
+            self._story.violate("I1", what, block=block, request=copy.request, job=copy.number)
+            if other is not job:
+                self.finish(other)
+        what = self.not_its_place(copy.request, piece.group, piece.position, block)
+        if not what and self._holders.is_known_without(copy.request, block):
+            what = f"request {copy.request}, who does not hold it"
+        if what:
+            what = f"job {copy.number} loads into block {block} for {what}"
+            self._story.violate("I7", what, block=block, request=copy.request, job=copy.number)
+
+    def compute(self, requests: Collection[str]) -> None:
+        """The step computes for these requests: what they load must have arrived."""
+        for number, job in list(self._known.items()):
+            if not (job.is_store or job.is_over or job.copy.sync) and job.copy.request in requests:
+                what = f"the step computes for {job.copy.request} while its load, job {number}, is out"
+                self._story.violate("I6", what, request=job.copy.request, job=number)
+                self.finish(job)
 
     # --- the end of jobs ----------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ _OPEN = frozenset((_LOADING, ALLOCATED))
 Fact = tuple[Callable[..., None], tuple[object, ...]]
 """What to call when it is replayed, and with what."""
 Positions = Sequence[int | None]
+Missing = tuple[str, int, int]
+"""Who counts on it, its place in the table, and its block."""
 
 
 class Mirror:
@@ -101,12 +103,14 @@ class Mirror:
             filing = Filing(self._ledger, num_blocks, num_slots, blocks_per_slot)
         self.story = Story(lives.epoch)
         self.holders = Holders(lives, self.story, num_groups=num_groups, computes=computes)
-        host = Host(num_slots, keeps=sample == 1)
-        self.jobs = Jobs(self.story, self.holders, host, num_groups=num_groups, num_workers=num_workers, filing=filing)
+        self.host = Host(num_slots, keeps=sample == 1)
+        self.jobs = Jobs(self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, filing=filing)
         self._state = lives.state
-        self._computes = computes
+        self._computes = self.computes = computes
         self._tell = tell
         self._lost = lost
+        self.hears_all = False
+        """Whether the connector waits for nothing but its jobs, such as answers of another tier."""
         self.is_torn = False
         """Whether something came in between, in the middle of a step."""
         self._log: list[Fact] = []
@@ -184,10 +188,21 @@ class Mirror:
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
-    def step(self, *, stores: Sequence[Copy] = (), loads: Sequence[Copy] = (), waits: Collection[int] = ()) -> None:
-        """The engine has made the plan of a step: these copies, and these jobs to wait for."""
+    def step(
+        self,
+        *,
+        stores: Sequence[Copy] = (),
+        loads: Sequence[Copy] = (),
+        waits: Collection[int] = (),
+        computes: Collection[str] = (),
+        missing: Sequence[Missing] = (),
+    ) -> None:
+        """The engine has made the plan of a step: these copies, these jobs to wait for, and for whom it computes.
+
+        *missing*: what a request counts on, and no load brings.
+        """
         log, self._log = self._log, []
-        self._minded(lambda: self._step(log, stores, loads, waits))
+        self._minded(lambda: self._step(log, stores, loads, waits, computes, missing))
         self.tell()
 
     def catch_up(self) -> None:
@@ -217,7 +232,15 @@ class Mirror:
         self._replay(log)
         self.jobs.land()
 
-    def _step(self, log: list[Fact], stores: Sequence[Copy], loads: Sequence[Copy], waits: Collection[int]) -> None:
+    def _step(
+        self,
+        log: list[Fact],
+        stores: Sequence[Copy],
+        loads: Sequence[Copy],
+        waits: Collection[int],
+        computes: Collection[str],
+        missing: Sequence[Missing],
+    ) -> None:
         self.story.steps += 1
         self._targets = {piece.block for copy in loads if not copy.sync for piece in copy.pieces}
         self._soon = {piece.block: copy for copy in loads if copy.sync for piece in copy.pieces}
@@ -231,6 +254,11 @@ class Mirror:
             if copy.number not in self._loaded:
                 self.jobs.load(copy)
         self._targets, self._soon, self._loaded = set(), {}, set()
+        for name, position, block in missing if self._computes else ():
+            what = f"{name} counts on what is loaded into block {block}, position {position}, and no job loads it"
+            self.story.violate("I7", what, block=block, request=name)
+        if self._computes:
+            self.jobs.compute(computes)
         self.holders.fill(list(self.holders.fresh))
         self.jobs.store([copy for copy in stores if copy.number not in waits])
         self.holders.settle()
@@ -245,6 +273,9 @@ class Mirror:
     # --- replayed facts -----------------------------------------------------------------------------------------------------
 
     def _hand_out(self, name: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        again: list[int] = []
+        if len(set(blocks)) < len(blocks):
+            blocks, positions, again = _once(blocks, positions)
         touching, where = self.jobs.touching, self.holders.where
         fenced = [] if touching.keys().isdisjoint(blocks) else [block for block in blocks if block in touching]
         for block in () if where.keys().isdisjoint(blocks) else blocks:
@@ -257,18 +288,25 @@ class Mirror:
         self.holders.hand_out(name, group, blocks, positions)
         for block in fenced:  # the wait is this step's own, so that the new content comes after it
             self.jobs.finish_all(block)
+        for block in again:
+            self.story.violate("I4", f"block {block} is handed out twice at once to {name}", block=block, request=name)
+            self.holders.hold_beside(name, block)
 
     def _take(self, name: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
-        good: list[int] = []
-        where: list[int | None] = []
+        good: dict[int, int | None] = {}
+        beside: list[int] = []
         for block, position in zip(blocks, positions, strict=True):
-            if self._is_final(name, group, block):
-                good.append(block)
-                where.append(position)
+            if block in good and name != CONNECTOR:
+                what = f"block {block} is a hit of {name} at two places, and holds the content of one"
+                self.story.violate("I6", what, block=block, request=name)
+            if block not in good and self._is_final(name, group, block):
+                good[block] = position
             else:
-                self.holders.hold_beside(name, block)
+                beside.append(block)
         if good:
-            self.holders.take(name, good, where)
+            self.holders.take(name, list(good), list(good.values()))
+        for block in beside:
+            self.holders.hold_beside(name, block)
 
     def _is_final(self, name: str, group: int, block: int) -> bool:
         """Whether a block that is taken has its content, as it should; if not, whether the ledger can know of the new hold."""
@@ -306,3 +344,15 @@ class Mirror:
     def _reset(self, forget: bool) -> None:
         self.story.mark("the host tier is reset" if forget else "the host tier gives up what is out")
         self.jobs.reset(forget=forget)
+
+
+def _once(blocks: Sequence[int], positions: Positions) -> tuple[list[int], list[int | None], list[int]]:
+    """Each block with one position of it, and those that were named before."""
+    kept: dict[int, int | None] = {}
+    again: list[int] = []
+    for block, position in zip(blocks, positions, strict=True):
+        if block in kept:
+            again.append(block)
+        else:
+            kept[block] = position
+    return list(kept), list(kept.values()), again

@@ -20,6 +20,8 @@ from blocklife.engines.vllm.watch.mirror import Mirror
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
+_MANY = 1 << 60
+
 Chunks: TypeAlias = Sequence[tuple[int, bytes]]
 
 
@@ -50,6 +52,19 @@ class OffloadingEar(ConnectorEar):
         if isinstance(made := getattr(scheduler, "_job_counter", None), int):
             mirror.jobs.forgotten = made - 1
         self.calls.add(scheduler, "reset_cache", self._reset)
+        self._made = getattr(scheduler, "_job_counter", 0)
+        # Other tiers below this one would bring content that is not seen to come.
+        mirror.hears_all = type(getattr(scheduler, "manager", None)).__name__ == "CPUOffloadingManager"
+        mirror.host.sees_all = mirror.hears_all and not self._made
+        configs = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
+        sizes = {
+            group: _first_int(config, "tokens_per_block", "gpu_block_size")
+            for group, config in zip(self._groups, configs, strict=True)
+        }
+        self.block_tokens = [sizes.get(group) or _MANY for group in range(max(sizes, default=-1) + 1)]
+        self._odd: list[tuple[str, str, str | None, int]] = []
+        self._reach: dict[str, int] = {}
+        """How many tokens of a request are computed when the step is over."""
 
     # --- what it hears ------------------------------------------------------------------------------------------------------
 
@@ -63,12 +78,44 @@ class OffloadingEar(ConnectorEar):
         waits = set(getattr(meta, "jobs_to_flush", None) or ())
         if not self._launches_flushed:
             waits -= stores.keys()
+        output = args[0] if args else kwargs.get("scheduler_output")
+        self._compute(output)
+        copies = [self._copy(number, job, store=True) for number, job in stores.items()]
+        brought = [self._copy(number, job, store=False) for number, job in loads.items()]
         self._mirror.step(
-            stores=[self._copy(number, job, store=True) for number, job in stores.items()],
-            loads=[self._copy(number, job, store=False) for number, job in loads.items()],
-            waits=waits,
+            stores=copies, loads=brought, waits=waits, computes=self.computes(output), missing=self._missing(brought)
         )
+        self._tell_odd(stores.keys() | loads.keys())
+        for name in getattr(output, "finished_req_ids", None) or ():
+            self._reach.pop(name, None)
         return meta
+
+    def _compute(self, output: object) -> None:
+        """How far the requests of a step are when it is over."""
+        scheduled = self.computes(output)
+        if not (isinstance(scheduled, dict) and self._mirror.computes):
+            return
+        for new in getattr(output, "scheduled_new_reqs", ()):
+            self._reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
+        cached = getattr(output, "scheduled_cached_reqs", None)
+        for name, computed in zip(getattr(cached, "req_ids", ()), getattr(cached, "num_computed_tokens", ()), strict=False):
+            self._reach[name] = computed + scheduled.get(name, 0)
+
+    def _tell_odd(self, named: Collection[int]) -> None:
+        """What is wrong with the jobs of a step before anybody looks at their blocks."""
+        odd, self._odd = self._odd, []
+        for rule, what, request, number in odd:
+            self._mirror.story.violate(rule, what, request=request, job=number)
+        made, self._made = self._made, getattr(self._scheduler, "_job_counter", 0)
+        for number in range(made, self._made):
+            if number in getattr(self._scheduler, "_jobs", {}) and number not in named:
+                what = f"job {number} was made, and no worker hears of it"
+                self._mirror.story.violate("I5", what, job=number)
+        self._mirror.tell()
+
+    def _is_empty(self, request: str, block: object) -> bool:
+        """What is loaded within the step has its name before."""
+        return request in getattr(self._scheduler, "_current_batch_sync_loads", ()) or super()._is_empty(request, block)
 
     def _hear(self, output: object) -> None:
         meta = getattr(output, "kv_connector_worker_meta", None)
@@ -111,6 +158,7 @@ class OffloadingEar(ConnectorEar):
         size = self._blocks_per_chunk
         pieces: list[Piece] = []
         first = first_slot = 0
+        odd: list[str] = []
         for each, count in enumerate(device.group_sizes):
             if not count:
                 continue
@@ -119,9 +167,33 @@ class OffloadingEar(ConnectorEar):
             keys = known.group_states[each].offload_keys if known is not None and names else ()
             group = self._groups[each] if each < len(self._groups) else each
             here, there = blocks[first : first + count], slots[first_slot : first_slot + used]
-            pieces += self._pieces(group, start, here, there, _chunks(keys, names, start // size, used))
+            chunks = _chunks(keys, names, start // size, used)
+            if len(chunks) < used and keys:
+                odd.append(f"{used} chunks of group {group}, and keys of {len(chunks)}")
+            pieces += self._pieces(group, start, here, there, chunks)
             first, first_slot = first + count, first_slot + used
+        if odd and known is not None and not set(names) <= {key for state in known.group_states for key in state.offload_keys}:
+            odd = []  # some keys are none of a whole chunk
+        if slots and first_slot != len(slots):
+            odd.append(f"blocks for {first_slot} slots, and {len(slots)} slots")
+        self._odd += [("I15", f"job {number} has {each}", named, number) for each in odd]
+        if store:
+            self._ask_places(number, named, blocks, pieces)
         return Copy(number, named, pieces, sync)
+
+    def _ask_places(self, number: int, request: str | None, blocks: Sequence[int], pieces: Iterable[Piece]) -> None:
+        """Whether a store reads blocks that are there, with content that is computed when the step is over."""
+        if 0 in blocks:
+            self._odd.append(("I8", f"job {number} stores the null block", request, number))
+        reach = self._reach.get(request or "")
+        for piece in pieces if reach is not None else ():
+            if piece.key is None or piece.position is None or piece.group >= len(self.block_tokens):
+                continue
+            end = (piece.position + 1) * self.block_tokens[piece.group]
+            if reach is not None and self.block_tokens[piece.group] < _MANY and end > reach:
+                what = f"job {number} stores block {piece.block} for tokens up to {end} of {request}, and {reach} are computed"
+                self._odd.append(("I8", what, request, number))
+                return
 
     def _pieces(self, group: int, start: int, blocks: Sequence[int], slots: Sequence[int], chunks: Chunks) -> Iterable[Piece]:
         """The blocks of a job in one group that are followed: chunk after chunk, the first maybe not from its start."""

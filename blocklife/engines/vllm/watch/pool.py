@@ -53,7 +53,9 @@ class PoolEar:
         self._owners = (pool, None) if any(hasattr(block, "pool") for block in _blocks(pool)[:1]) else ()
         """What a block says of whose it is, where blocks say it: a pool may be asked to free those of others."""
         self._request: object = None
-        self._done: list[tuple[str, list[int], Sequence[BlockLike]]] = []
+        self._let_in: object = None
+        """The request that was worked for last, while what was done for it is told."""
+        self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
         self.calls = CallsThrough()
         self.calls.add(pool, "get_new_blocks", self._get_new_blocks)
         self.calls.add(pool, "touch", self._touch)
@@ -129,12 +131,13 @@ class PoolEar:
         blocks = list(ordered)
         result = original(blocks, *rest, **kwargs)
         if ids := self._ids(blocks):
+            counts = {block.block_id: block.ref_cnt for block in blocks}
+            left = [counts[block] for block in ids]
             if self._request is not None:
-                self._done.append(("freed", ids, blocks))
+                self._done.append(("freed", ids, blocks, left))
             else:
-                counts = {block.block_id: block.ref_cnt for block in blocks}
                 for mirror in self._mirrors:
-                    mirror.freed(CONNECTOR, ids, [counts[block] for block in ids])
+                    mirror.freed(CONNECTOR, ids, left)
         return result
 
     def _evict_blocks(self, original: Original, blocks: Iterable[int], *args: object, **kwargs: object) -> object:
@@ -152,7 +155,7 @@ class PoolEar:
 
     def _did(self, what: str, ids: list[int], blocks: Sequence[BlockLike]) -> None:
         if self._request is not None:
-            self._done.append((what, ids, blocks))
+            self._done.append((what, ids, blocks, ()))
         else:
             self._tell(CONNECTOR, what, ids, blocks)
 
@@ -185,7 +188,7 @@ class PoolEar:
             try:
                 return original(*args, **kwargs)
             finally:
-                ear._request = None
+                ear._request, ear._let_in = None, request
                 if ear._done:
                     ear._tell_all(_name_of(request), whole=False)
 
@@ -208,20 +211,51 @@ class PoolEar:
 
     def _tell_all(self, name: str, *, whole: bool) -> None:
         done, self._done = self._done, []
-        for what, ids, blocks in done:
-            self._tell(name, what, ids, blocks, whole=whole)
+        for what, ids, blocks, left in done:
+            self._tell(name, what, ids, blocks, left, whole=whole)
 
-    def _tell(self, holder: str, what: str, ids: list[int], blocks: Sequence[BlockLike], *, whole: bool = False) -> None:
+    def _tell(
+        self,
+        holder: str,
+        what: str,
+        ids: list[int],
+        blocks: Sequence[BlockLike],
+        left: Sequence[int] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
         if what == "freed":
             for mirror in self._mirrors:
-                mirror.freed(holder, ids, whole=whole)
+                mirror.freed(holder, ids, left, whole=whole)
             return
         group, positions = (0, [None] * len(ids)) if holder == CONNECTOR else self._places(holder, ids, blocks)
+        if what == "taken" and holder != CONNECTOR:
+            self._ask_names(holder, group, ids, positions)
         for mirror in self._mirrors:
             if what == "taken":
                 mirror.taken(holder, group, ids, positions)
             else:
                 mirror.handed_out(holder, group, ids, positions)
+
+    def _ask_names(self, holder: str, group: int, ids: list[int], positions: Positions) -> None:
+        """Whether the blocks that a request hits are called what belongs to their places."""
+        hashes, unit = getattr(self._let_in, "block_hashes", None), getattr(self._pool, "hash_block_size", None)
+        if (
+            not isinstance(hashes, Sequence)
+            or getattr(self._managers[group], "block_size", 0) != unit
+            or _name_of(self._let_in) != holder
+        ):
+            return
+        blocks, others = _blocks(self._pool), getattr(self._pool, "cached_block_hashes_by_block", {})
+        ending = getattr(self._managers[group], "kv_cache_group_id", group).to_bytes(4, "big")
+        for block, position in zip(ids, positions, strict=True):
+            if position is None or position >= len(hashes):
+                continue
+            wanted = bytes(hashes[position]) + ending
+            if getattr(blocks[block], "block_hash", None) != wanted and wanted not in others.get(block, ()):
+                for mirror in self._mirrors:
+                    what = f"block {block} is a hit of {holder} at position {position}, and is called by another name"
+                    mirror.story.violate("I6", what, block=block, request=holder)
 
     def _places(self, request: str, ids: list[int], blocks: Sequence[BlockLike]) -> tuple[int, Positions]:
         """In which group of a request's tables blocks stand, and where. What is given at once is for one group.

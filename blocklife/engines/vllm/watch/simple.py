@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from blocklife.engines.vllm.watch.ear import ConnectorEar, Original
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
+from blocklife.engines.vllm.watch.pool import BlockLike
 
 
 class Transfer(Protocol):
@@ -34,6 +36,13 @@ class SimpleEar(ConnectorEar):
         self._num_loads = int(getattr(scheduler, "_store_event_counter", 0))
         mirror.jobs.forgotten = 2 * self._num_loads - 1
         self.calls.add(scheduler, "reset", self._reset)
+        mirror.hears_all = True
+        mirror.host.sees_all = not self._num_loads
+        groups = getattr(getattr(scheduler, "cpu_kv_cache_config", None), "kv_cache_groups", ())
+        found = getattr(scheduler, "group_block_sizes", None) or [each.kv_cache_spec.block_size for each in groups]
+        self.block_tokens = list(found)
+        self._places: dict[str, dict[int, tuple[int, int, bytes | None]]] = {}
+        """Where the blocks of a request's tables stand when it was let in, and the name of what belongs there."""
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
         before = {name for name, state in self._loading().items() if state.load_event is None}
@@ -43,19 +52,57 @@ class SimpleEar(ConnectorEar):
             self._mirror.catch_up()
             raise
         stores, loads = [], []
+        pairs = iter(list(zip(getattr(meta, "load_gpu_blocks", ()), getattr(meta, "load_cpu_blocks", ()), strict=False)))
+        tells = hasattr(meta, "load_gpu_blocks")
         if (event := getattr(meta, "store_event", -1)) >= 0:
             gpu, cpu = getattr(meta, "store_gpu_blocks", ()), getattr(meta, "store_cpu_blocks", ())
             stores.append(Copy(2 * event, None, self._pieces(gpu, cpu, store=True)))
-        for name in sorted(before):
+        for name in [each for each in self._loading() if each in before]:  # the workers get them in this order
             transfer = getattr(self._loading().get(name), "transfer_meta", None)
             if transfer is not None:
                 self._num_loads += 1
                 self._loads[name] = number = 2 * self._num_loads + 1
-                pieces = self._pieces(transfer.gpu_block_ids, transfer.cpu_block_ids, store=False)
-                loads.append(Copy(number, name, pieces))
+                gpu, cpu = transfer.gpu_block_ids, transfer.cpu_block_ids
+                if tells:
+                    told = list(itertools.islice(pairs, len(gpu)))
+                    gpu, cpu = [block for block, _ in told], [slot for _, slot in told]
+                loads.append(Copy(number, name, self._placed(name, self._pieces(gpu, cpu, store=False))))
         waits = set(self._mirror.jobs.left_behind()) if getattr(meta, "need_flush", False) else set()
-        self._mirror.step(stores=stores, loads=loads, waits=waits)
+        output = args[0] if args else kwargs.get("scheduler_output")
+        self._mirror.step(stores=stores, loads=loads, waits=waits, computes=self.computes(output), missing=self._missing(loads))
+        self._places.clear()
+        if stores and 0 in getattr(meta, "store_gpu_blocks", ()):
+            self._mirror.story.violate("I8", f"job {stores[0].number} stores the null block", job=stores[0].number)
+            self._mirror.tell()
         return meta
+
+    def _placed(self, name: str, pieces: list[Piece]) -> list[Piece]:
+        """The pieces of a load with their places in the request's tables, and the name of what belongs there."""
+        places = self._places.get(name, {})
+        return [
+            piece._replace(group=found[0], position=found[1], key=found[2] or piece.key)
+            if (found := places.get(piece.block)) is not None
+            else piece
+            for piece in pieces
+        ]
+
+    def _count_on(self, name: str, request: object, tables: Sequence[Sequence[BlockLike]], tokens: int) -> None:
+        names, unit = getattr(request, "block_hashes", ()), getattr(self._scheduler, "hash_block_size", 0)
+        self._places[name] = {
+            block.block_id: (group, at, _named(names, group, at) if size == unit else None)
+            for group, (table, size) in enumerate(zip(tables, self.block_tokens, strict=False))
+            for at, block in enumerate(table)
+            if block.block_id
+        }
+        pending = getattr(self._scheduler, "_pending_cpu_hits", {}).get(name)
+        start = self._computed.get(name)
+        if pending is not None and start is not None:
+            self._counted[name] = [
+                (group, position, table[position].block_id)
+                for group, (hits, table, size) in enumerate(zip(pending[0], tables, self.block_tokens, strict=False))
+                for position, hit in enumerate(hits[: -(-tokens // size)], start // size)
+                if position < len(table) and hit.block_id and self._mirror.follows(table[position].block_id)
+            ]
 
     def _hear(self, output: object) -> None:
         for name in getattr(output, "finished_recving", None) or ():
@@ -84,3 +131,8 @@ class SimpleEar(ConnectorEar):
             for block, slot, key in zip(gpu, cpu, keys, strict=True)
             if self._mirror.follows(block)
         ]
+
+
+def _named(hashes: Sequence[bytes], group: int, position: int) -> bytes | None:
+    """What vLLM calls the content of a place: the hash of all up to it, and the group."""
+    return bytes(hashes[position]) + group.to_bytes(4, "big") if position < len(hashes) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from multiprocessing.util import Finalize
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from attrs import asdict, define, field
 
@@ -27,6 +27,10 @@ NUM_ENDED = 4096
 """Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
 _HISTORY = 16
 _OUT = (Job.IN_FLIGHT, Job.FLUSHED)
+_RUNS = (Job.IN_FLIGHT,)
+
+
+Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]] | None
 
 
 class Result(Protocol):
@@ -46,6 +50,8 @@ class Share:
     request: str | None
     life: JobLife = field(factory=JobLife)
     is_waited: bool = False
+    places: Places = None
+    """The ids of its source and of its target, as the step named them; None where they cannot be read."""
     events: deque[str] = field(factory=lambda: deque(maxlen=_HISTORY))
 
 
@@ -58,7 +64,8 @@ class WorkerWatch:
         self.teller = Teller(options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None)
         self.steps = 0
         self._found: list[Violation] = []
-        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._ended: OrderedDict[int, bool] = OrderedDict()
+        """Jobs that are over, and whether the copier has yet to say so."""
         self.shares: dict[int, Share] = {}
         self.ear = _ear(self, worker)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
@@ -84,14 +91,22 @@ class WorkerWatch:
 
     # --- facts --------------------------------------------------------------------------------------------------------------
 
-    def planned(self, number: int, *, is_store: bool, request: str | None) -> None:
+    def begins(self, *, launches: bool) -> None:
+        """A step does. Where launches are heard, what the last but one has named is launched by now."""
+        self.steps += 1
+        for number, share in list(self.shares.items()) if launches else ():
+            if share.life.state is Job.PLANNED and share.step < self.steps - 1:
+                self._violate("I5", f"job {number} was named at step {share.step}, and was never launched", number)
+                self.forget(number)
+
+    def planned(self, number: int, *, is_store: bool, request: str | None, places: Places = None) -> None:
         """The metadata of a step names a job. What was named before and is not over stays what it is."""
         if number not in self.shares:
             self._ended.pop(number, None)
-            share = self.shares[number] = Share(number, is_store, self.steps, request)
+            share = self.shares[number] = Share(number, is_store, self.steps, request, places=places)
             self._note(share, "is planned")
 
-    def submitted(self, number: int, *, is_store: bool) -> None:
+    def submitted(self, number: int, *, is_store: bool, places: Places = None) -> None:
         """A job goes to the copier."""
         share = self.shares.get(number)
         if share is None:
@@ -102,6 +117,8 @@ class WorkerWatch:
             return
         if is_store and share.step == self.steps and not share.is_waited:
             self._violate("I8", f"job {number} is launched in the step that computes what it stores", number)
+        if places is not None and share.places is not None and places != share.places:
+            self._violate("I8", f"job {number} is launched with other places than its step has named", number)
         share.life.submit()
         self._note(share, "is launched")
 
@@ -119,15 +136,31 @@ class WorkerWatch:
         if share is not None and share.life.state in _OUT:
             share.life.finish(outstanding=0, ok=ok)
             self.forget(number)
+        elif self._ended.get(number):
+            self._ended[number] = False
         elif number in self._ended:
             self._violate("I9", f"job {number} is reported a second time", number)
         else:
             self._violate("I3", f"job {number} is reported, and was never launched", number)
 
+    def told(self, number: int) -> None:
+        """The worker tells the scheduler that a job is over: the copier must have said so."""
+        share = self.shares.get(number)
+        if share is not None:
+            state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
+            self._violate("I6", f"job {number} is told as over, and {state}", number)
+            self.forget(number)
+
+    def told_loaded(self, requests: Iterable[str]) -> None:
+        """The worker tells the scheduler that what these requests wait for is loaded."""
+        wanted = set(requests)
+        for number, share in list(self.shares.items()) if wanted else ():
+            if not share.is_store and share.request in wanted:
+                self.told(number)
+
     def forget(self, number: int) -> None:
         """A job is over."""
-        del self.shares[number]
-        self._ended[number] = None
+        self._ended[number] = self.shares.pop(number).life.state in _RUNS
         if len(self._ended) > NUM_ENDED:
             self._ended.popitem(last=False)
 
@@ -170,6 +203,7 @@ class OffloadingWorkerEar:
         self._calls.add(worker, "start_kv_transfers", self._start)
         self._calls.add(worker, "prepare_store_kv", self._prepare)
         self._calls.add(worker, "get_finished", self._get_finished)
+        self._calls.add(worker, "build_connector_worker_meta", self._tell)
         self._calls.add(worker, "shutdown", self._shutdown)
         self._calls_below = CallsThrough()
 
@@ -188,13 +222,17 @@ class OffloadingWorkerEar:
         if meta is None or meta is self._meta:
             return
         self._meta = meta
-        self._watch.steps += 1
+        self._watch.begins(launches=bool(self._calls_below))
         self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
-        for name in ("load_jobs", "store_jobs"):
+        # A rank that writes no stores, where all ranks have the same content, says at once that they are done.
+        for name in ("load_jobs", "store_jobs") if getattr(self._worker, "_is_store_writer", True) else ("load_jobs",):
             for number, job in _mapping(getattr(meta, name, None)).items():
                 request = getattr(job, "req_id", None)
                 self._watch.planned(
-                    number, is_store=name == "store_jobs", request=request if isinstance(request, str) else None
+                    number,
+                    is_store=name == "store_jobs",
+                    request=request if isinstance(request, str) else None,
+                    places=_places(*(getattr(job, "transfer_spec", None) or _ends(job))),
                 )
         for number in self._flushed:
             if (share := self._watch.shares.get(number)) is not None:
@@ -227,6 +265,16 @@ class OffloadingWorkerEar:
     def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
         self._begin(None)
         result = original(*args, **kwargs)
+        if self._calls_below and isinstance(result, tuple) and len(result) == 2:
+            self._watch.told_loaded(result[1] or ())
+        self._watch.tell()
+        return result
+
+    def _tell(self, original: Original, *args: object, **kwargs: object) -> object:
+        """What goes to the scheduler."""
+        result = original(*args, **kwargs)
+        for number in _mapping(getattr(result, "completed_jobs", None)) if self._calls_below else ():
+            self._watch.told(number)
         self._watch.tell()
         return result
 
@@ -254,12 +302,12 @@ class OffloadingWorkerEar:
             self._calls_below.add(below, "get_finished", self._landed)
 
     def _submit_store(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
-        self._watch.submitted(number, is_store=True)
+        self._watch.submitted(number, is_store=True, places=_places(*args[:2]))
         return original(number, *args, **kwargs)
 
     def _submit_load(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
         self._wait_is_over()
-        self._watch.submitted(number, is_store=False)
+        self._watch.submitted(number, is_store=False, places=_places(*args[:2]))
         return original(number, *args, **kwargs)
 
     def _transfer(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
@@ -281,6 +329,20 @@ class OffloadingWorkerEar:
         return results
 
 
+def _ends(job: object) -> tuple[object, object]:
+    return getattr(job, "src_spec", None), getattr(job, "dst_spec", None)
+
+
+def _places(source: object = None, target: object = None) -> Places:
+    """The ids of both ends of a job, if they can be read."""
+    return _both(getattr(source, "block_ids", None), getattr(target, "block_ids", None))
+
+
+def _both(source: object = None, target: object = None) -> Places:
+    plain = [tuple(ids.tolist() if hasattr(ids, "tolist") else ids) for ids in (source, target) if isinstance(ids, Iterable)]
+    return (plain[0], plain[1]) if len(plain) == 2 else None
+
+
 class SimpleWorkerEar:
     """Listens to a SimpleCPUOffloadWorker, which launches its events in order: stores are even here, loads odd."""
 
@@ -291,6 +353,8 @@ class SimpleWorkerEar:
         self._calls.add(worker, "bind_connector_metadata", self._bind)
         self._calls.add(worker, "handle_preemptions", self._handle_preemptions)
         self._calls.add(worker, "build_connector_worker_meta", self._told)
+        self._calls.add(worker, "get_finished", self._get_finished)
+        self._meta: object = None
         self._below: object = None
         self._calls_below = CallsThrough()
 
@@ -306,10 +370,13 @@ class SimpleWorkerEar:
             self._below = below
             if hasattr(type(below), "launch_copy"):
                 self._calls_below.add(below, "launch_copy", self._launch)
-        self._watch.steps += 1
-        for name, odd in (("store_event", 0), ("load_event", 1)):
-            if isinstance(event := getattr(meta, name, -1), int) and event >= 0:
-                self._watch.planned(2 * event + odd, is_store=not odd, request=None)
+        self._meta = meta
+        self._watch.begins(launches=bool(self._calls_below))
+        for kind, odd in (("store", 0), ("load", 1)):
+            if isinstance(event := getattr(meta, f"{kind}_event", -1), int) and event >= 0:
+                ends = [getattr(meta, f"{kind}_{place}_blocks", None) for place in (("cpu", "gpu") if odd else ("gpu", "cpu"))]
+                places = _both(*ends)
+                self._watch.planned(2 * event + odd, is_store=not odd, request=None, places=places)
         return original(meta, *args, **kwargs)
 
     def _launch(self, original: Original, *args: object, **kwargs: object) -> object:
@@ -318,7 +385,7 @@ class SimpleWorkerEar:
             number = 2 * event + (not is_store)
             if (share := self._watch.shares.get(number)) is not None:
                 share.is_waited = True  # it waits for the step's own computation, by an event of the device
-            self._watch.submitted(number, is_store=is_store)
+            self._watch.submitted(number, is_store=is_store, places=_both(*args[:2]))
         result = original(*args, **kwargs)
         self._watch.tell()
         return result
@@ -336,12 +403,25 @@ class SimpleWorkerEar:
 
     def _told(self, original: Original, *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
+        polled = getattr(self._worker, "_store_hwm", None)
         for event in _mapping(getattr(result, "completed_store_events", None)):
-            if self._calls_below:
+            if self._calls_below and isinstance(polled, int) and event > polled:
+                self._watch.told(2 * event)
+            elif self._calls_below:
                 self._watch.landed(2 * event, ok=True)
-        polled = getattr(self._worker, "_load_hwm", -1)
-        for number in [each for each in self._watch.shares if each % 2 and each // 2 <= polled]:
+        loaded: int = getattr(self._worker, "_load_hwm", -1)
+        for number in [each for each in self._watch.shares if each % 2 and each // 2 <= loaded]:
             self._watch.forget(number)
+        self._watch.tell()
+        return result
+
+    def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = original(*args, **kwargs)
+        loaded = set(result[1] or ()) if isinstance(result, tuple) and len(result) == 2 else set()
+        polled = getattr(self._worker, "_load_hwm", None)
+        for event, requests in _mapping(getattr(self._meta, "load_event_to_reqs", None)).items() if loaded else ():
+            if self._calls_below and isinstance(polled, int) and event > polled and not loaded.isdisjoint(_iterable(requests)):
+                self._watch.told(2 * event + 1)
         self._watch.tell()
         return result
 
