@@ -114,14 +114,14 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "windows are ignored": (
         "S4",
         lambda patch: without(
-            patch, search, "_unit", {"tokens=tokens * size, window=window,": "tokens=tokens * size, window=None,"}
+            patch, search, "unit_of", {"tokens=tokens * size, window=window,": "tokens=tokens * size, window=None,"}
         ),
         "sizes: ",
     ),
     "window too short": (
         "S4",
         lambda patch: without(
-            patch, search, "_unit", {"window = -(-blocks // size)": "window = 1", "tail = blocks - ": "tail = 1 or "}
+            patch, search, "unit_of", {"window = -(-blocks // size)": "window = 1", "tail = blocks - ": "tail = 1 or "}
         ),
         "KeyError",
     ),

@@ -713,7 +713,7 @@ def test_s4_planted_window_ignored_in_lookup(
     contract: Contract, ahead: int, group: int, lost: Sequence[int], wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lookup that asks every group for the whole prefix, as if all were full, misses what it should find."""
-    without(monkeypatch, search, "_unit", {"tokens=tokens * size, window=window,": "tokens=tokens * size, window=None,"})
+    without(monkeypatch, search, "unit_of", {"tokens=tokens * size, window=window,": "tokens=tokens * size, window=None,"})
     engine = hybrid(contract, ahead)
     engine.forget("a", group, lost)
     engine.add("b", 18)
@@ -725,7 +725,7 @@ def test_s4_planted_window_ignored_in_lookup(
 @AHEAD
 def test_s4_planted_window_too_short_cannot_be_loaded(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of one chunk where two are read finds a hit that no load can bring."""
-    without(monkeypatch, search, "_unit", {"window = -(-blocks // size)": "window = 1", "tail = blocks - ": "tail = 1 or "})
+    without(monkeypatch, search, "unit_of", {"window = -(-blocks // size)": "window = 1", "tail = blocks - ": "tail = 1 or "})
     engine = hybrid(contract, ahead)
     engine.forget("a", 1, (2,))
     engine.add("b", 18)

@@ -558,7 +558,7 @@ SEEDS: tuple[Seed, ...] = (
     Seed(
         "S4: a sliding window needs its last chunk only",
         scheduler_search,
-        "_unit",
+        "unit_of",
         {"window = -(-blocks // size)": "window = 1", "tail = blocks - ": "tail = 1 or "},
     ),
     Seed(
