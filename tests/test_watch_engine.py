@@ -12,6 +12,7 @@ import pytest
 
 from blocklife.engines.vllm.watch import Mode, Options, Watch, WatchError, attach
 from blocklife.engines.vllm.watch.engine import NUM_STILL
+from blocklife.engines.vllm.watch.holders import CONNECTOR
 from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, FakeSimple, FakeSimpleMeta, reported, store
 
 COUNT, STRICT = Options(mode=Mode.COUNT), Options(mode=Mode.STRICT)
@@ -117,6 +118,18 @@ def test_an_engine_that_merely_waits_is_left_alone(why: str) -> None:
     assert watch.counts == {}
 
 
+def test_i12_falls_where_requests_wait_and_nobody_holds_anything() -> None:
+    """For the end of a store that was lost, say; of another kind of tier it may be an answer that they wait for."""
+    inner = FakeOffloading()
+    inner.manager = type("CPUOffloadingManager", (), {"_num_chunks": 32})()
+    scheduler = Engine(SimpleNamespace(connector_scheduler=inner))
+    watch = attach(scheduler, COUNT)
+    scheduler.wait("a", "WAITING")
+    idle(scheduler, 2 * NUM_STILL, NOTHING)
+
+    assert rules(watch) == ["I12"]
+
+
 # --- never coming to rest -----------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +176,60 @@ def test_what_is_stored_again_for_a_request_is_no_circle() -> None:
     stored(scheduler, inner, 1, 2)
 
     assert rules(watch) == []
+
+
+def test_i12_falls_for_stores_that_go_round_while_requests_wait() -> None:
+    """What the stores hold is what the requests wait for: SimpleCPUOffload of 0.33.0, lazy, with a host that is small."""
+    scheduler, inner, watch = lazy()
+    scheduler.wait("b", "WAITING")
+    stored(scheduler, inner, 1, 2)
+    before = rules(watch)
+    stored(scheduler, inner, 1, 2)
+
+    assert (before, rules(watch)) == ([], ["I12"])
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "WAITING_FOR_GRAMMAR"])
+def test_what_is_stored_again_beside_a_request_that_may_go_on_is_no_circle(status: str) -> None:
+    """What it will compute is not known yet."""
+    scheduler, inner, watch = lazy()
+    scheduler.wait("b", status)
+    stored(scheduler, inner, 1, 2, 1, 2)
+
+    assert rules(watch) == []
+
+
+# --- what is left when no step follows ----------------------------------------------------------------------------------------
+
+
+def test_what_a_store_holds_that_is_left_behind_is_told_of_once() -> None:
+    """I5, and not I4 beside it: of that job nobody has heard the end."""
+    scheduler, inner, watch = lazy()
+    pool = scheduler.kv_cache_manager.block_pool
+    pool.touch([pool.blocks[1]])
+    inner.build_connector_meta(FakeSimpleMeta(0, [1], [7]))
+    scheduler.goes_on = False
+    idle(scheduler, 3)
+
+    assert rules(watch) == ["I5"]
+
+
+@pytest.mark.parametrize("name", ["a", CONNECTOR])
+def test_i4_falls_when_no_step_follows_and_somebody_who_is_gone_holds_blocks(name: str) -> None:
+    """Nobody can have them again."""
+    inner = FakeOffloading()
+    scheduler = Engine(SimpleNamespace(connector_scheduler=inner))
+    watch = attach(scheduler, COUNT)
+    pool = scheduler.kv_cache_manager.block_pool
+    scheduler.kv_cache_manager.allocate_slots(A, [1, 2])
+    inner.build_connector_meta(FakeMeta())
+    if name == CONNECTOR:
+        pool.touch([pool.blocks[1]])
+        scheduler.kv_cache_manager.free(A)
+    scheduler.goes_on = False
+    idle(scheduler, 2)
+
+    assert rules(watch) == ["I4"]
 
 
 # --- falling ------------------------------------------------------------------------------------------------------------------

@@ -288,6 +288,27 @@ def test_a_store_that_its_own_step_waits_for_reads_the_old_life() -> None:
     assert told.found == []
 
 
+def test_i1_falls_for_a_load_of_two_slots_into_one_block() -> None:
+    """The watch goes on."""
+    told = Told()
+    told.give("a", [1])
+    told.step(loads=[copy(0, "a", 1, 1, at=None, slot=3)])
+    told.mirror.reported(0, 1)
+    told.step()
+
+    assert told.rules == ["I1"]
+
+
+def test_i1_falls_for_a_slot_that_one_job_writes_twice() -> None:
+    """A slot that was free twice."""
+    told = Told()
+    told.give("a", [1, 2])
+    told.step()
+    told.step(copy(0, "a", 1, slot=3)._replace(pieces=[*copy(0, "a", 1, slot=3).pieces, *copy(0, "a", 2, at=1, slot=3).pieces]))
+
+    assert told.rules == ["I1"]
+
+
 # --- I3, I9 -----------------------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +476,44 @@ def test_the_connector_holds_a_block_as_often_as_it_takes_it() -> None:
     assert told.mirror.holders.where == {}
 
 
+def test_a_connector_may_hold_a_block_twice_by_one_call() -> None:
+    """As SimpleCPUOffload of 0.33.0 does when a window has left a block that the pool has handed out again."""
+    told = Told()
+    told.give("a", [1])
+    told.step()
+    told.mirror.taken(CONNECTOR, 0, [1, 1], [None, None])
+    told.step()
+    told.mirror.freed(CONNECTOR, [1, 1], [1, 1])
+    told.end("a", [1])
+    told.step()
+
+    assert told.rules == []
+
+
+def test_i4_falls_for_a_block_that_is_handed_out_twice_at_once() -> None:
+    """The watch goes on."""
+    told = Told()
+    told.mirror.handed_out("a", 0, [1, 1], [0, 1])
+    told.step()
+    told.end("a", [1, 1])
+    told.step()
+
+    assert told.rules == ["I4"]
+
+
+def test_i4_falls_where_the_engine_counts_less_than_there_are() -> None:
+    """A hold was let go of twice within the pool."""
+    told = Told()
+    told.give("a", [1])
+    told.step()
+    told.hit("b", [1])
+    told.step()
+    told.mirror.freed("b", [1], [0])
+    told.step()
+
+    assert told.rules == ["I4"]
+
+
 # --- I6 ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -584,6 +643,37 @@ def test_a_block_that_is_let_go_of_by_itself_in_its_step_was_computed() -> None:
     assert told.found == []
 
 
+def test_i6_falls_for_a_hit_of_one_block_at_two_places() -> None:
+    """The watch goes on."""
+    told = Told()
+    told.give("a", [1])
+    told.step()
+    told.hit("b", [1, 1])
+    told.step()
+    told.end("b", [1, 1])
+    told.end("a", [1])
+    told.step()
+
+    assert told.rules == ["I6"]
+
+
+def test_i6_falls_for_a_slot_in_which_nothing_was_stored() -> None:
+    """Of a host whose content was all seen to come; a reset of it is the same."""
+    told = Told()
+    told.mirror.host.sees_all = True
+    told.give("a", [1])
+    told.step(copy(0, "a", 1, slot=3))
+    told.mirror.reported(0, 1)
+    told.give("b", [2])
+    told.step(loads=[copy(1, "b", 2, at=None, slot=4)])
+    told.mirror.reset()
+    told.mirror.reported(1, 1)
+    told.give("c", [3])
+    told.step(loads=[copy(2, "c", 3, at=None, slot=3)])
+
+    assert told.rules == ["I6", "I6"]
+
+
 # --- I7 ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -610,6 +700,19 @@ def test_i7_falls_where_a_request_hits_what_was_just_handed_out_to_it() -> None:
 
     assert told.rules == ["I7"]
     quiet(told)
+
+
+def test_i7_falls_for_a_load_into_another_place() -> None:
+    """Blocks of the request, in another order; and a block that it does not hold."""
+    told = Told()
+    told.give("a", [1, 2])
+    told.step(loads=[copy(0, "a", 2, 1, slot=3)])
+    told.mirror.reported(0, 1)
+    told.give("b", [3])
+    told.step()
+    told.step(loads=[copy(1, "a", 3, at=None, slot=3)])
+
+    assert told.rules == ["I7", "I7", "I7"]
 
 
 # --- I8 ---------------------------------------------------------------------------------------------------------------------

@@ -318,6 +318,100 @@ def test_what_is_no_worker_is_refused() -> None:
         attach_worker(object())
 
 
+# --- what is told of its jobs, and what becomes of them -----------------------------------------------------------------------
+
+
+class Replicated(FakeWorker):
+    """A rank that stores nothing, since another one has the same content: it says at once that a store is over."""
+
+    _is_store_writer = False
+
+
+def test_a_rank_that_writes_no_stores_is_silent() -> None:
+    """A flush of what it never launches is none; and nothing is kept."""
+    driven = Driven(Replicated())
+    driven.step(STORE)
+    driven.step(FakeMeta({1: store("a", [2], [8])}, jobs_to_flush={0, 1}), before=lambda: driven.wait(0, 1))
+
+    assert driven.rules == []
+    assert driven.watch.shares == {}
+
+
+class Telling(FakeWorker):
+    """A worker that tells what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tells: dict[int, int] = {}
+        self.loaded: set[str] = set()
+
+    def get_finished(self, ids: set[str]) -> Any:
+        """Poll."""
+        self.worker.get_finished()
+        return set(), self.loaded
+
+    def build_connector_worker_meta(self) -> SimpleNamespace:
+        """What the scheduler hears."""
+        return SimpleNamespace(completed_jobs=self.tells)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_i6_falls_for_a_store_that_is_told_as_over_and_is_not(launched: bool) -> None:
+    """It still runs, or was never launched; that it lands later is no second report."""
+    worker = Telling()
+    driven = Driven(worker)
+    driven.step(STORE)
+    driven.step(FakeMeta(), before=lambda: launched and driven.store(0))
+    worker.tells = {0: 1}
+    worker.build_connector_worker_meta()
+    worker.worker.done = [0] if launched else []
+    driven.step(FakeMeta())
+
+    assert driven.rules == ["I6"]
+
+
+def test_i6_falls_for_a_request_that_is_told_as_loaded_and_is_not() -> None:
+    """In the call that tells it."""
+    worker = Telling()
+    driven = Driven(worker)
+    worker.loaded = {"a"}
+    driven.step(LOAD, loads=lambda: driven.load(0))
+
+    assert driven.rules == ["I6"]
+
+
+def test_i5_falls_for_a_store_that_is_never_launched() -> None:
+    """Once the step is over that should have launched it."""
+    driven = Driven()
+    driven.step(STORE)
+    driven.step(FakeMeta())
+    before = driven.rules
+    driven.step(FakeMeta())
+    driven.step(FakeMeta())
+
+    assert (before, driven.rules) == ([], ["I5"])
+
+
+def test_i8_falls_for_a_store_with_other_places_than_its_step_has_named() -> None:
+    """Its slots were mixed up while it was held back."""
+    driven = Driven()
+    driven.step(FakeMeta({0: store("a", [1, 2], [7, 8])}))
+    job = store("a", [1, 2], [8, 7])
+    driven.step(FakeMeta(), before=lambda: driven.worker.worker.submit_store(0, job.src_spec, job.dst_spec))
+
+    assert driven.rules == ["I8"]
+
+
+def test_an_older_worker_may_pass_over_a_wait_for_what_its_step_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is launched a step later, and the block that is waited for was only hit."""
+    monkeypatch.setattr("blocklife.engines.vllm.watch.worker.launches_flushed", lambda: False)
+    driven = Driven()
+    driven.step(FakeMeta({0: store("a", [1], [7])}, jobs_to_flush={0}), before=lambda: driven.wait(0))
+    driven.step(FakeMeta(), before=lambda: driven.store(0))
+
+    assert driven.rules == []
+
+
 # --- SimpleCPUOffload's worker ------------------------------------------------------------------------------------------------
 
 
@@ -386,3 +480,32 @@ def test_the_simple_worker_launches_an_event_once() -> None:
         worker._backend.launch_copy(None, None, is_store=True, event_idx=number, events_list=worker._store_events)
 
     assert [violation.rule for violation in watch.violations] == ["I3", "I3"]
+
+
+class TellingSimpleWorker(FakeSimpleWorker):
+    """One that can be asked what is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store_hwm = -1
+        self.loaded: set[str] = set()
+
+    def get_finished(self, ids: set[str]) -> Any:
+        """Poll."""
+        return None, self.loaded
+
+
+def test_i6_falls_for_events_of_the_simple_worker_that_are_told_as_over_and_are_not() -> None:
+    """A load and a store."""
+    worker = TellingSimpleWorker()
+    watch = attach_worker(worker, COUNT)
+    meta = event(0, 0)
+    meta.load_event_to_reqs = {0: ["a"]}
+    worker.bind_connector_metadata(meta)
+    worker._backend.launch_copy(None, None, is_store=True, event_idx=0, events_list=worker._store_events)
+    worker._backend.launch_copy(None, None, is_store=False, event_idx=0, events_list=worker._load_events)
+    worker.loaded, worker.completed = {"a"}, {0: 1}
+    worker.get_finished(set())
+    worker.build_connector_worker_meta()
+
+    assert [violation.rule for violation in watch.violations] == ["I6", "I6"]

@@ -111,7 +111,7 @@ def test_a_bug_is_named_where_it_is_and_nothing_where_it_is_not(bug: Bug) -> Non
         assert row.trouble is None or row.rules[bug.rule] <= row.trouble
         assert min(row.rules, key=row.rules.__getitem__) == bug.rule
     elif bug.world == "simple" and RELEASE != "0.33.0":
-        assert set(row.rules) <= {"I4", "I5"}, "up to 0.23.0 this connector leaves stores behind, and the blocks that they hold"
+        assert set(row.rules) <= {"I5"}, "up to 0.23.0 this connector leaves stores behind when the last request ends"
     else:
         assert (row.rules, row.trouble) == ({}, None)
 

@@ -25,10 +25,10 @@ class ConnectorEar:
         self.calls.add(scheduler, "get_num_new_matched_tokens", self._looked_up)
         self.calls.add(scheduler, "update_state_after_alloc", self._let_in)
         self._computed: dict[str, int] = {}
-        # What requests count on to be loaded: of each group the place and the block.
-        self._counted: dict[str, list[tuple[int, int, int]]] = {}
+        # What requests count on to be loaded: the place, the block, and whether it has a name already.
+        self._counted: dict[str, list[tuple[int, int, bool]]] = {}
         self.block_tokens: Sequence[int] = ()
-        """Tokens of a block in each group of the engine; none where that cannot be told."""
+        """Tokens of a block in each group of the engine; 0 where that cannot be told."""
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
         """A step is decided: its jobs are in what goes to the workers."""
@@ -74,15 +74,12 @@ class ConnectorEar:
         start = self._computed.get(name)
         if start is not None:
             self._counted[name] = [
-                (group, position, table[position].block_id)
-                for group, (table, size) in enumerate(zip(tables, self.block_tokens, strict=False))
-                for position in range(-(-start // size), min(len(table), -(-(start + tokens) // size)))
-                if self._mirror.follows(table[position].block_id) and self._is_empty(name, table[position])
+                (position, block.block_id, getattr(block, "block_hash", None) is not None)
+                for table, size in zip(tables, self.block_tokens, strict=False)
+                if size
+                for position, block in enumerate(table[: -(-(start + tokens) // size)])
+                if position * size >= start and self._mirror.follows(block.block_id)
             ]
-
-    def _is_empty(self, request: str, block: object) -> bool:
-        """Whether what the block holds is to come; what has a name has come."""
-        return getattr(block, "block_hash", None) is None
 
     def _missing(self, loads: Iterable[Copy]) -> list[Missing]:
         """What was counted on, and is not loaded by the step."""
@@ -90,12 +87,7 @@ class ConnectorEar:
         if not counted:
             return []
         loaded = {(copy.request, piece.block) for copy in loads for piece in copy.pieces}
-        return [
-            (name, position, block)
-            for name, places in counted.items()
-            for _, position, block in places
-            if (name, block) not in loaded
-        ]
+        return [(name, *place) for name, places in counted.items() for place in places if (name, place[1]) not in loaded]
 
     @staticmethod
     def computes(output: object) -> Collection[str]:

@@ -2,8 +2,8 @@
 
 *What is asked of an engine at the end of each step.* If it will not take another one, no job may be out (I5). If it computes
 nothing, nothing is out and nothing was heard of for `NUM_STILL` steps, while requests hold blocks and none of them runs, then
-they wait for each other, for only a step could give a block back (I12). If nobody asks anything of it any more, a block that it
-stores again is stored for ever, for nothing new can have come (I12).
+they wait for each other, for only a step could give a block back (I12). While nobody asks anything of it, or all who do wait, a
+block that it stores a second time is stored for ever, for nothing new can have come (I12).
 
 An error of the engine's own is never hidden. What happened before it, in the same step, is asked first, so that a step that
 breaks a rule and falls is told by its rule; then the error goes on. A strict watch raises in its place, with the error as its
@@ -43,8 +43,9 @@ class EngineEar:
         self._is_told = False
         self._stored: dict[int, set[Content]] = {}
         self._latest: dict[int, int] = {}
+        self._there: set[str] = set()
         # Another connector beside the watched one may have something out that nobody sees.
-        self._sees_all = not getattr(getattr(engine, "connector", None), "_connectors", None)
+        self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
         self.calls = CallsThrough()
         for name in _MAY_FALL:
             self.calls.add(engine, name, self._call)
@@ -66,8 +67,7 @@ class EngineEar:
         has_requests: Callable[[], bool] | None = getattr(self._engine, "has_requests", None)
         if has_requests is not None and not has_requests():
             for mirror in self._mirrors:
-                _look_behind(mirror)
-                if not getattr(self._engine, "deferred_frees", None):
+                if not _look_behind(mirror) and not getattr(self._engine, "deferred_frees", None):
                     self._look_for_lost(mirror)
         if not getattr(output, "total_num_scheduled_tokens", 1):
             self._look_for_progress()
@@ -87,7 +87,7 @@ class EngineEar:
         requests = getattr(self._engine, "requests", None)
         if not isinstance(requests, Mapping):
             return
-        known = requests.keys() | (() if self._sees_all else {CONNECTOR})
+        known = requests.keys() | ({CONNECTOR} if mirror.jobs.gave_up or not self._is_alone else set())
         for name, blocks in mirror.holders.left_behind(known).items():
             who = f"{name}, with nothing out," if name == CONNECTOR else f"{name}, who is gone,"
             what = f"no step will follow, and {who} holds block {blocks[0]}" + (
@@ -104,19 +104,25 @@ class EngineEar:
         requests = getattr(self._engine, "requests", None)
         if not isinstance(requests, Mapping):
             return
-        if requests:
+        if requests.keys() != self._there:
+            self._there = set(requests)
             self._stored.clear()
-            self._look_for_standstill(requests)
-        else:
-            self._num_still = 0
+        rests = self._rests(requests)
+        self._look_for_standstill(requests, rests)
+        if rests and not any(mirror.jobs.has_loads_out() for mirror in self._mirrors):
             for mirror in self._mirrors:
-                self._look_for_circle(mirror)
+                self._look_for_circle(mirror, len(requests))
+        else:
+            self._stored.clear()
 
-    def _look_for_standstill(self, requests: Mapping[str, object]) -> None:
+    def _rests(self, requests: Mapping[str, object]) -> bool:
+        """Whether nobody is there, or only who waits for the engine."""
         states = {getattr(getattr(request, "status", None), "name", "") for request in requests.values()}
-        waits = states <= _WAITING and not getattr(self._engine, "running", None) and not _is_paused(self._engine)
-        quiet = waits and self._sees_all
-        if not quiet or any(mirror.jobs.left_behind() for mirror in self._mirrors):
+        return states <= _WAITING and not (getattr(self._engine, "running", None) or _is_paused(self._engine))
+
+    def _look_for_standstill(self, requests: Mapping[str, object], rests: bool) -> None:
+        is_still = bool(requests) and rests and self._is_alone
+        if not is_still or any(mirror.jobs.left_behind() for mirror in self._mirrors):
             self._num_still = 0
             return
         self._num_still += 1
@@ -125,20 +131,14 @@ class EngineEar:
         self._is_told = True
         for mirror in self._mirrors:
             mirror.catch_up()
-            waiting = {name: held for name in requests if (held := mirror.holders.count(name))}
-            if waiting or (requests and mirror.hears_all and getattr(self._engine, "ec_connector", None) is None):
-                name = next(iter(waiting or requests))
-                told = (
-                    _told(waiting)
-                    if waiting
-                    else f"{len(requests)} requests wait, {name} first, and none of them holds a block"
-                )
-                what = f"for {NUM_STILL} steps nothing was computed and nothing is out, and {told}"
-                mirror.story.violate("I12", what, request=name)
+            holding = {name: held for name in requests if (held := mirror.holders.count(name))}
+            if holding or (mirror.hears_all and getattr(self._engine, "ec_connector", None) is None):
+                what = f"for {NUM_STILL} steps nothing was computed and nothing is out, and {_who_waits(requests, holding)}"
+                mirror.story.violate("I12", what, request=next(iter(holding or requests)))
                 mirror.tell()
 
-    def _look_for_circle(self, mirror: Mirror) -> None:
-        """Nobody is there: whatever is stored now was stored for somebody who is gone."""
+    def _look_for_circle(self, mirror: Mirror, waiting: int) -> None:
+        """Nobody is there who runs: whatever is stored now was stored for somebody who is gone."""
         at = id(mirror)
         stored, latest = self._stored.setdefault(at, set()), self._latest.get(at, -1)
         fresh = {job.copy.number: job for job in _stores(mirror.jobs.touching.values()) if job.copy.number > latest}
@@ -149,18 +149,21 @@ class EngineEar:
             self._latest[at] = number
             if again and not self._is_told:
                 self._is_told = True
-                what = f"job {number} stores block {again[0]} a second time since the last request has gone: it will never end"
+                since = f"anything was computed, and {waiting} requests wait" if waiting else "the last request has gone"
+                what = f"job {number} stores block {again[0]} a second time since {since}: that leads nowhere"
                 mirror.story.violate("I12", what, block=again[0], job=number)
         mirror.tell()
 
 
-def _look_behind(mirror: Mirror) -> None:
+def _look_behind(mirror: Mirror) -> bool:
+    """Whether anything is out."""
     mirror.catch_up()
     if left := mirror.jobs.left_behind():
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         mirror.story.violate("I5", f"no step will follow, and job {left[0]}{more} is still out", job=left[0])
         mirror.jobs.give_up(left)
         mirror.tell()
+    return bool(left)
 
 
 def _stores(touching: Collection[Sequence[Job]]) -> list[Job]:
@@ -171,7 +174,9 @@ def _is_paused(engine: object) -> bool:
     return getattr(getattr(engine, "pause_state", None), "name", "UNPAUSED") != "UNPAUSED"
 
 
-def _told(waiting: Mapping[str, int]) -> str:
-    named = [f"request {name} holds {held}" for name, held in list(waiting.items())[:_STILL_NAMED]]
-    more = f", {len(waiting) - len(named)} more hold some" if len(waiting) > len(named) else ""
+def _who_waits(requests: Collection[str], holding: Mapping[str, int]) -> str:
+    if not holding:
+        return f"{len(requests)} requests wait, {next(iter(requests))} first, and none of them holds a block"
+    named = [f"request {name} holds {held}" for name, held in list(holding.items())[:_STILL_NAMED]]
+    more = f", {len(holding) - len(named)} more hold some" if len(holding) > len(named) else ""
     return ", ".join(named) + more + " of the blocks that others wait for"

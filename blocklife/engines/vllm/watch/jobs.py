@@ -95,6 +95,8 @@ class Jobs:
         self._landing: dict[int, Job] = {}
         self.has_landed = False
         """Whether there are any such."""
+        self.gave_up = False
+        """Whether any job was followed no more before its end was heard of."""
         self._ended: OrderedDict[int, bool] = OrderedDict()
         """Jobs that are known no more, and whether a report of them is still lawful."""
         self.forgotten = -1
@@ -108,6 +110,10 @@ class Jobs:
     def left_behind(self) -> list[int]:
         """The jobs that are not known to be over."""
         return [number for number, job in self._known.items() if not job.is_over]
+
+    def has_loads_out(self) -> bool:
+        """Whether any of them is a load."""
+        return any(not job.is_store and not job.is_over for job in self._known.values())
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
@@ -358,6 +364,7 @@ class Jobs:
 
     def give_up(self, numbers: Iterable[int]) -> None:
         """Follow these jobs no more: nobody may hear of their end."""
+        self.gave_up = True
         self.land()
         for number in numbers:
             if (job := self._known.get(number)) is not None:

@@ -49,8 +49,8 @@ _OPEN = frozenset((_LOADING, ALLOCATED))
 Fact = tuple[Callable[..., None], tuple[object, ...]]
 """What to call when it is replayed, and with what."""
 Positions = Sequence[int | None]
-Missing = tuple[str, int, int]
-"""Who counts on it, its place in the table, and its block."""
+Missing = tuple[str, int, int, bool]
+"""Who counts on it, its place in the table, its block, and whether the engine finds it by a name already."""
 
 
 class Mirror:
@@ -119,6 +119,8 @@ class Mirror:
         self._targets: set[int] = set()
         self._soon: dict[int, Copy] = {}
         self._loaded: set[int] = set()
+        self._new: set[int] = set()
+        """Blocks that the step has handed out."""
 
     @property
     def ledger(self) -> Ledger:
@@ -254,7 +256,10 @@ class Mirror:
             if copy.number not in self._loaded:
                 self.jobs.load(copy)
         self._targets, self._soon, self._loaded = set(), {}, set()
-        for name, position, block in missing if self._computes else ():
+        new, self._new = self._new, set()
+        for name, position, block, is_named in missing if self._computes else ():
+            if is_named and block not in new:
+                continue  # it has come before
             what = f"{name} counts on what is loaded into block {block}, position {position}, and no job loads it"
             self.story.violate("I7", what, block=block, request=name)
         if self._computes:
@@ -286,6 +291,7 @@ class Mirror:
         for block in fenced:
             self.jobs.owe(block, name)
         self.holders.hand_out(name, group, blocks, positions)
+        self._new.update(blocks)
         for block in fenced:  # the wait is this step's own, so that the new content comes after it
             self.jobs.finish_all(block)
         for block in again:

@@ -7,6 +7,7 @@ the keys that the scheduler keeps of each job and each request. Releases differ 
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,6 @@ from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
-
-_MANY = 1 << 60
 
 Chunks: TypeAlias = Sequence[tuple[int, bytes]]
 
@@ -61,7 +60,7 @@ class OffloadingEar(ConnectorEar):
             group: _first_int(config, "tokens_per_block", "gpu_block_size")
             for group, config in zip(self._groups, configs, strict=True)
         }
-        self.block_tokens = [sizes.get(group) or _MANY for group in range(max(sizes, default=-1) + 1)]
+        self.block_tokens = [sizes.get(group, 0) for group in range(max(sizes, default=-1) + 1)]
         self._odd: list[tuple[str, str, str | None, int]] = []
         self._reach: dict[str, int] = {}
         """How many tokens of a request are computed when the step is over."""
@@ -72,7 +71,7 @@ class OffloadingEar(ConnectorEar):
         try:
             meta = original(*args, **kwargs)
         except Exception as error:
-            self._explain(error)
+            self._explain(error, args[0] if args else kwargs.get("scheduler_output"))
             raise
         stores, loads = _jobs(meta, "store_jobs"), _jobs(meta, "load_jobs")
         waits = set(getattr(meta, "jobs_to_flush", None) or ())
@@ -112,10 +111,6 @@ class OffloadingEar(ConnectorEar):
                 what = f"job {number} was made, and no worker hears of it"
                 self._mirror.story.violate("I5", what, job=number)
         self._mirror.tell()
-
-    def _is_empty(self, request: str, block: object) -> bool:
-        """What is loaded within the step has its name before."""
-        return request in getattr(self._scheduler, "_current_batch_sync_loads", ()) or super()._is_empty(request, block)
 
     def _hear(self, output: object) -> None:
         meta = getattr(output, "kv_connector_worker_meta", None)
@@ -185,12 +180,13 @@ class OffloadingEar(ConnectorEar):
         """Whether a store reads blocks that are there, with content that is computed when the step is over."""
         if 0 in blocks:
             self._odd.append(("I8", f"job {number} stores the null block", request, number))
-        reach = self._reach.get(request or "")
-        for piece in pieces if reach is not None else ():
+        if (reach := self._reach.get(request or "")) is None:
+            return
+        for piece in pieces:
             if piece.key is None or piece.position is None or piece.group >= len(self.block_tokens):
                 continue
             end = (piece.position + 1) * self.block_tokens[piece.group]
-            if reach is not None and self.block_tokens[piece.group] < _MANY and end > reach:
+            if end > reach:
                 what = f"job {number} stores block {piece.block} for tokens up to {end} of {request}, and {reach} are computed"
                 self._odd.append(("I8", what, request, number))
                 return
@@ -212,9 +208,11 @@ class OffloadingEar(ConnectorEar):
 
     # --- when the engine itself falls ---------------------------------------------------------------------------------------
 
-    def _explain(self, error: Exception) -> None:
+    def _explain(self, error: Exception, output: object) -> None:
         """The engine has fallen while it planned a step: tell what was wrong with it, where that can be seen."""
         self._mirror.catch_up()
+        if self._mirror.computes:
+            self._mirror.jobs.compute(self.computes(output))
         for frame in _frames(error):
             seen = frame.f_locals
             if frame.f_code.co_name == "__init__":  # of a job's description; elsewhere the words mean something else
@@ -256,7 +254,7 @@ def launches_flushed() -> bool:
         worker = vars(importlib.import_module(_WORKER))["OffloadingConnectorWorker"]
     except ImportError:
         return True
-    code = getattr(getattr(worker, "handle_preemptions", None), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(worker, "handle_preemptions", lambda: None)), "__code__", None)
     return code is None or "store_jobs" in code.co_names
 
 

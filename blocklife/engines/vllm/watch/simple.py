@@ -71,10 +71,22 @@ class SimpleEar(ConnectorEar):
         output = args[0] if args else kwargs.get("scheduler_output")
         self._mirror.step(stores=stores, loads=loads, waits=waits, computes=self.computes(output), missing=self._missing(loads))
         self._places.clear()
-        if stores and 0 in getattr(meta, "store_gpu_blocks", ()):
-            self._mirror.story.violate("I8", f"job {stores[0].number} stores the null block", job=stores[0].number)
-            self._mirror.tell()
+        for copy in stores:
+            for what in self._unnamed(meta, copy):
+                self._mirror.story.violate("I8", f"job {copy.number} stores {what}", job=copy.number)
+        self._mirror.tell()
         return meta
+
+    def _unnamed(self, meta: object, copy: Copy) -> list[str]:
+        """The blocks of a store that nobody could find again, so that it cannot be they that are meant."""
+        found = ["the null block"] if 0 in getattr(meta, "store_gpu_blocks", ()) else []
+        unnamed = [piece.block for piece in copy.pieces if piece.key is None]
+        return found + [f"block {block}, which has no name" for block in unnamed if self._names_blocks()]
+
+    def _names_blocks(self) -> bool:
+        """Whether the engine computes, and gives names to what it has computed: one of its blocks has one."""
+        blocks = getattr(getattr(self._scheduler, "_gpu_block_pool", None), "blocks", None)
+        return self._mirror.computes and any(getattr(block, "block_hash", None) for block in blocks or ())
 
     def _placed(self, name: str, pieces: list[Piece]) -> list[Piece]:
         """The pieces of a load with their places in the request's tables, and the name of what belongs there."""
@@ -98,8 +110,8 @@ class SimpleEar(ConnectorEar):
         start = self._computed.get(name)
         if pending is not None and start is not None:
             self._counted[name] = [
-                (group, position, table[position].block_id)
-                for group, (hits, table, size) in enumerate(zip(pending[0], tables, self.block_tokens, strict=False))
+                (position, table[position].block_id, False)
+                for hits, table, size in zip(pending[0], tables, self.block_tokens, strict=False)
                 for position, hit in enumerate(hits[: -(-tokens // size)], start // size)
                 if position < len(table) and hit.block_id and self._mirror.follows(table[position].block_id)
             ]

@@ -16,6 +16,7 @@ from attrs import asdict, define, field
 
 from blocklife.engines.vllm.watch.ear import Original
 from blocklife.engines.vllm.watch.metrics import of_process
+from blocklife.engines.vllm.watch.offloading import launches_flushed
 from blocklife.engines.vllm.watch.options import Mode, Options
 from blocklife.engines.vllm.watch.pool import CallsThrough
 from blocklife.engines.vllm.watch.telling import Teller
@@ -224,6 +225,8 @@ class OffloadingWorkerEar:
         self._meta = meta
         self._watch.begins(launches=bool(self._calls_below))
         self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
+        if not launches_flushed():  # older workers pass over such a wait, which nobody needs: it is for a block that was hit
+            self._flushed -= _mapping(getattr(meta, "store_jobs", None)).keys()
         # A rank that writes no stores, where all ranks have the same content, says at once that they are done.
         for name in ("load_jobs", "store_jobs") if getattr(self._worker, "_is_store_writer", True) else ("load_jobs",):
             for number, job in _mapping(getattr(meta, name, None)).items():
