@@ -133,6 +133,15 @@ def state_that_is_not_counted() -> Rig:
     return rig
 
 
+def _lazy(**changes: int) -> Rig:
+    """A small host, and two requests that end one step apart."""
+    lazy = {"lazy_offload": True}
+    rig = Rig(WorldSpec(num_gpu_blocks=32, host_blocks=4, connector="simple", extra_config=lazy, lag=Lag(1, 1), **changes))
+    rig.add(_prompt(8), 1)
+    rig.add(_prompt(40, start=500), 2)
+    return rig
+
+
 def lazy_store_without_end() -> Rig:
     """SimpleCPUOffload, lazy, with less host memory than the device has free blocks to cover: it stores for ever.
 
@@ -140,10 +149,22 @@ def lazy_store_without_end() -> Rig:
     as long as a store is out, and each of these steps finds a cached block that is not on the host, since an earlier store has
     displaced it, and stores it.
     """
-    lazy = {"lazy_offload": True}
-    rig = Rig(WorldSpec(num_gpu_blocks=32, host_blocks=4, connector="simple", extra_config=lazy, lag=Lag(1, 1)))
-    rig.add(_prompt(8), 1)
-    rig.add(_prompt(40, start=500), 2)
+    rig = _lazy()
+    for _ in range(200):
+        rig.step()
+    return rig
+
+
+def request_behind_lazy_stores() -> Rig:
+    """SimpleCPUOffload, lazy, as above: the stores that never end hold what a request waits for.
+
+    The third request needs every block of the device. In each step one or two of them are the source of a store that is out,
+    and each landing is followed by the next store.
+    """
+    rig = _lazy(max_num_batched_tokens=128)
+    for _ in range(2):
+        rig.step()
+    rig.add(_prompt(31 * 4 - 1, start=2000), 1)
     for _ in range(200):
         rig.step()
     return rig
@@ -177,6 +198,7 @@ FOUND: tuple[Story, ...] = (
     loads_that_wait_for_each_other,
     state_that_is_not_counted,
     lazy_store_without_end,
+    request_behind_lazy_stores,
 )
 
 
