@@ -54,7 +54,8 @@ class LagCopier:
         self._mover = RunMover(self._layout)
         self._worker = worker
         self._lag = lag
-        self._fails = fails
+        self.fails = dict(fails)
+        """How likely a copy fails, by direction."""
         self._rng = rng
         self._step = 0
         self._queues: dict[Direction, deque[_Copy]] = {direction: deque() for direction in Direction}
@@ -80,7 +81,7 @@ class LagCopier:
         rng, queue = self._rng, self._queues[transfer.direction]
         early = np.array([rng.random() < 0.5 for _ in range(len(pages))], dtype=np.bool_)
         due = self._step + rng.randint(self._lag.shortest, self._lag.longest)
-        queue.append(_Copy(transfer, pages, early, due, rng.random() < self._fails.get(transfer.direction, 0.0)))
+        queue.append(_Copy(transfer, pages, early, due, rng.random() < self.fails.get(transfer.direction, 0.0)))
         self._start(queue)
 
     def poll(self) -> list[Completion]:

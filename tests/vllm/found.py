@@ -133,10 +133,13 @@ def state_that_is_not_counted() -> Rig:
     return rig
 
 
-def _lazy(**changes: int) -> Rig:
+def _lazy() -> Rig:
     """A small host, and two requests that end one step apart."""
     lazy = {"lazy_offload": True}
-    rig = Rig(WorldSpec(num_gpu_blocks=32, host_blocks=4, connector="simple", extra_config=lazy, lag=Lag(1, 1), **changes))
+    spec = WorldSpec(
+        num_gpu_blocks=32, host_blocks=4, max_num_batched_tokens=128, connector="simple", extra_config=lazy, lag=Lag(1, 1)
+    )
+    rig = Rig(spec)
     rig.add(_prompt(8), 1)
     rig.add(_prompt(40, start=500), 2)
     return rig
@@ -161,7 +164,7 @@ def request_behind_lazy_stores() -> Rig:
     The third request needs every block of the device. In each step one or two of them are the source of a store that is out,
     and each landing is followed by the next store.
     """
-    rig = _lazy(max_num_batched_tokens=128)
+    rig = _lazy()
     for _ in range(2):
         rig.step()
     rig.add(_prompt(31 * 4 - 1, start=2000), 1)

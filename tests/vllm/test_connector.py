@@ -8,8 +8,11 @@ differ in one thing each.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from random import Random
+from unittest import mock
 
 import pytest
 from attrs import evolve
@@ -19,11 +22,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from blocklife.engines.vllm.connector import connector
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
-from blocklife.ledger import Direction
+from blocklife.ledger import Direction, Transfer
 from blocklife.ledger.limits import MAX_REQUESTS
 from blocklife.states import Slot
 from blocklife.testing.vllm import making
-from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.connector_rig import ConnectorRig, LagCopier, walk
 from tests.vllm.drive import judge
 from tests.vllm.worlds import WORLDS, GroupSpec, Lag, WorldSpec
 
@@ -313,7 +316,7 @@ def test_connector_ends_requests_whose_load_failed_where_vllm_wants_that() -> No
     assert rig.finished["r1"] == []
 
 
-def test_connector_gives_up_the_host_after_a_failed_load() -> None:
+def test_connector_computes_what_fails_to_load_again_and_again() -> None:
     """A request whose loads fail again and again ends all the same."""
     rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW)), fails={Direction.LOAD: 1.0})
     for _ in range(4):
@@ -403,6 +406,83 @@ def test_a_request_whose_load_has_failed_is_computed_however_little_room_there_i
 
     assert rig.side.ledger.ended["FAILED"] == 1
     rig.check_empty()
+
+
+def lose_first_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first load that is launched from now on fails, and no other."""
+    launch, lost = LagCopier.launch, list[Transfer]()
+
+    def launch_and_lose(self: LagCopier, transfer: Transfer) -> None:
+        if transfer.direction is not Direction.LOAD or lost:
+            return launch(self, transfer)
+        lost.append(transfer)
+        with monkeypatch.context() as patch:
+            patch.setitem(self.fails, Direction.LOAD, 1.0)
+            return launch(self, transfer)
+
+    monkeypatch.setattr(LagCopier, "launch", launch_and_lose)
+
+
+@pytest.mark.parametrize("blocks", [17, 20, 40])
+def test_nobody_waits_for_ever_behind_a_lost_load(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM keeps who has lost a load in front of those whose loads have landed."""
+    groups = (FULL, GroupSpec("swa", window=5))
+    rig = ConnectorRig(evolve(ROOMY, groups=groups, num_gpu_blocks=blocks, host_blocks=200, dense_retention=True))
+    texts = prompt(26), prompt(26, start=300)
+    for text in texts:
+        ask(rig, text, 1)
+    rig.reset_prefix_cache()
+    lose_first_load(monkeypatch)
+    for text in texts:
+        rig.add(text, 1)
+    rig.drain(100)
+
+    assert rig.side.ledger.ended["FAILED"] == 1
+    assert len(rig.finished) == 4
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_others_load_again_when_who_has_lost_a_load_is_in_or_gone(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed, and until then nobody loads; or its client leaves."""
+    rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW), lag=Lag(3, 3)))
+    other = prompt(41, start=300)
+    ask(rig, prompt(41), 1)
+    ask(rig, other, 1)
+    rig.reset_prefix_cache()
+    lose_first_load(monkeypatch)
+    name = rig.add(prompt(41), 1)
+    while not rig.side.ledger.ended["FAILED"]:
+        rig.step()
+    if leaves:
+        rig.abort(name)
+    rig.add(other, 1)
+    rig.drain()
+    rig.reset_prefix_cache()
+    before = rig.loaded
+    ask(rig, other, 1)
+
+    assert (before > 0) == leaves
+    assert rig.loaded > before
+
+
+def test_connector_keeps_no_request_that_is_over() -> None:
+    """vLLM's requests may hold images and embeddings."""
+    rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2))
+    known: list[weakref.ref[Request]] = []
+    add = rig.scheduler.add_request
+
+    def add_and_know(request: Request) -> None:
+        known.append(weakref.ref(request))
+        add(request)
+
+    with mock.patch.object(rig.scheduler, "add_request", add_and_know):
+        for number in range(20):
+            ask(rig, prompt(9, start=100 * number))
+    gc.collect()
+
+    assert len(known) == 20
+    assert [each for each in known if each() is not None] == []
 
 
 def test_connector_forgets_a_lookup_that_came_to_nothing() -> None:

@@ -29,7 +29,7 @@ def test_config_has_defaults_for_all_but_the_size() -> None:
 
     assert (config.blocks_per_chunk, config.policy, config.mode) == (1, "lru", Mode.EAGER)
     assert (config.last_step, config.full_hit) == (LastStep.DRAIN, FullHit.DROP_LAST_BLOCK)
-    assert (config.checking, config.copy_deadline_s, config.prompt_only) == (Checking.COUNT, None, False)
+    assert (config.checking, config.max_load_failures, config.prompt_only) == (Checking.COUNT, 2, False)
     assert config.num_slots(4096, 2) == 100
 
 
@@ -44,7 +44,7 @@ def test_config_reads_every_key() -> None:
             "last_step": "flush",
             "full_hit": "recompute_last_token",
             "checking": "strict",
-            "copy_deadline_s": 2,
+            "max_load_failures": 0,
             "max_load_tokens": 0,
         }
     )
@@ -52,7 +52,7 @@ def test_config_reads_every_key() -> None:
     assert (config.host_bytes, config.policy) == (3 << 29, "arc")
     assert config.num_slots(1 << 20, 2) == (3 << 29) // (8 << 20)
     assert (config.mode, config.last_step, config.checking) == (Mode.LAZY, LastStep.FLUSH, Checking.STRICT)
-    assert (config.blocks_per_chunk, config.copy_deadline_s, config.max_load_tokens) == (4, 2.0, 0)
+    assert (config.blocks_per_chunk, config.max_load_failures, config.max_load_tokens) == (4, 0, 0)
 
 
 def test_config_understands_some_keys_of_the_offloading_connector() -> None:
@@ -80,8 +80,7 @@ def test_config_understands_some_keys_of_the_offloading_connector() -> None:
         ({"host_blocks": 1, "max_jobs": 1 << 21}, "max_jobs must be a whole number from 1 to 1048576, not 2097152"),
         ({"host_blocks": 1, "mode": "later"}, "mode must be one of eager, lazy, not 'later'"),
         ({"host_blocks": 1, "prompt_only": 1}, "prompt_only must be true or false, not 1"),
-        ({"host_blocks": 1, "copy_deadline_s": 0}, "copy_deadline_s must be a number of seconds above 0, not 0"),
-        ({"host_blocks": 1, "copy_deadline_s": 10**400}, "copy_deadline_s must be a number of seconds above 0, not 1000"),
+        ({"host_blocks": 1, "max_load_failures": -1}, "max_load_failures must be a whole number of at least 0, not -1"),
         ({"host_blocks": 1, "policy": 3}, "policy must be one of arc, lru, or a name that was registered before, not 3"),
         (
             {"host_blocks": 1, "policy": "mru"},
@@ -152,6 +151,7 @@ def _pretend(config: object, path: str, value: object) -> None:
     ("path", "value", "says"),
     [
         ("kv_transfer_config.kv_role", "kv_consumer", "kv_role='kv_consumer' is not offered (use kv_role='kv_both')"),
+        ("model_config.is_diffusion", True, "a diffusion model is not offered"),
         ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size=2 is not offered"),
         ("parallel_config.pipeline_parallel_size", 2, "host_bytes with pipeline_parallel_size=2: blocks differ in size"),
         (

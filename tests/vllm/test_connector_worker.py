@@ -83,7 +83,7 @@ def made(caches: Caches, groups: Sequence[Sequence[str]] = (("a", "b"),), places
         groups=tuple(dict.fromkeys(names, PAGE) for names in groups),
         reports_blocks=len(groups) == 1,
     )
-    worker = ConnectorWorker(shape, torch_copier(None))
+    worker = ConnectorWorker(shape, torch_copier)
     worker.register(caches)
     return worker
 
@@ -252,7 +252,7 @@ def test_reports_of_workers_are_put_together() -> None:
 def test_worker_refuses_tensors_that_it_cannot_copy() -> None:
     """A first axis that is no block, layers that interleave in two ways, and a step before any tensor are refused."""
     shape = WorkerShape(rank=0, num_blocks=BLOCKS, num_places=2, groups=({"a": PAGE, "b": PAGE},), reports_blocks=True)
-    worker = ConnectorWorker(shape, torch_copier(None))
+    worker = ConnectorWorker(shape, torch_copier)
     memory = raw("cpu", 4)
     with pytest.raises(MisuseError, match="register_kv_caches comes first"):
         worker.begin(StepPlan((Plan(1, (), (), ()),), {}))

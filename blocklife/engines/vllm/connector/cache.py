@@ -66,6 +66,8 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
             "model runner V2 zeroes new blocks before the connector can wait for copies that read them",
             "set VLLM_USE_V2_MODEL_RUNNER=0 for this model",
         )
+    if vllm_config.model_config.is_diffusion:
+        raise _refuse("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
     spec = vllm_config.speculative_config
     if spec is not None and (spec.use_eagle() or vllm_config.num_hash_lookahead_tokens):
         raise _refuse(f"speculative decoding with {spec.method!r} is not offered", "use ngram, or none")

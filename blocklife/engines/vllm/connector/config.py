@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import enum
 import re
-import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
@@ -79,12 +78,6 @@ def _flag(key: str, value: object) -> bool:
     if type(value) is not bool:
         raise _say(key, value, "true or false")
     return value
-
-
-def _seconds(key: str, value: object) -> float:
-    if type(value) is bool or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise _say(key, value, "a number of seconds above 0")
-    return float(value)
 
 
 def _policy(key: str, value: object) -> str:
@@ -157,15 +150,13 @@ class ConnectorConfig:
     """Tokens that are loaded for one request at most; left out: as many as there are."""
     max_store_tokens: int | None = field(default=None, metadata={"read": _from_zero})
     """Tokens of one request, from its start, that are stored at most; left out: all."""
-    max_load_failures: int = field(default=1, metadata={"read": _from_zero})
-    """Loads that a request may lose before it looks no further than the device. More than one can leave it waiting for ever:
-    vLLM 0.33.0 keeps room for the load that has failed beside that of the next."""
+    max_load_failures: int = field(default=2, metadata={"read": _from_zero})
+    """Loads that a request may lose before it looks no further than the device. It is computed after each, and may load again
+    when it was preempted."""
     max_job_blocks: int = field(default=256, metadata={"read": _count})
     """Blocks that one store moves at most."""
     max_jobs: int = field(default=4096, metadata={"read": partial(_count, most=MAX_JOBS)})
     """Copies that may be out at once."""
-    copy_deadline_s: float | None = field(default=None, metadata={"read": _seconds})
-    """How long a copy may take before it counts as failed; left out: for ever. Its memory is not touched before it is quiet."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": _one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not look."""
 

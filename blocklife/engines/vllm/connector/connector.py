@@ -100,7 +100,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def make_copier(self) -> MakeCopier:
         """What moves the bytes on a worker; a subclass may have another one."""
-        return torch_copier(self.config.copy_deadline_s)
+        return torch_copier
 
     @property
     def scheduler(self) -> ConnectorScheduler:

@@ -96,11 +96,11 @@ class EngineScheduler(OffloadScheduler):
         tier: HostTier,
         geometry: Geometry,
         policies: Policies,
-        known_of: Callable[[Sequence[int]], Sequence[int]],
+        known_of: Callable[[str], int],
         *,
         one_a_step: bool,
     ) -> None:
-        """*known_of* says how many tokens the requests of some rows have now; with *one_a_step* it is asked only in doubt."""
+        """*known_of* says how many tokens a request has now; with *one_a_step* it is asked only in doubt."""
         super().__init__(ledger, tier, geometry, policies)
         self._engine_ledger = ledger
         self._known_of = known_of
@@ -294,7 +294,7 @@ class EngineScheduler(OffloadScheduler):
         state, found, ends = self.ledger.blocks.column.state, list[_Span](), list[int]()
         for row, start, (who, held, own) in zip(rows.tolist(), starts.tolist(), spans, strict=True):
             if len(own) < len(held):  # there are fewer tokens than were expected
-                self._progress.known[row] = self._known_of([row])[0]
+                self._progress.known[row] = self._known_of(who)
             now: list[tuple[int, bytes]] = []
             end = start
             for life, key in zip(held, own, strict=False):
@@ -376,7 +376,7 @@ class EngineScheduler(OffloadScheduler):
                 asked &= np.isin(done.rows, [self._requests[name].row for name in self._ending])
             rows = done.rows[asked]
             before = table.known[rows]
-            news = np.array(self._known_of(rows.tolist()), dtype=np.int64) - before
+            news = np.array([self._known_of(self._names[row]) for row in rows.tolist()], dtype=np.int64) - before
             usual = table.computed[rows] + done.tokens[asked] >= before
             for at in (news != usual).nonzero()[0].tolist():
                 sampled[self._names[int(rows[at])]] = max(0, int(news[at]))

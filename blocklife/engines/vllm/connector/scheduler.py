@@ -39,8 +39,7 @@ from blocklife.ledger.places import NULL
 from blocklife.offload import Hit, HostEvent, HostTier, Mode
 
 _FOREVER = 1e18
-"""The ledger's own deadline never comes: vLLM cannot be told that a load is given up, and hands out whatever is freed. How long
-a copy may take is the workers' to say (``copy_deadline_s``)."""
+"""No deadline comes: vLLM cannot be told that a load is given up while its copy runs, for it hands out whatever is freed."""
 _NOW = 0.0
 _JOURNAL = 4096
 """Transitions that are kept for stories; more of them only make Python's collector slow."""
@@ -122,9 +121,13 @@ class ConnectorScheduler:
         self.counts = Counts()
         self._requests: dict[str, Tracked] = {}
         self._named: dict[str, Tracked] = {}
-        self._by_row: dict[int, Request] = {}
-        """The request of each of the ledger's rows; a row that is free may still have one."""
         self._admissions: dict[str, Admission] = {}
+        self._lost: set[str] = set()
+        """Who has lost a load and was not let in since, by vLLM's id. vLLM 0.33.0 still keeps room for what they were to load,
+        so that another load may wait for ever for room that is there: until they are in, nobody loads."""
+        self._in_front: set[str] = set()
+        """Those of them that were not asked for since. They stand in front of those whose loads have landed, as if they held
+        blocks, and go behind them when their answer is put off."""
         self._loads = 0
         """Loads that lookups of this step have promised."""
         self._early: list[Plan] = []
@@ -153,12 +156,13 @@ class ConnectorScheduler:
         tracked.hit = None  # that of an earlier step, which came to nothing
         self.counts.lookups += 1
         name = self._enter(tracked)
-        if not name:
+        if not name or request.request_id in self._in_front:
+            self._in_front.discard(request.request_id)
             self.counts.deferred += 1
             return None
         if self.offload.is_running(name):  # the engine was reset, and the request comes again in the same step
             self.offload.preempt(name)
-        if request.skip_reading_prefix_cache or not request.block_hashes:
+        if self._lost or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.offload.device_hit(name, request.num_tokens, device_tokens)
             return 0
         hit = self.offload.lookup(name, request.num_tokens, device_tokens)
@@ -278,6 +282,7 @@ class ConnectorScheduler:
         tracked, request = admission.tracked, admission.tracked.request
         name, hit = self._enter(tracked, runs=True), tracked.hit
         tracked.hit = None
+        self._forget_loss(request)
         if not name:
             raise MisuseError(f"request {request.request_id}: vLLM runs more requests than it said (max_num_seqs)")
         external = admission.external_tokens
@@ -320,6 +325,9 @@ class ConnectorScheduler:
             settled = self.offload.settle_known(number, _NOW, launched=launched, completions=completions)
             launched, completions = (), ()
             self.counts.failed_loads += len(settled.failed)
+            lost = {self._named[name].request.request_id for name in settled.failed}
+            self._lost |= lost
+            self._in_front |= lost
             for name in settled.ended:
                 self._named.pop(name, None)
 
@@ -327,6 +335,7 @@ class ConnectorScheduler:
         """A request is over. Its blocks are the engine's again at once; who still reads them is waited for where it must be."""
         tracked = self._requests.pop(request.request_id, None)
         self._admissions.pop(request.request_id, None)
+        self._forget_loss(request)
         if tracked is None or not self.offload.knows(tracked.name):
             return
         if aborted:
@@ -359,6 +368,10 @@ class ConnectorScheduler:
                 self.offload.catch_up()
             if self.ledger.jobs.planned:
                 self._early.append(self.offload.build_plan(_NOW))
+
+    def _forget_loss(self, request: Request) -> None:
+        self._lost.discard(request.request_id)
+        self._in_front.discard(request.request_id)
 
     def _hear_of_preemptions(self) -> None:
         """A reset preempts between two steps, and vLLM says so only with the next one; until then outputs do not count."""
@@ -394,7 +407,6 @@ class ConnectorScheduler:
         self._named[name] = tracked
         self.offload.add_request(name, self._keys_of(request), prompt_tokens=request.num_prompt_tokens)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
-        self._by_row[self.ledger.requests[name].row] = request
         return name
 
     def _has_room(self, runs: bool) -> bool:
@@ -411,9 +423,8 @@ class ConnectorScheduler:
 
         return keys
 
-    def _known_tokens(self, rows: Sequence[int]) -> list[int]:
-        by_row = self._by_row
-        return [by_row[row].num_tokens for row in rows]
+    def _known_tokens(self, name: str) -> int:
+        return self._named[name].request.num_tokens
 
 
 def incarnation_of(engine_id: str) -> int:

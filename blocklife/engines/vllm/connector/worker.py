@@ -216,10 +216,6 @@ def _nothing() -> None:
     """vLLM runs the forward pass itself."""
 
 
-def torch_copier(deadline_s: float | None) -> MakeCopier:
+def torch_copier(cache: KvCache, host: HostMemory, worker: Worker) -> EngineCopier:
     """Copies by torch: on streams of a CUDA device, or at once between CPU tensors."""
-
-    def make(cache: KvCache, host: HostMemory, worker: Worker) -> EngineCopier:
-        return TorchCopier(cache, host, worker=worker, deadline_s=deadline_s)
-
-    return make
+    return TorchCopier(cache, host, worker=worker)
