@@ -182,7 +182,7 @@ def test_i12_falls_for_stores_that_go_round_while_requests_wait() -> None:
     """What the stores hold is what the requests wait for: SimpleCPUOffload of 0.33.0, lazy, with a host that is small."""
     scheduler, inner, watch = lazy()
     scheduler.wait("b", "WAITING")
-    stored(scheduler, inner, 1, 2)
+    stored(scheduler, inner, *(1 + step % 2 for step in range(NUM_STILL - 1)))
     before = rules(watch)
     stored(scheduler, inner, 1, 2)
 
@@ -194,7 +194,7 @@ def test_what_is_stored_again_beside_a_request_that_may_go_on_is_no_circle(statu
     """What it will compute is not known yet."""
     scheduler, inner, watch = lazy()
     scheduler.wait("b", status)
-    stored(scheduler, inner, 1, 2, 1, 2)
+    stored(scheduler, inner, *(1 + step % 2 for step in range(2 * NUM_STILL)))
 
     assert rules(watch) == []
 
@@ -230,6 +230,35 @@ def test_i4_falls_when_no_step_follows_and_somebody_who_is_gone_holds_blocks(nam
     idle(scheduler, 2)
 
     assert rules(watch) == ["I4"]
+
+
+def test_i4_falls_once_for_slots_that_nobody_can_have_when_no_step_follows() -> None:
+    """Nothing is out that could read or write them; while requests are there, a lookup may hold some."""
+    inner = FakeOffloading()
+    inner.manager = type("CPUOffloadingManager", (), {"_num_chunks": 32})()
+    inner.manager.__dict__.update(_num_allocated_chunks=9, _free_list=[3, 4], _num_evictable_cache_chunks=5)
+    scheduler = Engine(SimpleNamespace(connector_scheduler=inner))
+    watch = attach(scheduler, COUNT)
+    idle(scheduler, 2)
+    before = rules(watch)
+    scheduler.goes_on = False
+    idle(scheduler, 3)
+
+    assert (before, rules(watch)) == ([], ["I4"])
+    assert "2 slots of the host" in watch.violations[0].what
+
+
+@pytest.mark.parametrize(("free", "fell"), [(31, []), (30, ["I4"])])
+def test_i4_falls_for_slots_of_the_simple_connector_that_nobody_can_have(free: int, fell: list[str]) -> None:
+    """One of its blocks is the null block."""
+    inner = FakeSimple(num_slots=32)
+    inner.cpu_block_pool.__dict__.update(num_gpu_blocks=32, get_num_free_blocks=lambda: free)
+    scheduler = Engine(SimpleNamespace(scheduler_manager=inner))
+    watch = attach(scheduler, COUNT)
+    scheduler.goes_on = False
+    idle(scheduler, 2)
+
+    assert rules(watch) == fell
 
 
 # --- falling ------------------------------------------------------------------------------------------------------------------

@@ -370,6 +370,22 @@ def test_i6_falls_for_a_store_that_is_told_as_over_and_is_not(launched: bool) ->
     assert driven.rules == ["I6"]
 
 
+@pytest.mark.parametrize(("told", "fell"), [({0: 1}, []), ({}, ["I5"])])
+def test_i5_falls_for_a_store_that_has_landed_and_is_not_told(told: dict[int, int], fell: list[str]) -> None:
+    """Once, by the report that should have had it."""
+    worker = Telling()
+    driven = Driven(worker)
+    driven.step(STORE)
+    worker.worker.done = [0]
+    driven.step(FakeMeta(), before=lambda: driven.store(0))
+    worker.tells = told
+    worker.build_connector_worker_meta()
+    worker.tells = {}
+    worker.build_connector_worker_meta()
+
+    assert driven.rules == fell
+
+
 def test_i6_falls_for_a_request_that_is_told_as_loaded_and_is_not() -> None:
     """In the call that tells it."""
     worker = Telling()
@@ -509,3 +525,19 @@ def test_i6_falls_for_events_of_the_simple_worker_that_are_told_as_over_and_are_
     worker.build_connector_worker_meta()
 
     assert [violation.rule for violation in watch.violations] == ["I6", "I6"]
+
+
+@pytest.mark.parametrize(("told", "fell"), [({0: 1}, []), ({}, ["I5"])])
+def test_i5_falls_for_an_event_of_the_simple_worker_that_is_over_and_is_not_told(told: dict[int, int], fell: list[str]) -> None:
+    """Once, by the report that should have had it."""
+    worker = TellingSimpleWorker()
+    watch = attach_worker(worker, COUNT)
+    worker.bind_connector_metadata(event(0))
+    worker._backend.launch_copy(None, None, is_store=True, event_idx=0, events_list=worker._store_events)
+    worker._store_hwm = 0
+    worker.get_finished(set())
+    worker.completed = dict(told)
+    worker.build_connector_worker_meta()
+    worker.build_connector_worker_meta()
+
+    assert [violation.rule for violation in watch.violations] == fell

@@ -162,6 +162,8 @@ class Driver(driver.Driver):
         self._seen = _Seen()
         self._listen()
         self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.Mode.COUNT))
+        for mirror in self._watch.mirrors:  # what somebody else holds is not lost
+            mirror.num_held = partial(self._num_lost, mirror.num_held)
 
     def _check(self, world: World) -> None:
         """Refuse what vLLM has no setting for."""
@@ -187,6 +189,9 @@ class Driver(driver.Driver):
             raise Unsupported(f"not expressible: contract = hold, groups = {world.groups} ({name} needs a full group)")
         if len(set(Geometry.parse(world.groups).block_tokens)) > 1:
             raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of blocks of one size only)")
+
+    def _num_lost(self, num_held: Callable[[], int]) -> int:
+        return max(0, num_held() - self._host.num_filled)
 
     def _drains(self) -> bool:
         """Whether this engine goes on while nothing but copies is out."""

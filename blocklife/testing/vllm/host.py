@@ -55,6 +55,11 @@ class OffloadingHost:
             raise MisuseError(f"the host cannot be filled: {len(present)} slots are in use (fill it while nothing moves)")
         self._held = keys
 
+    @property
+    def num_filled(self) -> int:
+        """Slots that somebody has."""
+        return len(self._held)
+
     def free(self) -> None:
         """It does not come any more."""
         self._end(self._held)
@@ -136,6 +141,11 @@ class SimpleHost:
         if self._pool.get_num_free_blocks() < self._num_slots:
             raise MisuseError(f"the host cannot be filled: {len(present)} slots are in use (fill it while nothing moves)")
         self._held = self._pool.get_new_blocks(self._num_slots)
+
+    @property
+    def num_filled(self) -> int:
+        """Slots that somebody has."""
+        return len(self._held)
 
     def free(self) -> None:
         """And lets go of them."""

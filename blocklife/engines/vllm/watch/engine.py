@@ -1,9 +1,10 @@
 """Listens to a vLLM scheduler as a whole: when it falls, when it goes to sleep, and when it gets no further.
 
-*What is asked of an engine at the end of each step.* If it will not take another one, no job may be out (I5). If it computes
-nothing, nothing is out and nothing was heard of for `NUM_STILL` steps, while requests hold blocks and none of them runs, then
-they wait for each other, for only a step could give a block back (I12). While nobody asks anything of it, or all who do wait, a
-block that it stores a second time is stored for ever, for nothing new can have come (I12).
+*What is asked of an engine at the end of each step.* If it will not take another one, no job may be out (I5), and nobody may
+hold anything (I4). If it computes nothing, nothing is out and nothing was heard of for `NUM_STILL` steps, while requests hold
+blocks and none of them runs, then they wait for each other, for only a step could give a block back (I12). While nobody asks
+anything of it, or all who do wait for `NUM_STILL` steps, a block that it stores a second time is stored for ever, for nothing
+new can have come (I12).
 
 An error of the engine's own is never hidden. What happened before it, in the same step, is asked first, so that a step that
 breaks a rule and falls is told by its rule; then the error goes on. A strict watch raises in its place, with the error as its
@@ -41,9 +42,11 @@ class EngineEar:
         self._after = after
         self._num_still = 0
         self._is_told = False
+        self._num_resting = 0
         self._stored: dict[int, set[Content]] = {}
         self._latest: dict[int, int] = {}
         self._there: set[str] = set()
+        self._held: dict[int, int] = {}
         # Another connector beside the watched one may have something out that nobody sees.
         self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
         self.calls = CallsThrough()
@@ -73,7 +76,7 @@ class EngineEar:
             self._look_for_progress()
         else:
             self._num_still, self._is_told = 0, False
-            self._stored.clear()
+            self._leave_circle()
         self._after()
         return result
 
@@ -95,7 +98,16 @@ class EngineEar:
             )
             mirror.story.violate("I4", what, block=blocks[0], request=None if name == CONNECTOR else name)
             mirror.holders.drop_all(blocks)
+        self._look_for_held_slots(mirror)
         mirror.tell()
+
+    def _look_for_held_slots(self, mirror: Mirror) -> None:
+        """No step will follow, and nothing is out: every slot can be given to somebody else."""
+        at, held = id(mirror), mirror.num_held() if self._is_alone and not mirror.jobs.gave_up else 0
+        if held > self._held.get(at, 0):
+            slots = f"{held} slots of the host" if held > 1 else "a slot of the host"
+            mirror.story.violate("I4", f"no step will follow, nothing is out, and {slots} cannot be given to anybody")
+        self._held[at] = held
 
     # --- what never ends ----------------------------------------------------------------------------------------------------
 
@@ -106,14 +118,19 @@ class EngineEar:
             return
         if requests.keys() != self._there:
             self._there = set(requests)
-            self._stored.clear()
+            self._leave_circle()
         rests = self._rests(requests)
         self._look_for_standstill(requests, rests)
         if rests and not any(mirror.jobs.has_loads_out() for mirror in self._mirrors):
+            self._num_resting += 1
             for mirror in self._mirrors:
                 self._look_for_circle(mirror, len(requests))
         else:
-            self._stored.clear()
+            self._leave_circle()
+
+    def _leave_circle(self) -> None:
+        self._num_resting = 0
+        self._stored.clear()
 
     def _rests(self, requests: Mapping[str, object]) -> bool:
         """Whether nobody is there, or only who waits for the engine."""
@@ -138,7 +155,10 @@ class EngineEar:
                 mirror.tell()
 
     def _look_for_circle(self, mirror: Mirror, waiting: int) -> None:
-        """Nobody is there who runs: whatever is stored now was stored for somebody who is gone."""
+        """Nobody is there who runs: whatever is stored now was stored for somebody who is gone.
+
+        Requests that wait may get by, by chance, when more stores than usual have landed: they are given some time.
+        """
         at = id(mirror)
         stored, latest = self._stored.setdefault(at, set()), self._latest.get(at, -1)
         fresh = {job.copy.number: job for job in _stores(mirror.jobs.touching.values()) if job.copy.number > latest}
@@ -147,7 +167,7 @@ class EngineEar:
             again = [block for content, block in lives.items() if content in stored]
             stored.update(lives)
             self._latest[at] = number
-            if again and not self._is_told:
+            if again and not self._is_told and (not waiting or self._num_resting >= NUM_STILL):
                 self._is_told = True
                 since = f"anything was computed, and {waiting} requests wait" if waiting else "the last request has gone"
                 what = f"job {number} stores block {again[0]} a second time since {since}: that leads nowhere"

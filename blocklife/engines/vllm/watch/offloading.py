@@ -21,6 +21,8 @@ from blocklife.engines.vllm.watch.mirror import Mirror
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
+_SLOTS = ("num_allocated_chunks", "free_list", "num_evictable_cache_chunks")
+"""Of a manager of slots: how many it has ever used, those that are free again, and how many may be evicted."""
 Chunks: TypeAlias = Sequence[tuple[int, bytes]]
 
 
@@ -55,6 +57,8 @@ class OffloadingEar(ConnectorEar):
         # Other tiers below this one would bring content that is not seen to come.
         mirror.hears_all = type(getattr(scheduler, "manager", None)).__name__ == "CPUOffloadingManager"
         mirror.host.sees_all = mirror.hears_all and not self._made
+        if mirror.hears_all:
+            mirror.num_held = self._num_held
         configs = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
         sizes = {
             group: _first_int(config, "tokens_per_block", "gpu_block_size")
@@ -133,6 +137,14 @@ class OffloadingEar(ConnectorEar):
             self._mirror.story.violate("I10", what, request=name, job=job)
         self._mirror.tell()
         return result
+
+    def _num_held(self) -> int:
+        """Slots that are neither free nor to be had: a copy writes them, or somebody holds them."""
+        manager = getattr(self._scheduler, "manager", None)
+        used, free, idle = (getattr(manager, f"_{name}", None) for name in _SLOTS)
+        if isinstance(used, int) and isinstance(free, list) and isinstance(idle, int):
+            return used - len(free) - idle
+        return 0
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 

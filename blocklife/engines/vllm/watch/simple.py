@@ -38,6 +38,7 @@ class SimpleEar(ConnectorEar):
         self.calls.add(scheduler, "reset", self._reset)
         mirror.hears_all = True
         mirror.host.sees_all = not self._num_loads
+        mirror.num_held = self._num_held
         groups = getattr(getattr(scheduler, "cpu_kv_cache_config", None), "kv_cache_groups", ())
         found = getattr(scheduler, "group_block_sizes", None) or [each.kv_cache_spec.block_size for each in groups]
         self.block_tokens = list(found)
@@ -128,6 +129,11 @@ class SimpleEar(ConnectorEar):
         result = original(*args, **kwargs)
         self._mirror.reset(forget=bool(result))
         return result
+
+    def _num_held(self) -> int:
+        pool = getattr(self._scheduler, "cpu_block_pool", None)
+        blocks, free = getattr(pool, "num_gpu_blocks", None), getattr(pool, "get_num_free_blocks", None)
+        return blocks - 1 - free() if isinstance(blocks, int) and free is not None else 0  # one is the null block
 
     def _loading(self) -> Mapping[str, LoadState]:
         found = getattr(self._scheduler, "_reqs_to_load", None)

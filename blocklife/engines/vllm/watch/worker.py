@@ -68,6 +68,9 @@ class WorkerWatch:
         self._ended: OrderedDict[int, bool] = OrderedDict()
         """Jobs that are over, and whether the copier has yet to say so."""
         self.shares: dict[int, Share] = {}
+        self._tells = hasattr(worker, "build_connector_worker_meta")
+        self._untold: dict[int, Share] = {}
+        """Jobs that have landed, and of which the scheduler has not heard, where the worker is the one who tells it."""
         self.ear = _ear(self, worker)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
@@ -136,6 +139,8 @@ class WorkerWatch:
         share = self.shares.get(number)
         if share is not None and share.life.state in _OUT:
             share.life.finish(outstanding=0, ok=ok)
+            if self._tells:
+                self._untold[number] = share
             self.forget(number)
         elif self._ended.get(number):
             self._ended[number] = False
@@ -151,6 +156,15 @@ class WorkerWatch:
             state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
             self._violate("I6", f"job {number} is told as over, and {state}", number)
             self.forget(number)
+
+    def told_all(self, numbers: Iterable[int]) -> None:
+        """The worker tells the scheduler that these jobs are over: all that have landed must be among them."""
+        for number in numbers:
+            if self._untold.pop(number, None) is None:
+                self.told(number)
+        for number, share in self._untold.items():
+            self._violate("I5", f"job {number} has landed, and the scheduler does not hear of it", number, share)
+        self._untold.clear()
 
     def told_loaded(self, requests: Iterable[str]) -> None:
         """The worker tells the scheduler that what these requests wait for is loaded."""
@@ -184,8 +198,8 @@ class WorkerWatch:
     def _note(self, share: Share, what: str) -> None:
         share.events.append(f"step {self.steps}: job {share.number} {what}")
 
-    def _violate(self, rule: str, what: str, job: int) -> None:
-        share = self.shares.get(job)
+    def _violate(self, rule: str, what: str, job: int, share: Share | None = None) -> None:
+        share = share or self.shares.get(job)
         request, events = (None, ()) if share is None else (share.request, share.events)
         self._found.append(Violation(rule, what, self.steps, request=request, job=job, history=tuple(events)))
 
@@ -276,8 +290,8 @@ class OffloadingWorkerEar:
     def _tell(self, original: Original, *args: object, **kwargs: object) -> object:
         """What goes to the scheduler."""
         result = original(*args, **kwargs)
-        for number in _mapping(getattr(result, "completed_jobs", None)) if self._calls_below else ():
-            self._watch.told(number)
+        if self._calls_below:
+            self._watch.told_all(_mapping(getattr(result, "completed_jobs", None)))
         self._watch.tell()
         return result
 
@@ -406,12 +420,11 @@ class SimpleWorkerEar:
 
     def _told(self, original: Original, *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
-        polled = getattr(self._worker, "_store_hwm", None)
-        for event in _mapping(getattr(result, "completed_store_events", None)):
-            if self._calls_below and isinstance(polled, int) and event > polled:
-                self._watch.told(2 * event)
-            elif self._calls_below:
-                self._watch.landed(2 * event, ok=True)
+        events = _mapping(getattr(result, "completed_store_events", None))
+        if self._calls_below:
+            if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is only known from what it says
+                self._land_stores(max(events, default=-1))
+            self._watch.told_all(2 * event for event in events)
         loaded: int = getattr(self._worker, "_load_hwm", -1)
         for number in [each for each in self._watch.shares if each % 2 and each // 2 <= loaded]:
             self._watch.forget(number)
@@ -420,6 +433,8 @@ class SimpleWorkerEar:
 
     def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
+        if isinstance(stored := getattr(self._worker, "_store_hwm", None), int) and self._calls_below:
+            self._land_stores(stored)
         loaded = set(result[1] or ()) if isinstance(result, tuple) and len(result) == 2 else set()
         polled = getattr(self._worker, "_load_hwm", None)
         for event, requests in _mapping(getattr(self._meta, "load_event_to_reqs", None)).items() if loaded else ():
@@ -427,6 +442,12 @@ class SimpleWorkerEar:
                 self._watch.told(2 * event + 1)
         self._watch.tell()
         return result
+
+    def _land_stores(self, latest: int) -> None:
+        """All stores up to this event are over."""
+        for number in [each for each, share in self._watch.shares.items() if share.life.state in _OUT]:
+            if not number % 2 and number // 2 <= latest:
+                self._watch.landed(number, ok=True)
 
 
 def is_worker(thing: object) -> bool:
