@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from attrs import frozen
 
 from blocklife.engines.vllm.watch import Mode, Options, Watch, WatchError, attach, detach, watch_of
 from blocklife.errors import MisuseError
@@ -31,6 +32,13 @@ from tests.watch_fakes import (
 
 COUNT = Options(mode=Mode.COUNT)
 A, B = FakeRequest("a"), FakeRequest("b")
+
+
+@frozen
+class Counted(FakeRequest):
+    """A request that says how far it is."""
+
+    num_computed_tokens: int = 0
 
 
 def rules(watch: Watch) -> list[str]:
@@ -89,6 +97,20 @@ def test_a_window_that_slides_on_lets_go_and_a_request_that_ends_lets_go_of_all(
     assert set(held) == {2, 3}
     assert watch.mirror.holders.where == {}
     assert watch.counts == {}
+
+
+@pytest.mark.parametrize(("drops", "fell"), [(1, []), (2, ["I4"])])
+def test_i4_falls_for_a_block_that_the_next_window_reads_and_that_is_given_back(drops: int, fell: list[str]) -> None:
+    """Ten tokens are computed, in blocks of four, and the next one reads them from the sixth on."""
+    scheduler = FakeScheduler(SimpleNamespace(connector_scheduler=FakeOffloading()))
+    manager = scheduler.kv_cache_manager
+    vars(manager.coordinator.single_type_managers[0]).update(sliding_window=6, block_size=4)
+    watch = attach(scheduler, COUNT)
+    manager.allocate_slots(Counted("a"), [1, 2, 3])
+    manager.allocate_slots(Counted("a", 10), [4], drops=drops)
+    watch.mirror.tell()
+
+    assert rules(watch) == fell
 
 
 def test_blocks_that_are_freed_late_are_freed_by_who_gave_them_up() -> None:

@@ -191,6 +191,7 @@ class PoolEar:
                 ear._request, ear._let_in = None, request
                 if ear._done:
                     ear._tell_all(_name_of(request), whole=False)
+                    ear._ask_windows(request)
 
         return through
 
@@ -236,6 +237,19 @@ class PoolEar:
                 mirror.taken(holder, group, ids, positions)
             else:
                 mirror.handed_out(holder, group, ids, positions)
+
+    def _ask_windows(self, request: object) -> None:
+        """Whether a request still has the block in which its next window begins."""
+        name, computed = _name_of(request), getattr(request, "num_computed_tokens", 0)
+        for group, manager in enumerate(self._managers if isinstance(computed, int) and computed else ()):
+            window, size = getattr(manager, "sliding_window", None), getattr(manager, "block_size", 0)
+            if not isinstance(window, int) or window < 2:
+                continue  # who reads only what it computes has let go of nothing that it needs
+            table, position = _tables(manager).get(name, ()), max(0, computed - window + 1) // size
+            if position < len(table) and not table[position].block_id:
+                what = f"{name} gave back position {position} of group {group}: after {computed} tokens a window of {window} reads it"
+                for mirror in self._mirrors:
+                    mirror.story.violate("I4", what, request=name)
 
     def _ask_names(self, holder: str, group: int, ids: list[int], positions: Positions) -> None:
         """Whether the blocks that a request hits are called what belongs to their places."""
