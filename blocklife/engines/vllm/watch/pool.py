@@ -247,7 +247,8 @@ class PoolEar:
                 continue  # who reads only what it computes has let go of nothing that it needs
             table, position = _tables(manager).get(name, ()), max(0, computed - window + 1) // size
             if position < len(table) and not table[position].block_id:
-                what = f"{name} gave back position {position} of group {group}: after {computed} tokens a window of {window} reads it"
+                where = f"position {position} of group {group}"
+                what = f"{name} has given back {where}: after {computed} tokens its window of {window} reads it"
                 for mirror in self._mirrors:
                     mirror.story.violate("I4", what, request=name)
 
