@@ -477,6 +477,8 @@ def test_run_files_reads_everything_first(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(MisuseError, match="no scenario there"):
         next(run_files([str(tmp_path / "empty")]))
+    with pytest.raises(MisuseError, match="no scenario there"):
+        list_files([str(tmp_path / "empty")])
 
 
 def test_log_has_steps_and_transitions() -> None:

@@ -314,20 +314,20 @@ def driver_named(name: str) -> Callable[[], Driver]:
     return driver
 
 
-def files_of(paths: Iterable[str]) -> list[Path]:
-    """The scenario files that are meant: files, and all files of folders."""
+def files_of(paths: Sequence[str]) -> list[Path]:
+    """The scenario files that are meant: files, and all files of folders. Refuses folders that have none."""
     found: list[Path] = []
     for text in paths:
         path = Path(text)
         found += sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    if not found:
+        raise MisuseError(f"{', '.join(paths)}: no scenario there")
     return found
 
 
 def run_files(paths: Sequence[str], driver: Callable[[], Driver] = OurDriver, *, log: bool = False) -> Iterator[Verdict]:
     """Run every variant of every file. All files are read first: a malformed one is refused before anything runs."""
     scenarios = [read_scenario(path) for path in files_of(paths)]
-    if not scenarios:
-        raise MisuseError(f"{', '.join(paths)}: no scenario there")
     for scenario in scenarios:
         for variant in scenario.each_variant():
             yield run_scenario(scenario, driver, variant, log=log)
