@@ -113,6 +113,19 @@ def test_i4_falls_for_a_block_that_the_next_window_reads_and_that_is_given_back(
     assert rules(watch) == fell
 
 
+@pytest.mark.parametrize(("drops", "fell"), [(1, []), (2, ["I4"])])
+def test_i4_falls_for_a_hit_that_lacks_what_the_window_behind_it_reads(drops: int, fell: list[str]) -> None:
+    """Twelve tokens are a hit, in blocks of four, and the next one reads them from the eighth on."""
+    scheduler = FakeScheduler(SimpleNamespace(connector_scheduler=FakeOffloading()))
+    manager = scheduler.kv_cache_manager
+    vars(manager.coordinator.single_type_managers[0]).update(sliding_window=6, block_size=4)
+    watch = attach(scheduler, COUNT)
+    manager.allocate_slots(Counted("a"), [4], hits=[1, 2, 3][drops:], drops=drops, num_new_computed_tokens=12)
+    watch.mirror.tell()
+
+    assert rules(watch) == fell
+
+
 def test_blocks_that_are_freed_late_are_freed_by_who_gave_them_up() -> None:
     """Popped now, freed in nobody's name when the step that may write them is over; another holder keeps its hold."""
     scheduler, inner = offloading()

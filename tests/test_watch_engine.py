@@ -248,8 +248,8 @@ def test_i4_falls_once_for_slots_that_nobody_can_have_when_no_step_follows() -> 
     assert "2 slots of the host" in watch.violations[0].what
 
 
-@pytest.mark.parametrize(("free", "fell"), [(31, []), (30, ["I4"])])
-def test_i4_falls_for_slots_of_the_simple_connector_that_nobody_can_have(free: int, fell: list[str]) -> None:
+@pytest.mark.parametrize(("free", "fell"), [(31, []), (30, ["I4"]), (32, ["I4"])])
+def test_i4_falls_for_slots_of_the_simple_connector_that_nobody_can_have_or_two_can(free: int, fell: list[str]) -> None:
     """One of its blocks is the null block."""
     inner = FakeSimple(num_slots=32)
     inner.cpu_block_pool.__dict__.update(num_gpu_blocks=32, get_num_free_blocks=lambda: free)

@@ -69,7 +69,13 @@ class FakeCacheManager:
         self.coordinator = SimpleNamespace(single_type_managers=[FakeTables() for _ in range(num_groups)])
 
     def allocate_slots(
-        self, request: FakeRequest, new: Sequence[int] = (), hits: Sequence[int] = (), group: int = 0, drops: int = 0
+        self,
+        request: FakeRequest,
+        new: Sequence[int] = (),
+        hits: Sequence[int] = (),
+        group: int = 0,
+        drops: int = 0,
+        num_new_computed_tokens: int = 0,
     ) -> None:
         """Drop the first blocks of a table, append hits, then new blocks."""
         table = self.coordinator.single_type_managers[group].req_to_blocks.setdefault(request.request_id, [])

@@ -25,9 +25,9 @@ class Absent(pytest.Module):
 
 
 class Other(Absent):
-    """A test module of the connector, or of its bench, under a release that the connector refuses."""
+    """A test module of what is made for the connector's release, under another one."""
 
-    why = f"the connector is for vLLM {SUPPORTED}.x"
+    why = f"the connector, and what is planted, is for vLLM {SUPPORTED}.x"
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -37,7 +37,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if importlib.util.find_spec("vllm") is None:
         absent: pytest.Module = Absent.from_parent(parent, path=module_path)
         return absent
-    if module_path.name.startswith(("test_connector", "test_behaviour", "test_programs")):
+    if module_path.name.startswith(("test_connector", "test_behaviour", "test_planted", "test_programs")):
         from tests.vllm.engine import RELEASE
 
         if not is_supported(RELEASE):

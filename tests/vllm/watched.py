@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import asdict, evolve, frozen
 
@@ -31,6 +31,7 @@ from tests.vllm.run import Command, chosen_command
 from tests.vllm.worlds import WORLDS, GroupSpec, Lag, World, WorldSpec
 
 if TYPE_CHECKING:
+    from blocklife.engines.vllm.watch import Watch, WorkerWatch
     from tests.vllm.rig import Rig
 
 STEPS = 300
@@ -42,6 +43,9 @@ SLICE = 2000
 PROGRESS_S = 60.0
 TAIL = 20
 """Lines that are shown of what a process that failed has said last."""
+
+Trouble: TypeAlias = tuple[int, str]
+"""A step, and what was wrong then."""
 
 
 @frozen
@@ -77,7 +81,7 @@ class Row:
     rules: Mapping[str, int]
     trouble: int | None
     what: str
-    """What was wrong first: bytes, an error of vLLM's own, a block stored twice, a copy left behind, or no way on."""
+    """What was wrong first: bytes, vLLM's own error, a block stored twice, a copy left behind, no way on, or a lost watch."""
 
 
 # --- one seed, where vLLM is ----------------------------------------------------------------------------------------------
@@ -88,18 +92,32 @@ def run_seed(name: str, seed: int, steps: int) -> Row:
     return list(driven(name, WORLDS[name], seed, steps))[-1]
 
 
-def driven(name: str, world: World, seed: int, steps: int) -> Iterator[Row]:
-    """The row of a seed, as it stands after each step; it ends when vLLM falls, or when all is done."""
-    from blocklife.engines.vllm.watch import Mode, Options, attach
+def driven(
+    name: str,
+    world: World,
+    seed: int,
+    steps: int,
+    judge: Callable[[Rig], Trouble | None] | None = None,
+    *,
+    workers: bool = False,
+) -> Iterator[Row]:
+    """The row of a seed, as it stands after each step; it ends when vLLM falls, or when all is done.
+
+    A *judge* says in the place of `trouble_of` what is wrong without the watch. With *workers* they are watched, too.
+    """
+    from blocklife.engines.vllm.watch import Mode, Options, attach, attach_worker
     from tests.vllm.engine import RELEASE
     from tests.vllm.rig import Rig
     from tests.vllm.traffic import Traffic
 
+    judge, options = judge or trouble_of, Options(mode=Mode.COUNT)
     rig = Rig(world.spec, seed)
-    watch = attach(rig.scheduler, Options(mode=Mode.COUNT))
+    watch = attach(rig.scheduler, options)
+    sides = [rank.worker.side for rank in rig.ranks if workers and rank.worker is not None]
+    watches: list[Watch | WorkerWatch] = [watch, *(attach_worker(side, options) for side in sides)]
     traffic = Traffic.drawn(rig, seed, world=world)
     rules: dict[str, int] = {}
-    trouble: tuple[int, str] | None = None
+    trouble: Trouble | None = None
     verified = moved = 0
     for number in range(steps + DRAIN):
         if number < steps:
@@ -111,9 +129,10 @@ def driven(name: str, world: World, seed: int, steps: int) -> Iterator[Row]:
             rig.step()
         except Exception as error:
             fallen = (rig.step_number, type(error).__name__)
-        for violation in watch.violations:
+        for violation in (violation for each in watches for violation in each.violations):
             rules.setdefault(violation.rule, rig.step_number)
-        trouble = trouble or _trouble(rig) or fallen
+        lost = None if watch.lost is None else (rig.step_number, "the watch is lost")
+        trouble = trouble or judge(rig) or fallen or lost
         step, what = trouble or (None, "")
         yield Row(RELEASE, name, seed, rig.step_number, dict(rules), step, what)
         if rig.verified > verified or rig.idle:
@@ -122,9 +141,12 @@ def driven(name: str, world: World, seed: int, steps: int) -> Iterator[Row]:
             yield Row(RELEASE, name, seed, rig.step_number, dict(rules), *(trouble or (rig.step_number, "stands still")))
         if fallen is not None or number - moved > STUCK:
             break
+    for each in watches:
+        each.close()  # until then a process that ends would close it
 
 
-def _trouble(rig: Rig) -> tuple[int, str] | None:
+def trouble_of(rig: Rig) -> Trouble | None:
+    """What is wrong after a step, if there is something."""
     if rig.corruptions:
         return rig.corruptions[0].step, "wrong bytes"
     if any(rank.copies.stored_twice for rank in rig.ranks):

@@ -189,6 +189,11 @@ class Worker:
         below.worker.register_handler(CPULoadStoreSpec, GPULoadStoreSpec, _OldDirection(device, is_store=False))
 
     @property
+    def side(self) -> object:
+        """What of vLLM's own connectors is the worker's alone, and can be watched."""
+        return getattr(self.connector, "connector_worker", None) or self.connector.worker_handler
+
+    @property
     def held_back(self) -> int:
         """Stores that the worker of OffloadingConnector keeps for its next step."""
         return len(getattr(getattr(self.connector, "connector_worker", None), "_unsubmitted_store_jobs", ()))

@@ -191,7 +191,7 @@ class Driver(driver.Driver):
             raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of blocks of one size only)")
 
     def _num_lost(self, num_held: Callable[[], int]) -> int:
-        return max(0, num_held() - self._host.num_filled)
+        return num_held() - self._host.num_filled
 
     def _drains(self) -> bool:
         """Whether this engine goes on while nothing but copies is out."""

@@ -102,11 +102,12 @@ class EngineEar:
         mirror.tell()
 
     def _look_for_held_slots(self, mirror: Mirror) -> None:
-        """No step will follow, and nothing is out: every slot can be given to somebody else."""
+        """No step will follow, and nothing is out: every slot can be given to somebody else, once."""
         at, held = id(mirror), mirror.num_held() if self._is_alone and not mirror.jobs.gave_up else 0
-        if held > self._held.get(at, 0):
-            slots = f"{held} slots of the host" if held > 1 else "a slot of the host"
-            mirror.story.violate("I4", f"no step will follow, nothing is out, and {slots} cannot be given to anybody")
+        if held != self._held.get(at, 0) and held:
+            slots = "a slot" if abs(held) == 1 else f"{abs(held)} slots"
+            what = f"{slots} of the host can be given to nobody" if held > 0 else f"{slots} of the host can be given away twice"
+            mirror.story.violate("I4", f"no step will follow, nothing is out, and {what}")
         self._held[at] = held
 
     # --- what never ends ----------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ class Mirror:
         self.hears_all = False
         """Whether the connector waits for nothing but its jobs, such as answers of another tier."""
         self.num_held: Callable[[], int] = int
-        """How many slots the connector would not give to anybody now, as far as it tells."""
+        """How many slots the connector would give to nobody now, as far as it tells; less than 0 where it has some twice."""
         self.is_torn = False
         """Whether something came in between, in the middle of a step."""
         self._log: list[Fact] = []

@@ -21,6 +21,8 @@ Original: TypeAlias = Callable[..., object]
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
 """Methods of the manager that work for a request, in any supported release; their first argument is it, or names it."""
+_HIT = ("num_new_computed_tokens", "num_external_computed_tokens")
+"""What the first of them is told of a request that comes in: tokens that others have computed."""
 _FREES = ("free", "pop_blocks_for_free")
 """Those that end a request's hold of everything."""
 _NEAR = 4
@@ -191,7 +193,7 @@ class PoolEar:
                 ear._request, ear._let_in = None, request
                 if ear._done:
                     ear._tell_all(_name_of(request), whole=False)
-                    ear._ask_windows(request)
+                    ear._ask_windows(request, kwargs)
 
         return through
 
@@ -238,17 +240,18 @@ class PoolEar:
             else:
                 mirror.handed_out(holder, group, ids, positions)
 
-    def _ask_windows(self, request: object) -> None:
-        """Whether a request still has the block in which its next window begins."""
-        name, computed = _name_of(request), getattr(request, "num_computed_tokens", 0)
-        for group, manager in enumerate(self._managers if isinstance(computed, int) and computed else ()):
+    def _ask_windows(self, request: object, told: Mapping[str, object]) -> None:
+        """Whether a request still has, or has got, the block in which its next window begins."""
+        counts = [getattr(request, "num_computed_tokens", 0), *map(told.get, _HIT)]
+        name, computed = _name_of(request), sum(count for count in counts if isinstance(count, int))
+        for group, manager in enumerate(self._managers if computed else ()):
             window, size = getattr(manager, "sliding_window", None), getattr(manager, "block_size", 0)
             if not isinstance(window, int) or window < 2:
                 continue  # who reads only what it computes has let go of nothing that it needs
             table, position = _tables(manager).get(name, ()), max(0, computed - window + 1) // size
             if position < len(table) and not table[position].block_id:
                 where = f"position {position} of group {group}"
-                what = f"{name} has given back {where}: after {computed} tokens its window of {window} reads it"
+                what = f"{name} does not have {where}: after {computed} tokens its window of {window} reads it"
                 for mirror in self._mirrors:
                     mirror.story.violate("I4", what, request=name)
 

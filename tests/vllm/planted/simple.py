@@ -1,0 +1,226 @@
+"""Bugs in SimpleCPUOffloadConnector's scheduler's side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+from unittest import mock
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+from vllm.v1.simple_kv_offload.manager import LoadRequestState, SimpleCPUOffloadScheduler, TransferMeta
+from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
+
+from tests.vllm.planted import Bed, Original, planted
+
+Step: TypeAlias = Callable[[SimpleCPUOffloadScheduler, SimpleCPUOffloadMetadata], None]
+
+
+def _change_step(bed: Bed, change: Step) -> None:
+    """Change what the workers are told in a step; the scheduler's own book has the same lists, so they are replaced."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "build_connector_meta")
+    def builds(original: Original, self: SimpleCPUOffloadScheduler, output: SchedulerOutput) -> SimpleCPUOffloadMetadata:
+        meta = original(self, output)
+        change(self, meta)
+        return meta
+
+
+def _at_end_of_load(bed: Bed, change: Callable[[SimpleCPUOffloadScheduler, LoadRequestState], None]) -> None:
+    """Change what the scheduler knows of a load, just before it lets go of it."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "_cleanup_load_request")
+    def cleans(original: Original, self: SimpleCPUOffloadScheduler, request: str) -> int:
+        state = self._reqs_to_load.get(request) or self._abandoned_reqs_to_load.get(request)
+        if state is not None and state.transfer_meta is not None:
+            change(self, state)
+        completed: int = original(self, request)
+        return completed
+
+
+def _blocks(pool: BlockPool, ids: list[int]) -> list[KVCacheBlock]:
+    return [pool.blocks[block] for block in ids]
+
+
+def _rotated(ids: list[int]) -> list[int]:
+    return [*ids[1:], *ids[:1]]
+
+
+# --- holds ----------------------------------------------------------------------------------------------------------------
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_source_is_not_held(bed: Bed) -> None:
+    """A store does not hold the blocks that it reads; it comes to nothing where one of them has lost its name by then."""
+
+    def let_go(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
+        if meta.store_gpu_blocks and bed.strikes():
+            scheduler._gpu_block_pool.free_blocks(_blocks(scheduler._gpu_block_pool, meta.store_gpu_blocks))
+
+    _change_step(bed, let_go)
+
+    @bed.around(SimpleCPUOffloadScheduler, "_process_store_completion")
+    def completes(
+        original: Original, self: SimpleCPUOffloadScheduler, device: list[int], host: list[int], *args: object
+    ) -> None:
+        blocks = _blocks(self._gpu_block_pool, device)
+        self._gpu_block_pool.touch(blocks)
+        if all(block.block_hash is not None for block in blocks):
+            original(self, device, host, *args)
+        else:
+            self._release_transfer_refs(TransferMeta(device, host))
+
+
+@planted("simple-tight")
+def simple_slot_read_is_not_pinned(bed: Bed) -> None:
+    """The slots that a load reads are free at once."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "update_state_after_alloc")
+    def updates(
+        original: Original, self: SimpleCPUOffloadScheduler, request: Request, blocks: KVCacheBlocks, tokens: int
+    ) -> None:
+        original(self, request, blocks, tokens)
+        state = self._reqs_to_load.get(request.request_id)
+        if tokens and state is not None and bed.strikes():
+            self.cpu_block_pool.free_blocks(_blocks(self.cpu_block_pool, state.transfer_meta.cpu_block_ids))
+
+    def take_again(scheduler: SimpleCPUOffloadScheduler, state: LoadRequestState) -> None:
+        scheduler.cpu_block_pool.touch(_blocks(scheduler.cpu_block_pool, state.transfer_meta.cpu_block_ids))
+
+    _at_end_of_load(bed, take_again)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_load_keeps_a_block(bed: Bed) -> None:
+    """Now and then a load that is over keeps its hold of a block of the device."""
+
+    def forget(scheduler: SimpleCPUOffloadScheduler, state: LoadRequestState) -> None:
+        if state.transfer_meta.gpu_block_ids and bed.strikes(0.1):
+            state.transfer_meta.gpu_block_ids.pop()
+
+    _at_end_of_load(bed, forget)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_load_keeps_a_slot(bed: Bed) -> None:
+    """Now and then a load that is over keeps its hold of a slot."""
+
+    def forget(scheduler: SimpleCPUOffloadScheduler, state: LoadRequestState) -> None:
+        if state.transfer_meta.cpu_block_ids and bed.strikes(0.1):
+            state.transfer_meta.cpu_block_ids.pop()
+
+    _at_end_of_load(bed, forget)
+
+
+# --- stores ---------------------------------------------------------------------------------------------------------------
+
+
+@planted("simple-hybrid")
+def simple_first_worker_ends_a_store(bed: Bed) -> None:
+    """A store is over when the first worker says so."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "update_connector_output")
+    def updates(original: Original, self: SimpleCPUOffloadScheduler, output: KVConnectorOutput) -> None:
+        done = {} if output.kv_connector_worker_meta is None else output.kv_connector_worker_meta.completed_store_events
+        if any(count < self._expected_worker_count for count in done.values()):
+            bed.strikes()
+        with mock.patch.object(self, "_expected_worker_count", 1):
+            original(self, output)
+
+
+@planted("simple", "simple-hybrid")
+def simple_stored_while_it_is_stored(bed: Bed) -> None:
+    """What is being stored is stored again (as vllm#41289)."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "_classify_store_candidate")
+    def classifies(original: Original, self: SimpleCPUOffloadScheduler, block: KVCacheBlock) -> object:
+        if block.block_id in self._in_flight_store_gpu_blocks:
+            bed.strikes()
+        with mock.patch.object(self, "_in_flight_store_gpu_blocks", set()):
+            return original(self, block)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_found_before_it_is_stored(bed: Bed) -> None:
+    """A lookup finds what is to be stored from the moment of its plan on."""
+
+    def name(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
+        slots = _blocks(scheduler.cpu_block_pool, meta.store_cpu_blocks)
+        for block, slot in zip(_blocks(scheduler._gpu_block_pool, meta.store_gpu_blocks), slots, strict=True):
+            bed.strikes()
+            scheduler.cpu_block_pool._insert_block_hash(block.block_hash, slot, num_tokens=block.block_hash_num_tokens)
+
+    _change_step(bed, name)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_store_to_neighbours(bed: Bed) -> None:
+    """The slots of a store are one place off."""
+
+    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
+        if len(meta.store_cpu_blocks) > 1 and bed.strikes():
+            meta.store_cpu_blocks = _rotated(meta.store_cpu_blocks)
+
+    _change_step(bed, change)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_store_of_foreign_block(bed: Bed) -> None:
+    """Now and then the first block of a store is any other block."""
+
+    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
+        if meta.store_gpu_blocks and bed.strikes(0.2):
+            others = set(range(1, scheduler._gpu_block_pool.num_gpu_blocks)).difference(meta.store_gpu_blocks)
+            meta.store_gpu_blocks = [bed.rng.choice(sorted(others)), *meta.store_gpu_blocks[1:]]
+
+    _change_step(bed, change)
+
+
+@planted("simple", "simple-hybrid")
+def simple_last_store_forgotten(bed: Bed) -> None:
+    """What a request leaves to be stored when it ends is not stored, and stays held."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "build_connector_meta")
+    def builds(original: Original, self: SimpleCPUOffloadScheduler, output: SchedulerOutput) -> SimpleCPUOffloadMetadata:
+        if self._pending_finished_stores:
+            bed.strikes()
+        self._pending_finished_stores.clear()
+        return original(self, output)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_sleeps_with_stores_out(bed: Bed) -> None:
+    """The engine is not kept awake for stores that are out."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "has_pending_stores")
+    def has_stores(original: Original, self: SimpleCPUOffloadScheduler) -> bool:
+        return bool(original(self)) and not bed.strikes()
+
+
+# --- loads ----------------------------------------------------------------------------------------------------------------
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_load_of_neighbours(bed: Bed) -> None:
+    """The slots of a load are one place off."""
+
+    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
+        if len(meta.load_cpu_blocks) > 1 and bed.strikes():
+            meta.load_cpu_blocks = _rotated(meta.load_cpu_blocks)
+
+    _change_step(bed, change)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_load_is_too_short(bed: Bed) -> None:
+    """The last block of a hit is not loaded."""
+
+    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
+        if len(meta.load_gpu_blocks) > 1 and bed.strikes():
+            meta.load_gpu_blocks, meta.load_cpu_blocks = meta.load_gpu_blocks[:-1], meta.load_cpu_blocks[:-1]
+
+    _change_step(bed, change)
