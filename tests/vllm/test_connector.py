@@ -443,8 +443,8 @@ def test_nobody_waits_for_ever_behind_a_lost_load(blocks: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_others_load_again_when_who_has_lost_a_load_is_in_or_gone(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is computed, and until then nobody loads; or its client leaves."""
+def test_others_load_while_who_has_lost_a_load_waits_and_when_it_is_gone(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed itself; or its client leaves."""
     rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW), lag=Lag(3, 3)))
     other = prompt(41, start=300)
     ask(rig, prompt(41), 1)
@@ -458,12 +458,70 @@ def test_others_load_again_when_who_has_lost_a_load_is_in_or_gone(leaves: bool, 
         rig.abort(name)
     rig.add(other, 1)
     rig.drain()
-    rig.reset_prefix_cache()
-    before = rig.loaded
-    ask(rig, other, 1)
+    rig.check_empty()
 
-    assert (before > 0) == leaves
-    assert rig.loaded > before
+    assert rig.side.ledger.ended["FAILED"] == 1
+    assert rig.loaded > 0
+
+
+def test_others_load_however_long_who_has_lost_a_load_must_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Urgent requests go before it again and again: their prompts are loaded all the same."""
+    rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW), max_num_seqs=1, priority=True))
+    texts = prompt(24), prompt(24, start=300)
+    for text in texts:
+        ask(rig, text, 1)
+    rig.reset_prefix_cache()
+    lose_first_load(monkeypatch)
+    rig.add(texts[0], 1, priority=9)
+    rig.add(prompt(5, start=9000), 9)
+    while not rig.side.ledger.ended["FAILED"]:
+        rig.step()
+    for number in range(5):
+        rig.add([*texts[1], number], 3)
+    while rig.step():
+        rig.reset_prefix_cache()
+    rig.check_empty()
+
+    assert rig.loaded > 0
+
+
+def test_nobody_waits_for_ever_for_room_that_is_kept_for_a_lost_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stands before the loser and finds no room for a load is computed: the room is there."""
+    rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=14, max_num_batched_tokens=32, priority=True, lag=Lag(3, 3)))
+    long, urgent = prompt(42), prompt(30, start=300)
+    ask(rig, long, 1)
+    ask(rig, urgent, 1)
+    rig.reset_prefix_cache()
+    lose_first_load(monkeypatch)
+    rig.add(prompt(2, start=9000), 17)
+    for _ in range(3):
+        rig.step()
+    rig.add(long, 1, priority=5)
+    while not rig.side.ledger.ended["FAILED"]:
+        rig.step()
+    rig.step()
+    rig.step()
+    rig.add(urgent, 1)
+    rig.drain(200)
+    rig.check_empty()
+
+    assert len(rig.finished) == 5
+
+
+@pytest.mark.parametrize("model", ["full", "full and window"])
+def test_who_has_lost_a_load_is_computed_before_a_pause_is_over(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause that waits for those who hold blocks waits for it too, as without a connector."""
+    rig = ConnectorRig(evolve(ROOMY, groups=MODELS[model], lag=Lag(3, 3)))
+    ask(rig, prompt(41), 1)
+    rig.reset_prefix_cache()
+    lose_first_load(monkeypatch)
+    name = rig.add(prompt(41), 1)
+    rig.step()
+    rig.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    rig.drain(100)
+
+    assert rig.side.ledger.ended["FAILED"] == 1
+    assert name in rig.finished
 
 
 def test_connector_keeps_no_request_that_is_over() -> None:

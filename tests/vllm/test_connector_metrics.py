@@ -100,6 +100,19 @@ def test_metrics_are_put_together_by_their_kind() -> None:
     assert both == {names[Kind.COUNTER]: {"": 5}, names[Kind.GAUGE]: {"": 4}, names[Kind.HISTOGRAM]: {"": [1.0, 2.0]}}
 
 
+def test_metrics_are_counted_once_however_many_loggers_there_are() -> None:
+    """vLLM hands one payload to every logger, and each adds later ones to what it made of it."""
+    name = next(name for name, metric in METRICS.items() if metric.kind is Kind.COUNTER)
+    payloads: list[dict[str, Any]] = [{name: {"": 1}} for _ in range(3)]
+    one, other = (BlocklifeConnector.build_kv_connector_stats(payloads[0]) for _ in range(2))
+    for payload in payloads[1:]:
+        for found in (one, other):
+            found.aggregate(BlocklifeConnector.build_kv_connector_stats(payload))
+
+    assert one.data == other.data == {name: {"": 3}}
+    assert payloads[0] == {name: {"": 1}}
+
+
 def test_metrics_are_shown_by_prometheus(rig: ConnectorRig) -> None:
     """Every family is registered with vLLM's labels, and holds what the payloads said."""
     registry = prometheus.CollectorRegistry()

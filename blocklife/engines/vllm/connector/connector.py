@@ -191,8 +191,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def build_kv_connector_stats(cls, data: Payload | None = None) -> BlocklifeStats:
-        """A payload that has crossed a process."""
-        return BlocklifeStats(data=data if data is not None else {})
+        """A payload that has crossed a process. It is copied: each of vLLM's loggers adds later ones to what it got here."""
+        return BlocklifeStats(data={name: dict(values) for name, values in (data or {}).items()})
 
     @classmethod
     def build_prom_metrics(

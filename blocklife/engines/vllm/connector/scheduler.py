@@ -124,10 +124,12 @@ class ConnectorScheduler:
         self._admissions: dict[str, Admission] = {}
         self._lost: set[str] = set()
         """Who has lost a load and was not let in since, by vLLM's id. vLLM 0.33.0 still keeps room for what they were to load,
-        so that another load may wait for ever for room that is there: until they are in, nobody loads."""
+        so that a load may wait for ever for room that is there: they do not load until they are in, and meanwhile nobody is
+        promised a load twice in turn without having found room for it."""
         self._in_front: set[str] = set()
-        """Those of them that were not asked for since. They stand in front of those whose loads have landed, as if they held
-        blocks, and go behind them when their answer is put off."""
+        """Those of them that were not put off since. They stand in front of those whose loads have landed, as if they held
+        blocks, and go behind them when an answer is put off. That is done when they have found no room, and not before: a
+        paused engine computes who stands in front, and nobody else."""
         self._loads = 0
         """Loads that lookups of this step have promised."""
         self._early: list[Plan] = []
@@ -153,16 +155,16 @@ class ConnectorScheduler:
         """How many tokens a load would bring behind those on the device; None: ask again later."""
         self._begin()
         tracked = self._tracked(request)
-        tracked.hit = None  # that of an earlier step, which came to nothing
+        earlier, tracked.hit = tracked.hit, None  # that of an earlier step, which found no room
         self.counts.lookups += 1
         name = self._enter(tracked)
-        if not name or request.request_id in self._in_front:
+        if not name or (earlier is not None and request.request_id in self._in_front):
             self._in_front.discard(request.request_id)
             self.counts.deferred += 1
             return None
         if self.offload.is_running(name):  # the engine was reset, and the request comes again in the same step
             self.offload.preempt(name)
-        if self._lost or request.skip_reading_prefix_cache or not request.block_hashes:
+        if not self._may_load(request.request_id, earlier) or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.offload.device_hit(name, request.num_tokens, device_tokens)
             return 0
         hit = self.offload.lookup(name, request.num_tokens, device_tokens)
@@ -368,6 +370,12 @@ class ConnectorScheduler:
                 self.offload.catch_up()
             if self.ledger.jobs.planned:
                 self._early.append(self.offload.build_plan(_NOW))
+
+    def _may_load(self, request_id: str, earlier: Hit | None) -> bool:
+        """Whether vLLM can be promised a load now, for a request whose *earlier* hit found no room."""
+        if not self._lost:
+            return True
+        return request_id not in self._lost and (earlier is None or not earlier.host_tokens)
 
     def _forget_loss(self, request: Request) -> None:
         self._lost.discard(request.request_id)
