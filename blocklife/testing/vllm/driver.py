@@ -190,8 +190,9 @@ class Driver(driver.Driver):
         if len(set(Geometry.parse(world.groups).block_tokens)) > 1:
             raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of blocks of one size only)")
 
-    def _num_lost(self, num_held: Callable[[], int]) -> int:
-        return num_held() - self._host.num_filled
+    def _num_lost(self, num_held: Callable[[], int | None]) -> int | None:
+        held = num_held()
+        return None if held is None else held - self._host.num_filled
 
     def _drains(self) -> bool:
         """Whether this engine goes on while nothing but copies is out."""

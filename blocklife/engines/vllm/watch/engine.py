@@ -46,7 +46,7 @@ class EngineEar:
         self._stored: dict[int, set[Content]] = {}
         self._latest: dict[int, int] = {}
         self._there: set[str] = set()
-        self._held: dict[int, int] = {}
+        self._held: dict[int, int | None] = {}
         # Another connector beside the watched one may have something out that nobody sees.
         self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
         self.calls = CallsThrough()
@@ -103,8 +103,8 @@ class EngineEar:
 
     def _look_for_held_slots(self, mirror: Mirror) -> None:
         """No step will follow, and nothing is out: every slot can be given to somebody else, once."""
-        at, held = id(mirror), mirror.num_held() if self._is_alone and not mirror.jobs.gave_up else 0
-        if held != self._held.get(at, 0) and held:
+        at, held = id(mirror), mirror.num_held() if self._is_alone and not mirror.jobs.gave_up else None
+        if held and held != self._held.get(at):
             slots = "a slot" if abs(held) == 1 else f"{abs(held)} slots"
             what = f"{slots} of the host can be given to nobody" if held > 0 else f"{slots} of the host can be given away twice"
             mirror.story.violate("I4", f"no step will follow, nothing is out, and {what}")

@@ -111,8 +111,8 @@ class Mirror:
         self._lost = lost
         self.hears_all = False
         """Whether the connector waits for nothing but its jobs, such as answers of another tier."""
-        self.num_held: Callable[[], int] = int
-        """How many slots the connector would give to nobody now, as far as it tells; less than 0 where it has some twice."""
+        self.num_held: Callable[[], int | None] = lambda: None
+        """How many slots the connector would give to nobody now, if it can tell; less than 0 where it has some twice."""
         self.is_torn = False
         """Whether something came in between, in the middle of a step."""
         self._log: list[Fact] = []

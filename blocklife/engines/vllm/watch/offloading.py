@@ -138,13 +138,13 @@ class OffloadingEar(ConnectorEar):
         self._mirror.tell()
         return result
 
-    def _num_held(self) -> int:
+    def _num_held(self) -> int | None:
         """Slots that are neither free nor to be had: a copy writes them, or somebody holds them."""
         manager = getattr(self._scheduler, "manager", None)
         used, free, idle = (getattr(manager, f"_{name}", None) for name in _SLOTS)
         if isinstance(used, int) and isinstance(free, list) and isinstance(idle, int):
             return used - len(free) - idle
-        return 0
+        return None
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 

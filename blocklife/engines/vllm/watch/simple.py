@@ -130,10 +130,10 @@ class SimpleEar(ConnectorEar):
         self._mirror.reset(forget=bool(result))
         return result
 
-    def _num_held(self) -> int:
+    def _num_held(self) -> int | None:
         pool = getattr(self._scheduler, "cpu_block_pool", None)
         blocks, free = getattr(pool, "num_gpu_blocks", None), getattr(pool, "get_num_free_blocks", None)
-        return blocks - 1 - free() if isinstance(blocks, int) and free is not None else 0  # one is the null block
+        return blocks - 1 - free() if isinstance(blocks, int) and free is not None else None  # one is the null block
 
     def _loading(self) -> Mapping[str, LoadState]:
         found = getattr(self._scheduler, "_reqs_to_load", None)
