@@ -101,8 +101,9 @@ class OffloadingEar(ConnectorEar):
         for new in getattr(output, "scheduled_new_reqs", ()):
             self._reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
         cached = getattr(output, "scheduled_cached_reqs", None)
-        for name, computed in zip(getattr(cached, "req_ids", ()), getattr(cached, "num_computed_tokens", ()), strict=False):
-            self._reach[name] = computed + scheduled.get(name, 0)
+        names, computed = getattr(cached, "req_ids", ()), getattr(cached, "num_computed_tokens", ())
+        computing = map(scheduled.get, names, itertools.repeat(0))
+        self._reach.update(zip(names, map(operator.add, computed, computing), strict=False))  # of all that run, in every step
 
     def _tell_odd(self, named: Collection[int]) -> None:
         """What is wrong with the jobs of a step before anybody looks at their blocks."""

@@ -190,8 +190,9 @@ class PoolEar:
             try:
                 return original(*args, **kwargs)
             finally:
-                ear._request, ear._let_in = None, request
+                ear._request = None
                 if ear._done:
+                    ear._let_in = request
                     ear._tell_all(_name_of(request), whole=False)
                     ear._ask_windows(request, kwargs)
 
