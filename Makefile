@@ -11,7 +11,7 @@ VLLM   ?= 0.33.0 0.21.0
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
 
 run: $(VENV)/.run  ## replay a workload through the lifecycles (ARGS='--faults --json', say)
 	@$(BIN)/blocklife replay $(ARGS)
