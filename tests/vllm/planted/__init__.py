@@ -54,6 +54,15 @@ class Bed:
 
         return decorated
 
+    def behind(self, owner: type, name: str, change: Callable[[Any, Any], None]) -> None:
+        """Let a function change what a method has returned; it gets the object, and that."""
+
+        @self.around(owner, name)
+        def changed(original: Original, self: object, *args: object) -> object:
+            returned = original(self, *args)
+            change(self, returned)
+            return returned
+
 
 @frozen
 class Planted:

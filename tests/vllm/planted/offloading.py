@@ -31,12 +31,7 @@ JobChange: TypeAlias = Callable[[OffloadingConnectorScheduler, TransferJob], Non
 
 def _change_step(bed: Bed, change: Step) -> None:
     """Change what the workers are told in a step."""
-
-    @bed.around(OffloadingConnectorScheduler, "_build_connector_meta")
-    def builds(original: Original, self: OffloadingConnectorScheduler, output: SchedulerOutput) -> OffloadingConnectorMetadata:
-        meta = original(self, output)
-        change(self, meta)
-        return meta
+    bed.behind(OffloadingConnectorScheduler, "_build_connector_meta", change)
 
 
 def _change_stores(bed: Bed, change: JobChange) -> None:

@@ -22,12 +22,7 @@ Step: TypeAlias = Callable[[SimpleCPUOffloadScheduler, SimpleCPUOffloadMetadata]
 
 def _change_step(bed: Bed, change: Step) -> None:
     """Change what the workers are told in a step; the scheduler's own book has the same lists, so they are replaced."""
-
-    @bed.around(SimpleCPUOffloadScheduler, "build_connector_meta")
-    def builds(original: Original, self: SimpleCPUOffloadScheduler, output: SchedulerOutput) -> SimpleCPUOffloadMetadata:
-        meta = original(self, output)
-        change(self, meta)
-        return meta
+    bed.behind(SimpleCPUOffloadScheduler, "build_connector_meta", change)
 
 
 def _at_end_of_load(bed: Bed, change: Callable[[SimpleCPUOffloadScheduler, LoadRequestState], None]) -> None:

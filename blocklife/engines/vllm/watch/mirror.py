@@ -106,7 +106,7 @@ class Mirror:
         self.host = Host(num_slots, keeps=sample == 1)
         self.jobs = Jobs(self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, filing=filing)
         self._state = lives.state
-        self._computes = self.computes = computes
+        self.computes = computes
         self._tell = tell
         self._lost = lost
         self.hears_all = False
@@ -259,12 +259,12 @@ class Mirror:
                 self.jobs.load(copy)
         self._targets, self._soon, self._loaded = set(), {}, set()
         new, self._new = self._new, set()
-        for name, position, block, is_named in missing if self._computes else ():
+        for name, position, block, is_named in missing if self.computes else ():
             if is_named and block not in new:
                 continue  # it has come before
             what = f"{name} counts on what is loaded into block {block}, position {position}, and no job loads it"
             self.story.violate("I7", what, block=block, request=name)
-        if self._computes:
+        if self.computes:
             self.jobs.compute(computes)
         self.holders.fill(list(self.holders.fresh))
         self.jobs.store([copy for copy in stores if copy.number not in waits])
@@ -333,7 +333,7 @@ class Mirror:
             what = "while its load is out"
             if self._state[block] == _STALE:  # the request that it was for is gone
                 self.jobs.finish_all(block)
-        elif holders.is_unused(block) and self._computes:
+        elif holders.is_unused(block) and self.computes:
             what = "although its content was never computed: the step that handed it out took it back"
         if what and name != CONNECTOR:
             self.story.violate(rule, f"block {block} is a hit of {name} {what}", block=block, request=name)

@@ -21,7 +21,7 @@ from blocklife.engines.vllm.watch.mirror import Mirror
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
-_SLOTS = ("num_allocated_chunks", "free_list", "num_evictable_cache_chunks")
+_SLOTS = ("_num_allocated_chunks", "_free_list", "_num_evictable_cache_chunks")
 """Of a manager of slots: how many it has ever used, those that are free again, and how many may be evicted."""
 Chunks: TypeAlias = Sequence[tuple[int, bytes]]
 
@@ -142,7 +142,7 @@ class OffloadingEar(ConnectorEar):
     def _num_held(self) -> int | None:
         """Slots that are neither free nor to be had: a copy writes them, or somebody holds them."""
         manager = getattr(self._scheduler, "manager", None)
-        used, free, idle = (getattr(manager, f"_{name}", None) for name in _SLOTS)
+        used, free, idle = (getattr(manager, name, None) for name in _SLOTS)
         if isinstance(used, int) and isinstance(free, list) and isinstance(idle, int):
             return used - len(free) - idle
         return None

@@ -55,8 +55,6 @@ class PoolEar:
         self._owners = (pool, None) if any(hasattr(block, "pool") for block in _blocks(pool)[:1]) else ()
         """What a block says of whose it is, where blocks say it: a pool may be asked to free those of others."""
         self._request: object = None
-        self._let_in: object = None
-        """The request that was worked for last, while what was done for it is told."""
         self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
         self.calls = CallsThrough()
         self.calls.add(pool, "get_new_blocks", self._get_new_blocks)
@@ -192,8 +190,7 @@ class PoolEar:
             finally:
                 ear._request = None
                 if ear._done:
-                    ear._let_in = request
-                    ear._tell_all(_name_of(request), whole=False)
+                    ear._tell_all(request, whole=False)
                     ear._ask_windows(request, kwargs)
 
         return through
@@ -213,14 +210,14 @@ class PoolEar:
             for mirror in self._mirrors:
                 mirror.gone(name)
 
-    def _tell_all(self, name: str, *, whole: bool) -> None:
+    def _tell_all(self, request: object, *, whole: bool) -> None:
         done, self._done = self._done, []
         for what, ids, blocks, left in done:
-            self._tell(name, what, ids, blocks, left, whole=whole)
+            self._tell(request, what, ids, blocks, left, whole=whole)
 
     def _tell(
         self,
-        holder: str,
+        request: object,
         what: str,
         ids: list[int],
         blocks: Sequence[BlockLike],
@@ -228,13 +225,14 @@ class PoolEar:
         *,
         whole: bool = False,
     ) -> None:
+        holder = _name_of(request)
         if what == "freed":
             for mirror in self._mirrors:
                 mirror.freed(holder, ids, left, whole=whole)
             return
         group, positions = (0, [None] * len(ids)) if holder == CONNECTOR else self._places(holder, ids, blocks)
         if what == "taken" and holder != CONNECTOR:
-            self._ask_names(holder, group, ids, positions)
+            self._ask_names(request, group, ids, positions)
         for mirror in self._mirrors:
             if what == "taken":
                 mirror.taken(holder, group, ids, positions)
@@ -256,15 +254,12 @@ class PoolEar:
                 for mirror in self._mirrors:
                     mirror.story.violate("I4", what, request=name)
 
-    def _ask_names(self, holder: str, group: int, ids: list[int], positions: Positions) -> None:
+    def _ask_names(self, request: object, group: int, ids: list[int], positions: Positions) -> None:
         """Whether the blocks that a request hits are called what belongs to their places."""
-        hashes, unit = getattr(self._let_in, "block_hashes", None), getattr(self._pool, "hash_block_size", None)
-        if (
-            not isinstance(hashes, Sequence)
-            or getattr(self._managers[group], "block_size", 0) != unit
-            or _name_of(self._let_in) != holder
-        ):
+        hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", None)
+        if not isinstance(hashes, Sequence) or getattr(self._managers[group], "block_size", 0) != unit:
             return
+        holder = _name_of(request)
         blocks, others = _blocks(self._pool), getattr(self._pool, "cached_block_hashes_by_block", {})
         ending = getattr(self._managers[group], "kv_cache_group_id", group).to_bytes(4, "big")
         for block, position in zip(ids, positions, strict=True):
