@@ -86,6 +86,20 @@ def test_i7_falls_where_less_is_loaded_than_was_counted_on(loaded: list[int], fe
     assert rules(watch) == fell
 
 
+def test_what_is_on_the_device_need_not_be_loaded() -> None:
+    """The lookup was told of four tokens there, and only those behind them are counted on."""
+    scheduler, inner, watch = watched()
+    request = Request("a")
+    inner.get_num_new_matched_tokens(request, 4)
+    manager = scheduler.kv_cache_manager
+    manager.allocate_slots(request, [1, 2])
+    blocks = SimpleNamespace(blocks=([manager.block_pool.blocks[1], manager.block_pool.blocks[2]],))
+    inner.update_state_after_alloc(request, blocks, num_external_tokens=4)
+    inner.build_connector_meta(Output(FakeMeta(load_jobs={0: load("a", [2], [8], index=1)})))
+
+    assert rules(watch) == []
+
+
 def test_i7_falls_for_what_has_a_name_before_it_is_loaded() -> None:
     """A block that the very step has handed out cannot have come already, whatever it is called."""
     scheduler, inner, watch = watched()
