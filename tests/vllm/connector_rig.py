@@ -214,6 +214,7 @@ class ConnectorRig(Rig):
         assert not self.side.offload.plans_out
         assert not self.side._requests
         assert not self.side._named
+        assert not self.side._lost | self.side._in_front
 
     def step(self) -> bool:
         """As the engine's loop, with as many steps ahead as the depth says."""

@@ -524,6 +524,26 @@ def test_who_has_lost_a_load_is_computed_before_a_pause_is_over(model: str, monk
     assert name in rig.finished
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_who_has_lost_a_load_may_load_again_when_it_was_preempted(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was computed in between; with `max_load_failures` of 1 it looks no further than the device."""
+    extra = {"max_load_failures": most}
+    rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW), lag=Lag(3, 3), extra_config=extra))
+    ask(rig, prompt(41), 1)
+    rig.reset_prefix_cache()
+    lose_first_load(monkeypatch)
+    name = rig.add(prompt(41), 20)
+    while rig.scheduler.requests[name].status is not RequestStatus.RUNNING:
+        rig.step()
+    before = rig.loaded
+    rig.reset_prefix_cache(reset_running=True)
+    rig.drain()
+    rig.check_empty()
+
+    assert (rig.side.ledger.ended["FAILED"], before) == (1, 0)
+    assert (rig.loaded > 0) == (most > 1)
+
+
 def test_connector_keeps_no_request_that_is_over() -> None:
     """vLLM's requests may hold images and embeddings."""
     rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2))
