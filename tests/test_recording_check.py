@@ -542,18 +542,56 @@ def test_check_names_the_illegal_line_before_the_damage(lines: Lines) -> None:
     assert str(verdict).splitlines()[-1].startswith("NOT legal (")
 
 
-def test_the_command_tells_where_a_recording_is_cut_off(run: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its text names the line and the reason, as its report for machines does."""
+@pytest.mark.parametrize(
+    "words",
+    ["check", "check --json", "show --block 1", "stats", "stats --json", "view -o {page}", "perfetto -o {page}"],
+)
+@pytest.mark.parametrize("what", ["cut off", "no JSON", "no recording"])
+def test_every_command_tells_damage_on_standard_error(
+    run: bytes, words: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line there names the file, the line and the reason, whatever is printed besides; no page is written."""
+    path, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    whole = run[: run.index(b"\n", 20_000) + 1]
+    path.write_bytes({"cut off": whole[:-8], "no JSON": whole + b"}\n" + whole, "no recording": b"{}\n" + whole}[what])
+    command, *options = words.format(page=page).split()
+
+    assert main(["recording", command, str(path), *options]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"blocklife: {path}: ")
+    assert {"cut off": "it is cut off", "no JSON": "it is no JSON", "no recording": "its first line is not"}[what] in err
+    count = len(whole.splitlines()) + (what == "no JSON")
+    assert what == "no recording" or f"line {count}: " in err
+    assert not page.exists()
+
+
+def test_check_tells_what_it_has_read_before_the_damage(run: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its report stays on standard output; that for machines has the reason, too."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(run[: run.index(b"\n", 20_000) - 7])
-    status = main(["recording", "check", str(path)])
-    text = capsys.readouterr().out
+    main(["recording", "check", str(path)])
+    text = capsys.readouterr()
     main(["recording", "check", str(path), "--json"])
     damage = json.loads(capsys.readouterr().out)["damage"]
 
-    assert status == 2
     assert "it is cut off" in damage
-    assert damage in text.splitlines()
+    assert damage in text.err
+    assert damage not in text.out
+    assert text.out.splitlines()[-1] == "legal as far as it can be read"
+
+
+def test_check_tells_damage_behind_what_is_illegal_on_standard_error(
+    lines: Lines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is illegal weighs more, and is told as ever."""
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(spell(change(epoch=9)(bare(lines), first(lines, machine="block", event="seal"))) + b"\xff\n")
+
+    assert main(["recording", "check", str(path)]) == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1].startswith("NOT legal (")
+    assert told.err == f"blocklife: {path}: {check(path.read_bytes()).damage}\n"
 
 
 def test_check_reads_a_last_line_without_a_line_end(run: bytes) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from blocklife import __version__
 from blocklife.cli.check import add_check
-from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, print_help
+from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, complain, print_help
 from blocklife.cli.doctor import add_doctor
 from blocklife.cli.draw import add_draw
 from blocklife.cli.recording import add_recording
@@ -61,12 +61,6 @@ def _leave_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(message: str) -> None:
-    """One line on standard error; print itself would take standard output where there is none."""
-    if sys.stderr is not None:
-        print(f"blocklife: {message}", file=sys.stderr)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
@@ -75,16 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
         print(end="", flush=True)
     except MisuseError as problem:
-        _complain(str(problem))
+        complain(str(problem))
         return BAD_INPUT
     except BrokenPipeError:  # the reader has gone (head, say): nobody is left to be told
         _leave_stdout()
         return OK
     except OSError as problem:
         _leave_stdout()
-        _complain(f"standard output: {problem.strerror or problem}")
+        complain(f"standard output: {problem.strerror or problem}")
         return BAD_INPUT
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return INTERRUPTED
     return status

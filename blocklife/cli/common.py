@@ -41,6 +41,12 @@ def print_help(parser: argparse.ArgumentParser) -> int:
     return OK
 
 
+def complain(message: str) -> None:
+    """One line on standard error; print itself would take standard output where there is none."""
+    if sys.stderr is not None:
+        print(f"blocklife: {message}", file=sys.stderr)
+
+
 def whole(text: str) -> int:
     """A whole number."""
     try:

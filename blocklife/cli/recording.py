@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import Commands, Parser, file, print_help, reading
+from blocklife.cli.common import Commands, Parser, complain, file, print_help, reading
 from blocklife.cli.recording_perfetto import add_perfetto
 from blocklife.cli.recording_show import add_show
 from blocklife.cli.recording_stats import add_stats
@@ -23,6 +23,7 @@ examples:
   blocklife recording check run.jsonl --whole       it was recorded to its end, though it does not say so
   blocklife recording check - --json < run.jsonl    from standard input; one report for machines
 exit status: 0 nothing is wrong, 1 something is illegal, 2 it cannot be read, 130 after Ctrl-C
+Where it is damaged, what stands before is told as ever, and the line and the reason on standard error.
 """
 
 
@@ -58,5 +59,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**attrs.asdict(verdict), "clean": verdict.clean, "status": verdict.status}))
     else:
-        print(verdict)
+        print(verdict.told(damage=False))
+    if verdict.damage is not None:
+        complain(f"{verdict.name}: {verdict.damage}")
     return verdict.status

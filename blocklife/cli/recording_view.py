@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli.common import OK, Commands, file, on_terminal, printable, put_out, refuse_overwriting, whole, write_whole
+from blocklife.cli.common import (
+    OK,
+    Commands,
+    complain,
+    file,
+    on_terminal,
+    printable,
+    put_out,
+    refuse_overwriting,
+    whole,
+    write_whole,
+)
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -114,7 +125,7 @@ def _drawings() -> Mapping[str, str]:
     try:
         return {name: svg([Panel(picture(table, name))]) for name, table in MACHINES.items()}
     except MisuseError as problem:
-        print(f"blocklife: no diagrams, lists instead: {problem}", file=sys.stderr)
+        complain(f"no diagrams, lists instead: {problem}")
         return {}
 
 

@@ -82,6 +82,10 @@ class Verdict:
         return 2 if self.damage is not None else 0
 
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, *, damage: bool = True) -> str:
+        """All of it in words; without *damage* for who tells that elsewhere."""
         rate = f", {self.events / self.seconds:,.0f} a second" if self.seconds > 0.05 and self.clean else ""
         told = [f"{self.events:,} transitions in {self.commits:,} commits, {self.plans:,} plans, {self.jobs:,} jobs{rate}"]
         told += [f"note: {note}" for note in self.notes]
@@ -89,7 +93,7 @@ class Verdict:
             told.append(f"line {self.illegal.line}: {self.illegal.message}")
             told += [f"  {step}" for step in self.illegal.history]
             told += [f"  {place}" for place in self.illegal.places]
-        if self.damage is not None:
+        if self.damage is not None and damage:
             told.append(self.damage)
         if self.illegal is not None:
             told.append(f"NOT legal ({self.illegal.rule}); {self.further:,} later transitions do not fit their place")
