@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,11 +29,14 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from blocklife.cli import main
+from blocklife.drawing.viewer import packing
 from blocklife.drawing.viewer.packing import packed
 from blocklife.drawing.viewer.palette import PALETTE, colours
+from blocklife.recording import Recorder
 from blocklife.recording.lives import Lives
 from blocklife.recording.reading import open_recording
 from blocklife.states import COUPLINGS, MACHINES
+from tests.worlds import make_ledger
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 browsing = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
@@ -349,6 +353,74 @@ def test_colours_are_there_for_every_state() -> None:
     """Every state of the four machines has its colour, and a state of nobody gets one as well."""
     assert {state.name for table in MACHINES.values() for state in table.states} == set(PALETTE)
     assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours("NO_SUCH_STATE"))
+
+
+# --- what the page counts ------------------------------------------------------------------------------------------------
+
+NODE = shutil.which("node")
+_COUNT = """
+const fs = require("node:fs"), vm = require("node:vm");
+const [input, data, paint] = JSON.parse(fs.readFileSync(0, "utf8"));
+vm.runInThisContext(`${data}\n${paint}\nglobalThis.made = (said) => {
+  const run = new Run(said);
+  const positions = run.axes.commits;
+  const scene = {run, positions, axis: "commits", from: positions[0], to: positions[run.commits]};
+  const peaks = run.machines.map((machine, m) => [1, 7, 200].map((wide) => {
+    const counts = counted(scene, m, wide);
+    const sums = Array.from({length: wide}, (_, x) => machine.states.reduce(
+      (sum, state, i) => sum + (state.initial || state.final ? 0 : counts[x * machine.states.length + i]), 0));
+    return Math.max(...sums);
+  }));
+  return {most: run.most, peaks};
+}`);
+process.stdout.write(JSON.stringify(globalThis.made(input)));
+"""
+
+
+def busiest(lives: Lives, low: int = 0) -> dict[str, int]:
+    """How many places of each machine were at most neither new nor over behind one commit, from step *low* on."""
+    stands: dict[tuple[str, int], str] = {}
+    found = dict.fromkeys(MACHINES, 0)
+    rest = {name: {table.initial.name, *(state.name for state in table.finals)} for name, table in MACHINES.items()}
+    count: Counter[str] = Counter()
+    for index in range(len(lives)):
+        step = lives.step(index)
+        count[step.machine] -= stands.get((step.machine, step.id), step.source) not in rest[step.machine]
+        count[step.machine] += step.target not in rest[step.machine]
+        stands[step.machine, step.id] = step.target
+        if index >= low - 1 and (index + 1 == len(lives) or lives.n[index + 1] != step.n):
+            found = {name: max(most, count[name]) for name, most in found.items()}
+    return found
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node")
+def test_overview_tells_the_most_that_ever_were_busy(folder: Path, run: Made, tmp_path: Path) -> None:
+    """In a run of a few steps whose peak lies between its ends, in one of some thousand, and in a part of it."""
+    short = io.StringIO()
+    ledger = make_ledger(requests=())
+    Recorder(short).begin(ledger)
+    for request in ("a", "b"):
+        ledger.add_request(request)
+        ledger.allocate(request, 2)
+    for request in ("a", "b"):
+        ledger.finish(request)
+    part, plan = tmp_path / "part.html", run.lives.plans[1] // 2
+    assert main(["recording", "view", str(run.recording), "-o", str(part), "--plans", f"{plan}-{run.lives.plans[1]}"]) == 0
+    low = next(index for index, each in enumerate(run.lives.plan) if each >= plan)
+    brief = made(folder, "brief", short.getvalue().splitlines())
+    cases = [(brief, 0), (run, 0), (Made(run.recording, part, run.lives), low)]
+    viewer = Path(packing.__file__).parent
+    scripts = [viewer.joinpath(name).read_text(encoding="utf-8") for name in ("data.js", "paint.js")]
+
+    for page, start in cases:
+        said = json.dumps([page.said, *scripts])
+        told = json.loads(
+            subprocess.run([str(NODE), "-e", _COUNT], input=said, stdout=subprocess.PIPE, text=True, check=True).stdout
+        )
+        wanted = list(busiest(page.lives, start).values())
+        assert told["most"] == wanted
+        assert told["peaks"] == [[most] * 3 for most in wanted]
+    assert busiest(brief.lives)["block"] == 4
 
 
 # --- the page in a browser -----------------------------------------------------------------------------------------------
@@ -681,9 +753,9 @@ def test_page_folds_a_group_into_its_counts(run: Made, opening: Any) -> None:
     assert page.js("seen.rows[1].kind") == "sum"
 
     n = run.lives.n[len(run.lives) // 2]
-    counts = page.js(f"Array.from(counted({{...scene(), from: {n}, to: {n + 1}}}, 0, 1)).slice(0, run.states[0])")
+    counts = page.js(f"Array.from(counted({{...scene(), from: {n}, to: {n + 0.5}}}, 0, 1)).slice(0, run.states[0])")
     names = page.js("run.machines[0].states.map((state) => state.name)")
-    stands = [run.state("block", place, n + 1) or "FREED" for machine, place in run.lives.places if machine == "block"]
+    stands = [run.state("block", place, n) or "FREED" for machine, place in run.lives.places if machine == "block"]
 
     assert dict(zip(names, counts, strict=True)) == {name: stands.count(name) for name in names}
 

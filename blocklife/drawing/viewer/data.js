@@ -211,38 +211,40 @@ class Run {
     return axes;
   }
 
-  /** Counts of all states at every SAMPLE-th step, so that a count anywhere needs few steps. */
+  /** Counts of all states at every SAMPLE-th step, so that a count anywhere needs few steps; and the most that ever were busy. */
   _countStates() {
     const width = this.allStates.length;
+    this.isBusy = Uint8Array.from(this.allStates, (state) => Number(!state.initial && !state.final));
     const counts = new Int32Array(width);
     for (let i = 0; i < this.lanes; i++) counts[this.offset[this.machineOf[i]] + this.startState[i]]++;
     this.samples = /** @type {Int32Array[]} */ ([]);
+    const busy = this.machines.map((_, machine) => this.busy(counts, machine));
+    this.most = busy.slice(); // of places that are not at rest, behind any commit
     for (let i = 0; i < this.count; i++) {
       if (i % Run.SAMPLE === 0) this.samples.push(counts.slice());
-      this.apply(counts, i);
-    }
-    this.most = this.machines.map(() => 1); // of places that are not at rest, at any time
-    const edges = [...this.samples, counts];
-    for (const each of edges) {
-      this.machines.forEach((_, machine) => {
-        this.most[machine] = Math.max(this.most[machine], this.busy(each, machine));
-      });
+      const machine = this.machineOf[this.lane[i]];
+      busy[machine] += this.apply(counts, i);
+      // A commit is of one machine, and is seen as a whole.
+      const whole = i + 1 === this.count || this.commit[i + 1] !== this.commit[i];
+      if (whole && busy[machine] > this.most[machine]) this.most[machine] = busy[machine];
     }
   }
 
-  /** Let one step change the counts. @param {Int32Array} counts @param {number} step */
+  /** Let one step change the counts; how many more places are busy then. @param {Int32Array} counts @param {number} step */
   apply(counts, step) {
-    counts[this.stateBefore(step)]--;
-    counts[this.after[this.rank[step]]]++;
+    const before = this.stateBefore(step);
+    const after = this.after[this.rank[step]];
+    counts[before]--;
+    counts[after]++;
+    return this.isBusy[after] - this.isBusy[before];
   }
 
   /** Places of a machine that are neither in its initial nor in a final state. @param {Int32Array} counts
    *  @param {number} machine */
   busy(counts, machine) {
     let sum = 0;
-    this.machines[machine].states.forEach((state, i) => {
-      if (!state.initial && !state.final) sum += counts[this.offset[machine] + i];
-    });
+    const offset = this.offset[machine];
+    for (let i = offset; i < offset + this.states[machine]; i++) if (this.isBusy[i]) sum += counts[i];
     return sum;
   }
 

@@ -363,8 +363,8 @@ function violationX(scene, look) {
   return step < 0 ? x2(scene, look) : stepX(scene, look, step);
 }
 
-/** How many places stood in each state at the end of each of `wide` columns. @param {Scene} scene @param {number} machine
- *  @param {number} wide */
+/** How many places stood in each state in each of `wide` columns, when most of them were busy: no peak is lost between two
+ *  pixels. @param {Scene} scene @param {number} machine @param {number} wide */
 function counted(scene, machine, wide) {
   const { run, positions, from, to } = scene;
   const offset = run.offset[machine];
@@ -379,10 +379,24 @@ function counted(scene, machine, wide) {
   const sample = Math.min(run.samples.length - 1, Math.floor(step / Run.SAMPLE));
   const counts = run.samples[sample].slice();
   for (let i = sample * Run.SAMPLE; i < step; i++) run.apply(counts, i);
+  let busy = run.busy(counts, machine);
   for (let x = 0; x < wide; x++) {
     const right = from + ((to - from) * (x + 1)) / wide;
-    while (step < run.count && positions[run.commit[step]] <= right) run.apply(counts, step++);
-    for (let i = 0; i < width; i++) out[x * width + i] = counts[offset + i];
+    let most = -1;
+    const note = () => {
+      if (busy <= most) return;
+      most = busy;
+      for (let i = 0; i < width; i++) out[x * width + i] = counts[offset + i];
+    };
+    note();
+    while (step < run.count && positions[run.commit[step]] <= right) {
+      const commit = run.commit[step];
+      while (step < run.count && run.commit[step] === commit) {
+        const more = run.apply(counts, step);
+        if (run.machineOf[run.lane[step++]] === machine) busy += more;
+      }
+      note();
+    }
   }
   return out;
 }
@@ -396,7 +410,7 @@ function paintStack(context, scene, look, machine, left, top, wide, high) {
   const counts = counted(scene, machine, columns);
   const states = run.machines[machine].states;
   const width = states.length;
-  const unit = high / run.most[machine];
+  const unit = high / Math.max(1, run.most[machine]);
   const height = new Float64Array(columns);
   for (let i = 0; i < width; i++) {
     if (states[i].initial || states[i].final) continue;
