@@ -1530,14 +1530,14 @@ def test_state_that_was_taken_back_is_not_stored() -> None:
     rig.scheduler.hand_off("a", 0, 8)
     rig.plan()
     rig.settle(sampled={"a": 0})
-    rig.settle(sampled={"a": 0})
+    rig.settle(sampled={"a": 1})
     rig.scheduler.grow()
     rig.plan()
     rig.settle()
     rig.tick()
     rig.add("b", letters(40))
 
-    assert rig.scheduler.progress("a").known == 8
+    assert rig.scheduler.progress("a").known == 9
     assert rig.ledger.jobs.live == 0
     assert not rig.hit("b").deferred
 
@@ -1599,15 +1599,55 @@ def test_deferred_answer_is_not_kept_for_another_question() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_drafts_beside_a_state_are_refused(ahead: int) -> None:
-    """A state that was overwritten cannot come back: only the token that a plan ahead will sample may be scheduled unseen."""
+    """A state that was overwritten cannot come back: where no plan is out, nothing beyond the known tokens is scheduled."""
     rig = Rig("full:4,mamba:4", blocks=30, policies=Policies(plans_ahead=ahead))
     rig.add("a", letters(9))
     rig.let_in("a", 6)
     rig.tick()
-    with scheduler_refuses(rig, MisuseError, f"at most {ahead} tokens beyond the known 9 can be scheduled"):
-        rig.scheduler.grow({"a": 4 + ahead})
+    with scheduler_refuses(rig, MisuseError, "at most 0 tokens beyond the known 9 can be scheduled"):
+        rig.scheduler.grow({"a": 4})
 
-    assert rig.scheduler.grow({"a": 3 + ahead}) == []
+    assert rig.scheduler.grow({"a": 3}) == []
+
+
+def test_draft_on_a_state_is_refused_when_the_plan_that_sampled_its_last_token_has_settled() -> None:
+    """Planned ahead or not: of 4 known tokens 3 are computed, and a step of 2 would take in one that does not exist yet."""
+    rig = Rig("mamba:4", blocks=8, policies=Policies(plans_ahead=1))
+    rig.add("a", letters(20), prompt=3)
+    rig.let_in("a")
+    rig.tick()
+    with scheduler_refuses(rig, MisuseError, "at most 0 tokens beyond the known 4 can be scheduled"):
+        rig.scheduler.grow({"a": 2})
+
+    assert rig.scheduler.grow({"a": 1}) == []
+
+
+def test_state_takes_in_one_token_more_for_each_plan_that_is_out_and_samples_it() -> None:
+    """A plan that leaves known tokens over samples none; each one behind it that reaches them samples one."""
+    rig = Rig("mamba:4", blocks=12, policies=Policies(plans_ahead=2))
+    rig.add("a", letters(20), prompt=6)
+    rig.let_in("a", 4)
+    rig.plan()
+    with scheduler_refuses(rig, MisuseError, "at most 0 tokens beyond the known 6 can be scheduled"):
+        rig.scheduler.grow({"a": 3})
+    rig.scheduler.grow({"a": 2})
+    rig.plan()
+    with scheduler_refuses(rig, MisuseError, "at most 1 tokens beyond the known 6 can be scheduled"):
+        rig.scheduler.grow({"a": 2})
+
+    assert rig.scheduler.grow({"a": 1}) == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_request_with_a_state_is_let_in_with_known_tokens_only(ahead: int) -> None:
+    """An admission schedules as `grow` does, and nothing of a request that comes in is out."""
+    rig = Rig("full:4,mamba:4", blocks=12, policies=Policies(plans_ahead=ahead))
+    rig.add("a", letters(9), prompt=5)
+    hit = rig.hit("a")
+    with scheduler_refuses(rig, MisuseError, "at most 0 tokens beyond the known 5 can be scheduled"):
+        rig.scheduler.admit("a", hit, 6)
+
+    assert rig.scheduler.admit("a", hit, 5)
 
 
 def test_content_that_was_there_before_the_scheduler_is_found() -> None:

@@ -152,6 +152,59 @@ def test_planted_bug_fails_its_scenario(plant: str, monkeypatch: pytest.MonkeyPa
     assert all(each.message.startswith(f"{FILES[name]}:") for each in failed)
 
 
+DRAFT = """\
+id = "X"
+title = "A state takes in no token that no plan which is out will sample"
+
+[world]
+groups = "mamba:4"
+blocks = 8
+scheduling = "async"
+
+[[step]]
+do = "arrive"
+request = "a"
+prompt = "abc"
+
+[[step]]
+do = "step"
+
+[[step]]
+note = "4 tokens are known, 3 of them computed, and no plan is out"
+do = "settle"
+
+[[step]]
+do = "step"
+compute = { a = 2 }
+{refused}
+
+[[step]]
+do = "tick"
+
+[[step]]
+do = "step"
+compute = { a = 1 }
+"""
+
+
+def test_draft_on_a_state_is_refused_when_nothing_is_out() -> None:
+    """Planning ahead allows what a plan that is out will sample, and no token more."""
+    verdict = run_scenario(parse_scenario(DRAFT.replace("{refused}", 'refused = "misuse"'), "x.toml"))
+
+    assert verdict.outcome is Outcome.HELD, verdict
+
+
+def test_draft_on_a_state_makes_the_device_read_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why it is refused: the token was not sampled as it was drafted, and the state has taken it in."""
+    monkeypatch.setattr(OffloadScheduler, "_check_no_drafts", lambda self, rows: None)
+    verdict = run_scenario(parse_scenario(DRAFT.replace("{refused}", ""), "x.toml"))
+
+    assert verdict.outcome is Outcome.FAILED
+    assert "step 6" in verdict.message
+    assert "I6" in verdict.message
+    assert verdict.message.endswith("instead of 0:abcA"), verdict.message
+
+
 # --- verdicts ---------------------------------------------------------------------------------------------------------------
 
 SCENE = """\

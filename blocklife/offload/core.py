@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 from attrs import define
@@ -78,6 +78,7 @@ class SchedulerCore:
         self.stores = StoreLine(ledger, tier, geometry, policies)
         self._groups = range(len(geometry.groups))
         self._attention = [group for group in self._groups if not isinstance(geometry.groups[group], Mamba)]
+        self._has_states = len(self._attention) < len(self._groups)
         self._requests: dict[str, Tracked] = {}
         self._names: dict[int, str] = {}
         self._progress = ProgressTable(ledger.limits.max_requests, geometry)
@@ -563,16 +564,22 @@ class SchedulerCore:
             raise MisuseError("the scheduler sleeps (wake it first)")
 
     def _check_no_drafts(self, rows: Rows) -> None:
-        """A state cannot step back: beyond the known tokens there is one for each plan ahead, and no draft."""
-        table, most = self._progress, self.policies.plans_ahead
-        wrong = (table.ends(rows) > table.known[rows] + most).nonzero()[0]
+        """A state cannot step back: beyond the known tokens it takes in only what a plan that is out is about to sample."""
+        table = self._progress
+        begins = table.computed[rows] + table.in_flight[rows]
+        # a plan that reaches the last known token samples one more, so that behind it one step may go one token further
+        most = np.maximum(table.known[rows], begins + (table.in_flight[rows] > 0))
+        wrong = (begins + table.wanted[rows] > most).nonzero()[0]
         if len(wrong):
-            row = int(rows[wrong[0]])
+            row, end = int(rows[wrong[0]]), int(most[wrong[0]])
             table.wanted[rows] = 0
-            raise MisuseError(
-                f"request {self._names[row]}: a Mamba state cannot be taken back, so that at most {most} tokens beyond the "
-                f"known {int(table.known[row])} can be scheduled (plans_ahead={most})"
-            )
+            self._refuse_drafts(self._names[row], int(table.known[row]), end)
+
+    def _refuse_drafts(self, name: str, known: int, most: int) -> NoReturn:
+        raise MisuseError(
+            f"request {name}: a Mamba state cannot be taken back, so that at most {most - known} tokens beyond the known "
+            f"{known} can be scheduled (one for each plan that is out and samples it)"
+        )
 
     def _check_waiting(self, name: str, what: str) -> None:
         state = self.ledger.request_state(name)

@@ -155,6 +155,9 @@ class OffloadScheduler(SchedulerCore):
         if not loads and tokens < 1:
             raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
         end = hit.tokens if loads else hit.compute_from + tokens
+        known = int(self._progress.known[tracked.row])
+        if self._has_states and end > known:
+            self._refuse_drafts(name, known, known)
         try:
             if loads:  # before blocks are taken: those that are handed out lose their content
                 self.ledger.jobs.check_room()
@@ -198,7 +201,7 @@ class OffloadScheduler(SchedulerCore):
         table.wanted[rows] = 1
         for row, count in wanted.items():
             table.wanted[row] = count
-        if self._attention != list(self._groups):
+        if self._has_states:
             self._check_no_drafts(rows)
         if self.ledger.own_pool:
             self._leave_windows(rows)

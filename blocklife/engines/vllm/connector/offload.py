@@ -224,7 +224,7 @@ class EngineScheduler(OffloadScheduler):
         table.wanted[rows] = 1
         for name, count in tokens.items():
             table.wanted[self._tracked(name).row] = count
-        if self._attention != list(self._groups):
+        if self._has_states:
             self._check_no_drafts(rows)
         self._check_placed(rows[table.wanted[rows] > 0])
         table.step[rows] = self._step
