@@ -6,6 +6,8 @@ before and after, and no listener has heard of anything.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,6 +26,7 @@ from blocklife.ledger import (
     Launched,
     Ledger,
     Limits,
+    Refusal,
     Result,
     Seal,
     Worker,
@@ -1587,6 +1590,72 @@ def test_listener_that_is_interrupted_leaves_the_ledger_usable() -> None:
     ledger.allocate("a", 1)
 
     assert len(ledger.table("a")) == 2
+
+
+def interrupting(error: type[BaseException]) -> Callable[[object], None]:
+    """A listener in which Ctrl-C is pressed, or the like, each time that it is told something."""
+
+    def listener(_record: object) -> None:
+        raise error
+
+    return listener
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit], ids=lambda each: each.__name__)
+def test_interrupt_in_a_listener_goes_on_when_all_listeners_have_heard_all(error: type[BaseException]) -> None:
+    """The later ones miss no commit, and hear each of them once; an error of another listener does not hide the interrupt."""
+    ledger, twin = make_ledger(), make_ledger()
+    _, job = in_flight(ledger)
+    in_flight(twin)
+    heard: list[Committed] = []
+    expected: list[Committed] = []
+    ledger.listen(interrupting(ValueError))
+    ledger.listen(interrupting(error))
+    ledger.listen(heard.append)
+    twin.listen(expected.append)
+    with pytest.raises(error):
+        ledger.complete(report(job))
+    twin.complete(report(job))
+
+    assert [told(each) for each in heard] == [told(each) for each in expected]
+    assert [each.machine for each in heard] == ["job", "block", "slot"]
+    assert ledger.snapshot() == twin.snapshot()
+
+
+def test_interrupt_in_a_listener_for_refusals_goes_on_when_all_have_heard() -> None:
+    """The verb has done nothing, and every one of them knows it."""
+    ledger = make_ledger()
+    heard: list[Refusal] = []
+    ledger.listen(lambda record: None, interrupting(KeyboardInterrupt))
+    ledger.listen(lambda record: None, heard.append)
+    before = world_key(ledger)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.admit("a")
+
+    assert [each.event for each in heard] == ["admit"]
+    assert world_key(ledger) == before
+    ledger.allocate("a", 1)
+
+
+COPIES: dict[str, Callable[[object], object]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "old pickle": lambda thing: pickle.dumps(thing, protocol=0),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_ledger_is_not_copied(how: str) -> None:
+    """Two ledgers would say what is so of the same places; a snapshot is a value, and can be put back elsewhere."""
+    ledger = make_ledger()
+    in_flight(ledger)
+    with refuses(ledger, MisuseError, r"Ledger: it cannot be copied or pickled \(.*snapshot.*restore"):
+        COPIES[how](ledger)
+    other = make_ledger(requests=())
+    other.restore(pickle.loads(pickle.dumps(ledger.snapshot())))
+
+    assert other.snapshot() == ledger.snapshot()
 
 
 def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> None:

@@ -6,6 +6,7 @@ leave the ledger and the scheduler as they were, byte for byte.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import random
 from collections.abc import Callable
@@ -1648,6 +1649,17 @@ def test_request_with_a_state_is_let_in_with_known_tokens_only(ahead: int) -> No
         rig.scheduler.admit("a", hit, 6)
 
     assert rig.scheduler.admit("a", hit, 5)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("what", ["scheduler", "tier"])
+def test_scheduler_and_its_host_tier_are_not_copied(what: str, how: Callable[[object], object]) -> None:
+    """A copy would share the ledger, or have one that no worker knows; a snapshot can be put back elsewhere."""
+    rig = Rig()
+    rig.add("a", letters(10))
+    rig.let_in("a")
+    with scheduler_refuses(rig, MisuseError, r"it cannot be copied or pickled \(.*snapshot.*restore"):
+        how(getattr(rig, what))
 
 
 def test_content_that_was_there_before_the_scheduler_is_found() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from attrs import define
 
 from blocklife.errors import InvariantError, LateError, MisuseError
+from blocklife.ledger.edge import NotCopied
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
@@ -76,7 +77,7 @@ class RequestRow:
     load: int = 0
 
 
-class Book:
+class Book(NotCopied):
     """What a ledger knows."""
 
     def __init__(

@@ -570,6 +570,7 @@ class Core(Book):
         if machine not in MACHINES or problem.place is None:
             return
         refusal = Refusal(self.plan_number, machine, problem.place, problem.event, problem.state)
+        interrupt: BaseException | None = None
         self._telling = True
         try:
             for listener in self._refusal_listeners:
@@ -577,12 +578,20 @@ class Core(Book):
                     listener(refusal)
                 except Exception as raised:
                     problem.add_note(f"who listens for refusals has failed: {raised!r}")
+                except BaseException as raised:
+                    interrupt = interrupt or raised
         finally:
             self._telling = False
+        if interrupt is not None:
+            raise interrupt
 
     def _tell(self) -> None:
-        """Tell every listener everything that was committed; the first error of one is raised when all have heard it."""
+        """Tell every listener everything that was committed; the first error of one is raised when all have heard it.
+
+        An interrupt (Ctrl-C while a listener runs) goes on then, too, and before any error.
+        """
         problem: Exception | None = None
+        interrupt: BaseException | None = None
         self._telling = True
         try:
             while self._untold:
@@ -592,10 +601,12 @@ class Core(Book):
                         listener(record)
                     except Exception as raised:
                         problem = problem or raised
-        finally:  # an interrupt is no reason to refuse every later verb
+                    except BaseException as raised:
+                        interrupt = interrupt or raised
+        finally:
             self._telling = False
-        if problem is not None:
-            raise problem
+        if (first := interrupt or problem) is not None:
+            raise first
 
     def _next(self) -> int:
         self._sequence += 1

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Contract, Ledger, Seal
+from blocklife.ledger.edge import NotCopied
 from blocklife.ledger.jobs import Allocated, Batch, Parcel
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.offload.groups import FullAttention, Geometry, Mamba
@@ -61,7 +62,7 @@ class OnItsWay:
     """States handed off: request, serial, group, boundary."""
 
 
-class SchedulerCore:
+class SchedulerCore(NotCopied):
     """The state of a scheduler.
 
     Invariant: ``_names[row]`` is the request of a row, and ``_requests`` has exactly the requests that the ledger knows.

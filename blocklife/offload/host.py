@@ -18,6 +18,7 @@ from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
+from blocklife.ledger.edge import NotCopied
 from blocklife.offload.lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
@@ -68,7 +69,7 @@ class TierStatistics:
     """Events that nobody had taken when there were too many of them."""
 
 
-class HostTier:
+class HostTier(NotCopied):
     """Slots, their content by name, and a policy that says what is forgotten first.
 
     Eviction never touches a slot that is pinned or not READY: the tables would refuse it, and the policy is not offered it.
