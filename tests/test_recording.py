@@ -11,6 +11,10 @@ import errno
 import io
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +28,7 @@ from blocklife.engines.toy.replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy.workload import generate_workload
 from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger import Committed, Contract, JobId, Jobs, Ledger, Refusal
-from blocklife.recording import VERSION, Recorder
+from blocklife.recording import VERSION, BusyError, Recorder, open_file
 from blocklife.recording.checking import check_file, check_recording
 from blocklife.recording.reading import open_recording
 from blocklife.states import MACHINES, Block, Request, ends_life
@@ -185,6 +189,75 @@ def test_recording_to_a_full_disk_fails_after_the_commit() -> None:
         ledger.allocate("a", 2)
 
     assert len(ledger.table("a")) == 2
+
+
+# --- the file ----------------------------------------------------------------------------------------------------------
+
+_WRITER = """
+import os, signal, sys
+from blocklife.recording import open_file
+stream = open_file(sys.argv[1])
+stream.write("half a li")
+stream.flush()
+print("ready", flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_replay_writes_over_no_recording_that_is_being_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused in one line, and the file is as it was; once the writer has closed it, it is written over."""
+    path = tmp_path / "run.jsonl"
+    argv = ["replay", "--requests", "2", "--record", str(path)]
+    with open_file(str(path)) as stream:
+        stream.write("of another\n")
+        stream.flush()
+        assert main(argv) == 2
+        told = capsys.readouterr()
+        assert path.read_text() == "of another\n"
+    assert told.out == ""
+    assert told.err == f"blocklife: {path}: another recording is being written there (record to another file, or wait)\n"
+    assert main(argv) == 0
+    assert main(["recording", "check", str(path)]) == 0
+
+
+def test_writer_that_has_crashed_blocks_nobody(tmp_path: Path) -> None:
+    """While it runs the file is its own, by whatever name it is called; when it is killed, the next one begins anew."""
+    path, link = tmp_path / "run.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        with pytest.raises(BusyError, match="another recording is being written there"):
+            open_file(str(link))
+        assert path.read_text() == "half a li"
+        writer.communicate()
+    with open_file(str(path)) as stream:
+        stream.write("whole")
+
+    assert writer.returncode == -signal.SIGKILL
+    assert path.read_text() == "whole"
+
+
+def test_device_is_written_to_by_any_number() -> None:
+    """What holds nothing cannot be destroyed."""
+    with open_file(os.devnull) as one, open_file(os.devnull) as other:
+        one.write("a")
+        other.write("b")
+
+
+def test_file_system_without_locks_takes_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have none."""
+
+    def flock(_stream: object, _how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with open_file(str(tmp_path / "run.jsonl")) as stream:
+        stream.write("a line")
+
+    assert (tmp_path / "run.jsonl").read_text() == "a line"
 
 
 # --- what was refused --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -442,6 +443,53 @@ def test_each_connector_has_a_recording_of_its_own(tmp_path: Path) -> None:
     detach(scheduler)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", "run.jsonl.2"]
+
+
+def test_each_engine_of_a_process_has_a_recording_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second takes the next free name, and says so in a line; both are legal, and the story draws from the right one."""
+    engines = [offloading() for _ in range(3)]
+    with caplog.at_level(logging.WARNING, LOGGER.name):
+        watches = [
+            attach(scheduler, Options(mode=Mode.COUNT, record=str(tmp_path / "run {of}.jsonl"))) for scheduler, _ in engines
+        ]
+    for scheduler, inner in engines:
+        hand_out_unwaited(scheduler, inner)
+    words = [shlex.split(watch.violations[0].draw) for watch in watches]
+    for scheduler, _ in engines:
+        detach(scheduler)
+    names = ["run {of}.jsonl", "run {of}.jsonl.2", "run {of}.jsonl.3"]
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert [Path(each[3]).name for each in words] == names
+    assert [record.getMessage().count(str(tmp_path)) for record in caplog.records] == [2, 2]
+    for each in words:
+        assert told(capsys, *each[1:])[0] == 0
+        assert told(capsys, "recording", "check", each[3])[0] == 0
+
+
+def test_two_engines_of_two_connectors_each_write_four_recordings(tmp_path: Path) -> None:
+    """Numbers of connectors and of engines are those of one row."""
+    schedulers = []
+    for _ in range(2):
+        both = SimpleNamespace(_connectors=[SimpleNamespace(connector_scheduler=FakeOffloading()) for _ in range(2)])
+        schedulers.append(FakeScheduler(both))
+        attach(schedulers[-1], Options(record=str(tmp_path / "run.jsonl")))
+    for scheduler in schedulers:
+        detach(scheduler)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", *(f"run.jsonl.{at}" for at in (2, 3, 4))]
+
+
+def test_an_engine_that_was_detached_leaves_its_name_to_the_next(tmp_path: Path) -> None:
+    """It writes no more: who attaches again begins anew, as ever."""
+    for _ in range(2):
+        scheduler, _ = offloading()
+        attach(scheduler, Options(record=str(tmp_path / "run.jsonl")))
+        detach(scheduler)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
 
 
 PROGRAM = """

@@ -98,7 +98,8 @@ def add_replay(commands: Commands) -> None:
         "--record",
         type=file,
         metavar="FILE",
-        help="write every committed transition as a JSON line; - is standard output, and the report goes to standard error",
+        help="write every committed transition as a JSON line, to a file that no other run is writing to; - is standard "
+        "output, and the report goes to standard error",
     )
     add("--times", action="store_true", help="with --record: write also when it happened, by a clock that begins with the run")
     add("--json", action="store_true", help="print one JSON report instead of tables")
@@ -212,7 +213,9 @@ def _record(name: str | None) -> Iterator[TextIO | None]:
     if name is None or name == "-":
         yield None if name is None else sys.stdout
         return
-    with open(name, "w", encoding="utf-8") as stream:
+    from blocklife.recording import open_file
+
+    with open_file(name) as stream:
         yield stream
 
 

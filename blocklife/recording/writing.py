@@ -12,14 +12,57 @@ and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``,
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable
 from typing import TextIO
 
 import attrs
 
+from blocklife.errors import MisuseError
 from blocklife.ledger import Committed, Ledger, Refusal
 from blocklife.recording.format import VERSION
 from blocklife.states import MACHINES
+
+
+class BusyError(MisuseError):
+    """Another recording is being written to this file. Nothing of it was touched."""
+
+
+def open_file(path: str) -> TextIO:
+    """An empty file for one recording: until it is closed, or its process is gone, no other can be written to it.
+
+    Raises `BusyError` where one is, and `OSError` or ValueError as `open` does. Pipes and devices are for who wants them; so is
+    a file of a file system that has no locks.
+    """
+    stream = open(path, "w", encoding="utf-8", opener=_keeping)  # noqa: SIM115 - it is the caller's
+    try:
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            _lock(stream, path)
+            stream.truncate()
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _keeping(path: str, flags: int) -> int:
+    """What a file holds is another's until it is locked."""
+    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+
+
+def _lock(stream: TextIO, path: str) -> None:
+    """The system takes the lock away with the process: a writer that has crashed blocks nobody."""
+    try:
+        import fcntl
+    except ImportError:  # a system without these locks
+        return
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(f"{path}: another recording is being written there (record to another file, or wait)") from None
+    except OSError:  # a file system without them
+        return
 
 
 class Recorder:

@@ -61,7 +61,8 @@ class Options:
     be asked for. No rule needs it, and it costs more than all else. The environment leaves it out, but for a strict watch and a
     recording."""
     record: str = field(default="", converter=_spelt)
-    """Where to write a recording, as `blocklife recording` reads it; ``{pid}`` in it is the process. Empty: nowhere."""
+    """Where to write a recording, as `blocklife recording` reads it; ``{pid}`` in it is the process. Where one is being
+    written there already, as by another engine of the process, ``.2`` is put behind it, or ``.3``. Empty: nowhere."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options | None:

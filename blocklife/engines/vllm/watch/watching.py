@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ from blocklife.engines.vllm.watch.telling import LOGGER, Teller
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.ledger import Ledger
-from blocklife.recording import Recorder
+from blocklife.recording import BusyError, Recorder, open_file
 
+_FILES_MAX = 64
+"""So many names are tried for a recording."""
 _TOLD_EVERY = 64
 """Metrics are brought up to date once in so many steps."""
 
@@ -35,11 +38,14 @@ class Ear(Protocol):
 
 
 class Recording:
-    """A recording of one ledger that is being made."""
+    """A recording of one ledger that is being made, in a file of its own.
 
-    def __init__(self, path: str, ledger: Ledger) -> None:
-        self._path = path
-        self._stream = _opened(path)
+    The first connector's is *path*, the next one's has a ``.2`` behind it, and so on; where that is being written to, as by
+    another engine in this process, the next number is taken.
+    """
+
+    def __init__(self, path: str, number: int, ledger: Ledger) -> None:
+        self.path, self._stream = _opened(path, number)
         self._recorder = Recorder(self._stream, time.monotonic_ns)
         self._recorder.begin(ledger)
 
@@ -55,19 +61,29 @@ class Recording:
                 self._recorder.end()
             self._stream.close()
         except OSError as error:
-            LOGGER.error("blocklife watch: the recording %s could not be written to its end (%s)", self._path, error)
+            LOGGER.error("blocklife watch: the recording %s could not be written to its end (%s)", self.path, error)
 
 
-def _opened(path: str) -> TextIO:
-    """The file of a recording. `RecordError`, which names the path and the remedy, where there can be none."""
-    why = unusable(path)
-    try:
-        if not why:
-            return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        why = f"it cannot be written: {error.strerror or error} (name a file that can be)"
-    except ValueError as error:
-        why = f"it cannot be written: {error} (name a file that can be)"
+def _opened(path: str, number: int) -> tuple[str, TextIO]:
+    """The file of a recording, with its path. `RecordError`, which names path and remedy, where there can be none."""
+    why = ""
+    for at in range(number, number + _FILES_MAX):
+        name = f"{path}.{at + 1}" if at else path
+        why = unusable(name)
+        try:
+            if not why:
+                stream = open_file(name)
+                if at > number:
+                    LOGGER.warning("blocklife watch: the recording is %s, for another one is being written to %s", name, path)
+                return name, stream
+        except BusyError:
+            why = f"{_FILES_MAX} recordings are being written there (name another file)"
+            continue
+        except OSError as error:
+            why = f"it cannot be written: {error.strerror or error} (name a file that can be)"
+        except ValueError as error:
+            why = f"it cannot be written: {error} (name a file that can be)"
+        break
     raise RecordError(f"record (BLOCKLIFE_WATCH_RECORD)={path}: {why}")
 
 
@@ -161,8 +177,8 @@ class Watch:
             computes=parts.engine is not None,
         )
         if self.options.record:
-            path = of_this_process(self.options.record) + (f".{number + 1}" if number else "")
-            self._recordings.append(Recording(path, mirror.ledger))
+            self._recordings.append(Recording(of_this_process(self.options.record), number, mirror.ledger))
+            path = shlex.quote(self._recordings[-1].path).replace("{", "{{").replace("}", "}}")
             mirror.story.draw = f"blocklife recording show {path} --block {{block}}"
         return mirror
 
