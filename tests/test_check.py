@@ -197,7 +197,7 @@ def test_check_that_is_wide_enough_is_a_pass(capsys: Capture) -> None:
         (["--faults", "fail,fail"], "--faults: fail is named twice"),
         (["--faults", "lose_worker=1"], "a worker can be lost only where there are two"),
         (["--world", "atlantis"], "world 'atlantis': there is none (there are calm-fence, "),
-        (["no-such.toml"], "no-such.toml: no such file"),
+        (["no-such.toml"], "no-such.toml: No such file"),
         (["no-such.toml", "--world", "arc"], "both name a world"),
         (["--max-states", "0"], "--max-states must be at least 1, not 0"),
         (["--max-depth", "-1"], "--max-depth must be at least 0, not -1"),

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "blocklife"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 900
 
-TRUNK = ("errors", "lifecycle", "states", "ledger", "recording", "offload", "copiers", "engines", "cli")
+TRUNK = ("errors", "lifecycle", "states", "ledger", "files", "recording", "offload", "copiers", "engines", "cli")
 """From the root up: each may know those before it. `cli` stands on top and may know everything."""
 
 BRANCHES = ("machines", "drawing", "testing")

@@ -227,12 +227,12 @@ def test_world_file_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
         faults=Faults(hang=1),
     )
     path.write_text("blocks = = 2")
-    with pytest.raises(MisuseError, match=r"world.toml: .*line 1"):
+    with pytest.raises(MisuseError, match=r"world\.toml:1: "):
         read_world(str(path))
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(MisuseError, match=r"world.toml: "):
         read_world(str(path))
-    with pytest.raises(MisuseError, match="no such file"):
+    with pytest.raises(MisuseError, match="No such file"):
         read_world(str(folder / "missing.toml"))
     with pytest.raises(MisuseError, match="directory"):
         read_world(str(folder))

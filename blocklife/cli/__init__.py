@@ -7,9 +7,11 @@ before it was through, 130 after Ctrl-C. Errors go to standard error, in one lin
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from blocklife import __version__
 from blocklife.cli.check import add_check
@@ -61,8 +63,29 @@ def _leave_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextlib.contextmanager
+def _spelling_out() -> Iterator[None]:
+    """Spell out what standard output cannot encode (the names of files, titles), as standard error does by itself."""
+    stdout = sys.stdout
+    if not isinstance(stdout, io.TextIOWrapper):
+        yield
+        return
+    before = stdout.errors
+    stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        if not stdout.closed:
+            stdout.reconfigure(errors=before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    with _spelling_out():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
         _check_stdout()
         args = _parser().parse_args(argv)

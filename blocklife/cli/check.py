@@ -155,12 +155,12 @@ def world_of(args: argparse.Namespace) -> WorldSettings:
 
     if args.file and args.world:
         raise MisuseError(f"{args.file} and --world {args.world} both name a world (give one)")
-    words: dict[str, Value] = {}
+    words: dict[str, object] = {}
     if args.file:
         words = read_world(args.file)
         make_world(words, args.file)  # so that the file is blamed for what it says
     elif args.world:
-        words = words_of(pinned_world(args.world).settings)
+        words = dict(words_of(pinned_world(args.world).settings))
     said = {name.removeprefix(_PREFIX): value for name, value in vars(args).items() if name.startswith(_PREFIX)}
     given: dict[str, Value] = {name: value for name, value in said.items() if value is not None}
     if args.requests is not None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 """What a command can end with."""
+MESSAGE_MAX = 2000
+"""Characters of an error; a longer one quotes what is longer than anybody reads."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end."""
-        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(BAD_INPUT, one_line(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -44,7 +46,7 @@ def print_help(parser: argparse.ArgumentParser) -> int:
 def complain(message: str) -> None:
     """One line on standard error; print itself would take standard output where there is none."""
     if sys.stderr is not None:
-        print(f"blocklife: {message}", file=sys.stderr)
+        print(one_line(f"blocklife: {message}"), file=sys.stderr)
 
 
 def whole(text: str) -> int:
@@ -188,6 +190,14 @@ def put_out(data: str | bytes) -> None:
 def printable(text: str) -> str:
     """Text with what the name of a file may have of another encoding spelt out, as Python does in messages."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def one_line(text: str) -> str:
+    """A message as one line that a terminal can show: what cannot be printed is spelt out, and the middle of a long one cut."""
+    line = " ".join(text.splitlines())
+    if len(line) > MESSAGE_MAX:
+        line = f"{line[: MESSAGE_MAX // 2]} [...] {line[-MESSAGE_MAX // 2 :]}"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 def _encoded(data: str | bytes) -> bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocklife.errors import MisuseError
+from blocklife.files import parse_json, read_text
 from blocklife.states import MACHINES
 
 if TYPE_CHECKING:
@@ -44,10 +44,8 @@ def _markup(path: Path) -> Picture:
     from blocklife.machines import import_markup, stand_ins
 
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
-    except (ValueError, RecursionError):
+        said = parse_json(read_text(path))
+    except ValueError:
         said = None
     if not isinstance(said, dict):
         raise MisuseError(f"{path}: it is no markup (write it with blocklife draw block --format markup -o {path})")

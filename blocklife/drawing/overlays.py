@@ -18,6 +18,7 @@ from attrs import frozen
 
 from blocklife.drawing.picture import Emphasis, Mark, Marks
 from blocklife.errors import MisuseError
+from blocklife.files import parse_json, read_text
 from blocklife.lifecycle import Row, Table
 from blocklife.recording.statistics import Dwell, MachineStatistics, RunStatistics, Stay, spell_time
 from blocklife.states import MACHINES
@@ -32,15 +33,6 @@ def check_machine(name: str, what: str) -> Table:
     if found is None:
         raise MisuseError(f"{name}: {what} tells of {', '.join(MACHINES)} only (draw it without)")
     return found
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise MisuseError(f"{path}: it is no text") from None
-    except OSError as problem:
-        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
 
 
 def _used(times: int, most: int) -> float:
@@ -157,8 +149,8 @@ class CoverageReport:
 def read_coverage(path: str) -> CoverageReport:
     """Read a report; `MisuseError` where it is none."""
     try:
-        said = json.loads(_read(path))
-    except (ValueError, RecursionError):
+        said = parse_json(read_text(path))
+    except ValueError:
         said = None
     if not isinstance(said, dict) or said.get("blocklife") != "coverage":
         raise MisuseError(f"{path}: it is no coverage report (write one with pytest --blocklife-report=FILE.json)")
@@ -233,10 +225,10 @@ class JudgedMutants:
 
 def read_mutants(path: str) -> JudgedMutants:
     """Read judged mutants, as JSON or as the page of them; `MisuseError` where it is neither."""
-    text = _read(path)
+    text = read_text(path)
     try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
+        said = parse_json(text)
+    except ValueError:
         judged = list(_from_page(text))
     else:
         judged = _from_json(path, said)

@@ -20,6 +20,7 @@ from blocklife.drawing.mermaid import mermaid
 from blocklife.drawing.picture import Panel, picture
 from blocklife.drawing.svg import svg
 from blocklife.drawing.tables import coupling_table, event_table, guard_table, row_table, state_event_table, state_table
+from blocklife.files import read_text
 from blocklife.lifecycle import Table
 from blocklife.states import COPYING, COUPLINGS, KEYED, LIFELESS, MACHINES
 
@@ -102,10 +103,15 @@ def _stale_drawings(folder: Path) -> list[str]:
         path = folder / name
         if not path.is_file():
             found.append(f"{path}: the drawing is missing ({_HINT})")
-        elif path.read_bytes() != drawn.encode():
+        elif not _is(path, drawn.encode()):
             found.append(f"{path}: the drawing is out of date ({_HINT})")
     strange = sorted(path for path in folder.iterdir() if path.name not in drawings())
     return found + [f"{path}: nothing is drawn under this name (remove it)" for path in strange]
+
+
+def _is(path: Path, data: bytes) -> bool:
+    """Whether a file holds these bytes; one of another size is not read."""
+    return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
 def write(root: Path) -> list[str]:
@@ -129,7 +135,7 @@ def write(root: Path) -> list[str]:
     if folder.is_dir():
         for name, drawn in drawings().items():
             path = folder / name
-            if not path.is_file() or path.read_bytes() != drawn.encode():
+            if not path.is_file() or not _is(path, drawn.encode()):
                 _replace(path, drawn)
                 changed.append(str(path))
     return changed
@@ -160,7 +166,7 @@ def _files(root: Path) -> list[Path]:
 
 def _read(path: Path) -> _Page:
     """Find the markers of one file; a marker is a line of its own."""
-    page = _Page(path.read_text(encoding="utf-8").splitlines(keepends=True), [], [])
+    page = _Page(read_text(path).splitlines(keepends=True), [], [])
     name, begun = "", 0
     for number, line in enumerate(page.lines, start=1):
         text = line.strip()

@@ -9,11 +9,10 @@ Rules of this file:
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection
-from pathlib import Path
 
 from blocklife.errors import MisuseError
+from blocklife.files import parse_toml, read_text
 from blocklife.testing.mutants.planting import no_mutant
 
 _TEST = re.compile(r"\S+\.py(::\w+)*::\w+(\[.+\])?")
@@ -22,19 +21,15 @@ _TEST = re.compile(r"\S+\.py(::\w+)*::\w+(\[.+\])?")
 
 def read_caught(path: str, mutants: Collection[str]) -> dict[str, str]:
     """The test that fails under a mutant, by mutant. Refuses a row for what is none of the *mutants*."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        found = tomllib.loads(text)
-    except OSError as problem:
-        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
-    except ValueError as problem:  # no UTF-8, or no TOML
-        raise MisuseError(f"{path}: {problem}") from problem
-    for name, test in found.items():
+    text = read_text(path)
+    found: dict[str, str] = {}
+    for name, test in parse_toml(text, path).items():
         where = f"{path}:{_line_of(name, text)}"
         if name not in mutants:
             raise MisuseError(f"{where}: {no_mutant(name, mutants)}")
         if not isinstance(test, str) or not _TEST.fullmatch(test):
             raise MisuseError(f"{where}: {test!r} is no test (say file.py::test_name, in quotes)")
+        found[name] = test
     return found
 
 

@@ -214,9 +214,12 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """A file that begins as a scenario, where that was asked for."""
     if file_path.suffix != ".toml" or not _was_asked_for(file_path, parent.config):
         return None
+    from blocklife.errors import MisuseError
+    from blocklife.files import read_text
+
     try:
-        text = file_path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(file_path)
+    except MisuseError:
         return None
     if not all(each.search(text) for each in _LOOKS_LIKE_ONE):
         return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import NoReturn, TypeAlias
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
+from blocklife.files import parse_toml, read_text
 from blocklife.offload import Geometry
 from blocklife.testing.scenarios.words import (
     CHOICES,
@@ -181,22 +181,18 @@ def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
 def read_scenario(path: str | Path) -> Scenario:
     """The scenario of a file. Raises `ScenarioError`: no such file, no TOML, or no scenario."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-        raise ScenarioError(f"{path}: {reason} (name a scenario file, or a folder of them)") from problem
+        text = read_text(path, "name a scenario file, or a folder of them")
+    except MisuseError as problem:
+        raise ScenarioError(str(problem)) from problem
     return parse_scenario(text, str(path))
 
 
 def parse_scenario(text: str, path: str = "scenario") -> Scenario:
     """The scenario of a text. Raises `ScenarioError`, whose message begins with *path* and the line."""
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        line = re.search(r"\(at line (\d+), column \d+\)", str(problem))
-        reason = re.sub(r"\s*\(at .*\)$", "", str(problem))
-        number = int(line[1]) if line else len(text.splitlines()) or 1
-        raise ScenarioError(f"{path}:{number}: {reason}") from problem
+        data = parse_toml(text, path)
+    except MisuseError as problem:
+        raise ScenarioError(str(problem)) from problem
     return _Reader(path, _Lines.of(text)).scenario(data)
 
 

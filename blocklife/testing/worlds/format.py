@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import difflib
 import enum
-import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TypeAlias
 
 from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
+from blocklife.files import parse_toml, read_text
 from blocklife.ledger import Checking, Contract
 from blocklife.offload import FullHit, LastStep, Mode
 from blocklife.testing.worlds.engine import FOREVER, Settings
@@ -140,17 +139,9 @@ def _unknown(word: str, known: list[str]) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def read_world(path: str) -> dict[str, Value]:
+def read_world(path: str) -> dict[str, object]:
     """The words of a TOML file, not checked yet. Raises `MisuseError` that begins with the file's name."""
-    try:
-        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MisuseError(f"{path}: no such file") from None
-    except OSError as problem:
-        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
-    except ValueError as problem:  # no UTF-8, or no TOML
-        raise MisuseError(f"{path}: {problem}") from problem
-    return found
+    return parse_toml(read_text(path, "name a world as a TOML file, or a pinned one with --world"), path)
 
 
 def parse_faults(text: str, where: str = "--faults") -> dict[str, int]:
