@@ -23,7 +23,7 @@ from blocklife.recording.format import CHUNK_BYTES
 
 HEAD_MAX = 64 << 20
 """How far into a trace its list of events is looked for."""
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,"]|[^\s{}\[\]:,"]+', re.DOTALL)
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,"]|[^\s{}\[\]:,"]+', re.DOTALL)
 
 
 @define(eq=False)
