@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +48,17 @@ class Wire(Link):
         self._there = there
         self.change: Callable[[bytes], bytes] = bytes
         self.cut = ""
+        self.given: list[float] = []
+        """The seconds that this end was given, for each message that it sent or waited for."""
         self.num_received = self.num_sent = 0
 
     def send(self, payload: bytes, timeout_s: float) -> None:
         self.num_sent += 1
+        self.given.append(timeout_s)
         self._there.put(payload)
 
     def receive(self, timeout_s: float) -> bytes:
+        self.given.append(timeout_s)
         if self.cut:
             raise LinkError(self.cut)
         payload = self.change(self._here.get(timeout=SECONDS_MAX))
@@ -363,6 +368,84 @@ def test_serve_ends_when_rank_0_is_gone(rig: Rig) -> None:
 def test_ranks_refuse_what_cannot_work(rig: Rig, build: Callable[[Rig], object], message: str) -> None:
     with pytest.raises(MisuseError, match=message):
         build(rig)
+
+
+# --- time --------------------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """What stands below a link, in a time of its own: each part of a message takes so many seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *takes: float) -> None:
+        self.takes = list(takes)
+        self.given: list[float] = []
+        """The seconds that each part was given."""
+        self.now = 100.0
+        self.link = Link(Worker(1), None)  # type: ignore[arg-type]
+        monkeypatch.setattr("blocklife.copiers.distributed.time", self)
+        monkeypatch.setattr("torch.distributed.isend", lambda tensor, peer, group: self)
+        monkeypatch.setattr("torch.distributed.irecv", lambda tensor, peer, group: (tensor.fill_(3), self)[1])
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, timeout: timedelta) -> None:
+        self.given.append(timeout.total_seconds())
+        left, needs = self.given[-1], self.takes.pop(0)
+        self.now += min(left, needs)
+        if needs > left:
+            raise RuntimeError("timed out")
+
+
+@pytest.mark.parametrize("way", ["send", "receive"])
+def test_link_gives_a_message_its_time_and_no_more(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both parts of a message share one time; who does not keep it is told from who has gone."""
+
+    def talk(line: Line, timeout_s: float) -> None:
+        if way == "send":
+            line.link.send(b"abc", timeout_s)
+        else:
+            assert line.link.receive(timeout_s) == bytes([3] * 3)
+
+    in_time = Line(monkeypatch, 2.0, 1.0)
+    talk(in_time, 5.0)
+    slow = Line(monkeypatch, 2.0, 9.0)
+    with pytest.raises(LinkError, match="rank 1: no word in time"):
+        talk(slow, 5.0)
+
+    assert in_time.given == [5.0, 3.0]
+    assert (slow.given, slow.now) == ([5.0, 3.0], 105.0)
+
+
+def test_link_takes_what_has_arrived_although_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that came while another rank was waited for counts; what is still not there then is late at once."""
+    there = Line(monkeypatch, 0.0, 0.0)
+    assert there.link.receive(-3.0) == bytes([3] * 3)
+    missing = Line(monkeypatch, 9.0)
+    with pytest.raises(LinkError, match="no word in time"):
+        missing.link.receive(-3.0)
+
+    assert 0.0 < missing.now - 100.0 <= 1.0
+
+
+def test_ranks_give_all_ranks_together_the_time_of_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be told each has the whole time; to answer they share it, and an old answer buys nobody more."""
+    line = Line(monkeypatch)
+
+    def slow(payload: bytes) -> bytes:
+        line.now += 2.0
+        return payload
+
+    rig.ranks.execute(plan(1), nothing, "old")
+    rig.ends[0].send(answer(1, 1, result="old"), 0.0)
+    rig.wires[0].given.clear()
+    rig.wires[1].given.clear()
+    rig.wires[0].change = slow
+    told = rig.ranks.execute(plan(2), nothing, "new")
+
+    assert told.results == {1: "new", 2: "new"}
+    assert rig.wires[0].given == [5.0, 5.0, 3.0]
+    assert rig.wires[1].given == [5.0, 1.0]
 
 
 # --- processes ---------------------------------------------------------------------------------------------------------

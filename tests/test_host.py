@@ -15,6 +15,7 @@ from attrs import define, field
 
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import JobId, Launched, Ledger, Result, Worker
+from blocklife.offload import Geometry, OffloadScheduler
 from blocklife.offload import replacement as replacement_module
 from blocklife.offload.host import EventKind, HostTier, TierStatistics
 from blocklife.offload.lookup import Answer
@@ -471,6 +472,19 @@ def test_policy_must_have_all_methods() -> None:
         replacement(type("Half", (), {"insert": print})(), 3)
     with pytest.raises(MisuseError, match="num_slots must be a whole number of at least 1"):
         Arc(0)
+
+
+@pytest.mark.parametrize("has", [(), ("snapshot",), ("restore",)], ids=["neither", "no restore", "no snapshot"])
+def test_policy_that_cannot_be_saved_is_refused_a_snapshot(has: tuple[str, ...]) -> None:
+    """It needs both methods: a snapshot that cannot be put back is none. The refusal changes nothing on either way."""
+    policy = type("Part", (NewestFirst,), dict.fromkeys(has, print))()
+    ledger, geometry = make_ledger(requests=()), Geometry.parse("full:4")
+    scheduler = OffloadScheduler(ledger, HostTier(ledger, policy), geometry)
+    saved = OffloadScheduler(ledger, HostTier(ledger, "lru"), geometry).snapshot()
+    with unchanged(ledger), pytest.raises(MisuseError, match="without `snapshot` and `restore` cannot be saved"):
+        scheduler.snapshot()
+    with unchanged(ledger), pytest.raises(MisuseError, match="without `snapshot` and `restore` cannot be restored"):
+        scheduler.restore(saved)
 
 
 @pytest.mark.parametrize(

@@ -836,3 +836,25 @@ def test_window_that_several_leave_together_lets_go_once_for_each(shared: int) -
     assert ledger.table("b") == [lives[0], *[NULL] * shared]
     assert ledger.blocks.at(own[0] & ID_MASK) is Block.FREED
     assert check(ledger) == []
+
+
+@BOTH
+@pytest.mark.parametrize("count", [2, 60])
+def test_load_that_fails_leaves_its_targets_to_others(count: int, contract: Contract) -> None:
+    """Few and many targets of a failed load are free, nobody holds them, and they can be handed out again."""
+    ledger = make_ledger(num_blocks=count + 1, num_slots=count, contract=contract)
+    names = keys(*map(str, range(count)))
+    filled = ledger.plan_store(ledger.seal(ledger.allocate("a", count), names), list(range(count)), names)
+    ledger.submit(filled)
+    ledger.complete(report(filled.ids[0]))
+    ledger.finish("a")
+    ledger.add_request("b")
+    load = ledger.plan_load("b", ledger.allocate("b", count), list(range(count)))
+    ledger.submit(load)
+    ledger.complete(report(load.ids[0], Result.FAILED))
+
+    assert ledger.request_state("b") is Request.WAITING
+    assert check(ledger) == []
+    assert (ledger.free, sum(ledger.blocks.refs)) == (count, 0)
+    assert len(ledger.allocate("b", count)) == count
+    assert check(ledger) == []

@@ -1307,14 +1307,18 @@ def test_growing_in_a_foreign_pool_names_who_has_too_few_places() -> None:
     assert rig.scheduler.grow() == []
 
 
-def test_lazy_stores_of_a_foreign_pool_are_what_its_allocator_says_goes() -> None:
-    """The allocator names the blocks that it hands out next; nothing else is stored."""
+@pytest.mark.parametrize("record", [False, True], ids=["call", "record"])
+def test_lazy_stores_of_a_foreign_pool_are_what_its_allocator_says_goes(record: bool) -> None:
+    """The allocator names the blocks that it hands out next, by a call or in the record of a step; nothing else is stored."""
     rig = Rig(blocks=16, own_pool=False, policies=Policies(mode=Mode.LAZY))
     allocator = Allocator(rig)
     run_foreign(rig, allocator, "a", letters(9))
     quiet = rig.tick()
-    rig.scheduler.about_to_go([1])
-    plan = rig.tick()
+    if record:
+        plan = rig.scheduler.plan_step(Step(now=rig.now, going=(1,)))
+    else:
+        rig.scheduler.about_to_go([1])
+        plan = rig.tick()
 
     assert (quiet.stores, sources(plan)) == ((), [[1]])
     with pytest.raises(MisuseError, match="this ledger owns the pool and knows what goes next"):
