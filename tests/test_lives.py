@@ -252,6 +252,8 @@ def needless(lives: Lives, machine: str, place: int, jobs: set[int]) -> Iterator
     A flush names one of the blocks that were handed out; the others of its job are kept with that one.
     """
     causes = set(lives.cause)
+    if machine == "job" and (story := lives.job_story(place)) is not None:
+        causes |= set(story.between)
     for index in range(len(lives)):
         step = lives.step(index)
         own = (
@@ -275,6 +277,8 @@ def told(lives: Lives, found: list[Life]) -> Iterator[object]:
             assert story is not None
             yield story.name, story.state, story.first, dict(story.blocks), dict(story.slots), story.request
             yield [(lives.line[index], lives.because(index)) for index in story.steps]
+        story = lives.job_story(life.id) if life.machine == "job" else None
+        yield [(lives.line[index], lives.because(index)) for index in (story.moves if story else ())]
 
 
 # --- each link once ----------------------------------------------------------------------------------------------------

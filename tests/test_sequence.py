@@ -40,7 +40,7 @@ from blocklife.recording import Recorder
 from blocklife.recording.lives import Lives, Step
 from blocklife.recording.reading import open_recording
 from blocklife.states import MACHINES
-from tests.worlds import keys, make_ledger, ready, sealed, store
+from tests.worlds import keys, make_ledger, ready, report, sealed, store
 
 STATEMENT = re.compile(
     r"sequenceDiagram"
@@ -138,6 +138,60 @@ def test_diagram_of_a_job_takes_its_places_together(lives: Lives) -> None:
     assert submitted == [f"{len(job.blocks)} blocks: PENDING_STORE \u2192 IN_FLIGHT"]
     assert told.count(f"plan store {job.number} ({len(job.blocks)} blocks)") == 1
     assert f"dispatch store {job.number}" in told
+
+
+def test_diagram_of_a_job_leaves_out_no_step_of_its_places(lives: Lives) -> None:
+    """Each of its places goes on in the diagram from where it was left, from its reservation to the step that lets go."""
+    count = 0
+    for job in lives.jobs():
+        stands: dict[int, str] = {}
+        for step in map(lives.step, job.moves):
+            at = lives.at[step.index]
+            assert stands.get(at, step.source) == step.source, (job.name, step)
+            stands[at] = step.target
+        items = diagram(lives, lives.place("job", job.number)).items
+        lines = [line for item in items if isinstance(item, Note) for line in item.lines]
+        for kind in {lives.kinds[lives.kind[index]] for index in job.between}:
+            assert any(f"{kind.source} \u2192 {kind.target}" in line for line in lines), (job.name, kind)
+            count += 1
+    assert count > 10
+
+
+def test_diagram_of_a_job_tells_what_others_did_to_its_places(tmp_path: Path) -> None:
+    """A seal of what was pledged, and a hand-out under the copy; what comes behind the landing is no more its own."""
+    ledger = make_ledger(requests=(), num_blocks=3)
+    path = tmp_path / "small.jsonl"
+    with path.open("w") as stream:
+        Recorder(stream).begin(ledger)
+        ledger.add_request("a")
+        ledger.admit("a")
+        blocks = ledger.allocate("a", 2)
+        (job,) = ledger.plan_store(blocks, [0, 1], keys("x", "y")).ids
+        ledger.seal(blocks, keys("x", "y"))
+        ledger.dispatch(0.0)
+        ledger.finish("a")
+        ledger.add_request("b")
+        ledger.allocate("b", 1)
+        ledger.complete(report(job))
+        ledger.finish("b")
+    for only in (None, ("job", 1), ("block", 1)):
+        with open_recording(str(path)) as recording:
+            small = Lives.of(recording, only=only)
+        if only == ("block", 1):
+            (story,) = small.jobs()
+            assert not story.between
+            continue
+        items = diagram(small, small.place("job", 1)).items
+        lines = [line for item in items if isinstance(item, Note) for line in item.lines]
+        assert "seal 2 blocks" in [item.text for item in items if isinstance(item, Message)]
+        assert [line for line in lines if "block" in line] == [
+            "2 blocks: ALLOCATED \u2192 PLEDGED",
+            "2 blocks: PLEDGED \u2192 PENDING_STORE",
+            "2 blocks: PENDING_STORE \u2192 IN_FLIGHT",
+            "block 1: IN_FLIGHT \u2192 FLUSHED [lendable]",
+            "block 1: FLUSHED \u2192 ALLOCATED",
+            "block 2: IN_FLIGHT \u2192 CACHED",
+        ]
 
 
 def test_diagram_says_the_cause_before_its_effects(lives: Lives) -> None:

@@ -181,7 +181,7 @@ def _entries(lives: Lives, life: Life) -> list[int | Fold]:
     """The steps of a life, and those of its jobs until they end; what lies within a fold is left out."""
     if life.machine == "job":
         story = lives.job_story(life.id)
-        return [*life.steps, *(story.effects if story else ())]
+        return [*life.steps, *(story.moves if story else ())]
     entries = folded(lives, life.steps)
     hidden = [(entry.steps[0], entry.steps[-1]) for entry in entries if isinstance(entry, Fold)]
     for number in life.jobs:
@@ -259,18 +259,18 @@ class _Teller:
         if step.cause is not None and step.coupling:
             yield from self._step(step.cause)
         when = f"plan {step.plan}"
+        alike = self._alike(step)
+        self.told.update(alike)
+        place = f"{len(alike):,} {step.machine}s" if len(alike) > 1 else step.place
         for each in said(step):
-            text = each.text.format(place=step.place, job=self._job(step), size=self._size(step))
+            text = each.text.format(place=place, job=self._job(step), size=self._size(step))
             if step.cause is not None and not step.coupling:
                 text += f", {self.lives.because(index)}"
             key = (0 if each is _PLANNED else step.n, text)
             if key not in self.asked:
                 self.asked.add(key)
                 yield Message(each.source.key, each.target.key, text, each.way, when), each.after
-        alike = self._alike(step)
-        self.told.update(alike)
-        name = f"{len(alike):,} {step.machine}s" if len(alike) > 1 else step.place
-        name = self._job(step) if step.machine == "job" else name
+        name = self._job(step) if step.machine == "job" else place
         own = step.machine == self.chosen[0].machine and step.id == self.chosen[0].id
         yield Note((LEDGER.key,), (changed(step, name, many=len(alike) > 1),), kind_at(step), when), own
 
@@ -281,7 +281,7 @@ class _Teller:
         if story is None or step.machine == "job":
             return [step.index]
         n, kind = lives.n[step.index], lives.kind[step.index]
-        return [each for each in story.effects if lives.n[each] == n and lives.kind[each] == kind]
+        return [each for each in story.moves if lives.n[each] == n and lives.kind[each] == kind]
 
     def _job(self, step: Step) -> str:
         story = self.lives.job_story(step.job or 0)

@@ -48,6 +48,8 @@ from blocklife.states import COUPLINGS, MACHINES, Block, Job, Request, ends_life
 PLANNING = {"plan_store": "store", "plan_load": "load"}
 """Steps that reserve a block for a job, and what the job then is."""
 _SLOT_JOINS = frozenset({"plan_store", "pin"})
+LETS_GO = frozenset({"land", "cancel", "unpin"})
+"""The steps with which a job lets go of a place."""
 _GIVES_UP = frozenset({"preempt", "finish", "load_failed"})
 OVER = frozenset({"DONE", "FAILED", "CANCELLED"})
 _HAND_OUT = frozenset({("block", "allocate"), ("job", "cancel"), ("job", "flush"), ("block", "cancel"), ("slot", "cancel")})
@@ -154,7 +156,8 @@ class JobStory:
 
     ``first`` are line, commit, plan and time of the first line that names it, in which its first block was reserved (-1 ns
     where no time is told). ``blocks`` has ids with their epochs then. ``steps`` are indices of its own steps; ``effects`` of
-    the steps of places that name it, as far as they are kept.
+    the steps of places that name it, as far as they are kept; ``between`` of those that move its places while it holds them,
+    and are not its own: a seal, say.
     """
 
     number: int
@@ -168,8 +171,14 @@ class JobStory:
     """The row of the request that waits for it: loads alone."""
     steps: array[int] = field(factory=lambda: array("q"))
     effects: array[int] = field(factory=lambda: array("q"))
+    between: array[int] = field(factory=lambda: array("q"))
     wanted: bool = False
     """It belongs to what was asked for."""
+
+    @property
+    def moves(self) -> Sequence[int]:
+        """Every step of its places while it holds them, as far as they are kept, in order."""
+        return sorted((*self.effects, *self.between))
 
     @property
     def over(self) -> bool:
@@ -405,6 +414,7 @@ class _Reader:
     Invariant: ``source`` has, by block, the store whose copy may still read it; ``cancels``, by job, the step that ended the
     life of its source while it was planned; ``handed``, by block, the steps that the latest hand-out has put behind a fence.
     Invariant: ``loads`` has, by request, the load that it waits for; ``gives_up``, by request, steps that its own will explain.
+    Invariant: ``holds`` has, by place, the jobs that have reserved it and not let go of it.
     Invariant: ``released`` are the releases that are kept of commit ``released_in``, the latest one that released blocks.
     """
 
@@ -418,6 +428,7 @@ class _Reader:
     handed: dict[int, int] = field(factory=dict)
     loads: dict[int, JobStory] = field(factory=dict)
     gives_up: dict[int, list[int]] = field(factory=dict)
+    holds: dict[tuple[str, int], list[JobStory]] = field(factory=dict)
     released: list[int] = field(factory=list)
     released_in: int = -1
 
@@ -477,10 +488,13 @@ class _Reader:
             job.wanted = True
         cause, coupling = self._cause(line, job)
         index = -1
-        if own or (line.machine == "job" and job is not None and job.wanted) or self._explains(line, ends=ends):
+        moved = self._moved(line, job)
+        if own or moved or (line.machine == "job" and job is not None and job.wanted) or self._explains(line, ends=ends):
             index = self._keep(number, line, kind, cause, coupling)
             if job is not None:
                 (job.steps if line.machine == "job" else job.effects).append(index)
+            for each in moved:
+                each.between.append(index)
         if line.machine == "block":
             self._note_block(line, job, index, ends=ends)
         elif line.machine == "job" and job is not None:
@@ -526,6 +540,31 @@ class _Reader:
         elif line.machine == "slot" and line.event in _SLOT_JOINS:
             job.slots[line.id] = None
         return job
+
+    def _moved(self, line: Line, job: JobStory | None) -> list[JobStory]:
+        """The jobs whose place this step moves in another's name, as far as their own story was asked for."""
+        only = self.lives.only
+        found = self.holds.get((line.machine, line.id), ())
+        if job is not None and line.machine in ("block", "slot"):
+            self._hold(line, job)
+        if line.source == line.target or not found or (only is not None and only[0] != "job"):
+            return []
+        return [each for each in found if each is not job and only in (None, ("job", each.number))]
+
+    def _hold(self, line: Line, job: JobStory) -> None:
+        """Note where a job begins to hold a place, and where it lets go."""
+        place = line.machine, line.id
+        held = self.holds.get(place, [])
+        if line.event in LETS_GO:
+            rest = [each for each in held if each is not job]
+        elif line.event in (PLANNING if line.machine == "block" else _SLOT_JOINS) and job not in held:
+            rest = [*held, job]
+        else:
+            return
+        if rest:
+            self.holds[place] = rest
+        else:
+            self.holds.pop(place, None)
 
     def _cause(self, line: Line, job: JobStory | None) -> tuple[int, int]:
         """The step that made this one happen, and the coupling that says so."""
@@ -585,10 +624,12 @@ class _Reader:
         if waits and job.request is not None and (line.event in ("cancel", "abandon") or ("request", "load_failed") in effects):
             own = [index] if line.event in ("cancel", "abandon") and index >= 0 else []
             self.gives_up.setdefault(job.request, []).extend(own)
-        if line.target == Job.CANCELLED.name:  # a life that is over gets no line of its own
+        if line.event == "cancel":  # a life that is over gets no line of its own
             for block in job.blocks:
-                if self.source.get(block) is job and line.event == "cancel":
+                if self.source.get(block) is job:
                     del self.source[block]
+                if held := self.holds.pop(("block", block), []):
+                    self.holds["block", block] = [each for each in held if each is not job]
 
     def _note_request(self, line: Line, job: JobStory | None, index: int) -> None:
         if line.event == "plan_load" and job is not None:

@@ -21,14 +21,11 @@ from blocklife.drawing.viewer.packing import packed
 from blocklife.drawing.viewer.palette import colours
 from blocklife.errors import MisuseError
 from blocklife.recording.checking import Illegal, Verdict
-from blocklife.recording.lives import Kind, Lives
+from blocklife.recording.lives import LETS_GO, Kind, Lives
 from blocklife.states import COUPLINGS, MACHINES
 
 MAX_EVENTS = 1_000_000
 """More transitions than this make a page that no browser likes."""
-
-_LETS_GO = frozenset({"land", "cancel", "unpin"})
-"""The steps with which a job lets go of a place."""
 
 Value = str | int | bool | None | Sequence["Value"] | Mapping[str, "Value"]
 """What JSON can hold."""
@@ -236,7 +233,7 @@ class _Run:
             for index in story.effects:
                 place = lives.at[index]
                 begin = held[place][0] if place in held else index
-                held[place] = begin, index if lives.kinds[lives.kind[index]].event in _LETS_GO else -1
+                held[place] = begin, index if lives.kinds[lives.kind[index]].event in LETS_GO else -1
             for place, (begin, end) in held.items():
                 inside = begin < self.high and (end < 0 or end >= self.low) and place in self.lane_of
                 if inside and lives.places[place][0] in ("block", "slot"):
