@@ -7,18 +7,22 @@ scenarios with a wrong expectation each, whose verdict must name what was expect
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
+from blocklife.cli import main
 from blocklife.errors import MisuseError
 from blocklife.ledger.jobs import Cargo
 from blocklife.offload import OffloadScheduler, search
 from blocklife.offload.stores import StoreLine
-from blocklife.testing.scenarios.driver import Stepped
+from blocklife.testing.scenarios.driver import Driver, Found, Stepped, World
 from blocklife.testing.scenarios.our_driver import OurDriver
 from blocklife.testing.scenarios.running import (
+    DriverError,
     Outcome,
     Verdict,
     list_files,
@@ -515,6 +519,304 @@ def test_verbs_that_no_case_needs(scheduling: str) -> None:
     verdict = run_scenario(parse_scenario(OTHER_VERBS, "x"), OurDriver, {"scheduling": scheduling})
 
     assert verdict.message == ""
+
+
+# --- what the runner itself has to get right ---------------------------------------------------------------------------------
+
+
+def run_text(world: str, *steps: str, driver: Callable[[], Driver] = OurDriver, log: bool = False) -> Verdict:
+    """Run a scenario of these settings and steps."""
+    head = f'id = "X"\ntitle = "x"\n[world]\n{world}\n'
+    text = head + "".join(f"[[step]]\n{each}\n" for each in steps)
+    return run_scenario(parse_scenario(text, "x.toml"), driver, log=log)
+
+
+ARRIVE = 'do = "arrive"\nrequest = "a"\nprompt = "abcdef"'
+STEP = 'do = "step"'
+
+
+@pytest.mark.parametrize("stride", ["", "\nstride = 1"])
+def test_prompt_that_does_not_fit_is_told(stride: str) -> None:
+    """`prepare` goes on as long as the prompt comes on, however many steps that takes, and no longer."""
+    prepare = f'do = "prepare"\nprompt = "{"abcdefghij" * 9}"{stride}'
+    short = run_text("blocks = 1", prepare)
+
+    assert short.outcome is Outcome.FAILED
+    assert "step 1 (prepare): there is no room for this prompt: " in short.message
+    assert run_text("blocks = 30\nslots = 30", prepare).message == ""
+
+
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+@pytest.mark.parametrize("groups", ["full:4", "swa:4:6", "full:4,swa:4:6"])
+@pytest.mark.parametrize("sampled", range(1, 7))
+def test_rollback_breaks_no_rule(groups: str, scheduling: str, sampled: int) -> None:
+    """Wherever it leads to, the middle of a block included: what was computed beyond lies behind what is read."""
+    verdict = run_text(
+        f'blocks = 12\ngroups = "{groups}"\nscheduling = "{scheduling}"',
+        ARRIVE,
+        STEP,
+        'do = "tick"',
+        f'do = "step"\ncompute = {{ a = 6 }}\nsettle = false\n[[step]]\ndo = "settle"\nsampled = {{ a = {sampled} }}',
+        STEP,
+        STEP,
+        'do = "tick"',
+        f'do = "check"\nexpect.tokens.a = {8 + sampled}',
+    )
+
+    assert verdict.message == ""
+
+
+class Swapping(OurDriver):
+    """An engine that mixes its blocks up."""
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> Stepped:
+        """The forward pass reads the first block of another request."""
+        found = super().step(compute=compute, let_in=let_in, preempt=preempt)
+        forward = found.orders.forward
+        wrong = forward._replace(reads=tuple((block % 2 + 1, content) for block, content in forward.reads))
+        return evolve(found, orders=found.orders._replace(forward=wrong))
+
+
+def test_block_that_begins_otherwise_is_no_rollback() -> None:
+    """Content that only is as long is not what is read."""
+    verdict = run_text(
+        "blocks = 12",
+        'do = "arrive"\nrequest = "a"\nprompt = "ab"',
+        'do = "arrive"\nrequest = "b"\nprompt = "cdef"',
+        STEP,
+        STEP,
+        driver=Swapping,
+    )
+
+    assert verdict.outcome is Outcome.FAILED
+    assert "I6: worker 0: step 2 reads " in verdict.message
+
+
+def test_lost_worker_is_no_broken_rule() -> None:
+    """What the others compute meanwhile does not lie there, and what is written meanwhile is not there when it comes back."""
+    verdict = run_text(
+        "blocks = 12\nworkers = 2",
+        'do = "lose_worker"\nworker = 0',
+        ARRIVE,
+        STEP,
+        STEP + '\nexpect.holds = { "block 0 of a" = "abcd" }',
+        'do = "enter"\nrequest = "e"',
+        'do = "allocate"\nrequest = "e"\nas = "x"',
+        'do = "seal"\nblocks = ["x"]\ncontents = ["wxyz"]',
+        'do = "finish"\nrequest = "e"',
+        'do = "regain_worker"\nworker = 0',
+        'do = "check"\nexpect.not_on_device = ["abcd", "wxyz"]',
+        STEP,
+        'do = "step"\nexpect.holds = { "block 0 of a" = "abcd" }',
+    )
+
+    assert verdict.message == ""
+
+
+def test_worker_that_is_refused_to_the_engine_is_not_lost_on_the_device() -> None:
+    """A refused step changes neither side."""
+    verdict = run_text("workers = 2", 'do = "regain_worker"\nworker = 1\nrefused = "misuse"')
+
+    assert verdict.message == ""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        'do = "land"\nworker = 7',
+        'do = "fail"\nworker = 7',
+        'do = "hang"\nworker = 7',
+        'do = "report"\ncopy = "nobody"\nworker = 7',
+        'do = "lose_report"\ncopy = "nobody"\nworker = 7',
+        'do = "lose_worker"\nworker = 7',
+        'do = "regain_worker"\nworker = 7',
+    ],
+)
+def test_worker_that_does_not_exist_is_refused(step: str) -> None:
+    """As the file is read; and as it is run, where another variant has so many."""
+    with pytest.raises(MisuseError, match=r"^x\.toml:\d+: step 1: there is no worker 7: they are numbered from 0 to 1$"):
+        run_text("workers = 2", step)
+    scenario = parse_scenario(f'id = "X"\ntitle = "x"\n[variants]\nworkers = [2, 8]\n[[step]]\n{step}\n', "x.toml")
+    verdict = run_scenario(scenario, OurDriver, {"workers": 2})
+
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.message.endswith(": there is no worker 7: they are numbered from 0 to 1")
+
+
+HOST_THAT_CANNOT_BE_FILLED = {
+    "no block": ("blocks = 1", 'do = "enter"\nrequest = "q"', 'do = "allocate"\nrequest = "q"\nas = "b"'),
+    "content": ("blocks = 4", ARRIVE, STEP, 'do = "drain"'),
+    "content behind": ("blocks = 4", 'do = "fill_host"', 'do = "free_host"', 'do = "forget"\ncontents = ["alien0"]'),
+    "pool": ('pool = "engine"',),
+    "name": ("blocks = 4", 'do = "enter"\nrequest = "alien"'),
+}
+
+
+@pytest.mark.parametrize("case", HOST_THAT_CANNOT_BE_FILLED)
+def test_host_that_cannot_be_filled_is_left_as_it_was(case: str) -> None:
+    """Wherever it stops: no request, block or slot is left of what was begun."""
+    world, *before = HOST_THAT_CANNOT_BE_FILLED[case]
+    fill = 'do = "fill_host"\nrefused = "any"\nexpect.same_as = "before"'
+    verdict = run_text(world, *before, 'do = "check"\nname = "before"', fill, 'do = "tick"', log=True)
+
+    assert verdict.message == "", verdict.message
+    assert not [line for line in verdict.log if "alien" in line and "step" not in line and "refused" not in line]
+
+
+@pytest.mark.parametrize("values", [4, 2])
+def test_variants_are_bounded(values: int, tmp_path: Path) -> None:
+    """Thirty of them would be run until the end of the world, and listed as long."""
+    variants = "".join(f"v{number} = {json.dumps([str(each) for each in range(values)])}\n" for number in range(30))
+    path = tmp_path / "x.toml"
+    path.write_text(f'id = "X"\ntitle = "x"\n[variants]\n{variants}[[step]]\ndo = "check"\n')
+    for read in (list_files, run_files):
+        with pytest.raises(MisuseError, match=r"x\.toml:\d+: variants: there are more than 1,000 combinations \(leave values"):
+            list(read([str(path)]))
+    path.write_text(f'id = "X"\ntitle = "x"\n[variants]\na = {["x"] * 10}\nb = {["y"] * 100}\n[[step]]\ndo = "check"\n')
+
+    assert list_files([str(path)]) == ["X: x; ; 1000 variants"]
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ('do = "tick"\ntimes = 99999999999', "'times' must be at most 10,000, not 99999999999"),
+        ('do = "walk"\nactions = 999999999', "'actions' must be at most 100,000, not 999999999"),
+        ('do = "crowd_host"\nslots = 999999999', "'slots' must be at most 100,000, not 999999999"),
+        ('do = "pass_time"\nsteps = 9999999999', "'steps' must be at most 1,000,000,000, not 9999999999"),
+        (f'do = "arrive"\nrequest = "a"\nprompt = "{"x" * 5000}"', "a prompt has at most 4,096 letters, not 5,000"),
+        ('do = "check"\nexpect.count = { free = "< 99999999999" }', "'free' must be a whole number, or a text like '>= 2'"),
+        (f'do = "check"\nexpect.on_device = ["{"9" * 5000}:a"]', "is no content"),
+        (f'do = "check"\nexpect.state = {{ "block {"9" * 5000} of a" = "FREED" }}', "is no block, slot, copy or request"),
+    ],
+    ids=lambda each: each[:30],
+)
+def test_number_that_is_too_large_is_refused(step: str, message: str) -> None:
+    """What a verb does one after the other is done in a time that can be waited for."""
+    with pytest.raises(MisuseError) as refused:
+        run_text("", step)
+
+    assert message in str(refused.value)
+
+
+def test_world_that_is_too_large_is_told() -> None:
+    """Each setting by itself has a bound; so have all together, for the device has each place of each worker."""
+    verdict = run_text("slots = 100000\nblocks_per_chunk = 64\nworkers = 64", 'do = "check"')
+
+    assert verdict.outcome is Outcome.FAILED
+    assert "a world of 409,601,024 places is too large (at most 10,000,000 on all workers together)" in verdict.message
+
+
+# --- drivers that do not behave ----------------------------------------------------------------------------------------------
+
+
+class Raises(OurDriver):
+    """Raises in a step."""
+
+    def lookup(self, request: str) -> Found:
+        """Not a word of blocklife's."""
+        raise ZeroDivisionError("a bug\nin two lines")
+
+
+class RaisesAtStart(OurDriver):
+    """Raises before the first step."""
+
+    def start(self, world: World) -> None:
+        """What Python raises."""
+        raise KeyError("no such thing")
+
+
+class RaisesWhenTold(OurDriver):
+    """Raises when it is asked what happened."""
+
+    def transitions(self) -> list[str]:
+        """Only asked for a log."""
+        raise ZeroDivisionError("no log")
+
+
+class Exits(OurDriver):
+    """Ends the program."""
+
+    def lookup(self, request: str) -> Found:
+        """As a script does that has found something wrong."""
+        sys.exit(0)
+
+
+LOOKUP = 'do = "lookup"\nrequest = "a"'
+
+
+def test_driver_that_raises_shows_where() -> None:
+    """The traceback is in the log, from the driver on; without a log the verdict says how to get it."""
+    short, long = (run_text("", ARRIVE, LOOKUP, driver=Raises, log=log) for log in (False, True))
+    shown = "\n".join(long.log)
+
+    assert short.message.startswith("x.toml:9: step 2 (lookup): the engine raises ZeroDivisionError: a bug")
+    assert short.message.endswith("(-v shows the traceback)")
+    assert "-v" not in long.message
+    assert "Traceback (most recent call last):" in shown
+    assert 'raise ZeroDivisionError("a bug' in shown
+    assert "running.py" not in shown
+    assert "stage.py" not in shown
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_driver_that_raises_at_start_fails_the_run(log: bool) -> None:
+    """As it does in any other call."""
+    verdict = run_text("", ARRIVE, driver=RaisesAtStart, log=log)
+
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.message.startswith("x.toml: the engine cannot be made: it raises KeyError: 'no such thing'")
+    assert any("raise KeyError" in line for line in verdict.log) is log
+
+
+def test_driver_that_cannot_tell_what_happened_fails_the_run() -> None:
+    """A log is no reason to end the program."""
+    verdict = run_text("", ARRIVE, driver=RaisesWhenTold, log=True)
+
+    assert verdict.outcome is Outcome.FAILED
+    assert "step 1 (arrive): the engine raises ZeroDivisionError: no log" in verdict.message
+
+
+def test_driver_that_exits_is_unusable() -> None:
+    """It does not end the program of others with a status of its own."""
+    with pytest.raises(DriverError, match=r"^x\.toml:9: step 2 \(lookup\): the driver exits with 0 \(a driver raises"):
+        run_text("", ARRIVE, LOOKUP, driver=Exits)
+
+
+UNUSABLE = {
+    "exits when imported": ("import sys\nsys.exit(0)\n", "it exits with 0 when it is imported"),
+    "exits when imported, without a status": ("raise SystemExit\n", "it exits with None when it is imported"),
+    "raises when imported": ("1 / 0\n", "it cannot be imported (ZeroDivisionError: division by zero)"),
+    "exits when made": ("def D():\n    raise SystemExit(3)\n", "the driver exits with 3"),
+    "raises when made": ("def D():\n    1 / 0\n", "the driver cannot be made (ZeroDivisionError: division by zero)"),
+    "exits when called": ("def start(self, world):\n    raise SystemExit('so')\n", "the driver exits with 'so'"),
+}
+FITS = "for each in ('start', 'arrive', 'step', 'settle', 'table'):\n    setattr(D, each, globals().get('start'))\n"
+"""Behind the code of a module: its class has what a driver needs."""
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_unusable_driver_is_bad_input(
+    case: str, verbose: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2 and one line; with -v the traceback before it."""
+    code, message = UNUSABLE[case]
+    module = f"driver_{abs(hash(case))}_{verbose}"
+    (tmp_path / f"{module}.py").write_text(code + ("class D:\n    pass\n" if "D" not in code else "") + FITS)
+    monkeypatch.syspath_prepend(tmp_path)
+    status = main(["scenario", "run", str(FILES["A01"]), "--driver", f"{module}:D", *(["-v"] if verbose else [])])
+    said = capsys.readouterr()
+    *shown, line = said.err.splitlines()
+
+    assert (status, said.out) == (2, "")
+    assert line.startswith("blocklife: ")
+    assert message in line
+    assert line.endswith("(-v shows the traceback)") is not verbose
+    assert bool(shown) is verbose
+    assert ("Traceback (most recent call last):" in shown) is verbose
 
 
 # --- the command's body -----------------------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from blocklife.cli.common import INTERRUPTED, OK, WRONG, Commands, Parser, file, on_terminal, print_help, stopping
+from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -22,7 +25,7 @@ examples:
   blocklife scenario run FILE --driver module:Class against another engine
   blocklife scenario run FILE --json                one line for each run, for machines
   blocklife scenario list                           what there is
-exit status: 0 nothing failed, 1 something did, 2 a file or a driver cannot be read, 130 after Ctrl-C
+exit status: 0 nothing failed, 1 something did, 2 a file is malformed or a driver unusable, 130 after Ctrl-C
 """
 
 
@@ -52,6 +55,19 @@ def add_scenario(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from blocklife.testing.scenarios.running import DriverError
+
+    try:
+        return _run_all(args)
+    except DriverError as problem:
+        if not args.verbose:
+            raise MisuseError(f"{problem} (-v shows the traceback)") from problem
+        if sys.stderr is not None:
+            traceback.print_exception(problem.__cause__)
+        raise
+
+
+def _run_all(args: argparse.Namespace) -> int:
     from blocklife.testing.scenarios.running import Outcome, driver_named, run_files, told
 
     verdicts: list[Verdict] = []

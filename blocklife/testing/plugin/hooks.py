@@ -277,9 +277,9 @@ class ScenarioItem(pytest.Item):
         name = self.config.getini(DRIVER) or OUR_DRIVER
         try:
             driver = driver_named(name)
+            verdict = run_scenario(self.scenario, driver, self.variant, log=True)
         except MisuseError as problem:
             pytest.fail(f"{DRIVER}: {problem}", pytrace=False)
-        verdict = run_scenario(self.scenario, driver, self.variant, log=True)
         if verdict.outcome is Outcome.NOT_APPLICABLE:
             pytest.skip(verdict.message)
         if verdict.outcome is Outcome.FAILED:

@@ -39,11 +39,11 @@ from blocklife.testing.scenarios.words import (
 )
 
 NAME = re.compile(r"[A-Za-z_][\w.~-]*")
-BLOCK = re.compile(r"block (\d+) of (\S+)(?: in group (\d+))?")
+BLOCK = re.compile(r"block ([0-9]{1,9}) of (\S+)(?: in group ([0-9]{1,9}))?")
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 JOB = re.compile(rf"the (?:({'|'.join(ORDINALS)}) )?(store|load) of (\S+)")
 SLOT = re.compile(r"the slot of (.+)")
-CONTENT = re.compile(r"(?:(\d+):)?([^\s:]+)")
+CONTENT = re.compile(r"(?:([0-9]{1,9}):)?([^\s:]+)")
 LIMITS: Mapping[str, tuple[int, int]] = {
     "blocks": (1, 100_000),
     "slots": (1, 100_000),
@@ -54,7 +54,14 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "deadline": (1, 10**9),
 }
 """The least and the most of settings that cannot be any number from 0 on."""
-COMPARED = re.compile(r"(>=|<=|>|<) (\d+)")
+COMPARED = re.compile(r"(>=|<=|>|<) ([0-9]{1,9})")
+VARIANTS_MAX = 1000
+"""How often one file is run at most: once for each combination of its variants."""
+LETTERS_MAX = 4096
+"""Of a prompt, and of a reply."""
+NUMBER_MAX = 10**9
+MOST: Mapping[str, int] = {"times": 10_000, "actions": 100_000, "slots": 100_000}
+"""The most of what a verb does one after the other, by parameter; of other numbers it is `NUMBER_MAX`."""
 
 
 class ScenarioError(MisuseError):
@@ -218,6 +225,8 @@ class _Reader:
     requests: set[str] = field(factory=set)
     labels: set[str] = field(factory=set)
     groups: int = 1
+    workers: int = 1
+    """As many as there are in the variant that has most."""
     variants: Mapping[str, tuple[Value, ...]] = field(factory=dict)
 
     def fail(self, message: str, *path: str) -> NoReturn:
@@ -243,6 +252,7 @@ class _Reader:
                 self.fail(f"unknown invariant {rule!r} (they are I1 to I15)", "invariants")
         world = self.world(data.get("world", {}))
         self.variants = self.read_variants(data.get("variants", {}))
+        self.workers = max(map(int, map(str, self.variants.get("workers", (world.get("workers", 1),)))))
         self.section, self.count = "", 0
         steps = data.get("step")
         if not isinstance(steps, list) or not steps:
@@ -310,7 +320,13 @@ class _Reader:
                     self.fail(f"{key} is a list of texts, or the name of a setting; {_said(value)} is neither", key)
             if not values:
                 self.fail(f"{key} needs at least one value", key)
-        return {key: tuple(self.list_of(values, key)) for key, values in variants.items()}
+        found = {key: tuple(self.list_of(values, key)) for key, values in variants.items()}
+        runs = 1
+        for key, values in found.items():
+            runs *= len(values)
+            if runs > VARIANTS_MAX:
+                self.fail(f"there are more than {VARIANTS_MAX:,} combinations (leave values out, or write several files)", key)
+        return found
 
     # --- a step -------------------------------------------------------------------------------------------------------------
 
@@ -429,6 +445,8 @@ class _Reader:
             self.fail(f"{_said(value)} is no name for a request (letters, digits and . _ ~ -)", parameter.name)
         if parameter.name in ("prompt", "reply") and not re.fullmatch(r"[^\s:]+", str(value)):
             self.fail(f"a {parameter.name} has letters without spaces, one for each token, not {_said(value)}", parameter.name)
+        if parameter.name in ("prompt", "reply") and len(str(value)) > LETTERS_MAX:
+            self.fail(f"a {parameter.name} has at most {LETTERS_MAX:,} letters, not {len(str(value)):,}", parameter.name)
 
     def expectations(self, found: Mapping[str, Value], *path: str) -> None:
         """A table of what must hold."""
@@ -473,8 +491,16 @@ class _Reader:
     def number(self, value: Value, *path: str) -> None:
         """A count."""
         self.check_type(value, int, Kind.NUMBER.value, *path)
-        if isinstance(value, int) and value < 0:
-            self.fail(f"{path[-1]!r} must be at least 0, not {value}", *path)
+        most = MOST.get(path[0], NUMBER_MAX) if self.section == "step" else NUMBER_MAX
+        if isinstance(value, int) and not 0 <= value <= most:
+            bound = "at least 0" if value < 0 else f"at most {most:,}"
+            self.fail(f"{path[-1]!r} must be {bound}, not {value}", *path)
+
+    def worker(self, value: Value, *path: str) -> None:
+        """One of those that there are in some variant."""
+        self.number(value, *path)
+        if isinstance(value, int) and value >= self.workers:
+            self.fail(f"there is no worker {value}: they are numbered from 0 to {self.workers - 1}", *path)
 
     def request(self, value: Value, *path: str) -> None:
         """A request that has arrived by now."""
@@ -613,6 +639,7 @@ def _limit(reader: _Reader, _key: str, value: Value, *path: str) -> None:
 _SINGLE: Mapping[Kind, _Check] = {
     Kind.TEXT: _Reader.text,
     Kind.NUMBER: _Reader.number,
+    Kind.WORKER: _Reader.worker,
     Kind.FLAG: _Reader.flag,
     Kind.REQUEST: _Reader.request,
     Kind.BLOCK: _Reader.block,

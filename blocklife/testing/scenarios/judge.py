@@ -134,7 +134,7 @@ def _holds(stage: Stage, value: Value) -> str:
     for text, wanted in _table(value).items():
         block = stage.block(text)
         content = GARBAGE if wanted == GARBAGE else stage.content(str(wanted))
-        for worker in stage.device.workers:
+        for worker in stage.device.present:
             found = worded(worker.blocks[block])
             if found.partition("@")[0] != content:
                 return f"expected {text} to hold {content}; on worker {worker.rank} it holds {found}"

@@ -220,9 +220,20 @@ class OurDriver(Driver):
     # --- scenes -------------------------------------------------------------------------------------------------------------
 
     def fill_host(self) -> None:
-        """Slots get content of nobody, past the scheduler, and *somebody* pins them."""
+        """Slots get content of nobody, past the scheduler, and *somebody* pins them: all of them, or none."""
+        before, now = self.scheduler.snapshot(now=self.engine.now), self.engine.now
+        told, heard = len(self.engine.hears_of()), len(self._heard)
+        try:
+            self._fill_host()
+        except (MisuseError, CapacityError):
+            self.scheduler.restore(before, now)
+            del self._heard[heard:]
+            raise
+        finally:
+            del self.engine.hears_of()[told:]
+
+    def _fill_host(self) -> None:
         ledger = self.ledger
-        told = len(self.engine.hears_of())
         ledger.add_request(_ALIEN)
         ledger.admit(_ALIEN)
         for slot in range(len(ledger.slots)):
@@ -240,7 +251,6 @@ class OurDriver(Driver):
             ledger.drop(source.lives)
         ledger.finish(_ALIEN)
         ledger.pin("somebody", range(len(ledger.slots)))
-        del self.engine.hears_of()[told:]
 
     def free_host(self) -> None:
         """The opposite of `fill_host`; the content stays until somebody wants its slot."""

@@ -12,17 +12,19 @@ in one variant, and `run_files` is the command line's ``scenario run``.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import asdict, field, frozen
 
-from blocklife.errors import CapacityError, InvariantError, MisuseError
+from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError
 from blocklife.testing.scenarios.driver import Driver, Unsupported, World
 from blocklife.testing.scenarios.format import (
     Scenario,
@@ -40,6 +42,7 @@ from blocklife.testing.worlds.device import DeviceFault
 
 __all__ = [
     "OUR_DRIVER",
+    "DriverError",
     "Outcome",
     "Scenario",
     "ScenarioError",
@@ -56,6 +59,10 @@ __all__ = [
 
 OUR_DRIVER = "blocklife.testing.scenarios.our_driver:OurDriver"
 """The name of our own driver."""
+
+
+class DriverError(MisuseError):
+    """A driver that cannot be used, by its own fault: it raises or exits where it must not. What it has raised is the cause."""
 
 
 class Outcome(enum.Enum):
@@ -120,9 +127,11 @@ def run_scenario(
         )
     run = _Run(scenario, chosen, log=log)
     try:
-        run.all(driver())
+        run.all(driver)
     except _Over as over:
         outcome, message = over.outcome, over.message
+    except SystemExit as left:
+        raise DriverError(f"{run.where}: the driver exits with {left.code!r} ({_RAISES})") from left
     else:
         outcome, message = Outcome.HELD, ""
     return Verdict(
@@ -135,6 +144,23 @@ def run_scenario(
         steps=run.taken,
         log=tuple(run.lines),
     )
+
+
+_RAISES = "a driver raises what is wrong, and ends no program"
+
+
+def _in_words(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}"
+
+
+def _traceback(problem: BaseException) -> list[str]:
+    """The traceback of what an engine has raised, from where the runner has called it."""
+    frames = list(traceback.walk_tb(problem.__traceback__))
+    ours = {_Run.all.__code__.co_filename, Stage.take.__code__.co_filename}
+    first = next((at for at, (frame, _) in enumerate(frames) if frame.f_code.co_filename not in ours), 0)
+    found = traceback.TracebackException.from_exception(problem)
+    found.stack = traceback.StackSummary.from_list(found.stack[first:])
+    return "".join(found.format()).splitlines()
 
 
 def world_of(scenario: Scenario, variant: Mapping[str, Value]) -> World:
@@ -153,25 +179,41 @@ class _Run:
         self.log = log
         self.lines: list[str] = []
         self.taken = 0
+        self.where = scenario.path
 
-    def all(self, driver: Driver) -> None:
+    def all(self, make: Callable[[], Driver]) -> None:
         """Every step that this variant takes, and the end. Raises `_Over` where that is not all."""
-        try:
-            stage = Stage(driver, world_of(self.scenario, self.variant))
-        except Unsupported as reason:
-            raise _Over(Outcome.NOT_APPLICABLE, str(reason)) from reason
-        except MisuseError as problem:
-            raise _Over(Outcome.FAILED, f"{self.scenario.path}: the engine cannot be made: {problem}") from problem
+        stage = self.stage(make)
         for number, step in enumerate(self.scenario.steps, start=1):
             if all(self.variant[key] in values for key, values in step.when.items()):
                 self.say(f"step {number} (line {step.line}): {_told(step)}")
-                self.noted(stage, step, f"{self.scenario.path}:{step.line}: step {number} ({step.verb})")
+                self.where = f"{self.scenario.path}:{step.line}: step {number} ({step.verb})"
+                self.noted(stage, step, self.where)
                 self.taken += 1
-                self.tell(stage)
+                self.guarded(stage, self.where, lambda: self.tell(stage))
                 if step.fault:
                     return
-        where = f"{self.scenario.path}:{self.scenario.end_line}: at the end"
+        self.where = where = f"{self.scenario.path}:{self.scenario.end_line}: at the end"
         self.guarded(stage, where, lambda: self.expect(stage, self.scenario.end, where))
+
+    def stage(self, make: Callable[[], Driver]) -> Stage:
+        """A new engine and its device."""
+        try:
+            driver = make()
+        except Unsupported as reason:
+            raise _Over(Outcome.NOT_APPLICABLE, str(reason)) from reason
+        except BlocklifeError:
+            raise
+        except Exception as problem:
+            raise DriverError(f"{self.where}: the driver cannot be made ({_in_words(problem)})") from problem
+        try:
+            return Stage(driver, world_of(self.scenario, self.variant))
+        except Unsupported as reason:
+            raise _Over(Outcome.NOT_APPLICABLE, str(reason)) from reason
+        except (BlocklifeError, StageError) as problem:
+            raise _Over(Outcome.FAILED, f"{self.scenario.path}: the engine cannot be made: {problem}") from problem
+        except Exception as problem:
+            raise self.raised(f"{self.scenario.path}: the engine cannot be made: it raises", problem) from problem
 
     def noted(self, stage: Stage, step: Step, where: str) -> None:
         """One step; where it fails, its note is said, too."""
@@ -180,7 +222,8 @@ class _Run:
         except _Over as over:
             if over.outcome is Outcome.FAILED and step.note:
                 over.message += f" (the step: {step.note})"
-            self.tell(stage)
+            with contextlib.suppress(Exception):  # the step is what has failed, whatever the engine still says
+                self.tell(stage)
             raise
 
     def one(self, stage: Stage, step: Step, where: str) -> None:
@@ -260,9 +303,15 @@ class _Run:
         except (MisuseError, CapacityError) as refusal:
             raise _Over(Outcome.FAILED, f"{where}: the engine refuses: {refusal}") from refusal
         except InvariantError as broken:
-            raise _Over(Outcome.FAILED, f"{where}: the engine finds itself broken: {broken}") from broken
+            raise self.raised(f"{where}: the engine finds itself broken:", broken) from broken
         except Exception as problem:
-            raise _Over(Outcome.FAILED, f"{where}: the engine raises {type(problem).__name__}: {problem}") from problem
+            raise self.raised(f"{where}: the engine raises", problem) from problem
+
+    def raised(self, said: str, problem: Exception) -> _Over:
+        """How a run ends in which the engine has raised: its traceback is for the log, and who keeps none hears of it."""
+        name = "" if isinstance(problem, InvariantError) else f" {type(problem).__name__}:"
+        self.lines += [f"    {line}" for line in _traceback(problem)] if self.log else []
+        return _Over(Outcome.FAILED, f"{said}{name} {problem}" + ("" if self.log else " (-v shows the traceback)"))
 
     def say(self, line: str) -> None:
         """A line of the log."""
@@ -301,8 +350,10 @@ def driver_named(name: str) -> Callable[[], Driver]:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
+    except SystemExit as left:
+        raise DriverError(f"--driver {name}: it exits with {left.code!r} when it is imported ({_RAISES})") from left
     except Exception as problem:
-        raise MisuseError(f"--driver {name}: it cannot be imported ({type(problem).__name__}: {problem})") from problem
+        raise DriverError(f"--driver {name}: it cannot be imported ({_in_words(problem)})") from problem
     if not callable(found):
         raise MisuseError(f"--driver {name}: {attribute} is no class")
     missing = [each for each in ("start", "arrive", "step", "settle", "table") if not hasattr(found, each)]

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import define, field
 
-from blocklife.offload import Geometry
+from blocklife.offload import Geometry, Mamba
 from blocklife.testing.scenarios.driver import NOBODY, Driver, Found, Problem, Settled, Stepped, Unsupported, World
 from blocklife.testing.scenarios.format import BLOCK, CONTENT, JOB, ORDINALS, SLOT, Step
 from blocklife.testing.scenarios.random_walk import walk
@@ -27,6 +27,8 @@ from blocklife.testing.worlds.device import Content, CopyOrder, Device, DeviceFa
 
 LIMIT = 64
 """Steps after which what is waited for does not come."""
+PLACES_MAX = 10_000_000
+"""Blocks and host places of all workers: the device has each of them."""
 GARBAGE = "garbage"
 AnswerT = TypeVar("AnswerT")
 
@@ -73,6 +75,8 @@ class Stage:
         self.world = world
         self.geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
         places = max(1, world.slots) * world.blocks_per_chunk
+        if (size := (world.blocks + 1 + places) * world.workers) > PLACES_MAX:
+            raise StageError(f"a world of {size:,} places is too large (at most {PLACES_MAX:,} on all workers together)")
         self.device = Device(world.blocks + 1, places, world.workers, events=world.events != "none")
         self.names: dict[str, tuple[str, int]] = {}
         """What ``as`` and ``remember`` have named: its kind and number."""
@@ -206,6 +210,12 @@ class Stage:
         except Unsupported:
             return otherwise
 
+    def worker(self, rank: int) -> int:
+        """The worker that a number names."""
+        if rank >= self.world.workers:
+            raise StageError(f"there is no worker {rank}: they are numbered from 0 to {self.world.workers - 1}")
+        return rank
+
     # --- one step of the scenario -------------------------------------------------------------------------------------------
 
     def take(self, verb: str, arguments: Mapping[str, object], bind: Sequence[str] = ()) -> None:
@@ -245,7 +255,7 @@ class Stage:
         nothing: tuple[Mapping[int, str], Mapping[int, str]] = ({}, {})
         none: list[Problem] = []
         blocks, places = self.asked(self.driver.claims, nothing)
-        for worker in self.device.workers:
+        for worker in self.device.present:
             for what, claimed, there in (("block", blocks, worker.blocks), ("host place", places, worker.places)):
                 for place, content in claimed.items():
                     if there[place] != content:
@@ -290,13 +300,33 @@ class Stage:
         self.device.hand_out(found.handed_out, fence=self.world.contract == "fence")
         writes = (*orders.forward.writes, *self.still_written)
         self.still_written.clear()
-        told = orders._replace(forward=Pass(orders.forward.reads, writes))
+        told = orders._replace(forward=Pass(tuple(self.as_it_lies(orders.forward.reads)), writes))
         badly = [(job, rank) for job in orders.flushes for rank in range(self.world.workers)] if failing else []
         self.reports += self.device.carry_out(told, failing=badly)
         self.plans.append(orders.plan)
         now = [(job, worker) for job, worker, _ in self.device.running()]
         self.launched += [each for each in now if each not in self.begun]
         self.begun.update(now)
+
+    def as_it_lies(self, reads: Iterable[tuple[int, Content]]) -> Iterator[tuple[int, Content]]:
+        """What is read of a block that is full in part, with what lies behind it there and is not read.
+
+        What was computed and taken back stays behind the tokens that count; the next pass reads up to these.
+        """
+        for block, wanted in reads:
+            found = (worker.blocks[block] for worker in self.device.present)
+            yield block, next((each for each in found if self.goes_on(wanted, each)), wanted)
+
+    def goes_on(self, wanted: Content, found: Content) -> bool:
+        """Whether what was found begins with what is wanted, in one block; a state has no beginning of its own."""
+        if not (isinstance(wanted, str) and isinstance(found, str)):
+            return False
+        (name, _, weights), (longer, _, others) = wanted.partition("@"), found.partition("@")
+        group, _, text = name.partition(":")
+        if weights != others or not longer.startswith(name) or isinstance(self.geometry.groups[int(group)], Mamba):
+            return False
+        size = self.geometry.block_tokens[int(group)]
+        return -(-len(text) // size) * size >= len(longer) - len(name) + len(text)
 
     def settle_one(self, sampled: Mapping[str, int] | None = None) -> None:
         """The oldest plan settles, with everything that was reported."""
@@ -417,7 +447,7 @@ class Stage:
     def running(self, copies: Sequence[str] | None, worker: int | None) -> list[tuple[int, int]]:
         """The shares that are meant; each must run, and not hang."""
         running = {(job, rank) for job, rank, hung in self.device.running() if not hung}
-        ranks = range(self.world.workers) if worker is None else [worker]
+        ranks = range(self.world.workers) if worker is None else [self.worker(worker)]
         if copies is None:
             return sorted(each for each in running if each[1] in ranks)
         found: list[tuple[int, int]] = []
@@ -437,12 +467,12 @@ class Stage:
 
     def do_report(self, copy: str, worker: int = 0, failed: bool = False) -> None:
         """Whatever the device did."""
-        self.reports.append(Landing(self.job(copy), worker, not failed))
+        self.reports.append(Landing(self.job(copy), self.worker(worker), not failed))
 
     def do_lose_report(self, copy: str, worker: int = 0) -> None:
         """Of those that wait for a plan to settle."""
-        job = self.job(copy)
-        found = next((each for each in self.reports if (each.job, each.worker) == (job, worker)), None)
+        job, rank = self.job(copy), self.worker(worker)
+        found = next((each for each in self.reports if (each.job, each.worker) == (job, rank)), None)
         if found is None:
             raise StageError(f"no report of {copy} by worker {worker} is on its way")
         self.reports.remove(found)
@@ -464,14 +494,14 @@ class Stage:
         self.driver.wake()
 
     def do_lose_worker(self, worker: int) -> None:
-        """Its memory, too."""
+        """Its memory, too. The engine is asked first, here and below: what it refuses has not happened."""
+        self.driver.lose_worker(self.worker(worker))
         self.device.lose(worker)
-        self.driver.lose_worker(worker)
 
     def do_regain_worker(self, worker: int) -> None:
         """Empty."""
+        self.driver.regain_worker(self.worker(worker))
         self.device.regain(worker)
-        self.driver.regain_worker(worker)
 
     def do_pass_time(self, steps: int) -> None:
         """Then a tick, so that somebody looks at the clock."""
@@ -523,7 +553,13 @@ class Stage:
         name = f"prepared~{self._prepared}"
         self.driver.arrive(name, prompt, None)
         self.run_step({}, {name: min(stride or len(prompt), len(prompt))})
+        best = idle = 0
         while (end := self.end_of(name)) < len(prompt):
+            best, idle = (end, 0) if end > best else (best, idle + 1)
+            if idle == LIMIT:
+                raise StageError(
+                    f"there is no room for this prompt: {best} of its {len(prompt)} tokens after {LIMIT} steps more"
+                )
             self.land(None, None, "sent", ok=True)
             self.run_step({name: min(stride or len(prompt), len(prompt) - end)}, {})
         self.driver.finish(name)
@@ -595,7 +631,7 @@ class Stage:
         self.driver.seal(places, names)
         self._passes -= 1
         written: list[tuple[int, Content]] = list(zip(places, names, strict=True))
-        for worker in self.device.workers:
+        for worker in self.device.present:
             worker.forward(self._passes, Pass(writes=tuple(written)))
             del worker.passes[self._passes]
         if running:

@@ -26,6 +26,7 @@ class Kind(enum.Enum):
 
     TEXT = "a text"
     NUMBER = "a whole number"
+    WORKER = "the number of a worker"
     FLAG = "true or false"
     REQUEST = "the name of a request"
     REQUESTS = "a list of requests"
@@ -84,7 +85,7 @@ class Verb:
 
 
 _REQUEST = _needed("request", Kind.REQUEST)
-_WORKER = Parameter("worker", Kind.NUMBER)
+_WORKER = Parameter("worker", Kind.WORKER)
 _COPIES = Parameter("copies", Kind.JOBS)
 _REPORT = Parameter("report", Kind.TEXT, choices=("sent", "twice", "lost"))
 _UNTIL = Parameter("until", Kind.EXPECTATIONS)
@@ -160,8 +161,8 @@ VERBS: Mapping[str, Verb] = {
         Verb("renew", "Other weights, or another customer.", (_needed("generation", Kind.TEXT),)),
         Verb("sleep", "The device is given up; the host keeps what it has."),
         Verb("wake", "The device is there again, empty."),
-        Verb("lose_worker", "A worker is gone, and what ran and lay there.", (_needed("worker", Kind.NUMBER),)),
-        Verb("regain_worker", "It is there again, with empty memory.", (_needed("worker", Kind.NUMBER),)),
+        Verb("lose_worker", "A worker is gone, and what ran and lay there.", (_needed("worker", Kind.WORKER),)),
+        Verb("regain_worker", "It is there again, with empty memory.", (_needed("worker", Kind.WORKER),)),
         Verb("pass_time", "So many steps' time passes, and a tick.", (_needed("steps", Kind.NUMBER),)),
         Verb("prove_quiet", "The device is synchronised with these copies, or with all that run.", (_COPIES,)),
         Verb("drain", "Ticks in which everything lands, until nothing is pending."),

@@ -265,7 +265,7 @@ class Device:
         """Every worker carries a plan out. Returns what landed by being waited for; *failing* (job, worker) do badly."""
         badly = set(failing)
         landed: list[Landing] = []
-        present = [worker for worker in self.workers if not worker.lost]
+        present = self.present
         for worker in present:
             for order in worker.held_back:
                 self._launch(worker, order)
@@ -342,6 +342,11 @@ class Device:
             worker.blocks = [None] * len(worker.blocks)
 
     # --- what is so ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> list[Worker]:
+        """The workers that are not lost: only there does anything lie, and only they are told anything."""
+        return [worker for worker in self.workers if not worker.lost]
 
     def copies(self) -> list[tuple[int, CopyOrder]]:
         """Every copy that a worker runs or holds back, with the worker."""
