@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger import Committed, Contract, JobId, Jobs, Ledger, Refusal
 from blocklife.recording import VERSION, BusyError, Recorder, open_file
 from blocklife.recording.checking import check_file, check_recording
+from blocklife.recording.format import NAME_SHOWN, Line, Refused, show_name
 from blocklife.recording.reading import open_recording
+from blocklife.recording.writing import NAME_MAX
 from blocklife.states import MACHINES, Block, Request, ends_life
 from tests.worlds import held, in_flight, keys, make_ledger, refuses, report, sealed
 
@@ -191,6 +193,88 @@ def test_recording_to_a_full_disk_fails_after_the_commit() -> None:
     assert len(ledger.table("a")) == 2
 
 
+# --- names -------------------------------------------------------------------------------------------------------------
+
+NASTY = 'a"b\\c</script>\x1b[2J\n\u202e\ud800é', "", "17", "x" * 100_000
+"""Names that a client may choose."""
+
+
+def named(path: Path, names: Iterable[str], known: Callable[[str], str] | None = None) -> None:
+    """Record requests of these names, each with a refusal, and end."""
+    ledger = make_ledger(requests=())
+    with open_file(str(path)) as stream:
+        recorder = Recorder(stream, names=known)
+        recorder.begin(ledger)
+        for name in names:
+            ledger.add_request(name)
+            ledger.admit(name)
+            with pytest.raises(RefusedError):
+                ledger.admit(name)
+            ledger.finish(name)
+        recorder.end()
+
+
+def test_recording_names_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line about a request says what it is called, cut where it is long; readers get it back, and check it quickly."""
+    path = tmp_path / "run.jsonl"
+    named(path, NASTY)
+    wanted = [NASTY[0], None, "17", "x" * (NAME_MAX - 1) + "…"]
+    with open_recording(str(path)) as recording:
+        read = [line.name for _, line in recording.lines() if isinstance(line, Line | Refused)]
+    monkeypatch.setattr("blocklife.recording.checking.respell", lambda line: pytest.fail(line) if "machine" in line else "")
+
+    assert read == [name for name in wanted for _ in range(3)]
+    assert path.read_bytes().isascii()
+    assert max(map(len, path.read_text().splitlines())) < 2_000
+    lines = [line for line in path.read_text().splitlines(keepends=True) if '"refused"' not in line]
+    assert check_recording(io.BytesIO("".join(lines).encode())).clean
+
+
+def test_recording_names_requests_as_its_caller_does(tmp_path: Path) -> None:
+    """A ledger that mirrors an engine has names of its own."""
+    path = tmp_path / "run.jsonl"
+    named(path, ["1", "2"], {"1": "chat", "2": ""}.__getitem__)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+
+    assert [line.get("name") for line in lines[1:-1]] == ["chat"] * 3 + [None] * 3
+
+
+@pytest.mark.parametrize("name", ['"a', '"a"', '"\\q"}', '"\x1b"}', '"a"}}', "a}"])
+def test_damaged_name_is_damage(name: str, tmp_path: Path) -> None:
+    """A line that is cut off in the name, or holds what no text can, is no line."""
+    path = tmp_path / "run.jsonl"
+    named(path, ["a"])
+    text = path.read_text().replace('"name":"a"}', f'"name":{name}', 1)
+    path.write_text(text)
+
+    with pytest.raises(MisuseError, match="line 2: it is no JSON"), open_recording(str(path)) as recording:
+        list(recording.lines())
+    assert "line 2: it is no JSON" in str(check_file(str(path)).damage)
+
+
+@pytest.mark.parametrize("spelt", ["", ',"name":7', ',"name":null', ',"name":["a"]', ', "name" : ""'])
+def test_recording_without_names_is_read(spelt: str, tmp_path: Path) -> None:
+    """As those are that were written before, and those of writers that mean something else by the key."""
+    path = tmp_path / "run.jsonl"
+    named(path, ["a"])
+    path.write_text(path.read_text().replace(',"name":"a"', spelt))
+    with open_recording(str(path)) as recording:
+        assert {line.name for _, line in recording.lines() if isinstance(line, Line | Refused)} == {None}
+
+    assert check_file(str(path)).clean
+
+
+def test_names_are_shown_short_and_plain() -> None:
+    """A terminal is told nothing by them, and nothing is lost of those that are harmless."""
+    for name in (*NASTY, "é 漢 chat-7"):
+        shown = show_name(name)
+        assert shown.isprintable()
+        assert len(shown) <= NAME_SHOWN
+    assert show_name("é 漢 chat-7") == "é 漢 chat-7"
+    assert show_name("x" * (NAME_SHOWN + 1)) == "x" * (NAME_SHOWN - 1) + "…"
+    assert show_name("x" * NAME_SHOWN) == "x" * NAME_SHOWN
+
+
 # --- the file ----------------------------------------------------------------------------------------------------------
 
 _WRITER = """
@@ -270,7 +354,7 @@ REFUSALS: dict[str, tuple[Refuse, Refusal]] = {
     "slot": (lambda x: x.evict([0]), Refusal(1, "slot", 0, "evict", "WRITING")),
     "slot, of a batch the first": (lambda x: x.pin("me", [3, 1]), Refusal(1, "slot", 3, "pin", "EMPTY")),
     "job": (lambda x: x.cancel(Jobs((JobId(1, 1),))), Refusal(1, "job", 1, "cancel", "IN_FLIGHT")),
-    "request": (lambda x: x.admit("a"), Refusal(1, "request", 0, "admit", "RUNNING")),
+    "request": (lambda x: x.admit("a"), Refusal(1, "request", 0, "admit", "RUNNING", "a")),
 }
 
 
@@ -377,7 +461,8 @@ def test_recording_tells_what_was_refused() -> None:
     _, admit, refused, preempt, end = (json.loads(line) for line in stream.getvalue().splitlines())
 
     assert (admit["event"], preempt["event"]) == ("admit", "preempt")
-    assert refused == {"blocklife": "refused", "plan": 0, "machine": "request", "id": 0, "event": "admit", "from": "RUNNING"}
+    place = {"machine": "request", "id": 0, "name": "a"}
+    assert refused == {"blocklife": "refused", "plan": 0, **place, "event": "admit", "from": "RUNNING"}
     assert (admit["n"], preempt["n"]) == (1, 2)
     assert (end["n"], end["lines"]) == (2, 2)
 

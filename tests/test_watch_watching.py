@@ -24,7 +24,7 @@ from blocklife.engines.vllm.watch.metrics import COUNTED, PREFIX, Metrics
 from blocklife.engines.vllm.watch.telling import NUM_KEPT, NUM_LOGGED, WHILE_S, Teller
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
-from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, offloading, reported, store
+from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
 
 A, B = FakeRequest("a"), FakeRequest("b")
 
@@ -443,6 +443,25 @@ def test_each_connector_has_a_recording_of_its_own(tmp_path: Path) -> None:
     detach(scheduler)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", "run.jsonl.2"]
+
+
+def test_a_recording_names_requests_as_the_engine_does(tmp_path: Path) -> None:
+    """Not as the ledger behind the watch does, whose requests are lent."""
+    path = tmp_path / "run.jsonl"
+    scheduler, inner = offloading()
+    attach(scheduler, Options(record=str(path)))
+    scheduler.kv_cache_manager.allocate_slots(A, [1])
+    inner.build_connector_meta(FakeMeta({0: store("a", [1], [7])}))
+    inner.update_connector_output(reported(j0=1))
+    scheduler.kv_cache_manager.allocate_slots(B, [3])
+    inner.build_connector_meta(FakeMeta(load_jobs={1: load("b", [3], [7])}))
+    inner.update_connector_output(reported(j1=1))
+    scheduler.kv_cache_manager.free(B)
+    inner.build_connector_meta(FakeMeta())
+    detach(scheduler)
+    lines = [line for line in map(json.loads, path.read_text().splitlines()) if line.get("machine") == "request"]
+
+    assert [(line["event"], line["name"]) for line in lines] == [("plan_load", "b"), ("loaded", "b"), ("finish", "b")]
 
 
 def test_each_engine_of_a_process_has_a_recording_of_its_own(

@@ -533,7 +533,7 @@ class Core(Book):
     def _fire_request(self, request: RequestRow, event: str, job: int = 0) -> None:
         row = self._ask_request(request, event)
         self.request_column.commit([request.row], row)
-        self._emit(Committed(self._next(), self.plan_number, "request", event, [request.row], [row], [], job))
+        self._emit(Committed(self._next(), self.plan_number, "request", event, [request.row], [row], [], job, (), request.name))
 
     def _commit(self, *steps: Step, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
         """Write steps and tell the listeners. Returns the rows of jobs whose source life ended."""
@@ -566,10 +566,12 @@ class Core(Book):
 
         What is about no place of a ledger is not told: a watcher of slots may have lifecycles of its own.
         """
-        machine = problem.thing.partition(" ")[0]
+        machine, _, name = problem.thing.partition(" ")
         if machine not in MACHINES or problem.place is None:
             return
         refusal = Refusal(self.plan_number, machine, problem.place, problem.event, problem.state)
+        if machine == "request":
+            refusal = refusal._replace(name=name)
         interrupt: BaseException | None = None
         self._telling = True
         try:

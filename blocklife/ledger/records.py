@@ -144,6 +144,8 @@ class Committed(NamedTuple):
     """The number of the job in whose name it happened; 0 for none, and where ``jobs`` says it."""
     jobs: Sequence[int] = ()
     """The number of the job of each place, where several jobs took one step together."""
+    name: str = ""
+    """What the request is called; empty for other machines."""
 
     def job_of_each(self) -> Sequence[int]:
         """The number of the job in whose name each place took its step; 0 for none."""
@@ -167,3 +169,5 @@ class Refusal(NamedTuple):
     event: str
     state: str
     """Where the place stands; of a batch it is the first that was refused."""
+    name: str = ""
+    """As in `Committed.name`."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from blocklife.errors import MisuseError
 from blocklife.ledger.places import EPOCH_MASK
 from blocklife.recording.debts import TERMINAL, Debts
-from blocklife.recording.format import Head, Line, number_of, spell_row
+from blocklife.recording.format import NAMED, Head, Line, number_of, spell_row
 from blocklife.recording.traces import (
     BITS,
     BlockTrace,
@@ -179,6 +179,11 @@ class Checker(Debts):
         return True
 
     def _request_line(self, rest: str) -> bool:
+        rest, called, name = rest.partition(',"name":')
+        if called:
+            if NAMED.fullmatch(name) is None:
+                return False
+            rest += "}"
         name, _, rest = rest.partition(',"event":')
         row, named, who = rest.partition(',"job":')
         step = self.requests.steps.get(row)

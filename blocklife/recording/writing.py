@@ -4,8 +4,9 @@ The first line says what was recorded: ``{"blocklife": "recording", "version": 1
 incarnation of the ledger. Every other line is one transition: ``n`` counts the commits (the places of one batch share it),
 ``of`` says how many lines the commit has, where it has several, ``plan`` is the number of the latest plan, ``machine`` and
 ``id`` name the place, ``epoch`` its life (blocks only), ``event``, ``from``, ``to`` and ``guard`` the row that was taken,
-``job`` the job in whose name it happened (absent where there was none). What a table has refused gets a line of another kind,
-and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``, says that nothing is missing.
+``job`` the job in whose name it happened (absent where there was none), ``name`` what a request is called. What a table has
+refused gets a line of another kind, and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``, says that
+nothing is missing.
 `specs/recording.md` tells the whole format.
 """
 
@@ -23,6 +24,9 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Committed, Ledger, Refusal
 from blocklife.recording.format import VERSION
 from blocklife.states import MACHINES
+
+NAME_MAX = 200
+"""Characters of a name that are written; a client may have chosen it."""
 
 
 class BusyError(MisuseError):
@@ -71,11 +75,16 @@ class Recorder:
 
     *clock* counts nanoseconds from wherever it likes and never goes back, as `time.monotonic_ns` does. With one, a recording
     also says when things happened: a line before what comes next, whenever the clock has moved on.
+
+    *names* says what a request is called outside, where the ledger has a name of its own for it.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], int] | None = None, names: Callable[[str], str] | None = None
+    ) -> None:
         self._stream = stream
         self._clock = clock
+        self._names = names
         self._now = -1
         self._last = 0
         self._lines = 0
@@ -111,7 +120,8 @@ class Recorder:
         rows, count = self._rows[record.machine], len(record.ids)
         of = f'"of":{count},' if count > 1 else ""
         head = f'{{"n":{record.sequence},{of}"plan":{record.plan},"machine":"{record.machine}","id":'
-        tails = [f',"job":{job}}}\n' if job else "}\n" for job in record.job_of_each()]
+        close = self._spell_name(record.name) + "}\n" if record.name else "}\n"
+        tails = [f',"job":{job}{close}' if job else close for job in record.job_of_each()]
         steps = record.steps()
         if record.epochs:
             lines = [
@@ -130,8 +140,15 @@ class Recorder:
             self._tell_time(self._clock())
         self._stream.write(
             f'{{"blocklife":"refused","plan":{refusal.plan},"machine":"{refusal.machine}","id":{refusal.place},'
-            f'"event":"{refusal.event}","from":"{refusal.state}"}}\n'
+            f'"event":"{refusal.event}","from":"{refusal.state}"{self._spell_name(refusal.name)}}}\n'
         )
+
+    def _spell_name(self, name: str) -> str:
+        """The last key of a line about a request; nothing where it has no name."""
+        known = self._names(name) if self._names is not None and name else name
+        if not known:
+            return ""
+        return f',"name":{json.dumps(known if len(known) <= NAME_MAX else known[: NAME_MAX - 1] + "…")}'
 
     def _tell_time(self, now: int) -> None:
         if now > self._now:

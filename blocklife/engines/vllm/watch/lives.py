@@ -129,6 +129,11 @@ class LedgerLives:
         self._serial = 0
         # Requests of the ledger that hold nothing and that nobody has, with how long their tables are.
         self._idle: list[tuple[str, list[int]]] = []
+        self._lent: dict[str, str] = {}
+
+    def name_of(self, row: str) -> str:
+        """Who has the request of the ledger that is called so; its own name where that is not lent."""
+        return self._lent.get(row, row)
 
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
         """As `Lives` says."""
@@ -176,6 +181,7 @@ class LedgerLives:
             self._idle.append((str(self._serial), [0] * self._num_groups))
             self._ledger.add_request(self._idle[-1][0])
         holder.row, holder.lengths = self._idle.pop()
+        self._lent[holder.row] = holder.name
 
     def _leave_row(self, holder: Holder) -> None:
         """Let the ledger's request go, or keep it for the next one if it is as good as new."""
@@ -184,4 +190,5 @@ class LedgerLives:
             self._idle.append((holder.row, holder.lengths))
         else:
             self._ledger.finish(holder.row)
+        del self._lent[holder.row]
         holder.row, holder.lengths = "", []

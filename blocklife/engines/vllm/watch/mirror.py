@@ -82,6 +82,8 @@ class Mirror:
         self.blocks_per_slot = blocks_per_slot
         self.sample = sample
         self._ledger: Ledger | None = None
+        self.name_of: Callable[[str], str] = str
+        """Who has a request of the ledger."""
         lives: Lives = PlainLives(num_blocks)
         filing: Filing | None = None
         if is_told:
@@ -100,6 +102,7 @@ class Mirror:
                 own_pool=False,
             )
             lives = LedgerLives(self._ledger)
+            self.name_of = lives.name_of
             filing = Filing(self._ledger, num_blocks, num_slots, blocks_per_slot)
         self.story = Story(lives.epoch)
         self.holders = Holders(lives, self.story, num_groups=num_groups, computes=computes)

@@ -22,7 +22,6 @@ from blocklife.engines.vllm.watch.simple import SimpleEar
 from blocklife.engines.vllm.watch.telling import LOGGER, Teller
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import InvariantError, MisuseError
-from blocklife.ledger import Ledger
 from blocklife.recording import BusyError, Recorder, open_file
 
 _FILES_MAX = 64
@@ -44,10 +43,10 @@ class Recording:
     another engine in this process, the next number is taken.
     """
 
-    def __init__(self, path: str, number: int, ledger: Ledger) -> None:
+    def __init__(self, path: str, number: int, mirror: Mirror) -> None:
         self.path, self._stream = _opened(path, number)
-        self._recorder = Recorder(self._stream, time.monotonic_ns)
-        self._recorder.begin(ledger)
+        self._recorder = Recorder(self._stream, time.monotonic_ns, mirror.name_of)
+        self._recorder.begin(mirror.ledger)
 
     def flush(self) -> None:
         """What was told so far is on its way to the file. What cannot be written is told of at the end."""
@@ -177,7 +176,7 @@ class Watch:
             computes=parts.engine is not None,
         )
         if self.options.record:
-            self._recordings.append(Recording(of_this_process(self.options.record), number, mirror.ledger))
+            self._recordings.append(Recording(of_this_process(self.options.record), number, mirror))
             path = shlex.quote(self._recordings[-1].path).replace("{", "{{").replace("}", "}}")
             mirror.story.draw = f"blocklife recording show {path} --block {{block}}"
         return mirror
