@@ -336,6 +336,25 @@ class TestCpuCopier:
 
         assert log == ["store", "load", "store", "load"]
 
+    @pytest.mark.parametrize("ask", ["poll", "wait"])
+    def test_every_turn_begins_with_the_stores(self, build: Build, ask: str) -> None:
+        """What moves first depends on the calls alone, not on what moved before: the load reads what the store has written."""
+        device, host = tensors()
+        fresh = device[2].copy()
+        copier = build(device, host, 1)
+
+        copier.launch(transfer(1, STORE, [1], [5]))
+        copier.wait([job(1)])
+        copier.launch(transfer(2, STORE, [2], [6]))
+        copier.launch(transfer(3, LOAD, [6], [7]))
+        if ask == "poll":
+            copier.poll()
+            copier.poll()
+        else:
+            copier.wait([job(2), job(3)])
+
+        np.testing.assert_array_equal(device[7], fresh)
+
     def test_the_copy_runs_beside_the_caller(self, build: Build) -> None:
         """A poll returns while its own grant is still moving; the next poll waits for it."""
         gate, arrived = threading.Event(), threading.Event()

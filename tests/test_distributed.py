@@ -202,6 +202,24 @@ def test_ranks_forget_everywhere(rig: Rig) -> None:
     assert not any(executor._running for executor in rig.executors)
 
 
+def test_ranks_that_close_have_moved_everything_and_serve_no_longer(rig: Rig) -> None:
+    """Every rank drains its copier and its `serve` ends; a second close says nothing to anyone."""
+    for rank, host in enumerate(rig.host):
+        host[:] = 7 + rank
+    rig.ranks.execute(plan(1, loads=[LOAD]), nothing)
+    rig.ranks.close()
+    for thread in rig.threads:
+        thread.join(SECONDS_MAX)
+    sent = [wire.num_sent for wire in rig.wires]
+    rig.ranks.close()
+
+    assert [thread.is_alive() for thread in rig.threads] == [False, False]
+    assert rig.gone == []
+    assert [wire.num_sent for wire in rig.wires] == sent
+    for rank in range(3):
+        assert np.array_equal(rig.device[rank][[6, 7]], rig.host[rank][[5, 0]])
+
+
 def test_ranks_of_one_are_an_executor() -> None:
     """Without other ranks it is the executor that it was given."""
     alone = Rig(1)
