@@ -7,11 +7,11 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c co
 ARGS   ?=
 VLLM   ?= 0.33.0 0.21.0
 
-.PHONY: help run test unit types lint explore mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm spec format clean
+.PHONY: help run test unit types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
 
 run: $(VENV)/.run  ## replay a workload through the lifecycles (ARGS='--faults --json', say)
 	@$(BIN)/blocklife replay $(ARGS)
@@ -34,6 +34,9 @@ explore: $(VENV)/.dev mutants  ## the deeper runs: large worlds, all mutants fro
 
 mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.md
 	@$(BIN)/blocklife check --mutants --tests tests/caught.toml --page specs/mutants.md
+
+source-mutants: $(VENV)/.dev  ## draw 300 small changes of the source, find the test that notices each, and write specs/source-mutants.md: an hour
+	@nice -n 10 $(BIN)/python -m tests.source_mutants --seed 1 --count 300 --page specs/source-mutants.md $(ARGS)
 
 bench: $(VENV)/.dev  ## ratios against the peers, measured in one run
 	@$(BIN)/python -m tests.bench $(ARGS)
