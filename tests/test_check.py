@@ -26,6 +26,7 @@ from blocklife.testing.mutants.planting import all_mutants, planted
 from blocklife.testing.worlds.pinned import COUNTS, WORLDS
 from blocklife.testing.worlds.truths import RULES
 from blocklife.testing.worlds.world import Action, State, World
+from tests.interrupts import interruptible
 from tests.test_cli import COMMAND, ROOT, SECONDS_MAX, Capture, call, on_terminal, refused
 
 SEED = next(each for each in all_mutants() if each.name.startswith("S1: "))
@@ -350,7 +351,9 @@ def test_check_stops_when_it_is_told_to_from_outside() -> None:
     ours, theirs = pty.openpty()
     argv = [*COMMAND, "check", "--world", "wide-lazy", "--workers", "2", "--json"]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL, env=env) as process:
+    with interruptible():
+        run = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL, env=env)
+    with run as process:
         try:
             os.close(theirs)
             shown = b""

@@ -24,6 +24,7 @@ import pytest
 from blocklife import __version__
 from blocklife.cli import main
 from blocklife.engines.toy.replay import ReplayReport
+from tests.interrupts import interruptible
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "blocklife"]
@@ -571,7 +572,9 @@ def long_run(tmp_path: Path) -> tuple[list[str], Path]:
 
 def interrupt(argv: list[str], record: Path, signals: int) -> tuple[int, str, str]:
     """Send so many SIGINTs to a run once its record has grown; the status, the output and the errors."""
-    with subprocess.Popen([*COMMAND, *argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with interruptible():
+        run = subprocess.Popen([*COMMAND, *argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with run as process:
         try:
             while process.poll() is None and not (record.exists() and record.stat().st_size > 100_000):
                 os.sched_yield()

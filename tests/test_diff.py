@@ -26,6 +26,7 @@ from blocklife.drawing.revisions import picture_at
 from blocklife.errors import DefinitionError, MisuseError
 from blocklife.machines import export_markup, import_markup, stand_ins
 from blocklife.states import MACHINES
+from tests.interrupts import interruptible
 
 ROOT = Path(__file__).parent.parent
 
@@ -407,11 +408,8 @@ def test_interrupt_leaves_nothing_behind(repository: Path, temporary: Path) -> N
     command = [sys.executable, "-m", "blocklife", "draw", "--diff", "HEAD:door:DoorLife", "block"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     watched = os.open(gate, os.O_RDONLY | os.O_NONBLOCK)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a job of a shell's background it is ignored
-    try:
+    with interruptible():
         ran = subprocess.Popen(command, cwd=repository, env=environment, stderr=subprocess.PIPE, start_new_session=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
     with ran:
         try:
             reached = select.select([watched], [], [], 60)[0]

@@ -24,6 +24,7 @@ from blocklife.engines.vllm.watch.metrics import COUNTED, PREFIX, Metrics
 from blocklife.engines.vllm.watch.telling import NUM_KEPT, NUM_LOGGED, WHILE_S, Teller
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
+from tests.interrupts import interruptible
 from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
 
 A, B = FakeRequest("a"), FakeRequest("b")
@@ -539,7 +540,10 @@ def test_a_process_leaves_a_recording_that_can_be_checked(
     """One that just ends, one that is interrupted in the middle of a step, and one that ends with a block held."""
     path = tmp_path / "run.jsonl"
     root = Path(__file__).parents[1]
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(path), way], cwd=root, capture_output=True, text=True, check=False)
+    with interruptible():
+        ran = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(path), way], cwd=root, capture_output=True, text=True, check=False
+        )
     status, out = told(capsys, "recording", "check", str(path))
     shown, _ = told(capsys, "recording", "show", str(path), "--block", "1")
     last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])

@@ -24,6 +24,7 @@ from attrs import evolve
 from blocklife.cli import main
 from blocklife.engines.vllm import versions
 from blocklife.engines.vllm.watch import Mode, Options, Watch, WatchError, attach, detach, watch_of
+from tests.interrupts import interruptible
 from tests.vllm import found
 from tests.vllm.engine import RELEASE
 from tests.vllm.rig import GroupSpec, Rig, WorldSpec
@@ -140,7 +141,8 @@ def run(program: str, *words: str, settings: Mapping[str, str]) -> subprocess.Co
     """A process of its own, with these settings of the watch and no others."""
     around = {name: value for name, value in os.environ.items() if not name.startswith("BLOCKLIFE_WATCH")}
     command = [sys.executable, "-c", program, *words]
-    return subprocess.run(command, cwd=ROOT, env={**around, **settings}, capture_output=True, text=True, check=False)
+    with interruptible():
+        return subprocess.run(command, cwd=ROOT, env={**around, **settings}, capture_output=True, text=True, check=False)
 
 
 def lines(text: str) -> list[str]:
