@@ -14,9 +14,10 @@ from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_connector_metric_definitions
 
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
-from blocklife.engines.vllm.connector.metrics import METRICS, BlocklifeStats, Kind
-from tests.vllm.connector_rig import ConnectorRig
-from tests.vllm.worlds import GroupSpec, WorldSpec
+from blocklife.engines.vllm.connector.metrics import METRICS, BlocklifeStats, Kind, Metric
+from blocklife.ledger import Direction
+from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
 prometheus: Any = pytest.importorskip("prometheus_client")
 
@@ -115,14 +116,7 @@ def test_metrics_are_counted_once_however_many_loggers_there_are() -> None:
 
 def test_metrics_are_shown_by_prometheus(rig: ConnectorRig) -> None:
     """Every family is registered with vLLM's labels, and holds what the payloads said."""
-    registry = prometheus.CollectorRegistry()
-    kinds = {
-        kind: type(kind.__name__, (kind,), {"__init__": _registered(kind, registry)})
-        for kind in (prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
-    }
-    shown = BlocklifeConnector.build_prom_metrics(
-        rig.engine.config, kinds, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]}
-    )
+    registry, shown = shown_by(rig)
     found: dict[str, dict[str, Any]] = collected(rig).data
     shown.observe(found, 1)
     labels = {"model_name": "m", "engine": "1"}
@@ -130,6 +124,62 @@ def test_metrics_are_shown_by_prometheus(rig: ConnectorRig) -> None:
     assert registry.get_sample_value("vllm:kv_offload_store_bytes_total", labels) == found["vllm:kv_offload_store_bytes"][""]
     assert registry.get_sample_value("vllm:kv_offload_host_slots", {**labels, "state": "evictable"}) is not None
     assert registry.get_sample_value("vllm:kv_offload_load_size_count", labels) == len(found["vllm:kv_offload_load_size"][""])
+
+
+@pytest.mark.parametrize("engine", ["0", "1"])
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_metrics_are_there_at_zero_before_anything_has_happened(rig: ConnectorRig, metric: Metric, engine: str) -> None:
+    """Every family has a series for each engine and each value of its label, so that a first event is an increase."""
+    registry, _ = shown_by(rig)
+    suffix = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: "_count"}[metric.kind]
+    labels = {"model_name": "m", "engine": engine}
+    named = [{**labels, metric.label: value} for value in metric.values] if metric.label else [labels]
+
+    assert named
+    assert [registry.get_sample_value(metric.name + suffix, each) for each in named] == [0] * len(named)
+
+
+def test_metrics_of_all_groups_are_there_with_the_first_step(rig: ConnectorRig) -> None:
+    """How many groups there are only an engine knows: it tells each of them at zero, once."""
+    registry, shown = shown_by(rig)
+    rig.add(list(range(100, 103)), 1)
+    rig.step()
+    said = rig.scheduler.connector.get_kv_connector_stats()
+    shown.observe(said.data, 1)
+    labels = {"model_name": "m", "engine": "1"}
+    found = [registry.get_sample_value("vllm:kv_offload_hit_blocks_total", {**labels, "group": group}) for group in "01"]
+    rig.drain()
+    again = rig.scheduler.connector.get_kv_connector_stats()
+
+    assert found == [0, 0]
+    assert again is None or "vllm:kv_offload_hit_blocks" not in again.data
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_metrics_have_no_series_that_was_not_there_from_the_start(seed: int) -> None:
+    """Random traffic with resets and losses counts under no value of a label that its metric does not list."""
+    spec = evolve(WORLD, host_blocks=24, lag=Lag(0, 4), extra_config={"last_step": "flush"})
+    rig = ConnectorRig(spec, seed, fails={Direction.LOAD: 0.2, Direction.STORE: 0.2})
+    found = BlocklifeStats(data={})
+    said = rig.scheduler.connector.get_kv_connector_stats
+    rig.scheduler.connector.get_kv_connector_stats = lambda: found.aggregate(said() or BlocklifeStats(data={})) and None
+    walk(rig, seed)
+    values = {name: {*METRICS[name].values} if METRICS[name].label else {""} for name in found.data}
+    values["vllm:kv_offload_hit_blocks"].add("1")
+
+    assert found.data["vllm:kv_offload_flushes"]
+    assert {name: own.keys() - values[name] for name, own in found.data.items() if own.keys() - values[name]} == {}
+
+
+def shown_by(rig: ConnectorRig) -> tuple[Any, Any]:
+    """A registry of Prometheus, and our metrics of two engines in it."""
+    registry = prometheus.CollectorRegistry()
+    kinds = {
+        kind: type(kind.__name__, (kind,), {"__init__": _registered(kind, registry)})
+        for kind in (prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
+    }
+    engines = {0: ["m", "0"], 1: ["m", "1"]}
+    return registry, BlocklifeConnector.build_prom_metrics(rig.engine.config, kinds, ["model_name", "engine"], engines)
 
 
 def _registered(kind: Any, registry: object) -> object:

@@ -6,6 +6,7 @@ Rules of this file:
 * Counters are told as what was added since the last step, gauges as what is now, histograms as the values that were seen.
 * A payload is a plain dictionary of texts, numbers and lists: it crosses processes, and the side that shows it has only the
   table below.
+* Every series is there, at zero, before its first event: the increase of a series that appears with its first event is not seen.
 """
 
 from __future__ import annotations
@@ -45,9 +46,17 @@ class Metric:
     kind: Kind
     help: str
     label: str = ""
+    values: tuple[str, ...] = ()
+    """All values of the label; of groups, which only the scheduler's side can count, the one that every model has."""
     buckets: tuple[float, ...] = ()
 
+    @property
+    def series(self) -> tuple[tuple[str, ...], ...]:
+        """What stands behind vLLM's labels in each series that is there from the start."""
+        return tuple((value,) for value in self.values) if self.label else ((),)
 
+
+_SLOTS = ("empty", "evictable", "pinned", "writing", "freeing_soon", "quarantined")
 _SIZES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 _P = "vllm:kv_offload_"
 
@@ -68,16 +77,22 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric(_P + "lookups", Kind.COUNTER, "Lookups of waiting requests, those that were put off included."),
         Metric(_P + "deferred_lookups", Kind.COUNTER, "Lookups that were put off because a copy had to land first."),
-        Metric(_P + "hit_blocks", Kind.COUNTER, "Blocks that loads were planned for, by group.", "group"),
-        Metric(_P + "flushes", Kind.COUNTER, "Copies that a step had to wait for, by cause.", "cause"),
-        Metric(_P + "jobs", Kind.COUNTER, "Copies that are over, by how they ended.", "state"),
+        Metric(_P + "hit_blocks", Kind.COUNTER, "Blocks that loads were planned for, by group.", "group", ("0",)),
+        Metric(
+            _P + "flushes",
+            Kind.COUNTER,
+            "Copies that a step had to wait for, by cause.",
+            "cause",
+            ("handed out", "preempted", "last step"),
+        ),
+        Metric(_P + "jobs", Kind.COUNTER, "Copies that are over, by how they ended.", "state", ("done", "failed", "cancelled")),
         Metric(_P + "stale_blocks", Kind.COUNTER, "Blocks whose content was gone when it was their turn to be stored."),
         Metric(
             _P + "violations", Kind.COUNTER, "Rules of the ledger that were found broken. Anything but 0 is a bug: report it."
         ),
         Metric(_P + "jobs_out", Kind.GAUGE, "Copies that are planned or under way."),
         Metric(_P + "waiting_chunks", Kind.GAUGE, "Chunks that are to be stored and have not had their turn."),
-        Metric(_P + "host_slots", Kind.GAUGE, "Chunks of host memory, by what they hold.", "state"),
+        Metric(_P + "host_slots", Kind.GAUGE, "Chunks of host memory, by what they hold.", "state", _SLOTS),
     )
 }
 _GAUGES_EVERY = 64
@@ -150,7 +165,8 @@ class Meter:
         if counts.deferred:
             data[_P + "deferred_lookups"] = {"": counts.deferred}
         for name, label, total in self._totals():
-            if (added := total - self._told.get((name, label), 0)) > 0:
+            told = self._told.get((name, label), -1 if name == "hit_blocks" else 0)  # groups are told once as they are
+            if (added := total - max(0, told)) > 0 or told < 0:
                 data.setdefault(_P + name, {})[label] = added
                 self._told[name, label] = total
         live = self.scheduler.ledger.jobs.live
@@ -176,9 +192,7 @@ class Meter:
         tier = self.scheduler.tier.statistics()
         data[_P + "jobs_out"] = {"": self.scheduler.ledger.jobs.live}
         data[_P + "waiting_chunks"] = {"": self.scheduler.offload.stores.waiting}
-        data[_P + "host_slots"] = {
-            name: getattr(tier, name) for name in ("empty", "evictable", "pinned", "writing", "freeing_soon", "quarantined")
-        }
+        data[_P + "host_slots"] = {name: getattr(tier, name) for name in _SLOTS}
 
 
 def _tell_moved(data: Payload, moved: Moved, word: str) -> None:
@@ -189,7 +203,10 @@ def _tell_moved(data: Payload, moved: Moved, word: str) -> None:
 
 
 class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
-    """The metrics of `METRICS` in Prometheus: one family each, with vLLM's labels and, where it has one, its own."""
+    """The metrics of `METRICS` in Prometheus: one family each, with vLLM's labels and, where it has one, its own.
+
+    The series of every engine are there from the start; those of further groups from an engine's first step on.
+    """
 
     def __init__(
         self,
@@ -213,6 +230,9 @@ class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as 
             self._families[metric.name] = makers[metric.kind](
                 name=metric.name, documentation=metric.help, labelnames=labels, **more
             )
+            for engine in per_engine_labelvalues.values():
+                for value in metric.series:
+                    self._families[metric.name].labels(*engine, *value)
 
     def observe(self, transfer_stats_data: Payload, engine_idx: int = 0) -> None:
         """Add one payload."""
