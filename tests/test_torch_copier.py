@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -121,6 +122,34 @@ def test_an_error_becomes_a_result(bad: int) -> None:
     assert copier.suspect() == ()
 
 
+def test_a_copy_takes_the_time_of_its_bytes_and_no_more() -> None:
+    """The clock is read where the bytes begin to move and where they have moved: neither the next copy's time counts, nor what
+    passes until somebody asks. What has failed, and what was told before, has none.
+    """
+    device, host = tensors()
+    now = 100.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    cache = KvCache([[torch.from_numpy(device.view(np.int64))]])
+    copier = TorchCopier(cache, Rows([torch.from_numpy(host.view(np.uint8))]), worker=RANK, clock=clock)
+    copier.computed()
+    copier.launch(transfer(1, STORE, [1], [7]))
+    copier.launch(transfer(2, STORE, [BLOCKS], [7]))
+    copier.launch(transfer(3, LOAD, [7], [2]))
+    now += 50.0
+    copier.wait([job(1)])
+    copier.poll()
+    first = copier.durations()
+    copier.poll()
+
+    assert first == {job(1): 1.0, job(3): 1.0}
+    assert copier.durations() == {}
+
+
 def test_close_drains_and_may_be_repeated() -> None:
     """What was launched may still be polled; a launch is refused."""
     copier = on_cpu(*tensors())
@@ -227,6 +256,41 @@ def rig() -> Rig:
     rig = Rig()
     rig.copier.computed()
     return rig
+
+
+@define(eq=False)
+class Dial:
+    """A timer that says what it is told, and refuses a call when it is told to."""
+
+    says: float
+    refuses: str = ""
+
+    def start(self, stream: object) -> None:
+        self._answer("start")
+
+    def stop(self, stream: object) -> None:
+        self._answer("stop")
+
+    def seconds(self) -> float:
+        self._answer("seconds")
+        return self.says
+
+    def _answer(self, call: str) -> None:
+        if call == self.refuses:
+            raise RuntimeError(f"no {call}")
+
+
+@pytest.mark.parametrize(("refuses", "took"), [("", 0.25), ("start", 7.0), ("stop", 7.0), ("seconds", 7.0)])
+def test_the_devices_own_time_of_a_copy_counts_where_it_has_one(rig: Rig, refuses: str, took: float) -> None:
+    """Where it has none, or does not tell it, the host's does, from the launch until the job was found quiet."""
+    dial = Dial(0.25, refuses)
+    with mock.patch.object(rig.device, "timer", return_value=dial):
+        rig.copier.launch(transfer(1, STORE, [1], [1]))
+    rig.now = 7.0
+    rig.land_all()
+
+    assert results(rig.copier.poll()) == [(1, OK)]
+    assert rig.copier.durations() == {job(1): took}
 
 
 @pytest.mark.parametrize("direction", Direction)

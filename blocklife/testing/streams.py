@@ -180,6 +180,9 @@ class FakeDevice:
         self.events.append(FakeEvent(self, f"event {len(self.events) + 1}"))
         return self.events[-1]
 
+    def timer(self) -> None:
+        """None: nothing here takes time."""
+
     def follow(self, stream: Stream, engine: object) -> None:
         """Order the stream after an engine's stream, or an event; None for `engine`."""
         if isinstance(engine, FakeEvent):

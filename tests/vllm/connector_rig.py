@@ -75,6 +75,10 @@ class LagCopier:
         """A step begins."""
         self._step += 1
 
+    def durations(self) -> Mapping[JobId, float]:
+        """Nothing: there is no clock here."""
+        return {}
+
     def launch(self, transfer: Transfer) -> None:
         """Queue a copy; the first of its direction starts."""
         pages = self._layout.pages(transfer, *self._layout.ends(transfer))

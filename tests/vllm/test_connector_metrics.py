@@ -156,13 +156,17 @@ def test_metrics_of_all_groups_are_there_with_the_first_step(rig: ConnectorRig) 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_metrics_have_no_series_that_was_not_there_from_the_start(seed: int) -> None:
+def test_metrics_have_no_series_that_was_not_there_from_the_start(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Random traffic with resets and losses counts under no value of a label that its metric does not list."""
     spec = evolve(WORLD, host_blocks=24, lag=Lag(0, 4), extra_config={"last_step": "flush"})
     rig = ConnectorRig(spec, seed, fails={Direction.LOAD: 0.2, Direction.STORE: 0.2})
     found = BlocklifeStats(data={})
     said = rig.scheduler.connector.get_kv_connector_stats
-    rig.scheduler.connector.get_kv_connector_stats = lambda: found.aggregate(said() or BlocklifeStats(data={})) and None
+
+    def heard() -> None:
+        found.aggregate(said() or BlocklifeStats(data={}))
+
+    monkeypatch.setattr(rig.scheduler.connector, "get_kv_connector_stats", heard)
     walk(rig, seed)
     values = {name: {*METRICS[name].values} if METRICS[name].label else {""} for name in found.data}
     values["vllm:kv_offload_hit_blocks"].add("1")
@@ -178,7 +182,7 @@ def shown_by(rig: ConnectorRig) -> tuple[Any, Any]:
         kind: type(kind.__name__, (kind,), {"__init__": _registered(kind, registry)})
         for kind in (prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
     }
-    engines = {0: ["m", "0"], 1: ["m", "1"]}
+    engines: dict[int, list[object]] = {0: ["m", "0"], 1: ["m", "1"]}
     return registry, BlocklifeConnector.build_prom_metrics(rig.engine.config, kinds, ["model_name", "engine"], engines)
 
 

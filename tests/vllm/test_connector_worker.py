@@ -7,6 +7,7 @@ is one.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Mapping, Sequence
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.engines.vllm.connector.messages import Moved, StepPlan, WorkerReport
-from blocklife.engines.vllm.connector.worker import ConnectorWorker, WorkerShape, torch_copier
+from blocklife.engines.vllm.connector.worker import ConnectorWorker, EngineCopier, MakeCopier, WorkerShape, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 
@@ -74,7 +76,12 @@ def states(device: str) -> tuple[Caches, torch.Tensor]:
 LAYOUTS = [outer, strided, split, packed, states]
 
 
-def made(caches: Caches, groups: Sequence[Sequence[str]] = (("a", "b"),), places: int = 8) -> ConnectorWorker:
+def made(
+    caches: Caches,
+    groups: Sequence[Sequence[str]] = (("a", "b"),),
+    places: int = 8,
+    make_copier: MakeCopier = torch_copier,
+) -> ConnectorWorker:
     """A worker of rank 3 on these tensors."""
     shape = WorkerShape(
         rank=3,
@@ -83,7 +90,7 @@ def made(caches: Caches, groups: Sequence[Sequence[str]] = (("a", "b"),), places
         groups=tuple(dict.fromkeys(names, PAGE) for names in groups),
         reports_blocks=len(groups) == 1,
     )
-    worker = ConnectorWorker(shape, torch_copier)
+    worker = ConnectorWorker(shape, make_copier)
     worker.register(caches)
     return worker
 
@@ -233,8 +240,26 @@ def test_worker_counts_the_bytes_that_it_moved() -> None:
     report = run(worker, Plan(2, (), (), ()))
 
     assert (report.stored.num_bytes, report.stored.sizes) == (4 * PAGE, (4 * PAGE,))
-    assert report.stored.seconds >= 0
+    assert report.stored.seconds > 0
     assert report.loaded == Moved()
+    worker.close()
+
+
+def test_worker_takes_the_time_of_a_copy_that_ends_where_it_began() -> None:
+    """Of a copy that is launched and landed within one call the time is that of its bytes: the copier reads both ends."""
+    caches, _ = outer("cpu")
+    ticks = itertools.count(start=100.0, step=0.5)
+
+    def timed(cache: KvCache, host: HostMemory, worker: Worker) -> EngineCopier:
+        return TorchCopier(cache, host, worker=worker, clock=lambda: next(ticks))
+
+    worker = made(caches, make_copier=timed)
+    run(worker, Plan(1, (), (transfer(1, Direction.STORE, [1, 2], [0, 1]), transfer(2, Direction.STORE, [3], [2])), ()))
+    stored = run(worker, Plan(2, (), (), ())).stored
+    load = Plan(3, (transfer(3, Direction.LOAD, [2], [0]),), (), ())
+    loaded = run(worker, load, loads={JobId(1, 3): "r"}).loaded
+
+    assert (stored.seconds, loaded.seconds) == (1.0, 0.5)
     worker.close()
 
 

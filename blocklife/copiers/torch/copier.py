@@ -6,7 +6,8 @@ job's verdict. A completion comes out of `poll` only when its places are proven 
 *Theory.* The engine says where it stands: `computed` after it has queued a forward pass, `before_forward` before it queues the
 next. A launch makes its stream wait for whoever was at its places (`order`), queues the runs of bytes, and marks the places.
 Nothing else is remembered about time: when the event behind a mark has passed, the job and all before it in its direction are
-quiet, and are reported.
+quiet, and are reported. How long the bytes took is the device's to say (`Timer`); where it keeps no time, it is what the host
+saw: from the launch until the job was found quiet.
 
 *When something goes wrong.* There are four ways: a launch raises, an event answers with an error, the deadline passes, the
 device gives no event. In each the **verdict** is FAILED from then on, whatever the bytes do later, and the job is listed by
@@ -22,6 +23,7 @@ interrupted from the keyboard; if the device answers with errors only, it raises
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -31,7 +33,7 @@ from attrs import define, frozen
 
 from blocklife.copiers.torch.layout import KvCache, Layout, Regions
 from blocklife.copiers.torch.order import Mark, Order, Use, checked
-from blocklife.copiers.torch.streams import Device, DeviceLostError, device_for
+from blocklife.copiers.torch.streams import Device, DeviceLostError, Stream, Timer, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
@@ -82,6 +84,9 @@ class _Share:
     places: Ids
     num_bytes: int
     mark: Mark
+    timer: Timer | None
+    """The device's; None where it keeps no time."""
+    launched: float
     due: float
     why: str
     """Why it has failed; empty while it has not."""
@@ -112,7 +117,7 @@ class TorchCopier:
         if cache.device.type == "cuda" and not host.pinned:
             raise MisuseError("torch copier: copies of a CUDA device to pageable memory block the host (give pinned memory)")
         self._layout = Layout(cache, host)
-        self._device = device_for(self._layout) if device is None else device
+        self._device = device_for(self._layout, clock) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
         self._streams = {use: self._device.stream(use.name.lower()) for use in Use}
         self._worker = worker
@@ -123,6 +128,9 @@ class TorchCopier:
         self._queues: dict[Direction, deque[_Share]] = {direction: deque() for direction in Direction}
         self._out: dict[JobId, _Share] = {}
         self._landed: list[tuple[int, Completion]] = []
+        self._took: dict[JobId, float] = {}
+        self._durations: dict[JobId, float] = {}
+        self._timers: list[Timer] = []
         self._knows = False
         self._closed = False
         self._num_launched = self._num_landed = self._num_failed = self._num_runs = self._num_bytes = 0
@@ -187,15 +195,16 @@ class TorchCopier:
         except Exception as error:  # no byte was queued: it has failed, and is quiet
             self._land(order, job, f"job {job}: {error!r}")
             return
-        why = ""
+        why, launched, timer = "", self._clock(), self._started(stream)
         try:
             stream.copy(pages, direction)
         except Exception as error:  # some of it may be under way
             why = f"job {job}: {error!r}"
+        timer = self._stopped(timer, stream)
         mark = self._order.mark(use, stream, blocks, places)
         why = why or (mark.error and f"job {job}: {mark.error}")
-        due = self._clock() + self._deadline_s
-        share = _Share(order, job, direction, blocks, places, pages.total, mark, due, why, bool(mark.error))
+        due = launched + self._deadline_s
+        share = _Share(order, job, direction, blocks, places, pages.total, mark, timer, launched, due, why, bool(mark.error))
         self._num_runs += len(pages)
         self._num_bytes += pages.total
         self._last_error = why or self._last_error
@@ -208,7 +217,12 @@ class TorchCopier:
             self._advance(direction)
         completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
         self._landed.clear()
+        self._took, self._durations = {}, self._took
         return completions
+
+    def durations(self) -> dict[JobId, float]:
+        """Seconds that the copies took which the last `poll` has reported; those that have failed are left out."""
+        return self._durations
 
     def wait(self, jobs: Collection[JobId]) -> None:
         """Block until these jobs, and those before them in their direction, are quiet. See the head of the file.
@@ -322,7 +336,36 @@ class TorchCopier:
         for share in [*islice(queue, count)]:
             queue.popleft()
             del self._out[share.job]
+            if not share.why:
+                self._took[share.job] = self._seconds(share)
             self._land(share.order, share.job, share.why)
+
+    def _started(self, stream: Stream) -> Timer | None:
+        """A timer of what the stream is given next; None where the device has none, or gives none now."""
+        try:
+            timer = self._timers.pop() if self._timers else self._device.timer()
+            if timer is not None:
+                timer.start(stream)
+        except Exception:  # that the time of a copy is not known is no trouble of the copy
+            return None
+        return timer
+
+    def _stopped(self, timer: Timer | None, stream: Stream) -> Timer | None:
+        try:
+            if timer is not None:
+                timer.stop(stream)
+        except Exception:  # as above
+            return None
+        return timer
+
+    def _seconds(self, share: _Share) -> float:
+        """How long a copy took that is over."""
+        if share.timer is not None:
+            with contextlib.suppress(Exception):  # as above
+                seconds = share.timer.seconds()
+                self._timers.append(share.timer)
+                return seconds
+        return self._clock() - share.launched
 
     def _land(self, order: int, job: JobId, why: str) -> None:
         self._num_landed += 1

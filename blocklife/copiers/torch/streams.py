@@ -17,6 +17,7 @@ and never less.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -46,6 +47,22 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Block the host until the point was passed. Raises what the device raises."""
+        ...
+
+
+class Timer(Protocol):
+    """Takes the time of what a stream is given between two calls, by the device's own clock."""
+
+    def start(self, stream: Stream) -> None:
+        """What the stream is given from now on is timed."""
+        ...
+
+    def stop(self, stream: Stream) -> None:
+        """And what it is given from now on is not."""
+        ...
+
+    def seconds(self) -> float:
+        """How long it took, once the stream has run it. It can then be started again."""
         ...
 
 
@@ -79,6 +96,10 @@ class Device(Protocol):
 
     def event(self) -> Event:
         """A new event, recorded nowhere."""
+        ...
+
+    def timer(self) -> Timer | None:
+        """A new timer; None where the device keeps no time."""
         ...
 
     def follow(self, stream: Stream, engine: object) -> None:
@@ -125,11 +146,32 @@ class HostStream:
         self._mover.move(pages, direction)
 
 
+class HostTimer:
+    """Reads a clock: what is timed has run when the call returns."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = self._ended = 0.0
+
+    def start(self, stream: Stream) -> None:
+        """Read the clock."""
+        self._began = self._clock()
+
+    def stop(self, stream: Stream) -> None:
+        """Read it again."""
+        self._ended = self._clock()
+
+    def seconds(self) -> float:
+        """What lies between."""
+        return self._ended - self._began
+
+
 class HostDevice:
     """CPU tensors as a device: no copy ever runs beside its caller, so the order of the calls is the order of the bytes."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, clock: Callable[[], float] = time.monotonic) -> None:
         self._mover = RunMover(layout)
+        self._clock = clock
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -143,6 +185,10 @@ class HostDevice:
     def event(self) -> HostEvent:
         """A new event."""
         return HostEvent()
+
+    def timer(self) -> HostTimer:
+        """A new timer."""
+        return HostTimer(self._clock)
 
     def follow(self, stream: Stream, engine: object) -> None:
         """What the calling thread computed is there. Refuses: MisuseError for a stream or an event of another device."""
@@ -183,6 +229,25 @@ class CudaEvent:
             spins += 1
             if spins > _SPINS:
                 time.sleep(_NAP_S)
+
+
+class CudaTimer:
+    """Two events of a CUDA device that note when they were passed. Not yet seen on a GPU."""
+
+    def __init__(self) -> None:
+        self._began, self._ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def start(self, stream: Stream) -> None:
+        """Mark the point on the stream."""
+        self._began.record(_cuda_stream(stream).inner)
+
+    def stop(self, stream: Stream) -> None:
+        """Mark the other one."""
+        self._ended.record(_cuda_stream(stream).inner)
+
+    def seconds(self) -> float:
+        """What lies between; the driver counts milliseconds."""
+        return float(self._began.elapsed_time(self._ended)) / 1e3
 
 
 class CudaStream:
@@ -229,16 +294,19 @@ class CudaDevice:
         """A new event, without timing: the cheapest kind. It belongs to the device of the stream that records it first."""
         return CudaEvent()
 
+    def timer(self) -> CudaTimer:
+        """A new timer, with events of its own: those that streams wait for are cheaper without timing."""
+        return CudaTimer()
+
     def follow(self, stream: Stream, engine: object) -> None:
         """Order the stream after a stream or an event of torch. Refuses: MisuseError for an event that was never recorded."""
-        if not isinstance(stream, CudaStream):
-            raise MisuseError(f"cuda device: {type(stream).__name__} is no stream of this device (make it with stream())")
+        own = _cuda_stream(stream)
         if isinstance(engine, (torch.cuda.Event, torch.Event)):
             if not (engine.cuda_event if isinstance(engine, torch.cuda.Event) else engine.event_id):
                 raise MisuseError("cuda device: the event was never recorded, and stands for nothing (record it first)")
-            stream.inner.wait_event(engine)
+            own.inner.wait_event(engine)
         else:
-            stream.inner.wait_stream(self._engine_stream(engine))
+            own.inner.wait_stream(self._engine_stream(engine))
 
     def precede(self, event: Event, engine: object) -> None:
         """Order a stream of torch after the event."""
@@ -264,11 +332,17 @@ def _cuda_event(event: Event) -> CudaEvent:
     return event
 
 
-def device_for(layout: Layout) -> Device:
-    """The device that a cache lies on. Refuses: MisuseError for a kind that is not known."""
+def _cuda_stream(stream: Stream) -> CudaStream:
+    if not isinstance(stream, CudaStream):
+        raise MisuseError(f"cuda device: {type(stream).__name__} is no stream of this device (make it with stream())")
+    return stream
+
+
+def device_for(layout: Layout, clock: Callable[[], float] = time.monotonic) -> Device:
+    """The device that a cache lies on; *clock* is the host's, in seconds. Refuses: MisuseError for a kind that is not known."""
     kind = layout.cache.device.type
     if kind == "cpu":
-        return HostDevice(layout)
+        return HostDevice(layout, clock)
     if kind == "cuda":
         return CudaDevice(layout)
     raise MisuseError(f"torch copier: a cache on {kind!r} cannot be copied (put it on 'cuda' or 'cpu')")

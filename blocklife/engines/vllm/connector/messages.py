@@ -33,7 +33,7 @@ class Moved:
 
     num_bytes: int = 0
     seconds: float = 0.0
-    """From launch until the worker saw that it had landed, added up."""
+    """That the copies took by their copier's clock, added up; a wait for their turn does not count."""
     sizes: tuple[int, ...] = ()
     """Bytes of each copy."""
 

@@ -6,7 +6,7 @@ Rules of this file:
 * Counters are told as what was added since the last step, gauges as what is now, histograms as the values that were seen.
 * A payload is a plain dictionary of texts, numbers and lists: it crosses processes, and the side that shows it has only the
   table below.
-* Every series is there, at zero, before its first event: the increase of a series that appears with its first event is not seen.
+* Every series is there, at zero, before its first event: the increase of one that appears with its first event is not seen.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ METRICS: Mapping[str, Metric] = {
     each.name: each
     for each in (
         Metric(_P + "load_bytes", Kind.COUNTER, "Bytes that loads brought from host memory to the device."),
-        Metric(_P + "load_time", Kind.COUNTER, "Seconds that loads took, from their launch until they were seen to be over."),
+        Metric(_P + "load_time", Kind.COUNTER, "Seconds that the copies of loads took, by the device's clock."),
         Metric(_P + "load_size", Kind.HISTOGRAM, "Bytes of each load.", buckets=_SIZES),
         Metric(_P + "store_bytes", Kind.COUNTER, "Bytes that stores brought from the device to host memory."),
-        Metric(_P + "store_time", Kind.COUNTER, "Seconds that stores took, from their launch until they were seen to be over."),
+        Metric(_P + "store_time", Kind.COUNTER, "Seconds that the copies of stores took, by the device's clock."),
         Metric(_P + "store_size", Kind.HISTOGRAM, "Bytes of each store.", buckets=_SIZES),
         Metric(_P + "allocation_failure", Kind.COUNTER, "Stores that found no room in the host tier; they are tried again."),
         Metric(

@@ -10,7 +10,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -35,6 +34,10 @@ class EngineCopier(Copier, Protocol):
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
         """What the engine queues next comes after the loads into these blocks."""
+        ...
+
+    def durations(self) -> Mapping[JobId, float]:
+        """Seconds that the copies took which the last `poll` has reported; failed ones need none."""
         ...
 
 
@@ -71,7 +74,6 @@ class _Job:
     transfer: Transfer
     request: str | None
     num_bytes: int
-    since: float
 
 
 @define
@@ -181,25 +183,23 @@ class ConnectorWorker:
         for transfer in (*plan.loads, *plan.stores):
             sizes = zip(transfer.group_sizes, self._group_bytes, strict=True)
             num_bytes = sum(count * page for count, page in sizes)
-            self._jobs[transfer.job] = _Job(transfer, step.loads.get(transfer.job), num_bytes, time.monotonic())
+            self._jobs[transfer.job] = _Job(transfer, step.loads.get(transfer.job), num_bytes)
 
     def _execute(self, executor: Executor, plan: Plan) -> None:
         report = executor.execute(plan, _nothing)
         self._hear(report.launched, report.completions)
 
     def _hear(self, launched: Sequence[Launched], completions: Sequence[Completion]) -> None:
-        now = time.monotonic()
+        _, copier = self._ready()
+        took = copier.durations()
         self._said.launched += launched
-        for each in launched:
-            if (job := self._jobs.get(each.job)) is not None:
-                job.since = now
         self._said.completions += completions
         for completion in completions:
             over = self._jobs.pop(completion.job, None)
             if over is None:
                 continue
             ok = completion.result is Result.OK
-            moved = Moved(over.num_bytes, now - over.since, (over.num_bytes,)) if ok else Moved()
+            moved = Moved(over.num_bytes, took.get(completion.job, 0.0), (over.num_bytes,)) if ok else Moved()
             if over.transfer.direction is Direction.STORE:
                 self._said.stored += moved
                 continue

@@ -71,6 +71,10 @@ class HeldCopier:
         if wanted:
             self.handler.wait(wanted)
 
+    def durations(self) -> dict[JobId, float]:
+        """None: no bytes move."""
+        return {}
+
     def busy(self) -> bool:
         """Whether something is out."""
         return bool(self.handler.waiting_jobs)
