@@ -17,6 +17,7 @@ import pytest
 from blocklife.cli.common import MESSAGE_MAX
 from blocklife.errors import MisuseError
 from blocklife.files import DEPTH_MAX, KEY_PARTS_MAX, NUMBER_MAX, TEXT_BYTES_MAX, parse_json, parse_toml, read_text
+from blocklife.recording.format import DamagedError, read_line
 from tests.test_cli import Capture, call, refused
 
 MEMORY_MAX = 1 << 30
@@ -161,6 +162,13 @@ def test_line_that_is_too_much_is_refused(command: str, text: str, tmp_path: Pat
     file.write_text(text)
 
     assert "bad.jsonl" in refused(capsys, *argv(command, file, tmp_path))
+
+
+def test_line_that_is_nested_as_deeply_as_can_be_read_is_damaged() -> None:
+    """There is a depth at which a line can just be read and not be spelt any more."""
+    for depth in range(sys.getrecursionlimit() - 200, sys.getrecursionlimit()):
+        with pytest.raises(DamagedError, match=r"^(n must be a whole number, not a list|it is no JSON)$"):
+            read_line(f'{{"n": {"[" * depth}{"]" * depth}}}')
 
 
 def test_what_is_within_bounds_is_read(tmp_path: Path) -> None:

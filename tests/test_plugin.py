@@ -411,7 +411,7 @@ def test_scenario_that_is_malformed_is_an_error_of_one_line(cases: Path) -> None
 
 
 def test_driver_of_scenarios_is_the_engine_authors_own(cases: Path) -> None:
-    """`blocklife_driver` names it; what it cannot do is skipped with its reason, and one that is not there fails."""
+    """`blocklife_driver` names it; what it cannot do is skipped with its reason; one that is not there, or exits, fails."""
     write(
         cases,
         mine="""
@@ -420,15 +420,23 @@ from blocklife.testing.scenarios.driver import Driver, Unsupported
 class Mine(Driver):
     def start(self, world):
         raise Unsupported("no engine today")
+
+class Leaves(Driver):
+    def start(self, world):
+        raise SystemExit(0)
 """,
     )
     options = ("cases", "-o", "pythonpath=.", "-rs")
-    skipped, missing = (run(cases, *options, "-o", f"blocklife_driver={name}") for name in ("mine:Mine", "mine:Yours"))
+    named = [(*options, "-o", f"blocklife_driver=mine:{name}") for name in ("Mine", "Yours", "Leaves")]
+    skipped, missing, exits = (run(cases, *each) for each in named)
 
     assert skipped.last.startswith("2 skipped")
     assert "no engine today" in skipped.text
     assert missing.last.startswith("2 failed")
     assert "Yours" in missing.text
+    assert exits.last.startswith("2 failed")
+    assert "the driver exits with 0" in exits.text
+    assert "The above exception" not in exits.text
 
 
 # --- the example ------------------------------------------------------------------------------------------------------------

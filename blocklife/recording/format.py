@@ -111,9 +111,7 @@ def read_head(name: str, line: str) -> Head:
     if not isinstance(said, dict) or said.get("blocklife") != "recording":
         raise MisuseError(f"{name}: its first line is not the head of a recording (write one with blocklife replay --record)")
     if said.get("version") != VERSION or type(said["version"]) is not int:
-        raise MisuseError(
-            f"{name}: it is of version {json.dumps(said.get('version'))}, and {VERSION} can be read (record again)"
-        )
+        raise MisuseError(f"{name}: it is of version {_said(said.get('version'))}, and {VERSION} can be read (record again)")
     limits = said.get("limits")
     if not isinstance(limits, dict):
         raise MisuseError(f"{name}: its head has no limits (write what the ledger was made with)")
@@ -127,6 +125,9 @@ def read_head(name: str, line: str) -> Head:
 
 
 def _said(value: object) -> str:
+    """A value of a line, in short; what is nested may be nested deeper than it can be spelt."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
     return json.dumps(value)[:40]
 
 

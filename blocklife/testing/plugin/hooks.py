@@ -279,7 +279,7 @@ class ScenarioItem(pytest.Item):
             driver = driver_named(name)
             verdict = run_scenario(self.scenario, driver, self.variant, log=True)
         except MisuseError as problem:
-            pytest.fail(f"{DRIVER}: {problem}", pytrace=False)
+            raise pytest.fail.Exception(f"{DRIVER}: {problem}", pytrace=False) from None
         if verdict.outcome is Outcome.NOT_APPLICABLE:
             pytest.skip(verdict.message)
         if verdict.outcome is Outcome.FAILED:
