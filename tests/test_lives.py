@@ -231,7 +231,7 @@ def test_releases_right_before_a_request_ends_name_no_coupling(lives: Lives) -> 
         assert step.cause is not None
         request = lives.step(step.cause)
         assert (step.machine, step.event, request.machine, request.n) == ("block", "release", "request", step.n + 1)
-        assert lives.because(step.index).startswith(f"right before request {request.id} ")
+        assert lives.because(step.index).startswith(f"right before {request.place} ")
 
 
 def test_one_place_is_told_as_among_all(truth: Truth, lives: Lives) -> None:
@@ -381,7 +381,7 @@ def test_request_that_gives_up_explains_its_load_and_its_blocks(tmp_path: Path, 
 
     assert (gone.event, gone.cause, gone.coupling) == ("abandon" if submitted else "cancel", finished, "request-gives-up")
     # a planned load that is cancelled ends the life of its target: nothing is left to release
-    assert released == [(finished, "request-gives-up", "because request 1 gives up")] * submitted
+    assert released == [(finished, "request-gives-up", "because request b gives up")] * submitted
     story = lives.job_story(job.number)
     assert story is not None
     assert (story.name, story.request, story.over) == ("load 2", 1, not submitted)
@@ -427,8 +427,8 @@ def test_request_that_has_given_up_its_load_is_not_blamed_for_it_later(tmp_path:
     ledger.finish("b")
     lives = lives_of(stream, tmp_path)
 
-    assert reasons(lives, "job", job.number)[1:] == [("abandon", "because request 1 gives up"), ("expire", "")]
-    assert reasons(lives, "block", block)[-1] == ("release", "right before request 1 finishes")
+    assert reasons(lives, "job", job.number)[1:] == [("abandon", "because request b gives up"), ("expire", "")]
+    assert reasons(lives, "block", block)[-1] == ("release", "right before request b finishes")
 
 
 def test_lives_tell_times_and_refusals(tmp_path: Path) -> None:

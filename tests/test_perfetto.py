@@ -214,6 +214,16 @@ def test_trace_has_every_job_with_its_states(run: Path, events: Events) -> None:
     assert late == stays
 
 
+def test_trace_names_the_requests(run: Path, events: Events) -> None:
+    """Each slice of a request says what it is called, as it can be shown."""
+    names = {line["name"] for line in map(json.loads, run.read_text().splitlines()) if line.get("machine") == "request"}
+    told = [event["args"].get("request") for event in events if event["ph"] == "B" and event["cat"] == "request"]
+
+    assert names
+    assert set(told) == names
+    assert not [event for event in events if event["ph"] == "B" and event["cat"] != "request" and "request" in event["args"]]
+
+
 def test_trace_counts_places_by_state(run: Path, events: Events) -> None:
     """After each time the counters are what a second count of the lines gives; blocks and slots add up to all there are."""
     head = json.loads(run.read_text().split("\n", 1)[0])["limits"]

@@ -115,7 +115,11 @@ def test_diagram_tells_every_step_once(lives: Lives) -> None:
         found = lives.place(machine, place)[:1]
         items = diagram(lives, found).items
         lines = [
-            line for item in items if isinstance(item, Note) for line in item.lines if line.startswith(f"{machine} {place}")
+            line
+            for item in items
+            if isinstance(item, Note)
+            for line in item.lines
+            if line.startswith(lives.step(found[0].steps[0]).place)
         ]
         entries = folded(lives, found[0].steps)
         steps = [lives.step(each) for each in entries if isinstance(each, int)]
@@ -240,7 +244,7 @@ def test_diagram_tells_what_happened_elsewhere_where_that_is_the_cause(tmp_path:
         "store 1: PLANNED \u2192 CANCELLED",
         "slot 2: WRITING \u2192 EMPTY",
     )
-    assert said_of_load[-1] == "finish request 1"
+    assert said_of_load[-1] == "finish request b"
     assert "abandon load 3" not in said_of_load
 
 

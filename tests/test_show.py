@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,80 @@ def test_times_and_refusals_are_told(show: Run, tmp_path: Path) -> None:
     assert [(each["event"], each["ns"]) for each in record["lives"][0]["refused"]] == [("admit", 3_500_000)]
 
 
+def test_requests_are_told_by_their_names(show: Run, lives: Lives, path: Path) -> None:
+    """In stories of their own, and where they are named in those of others; a row is found as well."""
+    name = next(iter(lives.names.values()))
+    life = lives.called(name)[0]
+    forms = ["text", "mermaid", "svg"]
+    by_name = [show("--request", name, "--format", form)[1] for form in forms]
+    by_row = show("--request", str(life.id))[1]
+    record = json.loads(show("--request", name, "--json")[1])
+    load = next(job for job in lives.jobs() if job.request is not None)
+    lead = next(lives.step(index) for index in range(len(lives)) if "right before request" in lives.because(index))
+
+    assert by_name[0].startswith(f"request {name} (row {life.id}) in {path}: 1 life, ")
+    assert f", {name} (row {life.id}): plan " in by_row
+    assert all(f"request {name}" in each for each in by_name)
+    assert (record["id"], record["name"], record["lives"][0]["name"]) == (life.id, name, name)
+    assert {step["name"] for step in record["lives"][0]["steps"]} == {name}
+    assert load.owner in {f"request {each}" for each in lives.names.values()}
+    assert f", for {load.owner};" in show("--job", str(load.number))[1]
+    assert lives.because(lead.index) in show(f"--{lead.machine}", str(lead.id))[1]
+    refused(show("--request", "nobody"), "tells of no request of that name")
+
+
+def test_name_that_is_used_again_is_one_story_and_comes_before_a_row(show: Run, tmp_path: Path) -> None:
+    """Two requests of one name have two lives, whatever rows they had; one that is called as a row is, hides it."""
+    file = tmp_path / "again.jsonl"
+    ledger = make_ledger(requests=())
+    with file.open("w") as stream:
+        Recorder(stream).begin(ledger)
+        for name in ("a", "b", "1", "a", "a"):
+            ledger.add_request(name)
+            ledger.admit(name)
+            if name != "b":
+                ledger.finish(name)
+        with pytest.raises(RefusedError):
+            ledger.admit("b")
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(re.sub(r',"name":"[^"]*"', "", file.read_text()))
+    record = json.loads(show("--request", "a", "--json", file=str(file))[1])
+    one = json.loads(show("--request", "1", "--json", file=str(file))[1])
+    row = json.loads(show("--request", "1", "--json", file=str(plain))[1])
+
+    assert [life["name"] for life in record["lives"]] == ["a", "a", "a"]
+    assert len({life["id"] for life in record["lives"]}) > 1
+    assert [step["event"] for life in record["lives"] for step in life["steps"]] == ["admit", "finish"] * 3
+    assert [(life["name"], life["id"]) for life in one["lives"]] == [("1", 2)]
+    assert (row["id"], row["name"], row["lives"][0]["steps"][0]["name"]) == (1, None, None)
+    assert [each["event"] for each in row["refused"]] == ["admit"]
+    assert "REFUSED: admit while RUNNING" in show("--request", "b", file=str(file))[1]
+    assert show("--request", "1", file=str(plain))[1].startswith("request 1 in ")
+
+
+def test_names_of_clients_do_nothing_to_a_terminal_or_a_drawing(show: Run, tmp_path: Path) -> None:
+    """Signs that steer a terminal, markup, and a name without an end."""
+    file = tmp_path / "nasty.jsonl"
+    nasty = "\x1b[2J\u202e<b>&'\"\n" + "x" * 1_000
+    ledger = make_ledger(requests=())
+    with file.open("w") as stream:
+        Recorder(stream).begin(ledger)
+        ledger.add_request(nasty)
+        ledger.admit(nasty)
+        ledger.allocate(nasty, 1)
+        ledger.finish(nasty)
+    for options in (["--request", "0"], ["--block", "1"]):
+        text = show(*options, file=str(file))[1]
+        assert all(each.isprintable() for each in text.replace("\n", ""))
+        assert "x" * 49 not in text
+        assert "?[2J?<b>" in text
+        svg = ET.fromstring(show(*options, "--format", "svg", file=str(file))[1])
+        assert "?[2J?<b>&'" in "".join(svg.itertext())
+        assert not [each for each in svg.iter() if each.tag.endswith("}b")]
+        assert show(*options, "--format", "mermaid", file=str(file))[1].isascii()
+    refused(show("--request", nasty, file=str(file)), "request ?[2J?<b>")
+
+
 def test_refusals_alone_are_told_as_text(show: Run, tmp_path: Path) -> None:
     """A place that never moved, though somebody wanted it to: text tells that, and a diagram has nothing to draw."""
     file = tmp_path / "refused.jsonl"
@@ -240,6 +315,7 @@ def test_place_that_the_recording_does_not_have_is_refused(show: Run, lives: Liv
 def test_place_that_never_moved_is_refused(show: Run) -> None:
     """It is there, and there is nothing to tell."""
     refused(show("--request", "1000"), "request 1000: it never moves in ", "stays WAITING")
+    refused(show("--request", "-1"), "no request of that name", "rows are 0 to ")
 
 
 def test_lives_that_are_not_there_are_refused(show: Run, lives: Lives) -> None:

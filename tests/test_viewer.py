@@ -209,6 +209,22 @@ def test_jobs_hold_their_places_from_reservation_to_landing(run: Made) -> None:
     assert {(machine, load, True) for machine in ("block", "slot") for load in (0, 1)} <= found
 
 
+def test_names_of_requests_are_those_of_their_steps(run: Made, tmp_path: Path) -> None:
+    """Each step of a request has its name in the page; a part of a run knows also who was there before."""
+    part, plan = tmp_path / "part.html", run.lives.plans[1] // 2
+    assert main(["recording", "view", str(run.recording), "-o", str(part), "--plans", f"{plan}-{run.lives.plans[1]}"]) == 0
+    low = next(index for index, each in enumerate(run.lives.plan) if each >= plan)
+    for page, start in ((run, 0), (Made(run.recording, part, run.lives), low)):
+        names, ids = page.said["names"], unpacked(page.said["lanes"]["id"])
+        lanes, steps, words = (unpacked(names[key]) for key in ("lane", "step", "word"))
+        told = {(ids[lane], step): names["words"][word] for lane, step, word in zip(lanes, steps, words, strict=True)}
+        wanted = {(run.lives.step(at).id, at - start + 1): name for at, name in run.lives.names.items() if at >= start}
+        assert {key: name for key, name in told.items() if key[1]} == wanted
+        before = {run.lives.step(at).id: name for at, name in run.lives.names.items() if at < start}
+        assert {key[0]: name for key, name in told.items() if not key[1]}.items() <= before.items()
+        assert wanted
+
+
 def test_plans_cut_a_run_and_keep_where_places_stood(run: Made, tmp_path: Path) -> None:
     """A part of a run shows its own steps alone, and begins in the states that the rest had led to."""
     first, last = run.lives.plans[1] // 3, run.lives.plans[1] // 2
@@ -642,7 +658,9 @@ def test_page_filters_by_place_job_request_state_and_plans(run: Made, opening: A
 
     low, high = lives.plans[1] // 3, lives.plans[1] // 3 + 20
     page.page.fill("#plans", f"{low}-{high}")
-    moved = {lives.step(index).place for index in range(len(lives)) if low <= lives.plan[index] <= high}
+    moved = {
+        f"{lives.step(index).machine} {lives.step(index).id}" for index in range(len(lives)) if low <= lives.plan[index] <= high
+    }
     assert set(page.shown()) == moved
     seen = page.js("[run.plan[above(run.axes.commits, seen.from) - 1], run.plan[above(run.axes.commits, seen.to) - 2]]")
     assert low <= seen[0] <= seen[1] <= high
@@ -701,6 +719,47 @@ def test_page_tells_a_step_with_its_guard_and_its_cause(run: Made, opening: Any,
     page.page.mouse.click(x, y)
     page.page.click(f"#panel button:has-text('job {step.job}') >> nth=0")
     assert page.js("run.laneName(seen.lane)") == f"job {step.job}"
+
+
+@browsing
+def test_page_tells_requests_by_their_names(run: Made, opening: Any, tmp_path: Path) -> None:
+    """In the panel, under the cursor, for the loads that they wait for, and in the filter; a row is found as well."""
+    page, lives = opening(run.page), run.lives
+    load = next(story for story in lives.jobs() if story.kind == "load" and story.request is not None)
+    name = load.owner.removeprefix("request ")
+    page.page.fill("#request", name)
+    shown = page.shown()
+    assert f"job {load.number}" in shown
+    assert [each for each in shown if each.startswith("request")] == [f"request {load.request}"]
+    index = lives.called(name)[0].steps[0]
+    page.js(f"goTo({index})")
+    page.painted()
+    page.page.screenshot(path=str(tmp_path / "names.png"))
+    assert page.page.locator("#panel h2").inner_text().startswith(f"request {name} (row {load.request})")
+    page.js(f"goTo({lives.steps_of('job', load.number)[0]})")
+    assert f"for request {name} (row {load.request})" in page.page.locator("#panel").inner_text()
+    step = lives.step(index)
+    page.js(f"look_at({step.n} - 8, {step.n} + 8)")
+    page.page.mouse.move(*page.where(f"request {step.id}", step.n + 0.1))
+    assert f"request {name} (row {step.id})" in page.page.locator("#tip").inner_text()
+    page.page.fill("#request", "nobody")
+    assert "no such request" in page.page.locator("#problem").text_content()
+
+
+@browsing
+def test_page_runs_no_name_of_a_client(folder: Path, run: Made, opening: Any) -> None:
+    """Markup in a name is text, signs that steer a terminal are question marks, and what is long is cut."""
+    evil = "<img src=x onerror=alert(1)>"
+    lines = run.recording.read_text(encoding="utf-8").splitlines()
+    name = run.lives.names[min(run.lives.names)]
+    evils = [line.replace(f'"name":"{name}"', f'"name":{json.dumps(evil + chr(0x202E) + "x" * 100)}') for line in lines]
+    page = opening(made(folder, "evil", evils).page)
+    page.js(f"goTo({min(run.lives.names)})")
+    page.painted()
+
+    assert f"request {evil}?xxx" in page.page.locator("#panel h2").inner_text()
+    assert "…" in page.page.locator("#panel h2").inner_text()
+    assert page.js("document.querySelectorAll('img').length") == 0
 
 
 @browsing

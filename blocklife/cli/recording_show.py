@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+from attrs import frozen
 
 from blocklife.cli.common import OK, Commands, file, put_out, reading, refuse_overwriting, whole, write_whole
 from blocklife.errors import MisuseError
@@ -29,7 +30,7 @@ examples:
   blocklife recording show run.jsonl --block 17            every life of it: what happened, and because of what
   blocklife recording show run.jsonl --slot 3 --last 2     its two latest lives
   blocklife recording show run.jsonl --job 5 -o job5.svg   who asked whom, as a drawing
-  blocklife recording show run.jsonl --request 0 --format mermaid
+  blocklife recording show run.jsonl --request chat-7 --format mermaid
                                                            the same for Markdown
   blocklife recording show run.jsonl --block 17 --json | jq .lives[0].steps
 exit status: 0 it is shown, 2 bad input, nothing to show, or it cannot be written
@@ -55,7 +56,9 @@ def add_show(actions: Commands) -> None:
     show.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
     places = show.add_mutually_exclusive_group(required=True)
     for machine in _MACHINES:
-        places.add_argument(f"--{machine}", type=whole, metavar="N", help=f"the story of {machine} N")
+        if machine != "request":
+            places.add_argument(f"--{machine}", type=whole, metavar="N", help=f"the story of {machine} N")
+    places.add_argument("--request", metavar="NAME", help="the story of the request of that name; without one, of that row")
     lives = show.add_mutually_exclusive_group()
     lives.add_argument("--life", type=whole, metavar="K", help="its life number K alone, from 1")
     lives.add_argument("--last", type=whole, metavar="N", help="its latest N lives alone")
@@ -75,15 +78,17 @@ def _show(args: argparse.Namespace) -> int:
     refuse_overwriting(args.output, args.file)
     machine, place = next((each, getattr(args, each)) for each in _MACHINES if getattr(args, each) is not None)
     with open_recording(args.file) as recording, reading() as progress:
-        _check_place(recording.name, recording.head, machine, place)
+        if machine != "request":
+            _check_place(recording.name, recording.head, machine, place)
         lives = Lives.of(recording, progress, only=(machine, place))
-    chosen = _chosen(lives, machine, place, args)
+    told = _told(lives, machine, place)
+    chosen = _chosen(lives, told, args)
     if form == "text":
-        shown = "\n".join(_plain(line) for line in text(lives, machine, place, chosen)) + "\n"
+        shown = "\n".join(_plain(line) for line in text(lives, told, chosen)) + "\n"
     elif form == "json":
-        shown = json.dumps(record(lives, machine, place, chosen)) + "\n"
+        shown = json.dumps(record(lives, told, chosen)) + "\n"
     else:
-        shown = _drawn(lives, f"{machine} {place} in {Path(lives.name).name}", chosen, form, args.theme)
+        shown = _drawn(lives, f"{told.title} in {Path(lives.name).name}", chosen, form, args.theme)
     if args.output in (None, "-"):
         put_out(shown)
     else:
@@ -133,10 +138,43 @@ def _check_place(name: str, head: Head, machine: str, place: int) -> None:
         raise MisuseError(f"{machine} {place}: {name} has no such {machine} ({there})")
 
 
-def _chosen(lives: Lives, machine: str, place: int, args: argparse.Namespace) -> list[Life]:
+@frozen
+class Told:
+    """The place that is asked for, or the request: all its lives, and what was refused to it."""
+
+    title: str
+    machine: str
+    id: int
+    """A name that was used again may have had several rows: the latest."""
+    name: str | None
+    lives: Sequence[Life]
+    refused: Sequence[Refusal]
+
+
+def _told(lives: Lives, machine: str, place: int | str) -> Told:
+    """What is meant, once all was read: a name comes before a row."""
+    from blocklife.recording.format import number_of, show_name
+
+    if isinstance(place, int):
+        return Told(f"{machine} {place}", machine, place, None, lives.place(machine, place), lives.refusals(machine, place))
+    found, refused = lives.called(place), [each for each in lives.refused if each.name == place]
+    if found or refused:
+        row = found[-1].id if found else refused[-1].id
+        return Told(f"request {show_name(place)} (row {row})", machine, row, place, found, refused)
+    number = number_of(place)
+    if number is None:
+        rows = f"rows are 0 to {lives.head.max_requests - 1}"
+        raise MisuseError(
+            f"request {show_name(place)}: {lives.name} tells of no request of that name (give a name or a row; {rows})"
+        )
+    _check_place(lives.name, lives.head, machine, number)
+    return _told(lives, machine, number)
+
+
+def _chosen(lives: Lives, told: Told, args: argparse.Namespace) -> list[Life]:
     """The lives that are asked for."""
-    found = lives.place(machine, place)
-    if not found and not lives.refusals(machine, place):
+    found, machine, place = list(told.lives), told.machine, told.id
+    if not found and not told.refused:
         if machine == "job":
             there = f"its jobs are 1 to {lives.last_job}" if lives.last_job else "it has no jobs"
             raise MisuseError(f"job {place}: {lives.name} tells of no such job ({there})")
@@ -147,7 +185,7 @@ def _chosen(lives: Lives, machine: str, place: int, args: argparse.Namespace) ->
     if args.life is not None:
         if not 1 <= args.life <= len(found):
             have = f"lives 1 to {len(found)}" if len(found) > 1 else "one life" if found else "no life"
-            raise MisuseError(f"{machine} {place}: it has {have}, and no life {args.life}")
+            raise MisuseError(f"{told.title}: it has {have}, and no life {args.life}")
         return [found[args.life - 1]]
     if args.last is not None and args.last < 1:
         raise MisuseError(f"--last {args.last}: ask for at least 1 life")
@@ -157,16 +195,15 @@ def _chosen(lives: Lives, machine: str, place: int, args: argparse.Namespace) ->
 # --- text ----------------------------------------------------------------------------------------------------------------
 
 
-def text(lives: Lives, machine: str, place: int, chosen: Sequence[Life]) -> Iterator[str]:
+def text(lives: Lives, of: Told, chosen: Sequence[Life]) -> Iterator[str]:
     """The lives for a terminal."""
     from blocklife.drawing.messages import counted
 
-    all_lives = lives.place(machine, place)
-    steps = counted(len(lives.steps_of(machine, place)), "step")
-    refused = lives.refusals(machine, place)
-    told = [steps] if machine == "job" else [counted(len(all_lives), "life", "lives"), steps]
+    all_lives, refused = of.lives, of.refused
+    steps = counted(sum(len(life.steps) for life in all_lives), "step")
+    told = [steps] if of.machine == "job" else [counted(len(all_lives), "life", "lives"), steps]
     told += [counted(len(refused), "refusal")] if refused else []
-    yield f"{machine} {place} in {lives.name}: {', '.join(told)}"
+    yield f"{of.title} in {lives.name}: {', '.join(told)}"
     shown = {each.line for life in chosen for each in life.refused}
     for life in chosen:
         yield ""
@@ -245,7 +282,7 @@ def _places(lives: Lives, story: JobStory | None) -> Iterator[str]:
     moved = f"{counted(len(story.blocks), 'block')} ({ranges(list(story.blocks))})"
     slots = f"{counted(len(story.slots), 'slot')} ({ranges(list(story.slots))})"
     ways = (moved, slots) if story.kind != "load" else (slots, moved)
-    waits = "" if story.request is None else f", for request {story.request}"
+    waits = "" if story.request is None else f", for {story.owner}"
     yield f"  {story.name}: {story.state}; {' to '.join(ways)}{waits}; planned at plan {story.first[2]}"
 
 
@@ -270,18 +307,22 @@ def _plain(line: str) -> str:
 # --- for machines --------------------------------------------------------------------------------------------------------
 
 
-def record(lives: Lives, machine: str, place: int, chosen: Sequence[Life]) -> Mapping[str, object]:
+def record(lives: Lives, told: Told, chosen: Sequence[Life]) -> Mapping[str, object]:
     """The lives as one JSON object."""
+    machine = told.machine
     numbers = sorted({number for life in chosen for number in (life.jobs if machine != "job" else (life.id,))})
     stories = [story for number in numbers if (story := lives.job_story(number)) is not None]
     return {
         "recording": lives.name,
         "whole": lives.whole,
         "machine": machine,
-        "id": place,
+        "id": told.id,
+        "name": told.name,
         "lives": [
             {
                 "number": life.number,
+                "id": life.id,
+                "name": life.name,
                 "epoch": life.epoch,
                 "end": None if life.end is None else lives.line[life.end],
                 "steps": [_step_record(lives, index) for index in life.steps],
@@ -304,7 +345,7 @@ def record(lives: Lives, machine: str, place: int, chosen: Sequence[Life]) -> Ma
             }
             for story in stories
         ],
-        "refused": [_refusal_record(each) for each in lives.refusals(machine, place)],
+        "refused": [_refusal_record(each) for each in told.refused],
     }
 
 
@@ -322,4 +363,11 @@ def _span_record(lives: Lives, state: str, start: int, stop: int | None) -> dict
 
 
 def _refusal_record(refusal: Refusal) -> dict[str, object]:
-    return {"line": refusal.line, "plan": refusal.plan, "ns": refusal.ns, "event": refusal.event, "state": refusal.state}
+    return {
+        "line": refusal.line,
+        "plan": refusal.plan,
+        "ns": refusal.ns,
+        "event": refusal.event,
+        "state": refusal.state,
+        "name": refusal.name,
+    }

@@ -18,6 +18,7 @@ from attrs import define, evolve, field, frozen
 from blocklife.drawing.picture import Kind, kind_of
 from blocklife.drawing.sequence import Band, Item, Message, Note, Party, Way
 from blocklife.drawing.sequence import Sequence as Diagram
+from blocklife.recording.format import show_name
 from blocklife.recording.lives import OVER, Life, Lives, Refusal, Step
 from blocklife.states import MACHINES
 
@@ -271,7 +272,7 @@ class _Teller:
                 self.asked.add(key)
                 yield Message(each.source.key, each.target.key, text, each.way, when), each.after
         name = self._job(step) if step.machine == "job" else place
-        own = step.machine == self.chosen[0].machine and step.id == self.chosen[0].id
+        own = step.machine == self.chosen[0].machine and step.id in {life.id for life in self.chosen}
         yield Note((LEDGER.key,), (changed(step, name, many=len(alike) > 1),), kind_at(step), when), own
 
     def _alike(self, step: Step) -> list[int]:
@@ -301,7 +302,8 @@ def heading(lives: Lives, life: Life) -> str:
     """One line about a life: which, when, and how it ended."""
     story = lives.job_story(life.id) if life.machine == "job" else None
     epoch = "" if life.epoch is None else f", epoch {life.epoch}"
-    which = f"life {life.number}{epoch}" if story is None else story.name
+    name = "" if life.name is None else f", {show_name(life.name)} (row {life.id})"
+    which = f"life {life.number}{epoch}{name}" if story is None else story.name
     begun = lives.plan[life.steps[0]] if story is None else story.first[2]
     if life.end is None:
         state = lives.kinds[lives.kind[life.steps[-1]]].target if life.steps else "PLANNED"
@@ -333,6 +335,5 @@ def kind_at(step: Step) -> Kind:
 
 def _refusal(refusal: Refusal) -> Iterator[tuple[Item, bool]]:
     when = f"plan {refusal.plan}"
-    place = f"{refusal.machine} {refusal.id}"
-    yield Message(SCHEDULER.key, LEDGER.key, f"{refusal.event} {place}", Way.ASKS, when), False
+    yield Message(SCHEDULER.key, LEDGER.key, f"{refusal.event} {refusal.place}", Way.ASKS, when), False
     yield Message(LEDGER.key, SCHEDULER.key, f"refused: it is {refusal.state}", Way.ANSWERS, when), False

@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from attrs import define, field, frozen
 
 from blocklife.lifecycle import Row
-from blocklife.recording.format import At, Head, Line, Refused
+from blocklife.recording.format import At, Head, Line, Refused, show_name
 from blocklife.recording.reading import Progress, Recording
 from blocklife.states import COUPLINGS, MACHINES, Block, Job, Request, ends_life
 
@@ -95,11 +95,13 @@ class Step:
     epoch: int | None
     cause: int | None
     coupling: str
+    name: str | None = None
+    """What the request is called, where the recording says it."""
 
     @property
     def place(self) -> str:
-        """The place as text: ``block 17``."""
-        return f"{self.machine} {self.id}"
+        """The place as text: ``block 17``; a request by its name, where it has one."""
+        return f"{self.machine} {self.id if self.name is None else show_name(self.name)}"
 
 
 @frozen
@@ -115,6 +117,13 @@ class Refusal:
     state: str
     index: int
     """How many steps stood before it."""
+    name: str | None = None
+    """As in `Step`."""
+
+    @property
+    def place(self) -> str:
+        """As in `Step`."""
+        return f"{self.machine} {self.id if self.name is None else show_name(self.name)}"
 
 
 @frozen
@@ -148,6 +157,8 @@ class Life:
     jobs: tuple[int, ...]
     """The jobs that its steps name, in order, each once."""
     refused: tuple[Refusal, ...]
+    name: str | None = None
+    """What the request is called, where the recording says it."""
 
 
 @define(eq=False)
@@ -169,6 +180,8 @@ class JobStory:
     slots: dict[int, None] = field(factory=dict)
     request: int | None = None
     """The row of the request that waits for it: loads alone."""
+    owner: str = ""
+    """That request, by its name where it has one."""
     steps: array[int] = field(factory=lambda: array("q"))
     effects: array[int] = field(factory=lambda: array("q"))
     between: array[int] = field(factory=lambda: array("q"))
@@ -198,12 +211,13 @@ class Lives:
     """Everything that a recording tells, by place.
 
     With *only*, a pair of machine and id, what is kept is the story of that one place: its own steps, those of the jobs that
-    touched it, and what caused them. Columns, places and jobs then hold nothing else; indices are of what is kept.
+    touched it, and what caused them. Columns, places and jobs then hold nothing else; indices are of what is kept. A request
+    can be asked for by its name; one that spells a number is also that of a row, for recordings that tell no names.
     """
 
     couplings: Sequence[str] = _NAMES
 
-    def __init__(self, name: str, head: Head, only: tuple[str, int] | None = None) -> None:
+    def __init__(self, name: str, head: Head, only: tuple[str, int | str] | None = None) -> None:
         self.name = name
         self.head = head
         self.only = only
@@ -227,9 +241,11 @@ class Lives:
         self._refused: dict[tuple[str, int], list[Refusal]] = {}
         self._jobs: dict[int, JobStory] = {}
         self._steps: dict[tuple[str, int], array[int]] = {}
+        self.names: dict[int, str] = {}
+        """By the index of a step of a request, what it is called."""
 
     @classmethod
-    def of(cls, recording: Recording, progress: Progress | None = None, only: tuple[str, int] | None = None) -> Lives:
+    def of(cls, recording: Recording, progress: Progress | None = None, only: tuple[str, int | str] | None = None) -> Lives:
         """Read a recording to its end. Raises `MisuseError` at what cannot be read."""
         lives = cls(recording.name, recording.head, only)
         reader = _Reader(lives)
@@ -267,6 +283,7 @@ class Lives:
             epoch=None if self.epoch[index] < 0 else self.epoch[index],
             cause=None if self.cause[index] < 0 else self.cause[index],
             coupling=_NAMES[self.coupling[index]],
+            name=self.names.get(index),
         )
 
     def jobs(self) -> Iterator[JobStory]:
@@ -296,6 +313,12 @@ class Lives:
         if start < len(steps):
             found.append(self._life(machine, place, len(found) + 1, steps[start:], None))
         return found
+
+    def called(self, name: str) -> list[Life]:
+        """The lives of the requests of that name, oldest first."""
+        rows = [place for machine, place in self.places if machine == "request"]
+        found = [life for row in rows for life in self.place("request", row) if life.name == name]
+        return sorted(found, key=lambda life: life.steps[0])
 
     def spans(self, machine: str, place: int) -> Iterator[Span]:
         """In which states a place stood one after another, over all its lives, from its first step on."""
@@ -342,6 +365,7 @@ class Lives:
             spans=tuple(spans),
             jobs=tuple(dict.fromkeys(self.job[index] for index in steps if self.job[index])),
             refused=tuple(each for each in self.refusals(machine, place) if low < each.index <= high),
+            name=self.names.get(steps[0]) if steps else None,
         )
 
     def _spans(self, steps: Sequence[int], end: int | None) -> Iterator[Span]:
@@ -414,6 +438,7 @@ class _Reader:
     Invariant: ``source`` has, by block, the store whose copy may still read it; ``cancels``, by job, the step that ended the
     life of its source while it was planned; ``handed``, by block, the steps that the latest hand-out has put behind a fence.
     Invariant: ``loads`` has, by request, the load that it waits for; ``gives_up``, by request, steps that its own will explain.
+    Invariant: ``names`` has, by row, what the request is called that has it now, where a line has said so.
     Invariant: ``holds`` has, by place, the jobs that have reserved it and not let go of it.
     Invariant: ``released`` are the releases that are kept of commit ``released_in``, the latest one that released blocks.
     """
@@ -426,6 +451,7 @@ class _Reader:
     source: dict[int, JobStory] = field(factory=dict)
     cancels: dict[int, int] = field(factory=dict)
     handed: dict[int, int] = field(factory=dict)
+    names: dict[int, str] = field(factory=dict)
     loads: dict[int, JobStory] = field(factory=dict)
     gives_up: dict[int, list[int]] = field(factory=dict)
     holds: dict[tuple[str, int], list[JobStory]] = field(factory=dict)
@@ -459,11 +485,19 @@ class _Reader:
     def _refuse(self, number: int, line: Refused) -> None:
         lives = self.lives
         place = line.machine, line.id
-        if lives.only is None or lives.only == place:
+        name = line.name or (self.names.get(line.id) if line.machine == "request" else None)
+        if self._is_own(line.machine, line.id, name):
             now = None if self.now < 0 else self.now
-            refusal = Refusal(number, line.plan, now, line.machine, line.id, line.event, line.state, len(lives))
+            refusal = Refusal(number, line.plan, now, line.machine, line.id, line.event, line.state, len(lives), name)
             lives.refused.append(refusal)
             lives._refused.setdefault(place, []).append(refusal)
+
+    def _is_own(self, machine: str, place: int, name: str | None) -> bool:
+        """Whether it is of what was asked for."""
+        only = self.lives.only
+        if only is None or only[0] != machine:
+            return only is None
+        return only[1] in (place, name) or only[1] == str(place)
 
     def _step(self, number: int, line: Line) -> None:
         lives, only = self.lives, self.lives.only
@@ -483,7 +517,10 @@ class _Reader:
                 Kind(*row, known.index if known else 0, line.machine == "block" and bool(known and ends_life(known)))
             )
         ends = lives.kinds[kind].ends
-        own = only is None or only == (line.machine, line.id) or (only[0] == "job" and only[1] == line.job)
+        if line.machine == "request" and line.name:
+            self.names[line.id] = line.name
+        name = self.names.get(line.id) if line.machine == "request" else None
+        own = self._is_own(line.machine, line.id, name) or (only is not None and only[0] == "job" and only[1] == line.job)
         if own and job is not None:
             job.wanted = True
         cause, coupling = self._cause(line, job)
@@ -491,6 +528,8 @@ class _Reader:
         moved = self._moved(line, job)
         if own or moved or (line.machine == "job" and job is not None and job.wanted) or self._explains(line, ends=ends):
             index = self._keep(number, line, kind, cause, coupling)
+            if name is not None:
+                lives.names[index] = name
             if job is not None:
                 (job.steps if line.machine == "job" else job.effects).append(index)
             for each in moved:
@@ -501,6 +540,8 @@ class _Reader:
             self._note_job(line, job, index)
         elif line.machine == "request":
             self._note_request(line, job, index)
+            if line.target == Request.FINISHED.name:
+                self.names.pop(line.id, None)
 
     def _keep(self, number: int, line: Line, kind: int, cause: int, coupling: int) -> int:
         lives = self.lives
@@ -634,6 +675,7 @@ class _Reader:
     def _note_request(self, line: Line, job: JobStory | None, index: int) -> None:
         if line.event == "plan_load" and job is not None:
             job.request = line.id
+            job.owner = f"request {show_name(self.names[line.id]) if line.id in self.names else line.id}"
             self.loads[line.id] = job
         elif line.event != "admit":
             self.loads.pop(line.id, None)

@@ -30,7 +30,7 @@ from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.recording.beside import Beside
-from blocklife.recording.format import At, Head, Line, Refused
+from blocklife.recording.format import At, Head, Line, Refused, show_name
 from blocklife.recording.lives import PLANNING
 from blocklife.recording.reading import NUMBER_MAX, Progress, Recording
 from blocklife.states import MACHINES
@@ -412,5 +412,6 @@ def _final(machine: str, state: str) -> bool:
 
 def _args(line: Line) -> Args:
     told: dict[str, str | int] = {"event": line.event, "from": line.source, "plan": line.plan, "commit": line.n}
-    more: dict[str, str | int | None] = {"guard": line.guard, "epoch": line.epoch, "job": line.job}
+    name = None if line.name is None else show_name(line.name)
+    more: dict[str, str | int | None] = {"guard": line.guard, "epoch": line.epoch, "job": line.job, "request": name}
     return {**told, **{key: value for key, value in more.items() if value is not None}}

@@ -65,6 +65,7 @@ class Run {
     this.violation = /** @type {Violation | null} */ (said.violation);
     this._readSteps(said.steps);
     this._readLanes(said.lanes);
+    this._readNames(said.names);
     this._readTouches(said.touches);
     this._readRefusals(said.refusals);
     this.broken = Uint32Array.from(unpack(said.broken.step, said.broken.count));
@@ -138,6 +139,22 @@ class Run {
     }
   }
 
+  /** What requests are called. A row of them is used again, so that a name is one of a step. @param {any} said */
+  _readNames(said) {
+    const [lane, step, word] = ["lane", "step", "word"].map((key) => unpack(said[key], said.count));
+    /** @type {Map<number, string>} */
+    this.nameOf = new Map(); // of a step; of what stood before the first one of a lane by -1 - lane
+    /** @type {Map<number, Set<string>>} */
+    this.namesOf = new Map(); // of a lane
+    for (let i = 0; i < said.count; i++) {
+      const name = said.words[word[i]];
+      this.nameOf.set(step[i] ? step[i] - 1 : -1 - lane[i], name);
+      const names = this.namesOf.get(lane[i]);
+      if (names) names.add(name);
+      else this.namesOf.set(lane[i], new Set([name]));
+    }
+  }
+
   /** Which job touched which place, from which step to which. @param {any} said */
   _readTouches(said) {
     const count = said.count;
@@ -154,19 +171,19 @@ class Run {
     const first = (this.firstTouch = new Uint32Array(this.lanes + 1)); // they come sorted by lane
     for (let i = 0; i < count; i++) first[this.touches.lane[i] + 1]++;
     for (let i = 0; i < this.lanes; i++) first[i + 1] += first[i];
-    /** @type {Map<number, {load: boolean, touches: number[], request: number, verdict: string}>} */
+    /** @type {Map<number, {load: boolean, touches: number[], request: number, called: string, verdict: string}>} */
     this.jobs = new Map();
     for (let i = 0; i < count; i++) {
       const job = this.touches.job[i];
       const known = this.jobs.get(job);
       if (known) known.touches.push(i);
-      else this.jobs.set(job, { load: this.touches.load[i] === 1, touches: [i], request: -1, verdict: "" });
+      else this.jobs.set(job, { load: this.touches.load[i] === 1, touches: [i], request: -1, called: "", verdict: "" });
     }
     for (let i = 0; i < this.lanes; i++) {
       const name = this.machineName(i);
       for (let k = this.first[i]; k < this.first[i + 1]; k++) {
         const job = this.jobs.get(name === "job" ? this.id[i] : this.job[this.steps[k]]);
-        if (job && name === "request") job.request = i;
+        if (job && name === "request") [job.request, job.called] = [i, this.nameOf.get(this.steps[k]) ?? ""];
         if (job && name === "job") job.verdict = this.allStates[this.after[k]].name;
       }
     }
@@ -263,6 +280,23 @@ class Run {
   /** @param {number} lane */
   laneName(lane) {
     return `${this.machineName(lane)} ${this.id[lane]}`;
+  }
+
+  /** A lane in words, at one of its steps: a request by its name, as far as that is known. @param {number} lane
+   *  @param {number} [step] -1: before the first one that is shown */
+  placeName(lane, step = -1) {
+    const name = this.nameOf.get(step < 0 ? -1 - lane : step);
+    return name === undefined ? this.laneName(lane) : `${this.machineName(lane)} ${name} (row ${this.id[lane]})`;
+  }
+
+  /** The lanes of a request, by its name or else by its row, with the name; null where there is none. @param {string} text
+   *  @returns {{lanes: Set<number>, called: string} | null} */
+  findRequest(text) {
+    const lanes = new Set([...this.namesOf].filter(([, names]) => names.has(text)).map(([lane]) => lane));
+    if (lanes.size) return { lanes, called: text };
+    const [, row] = /^(?:request|row)?\s*(\d+)$/i.exec(text) ?? [];
+    const lane = row === undefined ? undefined : this.laneOf.get(`request ${Number(row)}`);
+    return lane === undefined ? null : { lanes: new Set([lane]), called: "" };
   }
 
   /** The latest step of a lane at or before a commit, as its place in `steps`; -1 where it has taken none.

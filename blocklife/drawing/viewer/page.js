@@ -19,8 +19,9 @@ const seen = {
   folded: new Set(),
   /** @type {Set<number>} */
   keep: new Set(), // states that are filtered for; empty: all
-  /** @type {{places: Map<string, [number, number][]>, job: number, request: number, plans: [number, number] | null}} */
-  filter: { places: new Map(), job: 0, request: -1, plans: null },
+  /** @type {{places: Map<string, [number, number][]>, job: number, plans: [number, number] | null,
+   *          request: {lanes: Set<number>, called: string} | null}} */
+  filter: { places: new Map(), job: 0, request: null, plans: null },
   /** @type {Shown[]} */
   rows: [],
   total: 0, // pixels that all rows need
@@ -150,19 +151,19 @@ function readPlaces(text) {
   return found;
 }
 
-/** A whole number, the absent value where the field is empty, or null where it is neither. @param {string} text
- *  @param {number} absent */
-function readNumber(text, absent) {
-  const [, number] = /^(?:job|request)?\s*(\d+)$/i.exec(text.trim()) ?? [];
-  return text.trim() === "" ? absent : number === undefined ? null : Number(number);
+/** The number of a job, 0 where the field is empty, or null where it is neither. @param {string} text */
+function readJob(text) {
+  const [, number] = /^(?:job)?\s*(\d+)$/i.exec(text.trim()) ?? [];
+  return text.trim() === "" ? 0 : number === undefined ? null : Number(number);
 }
 
 function readFilters() {
   const range = find("plans").value.trim();
   const [, first, last] = /^(\d+)(?:\s*[-–]\s*(\d+))?$/.exec(range) ?? [];
   const places = readPlaces(find("places").value);
-  const job = readNumber(find("job").value, 0);
-  const request = readNumber(find("request").value, -1);
+  const job = readJob(find("job").value);
+  const wanted = find("request").value.trim();
+  const request = wanted ? run.findRequest(wanted) : null;
   /** @type {[number, number] | null} */
   const plans = first === undefined ? null : [Number(first), Number(last ?? first)];
   const least = run.plan[0];
@@ -171,7 +172,7 @@ function readFilters() {
   const checks = [
     ["places", places !== null, "places are written as: block 17, slot 3-9, job 5, request 2"],
     ["job", job !== null && (job === 0 || run.jobs.has(job)), `no job ${find("job").value.trim()} is in this recording`],
-    ["request", request !== null && (request < 0 || run.laneOf.has(`request ${request}`)), "no such request is in this recording"],
+    ["request", !wanted || request !== null, "no such request is in this recording"],
     ["plans", range === "" || (plans !== null && plans[0] <= plans[1] && plans[0] <= most && plans[1] >= least),
       `plans are written as 10-20, from ${least} to ${most}`],
   ];
@@ -183,8 +184,10 @@ function readFilters() {
   find("problem").textContent = problem;
   if (problem) return;
   const moved = String(seen.filter.plans) !== String(plans);
-  const chosen = seen.filter.job !== job || seen.filter.request !== request;
-  seen.filter = { places: places ?? new Map(), job: job ?? 0, request: request ?? -1, plans };
+  /** @param {{lanes: Set<number>, called: string} | null} each */
+  const spelt = (each) => (each ? `${[...each.lanes]} ${each.called}` : "");
+  const chosen = seen.filter.job !== job || spelt(seen.filter.request) !== spelt(request);
+  seen.filter = { places: places ?? new Map(), job: job ?? 0, request, plans };
   if (moved) overviewImage = null;
   if (moved || chosen) [seen.from, seen.to] = stay();
   seen.scroll = 0;
@@ -203,17 +206,26 @@ function stay() {
     last = Math.max(last, run.commit[step]);
   };
   for (const [number, each] of run.jobs) {
-    if (job ? number !== job : request < 0 || each.request !== run.laneOf.get(`request ${request}`)) continue;
+    if (job ? number !== job : !isFor(each, request)) continue;
     for (const touch of each.touches) {
       cover(Math.max(0, run.touches.begin[touch] - 1));
       cover(run.touches.end[touch] ? run.touches.end[touch] - 1 : run.count - 1);
     }
   }
-  const lane = job ? undefined : run.laneOf.get(`request ${request}`);
-  if (lane !== undefined) for (let k = run.first[lane]; k < run.first[lane + 1]; k++) cover(run.steps[k]);
+  for (const lane of (job ? null : request?.lanes) ?? []) {
+    for (let k = run.first[lane]; k < run.first[lane + 1]; k++) {
+      if (!request?.called || run.nameOf.get(run.steps[k]) === request.called) cover(run.steps[k]);
+    }
+  }
   if (last < 0) return limits();
   const room = Math.max((positions[last] - positions[first]) * 0.3, (positions[run.commits] - positions[0]) / 500);
   return [positions[first] - room, positions[last] + room];
+}
+
+/** Whether a job is one of a request. @param {{request: number, called: string}} job
+ *  @param {{lanes: Set<number>, called: string} | null} request */
+function isFor(job, request) {
+  return request !== null && request.lanes.has(job.request) && (!request.called || job.called === request.called);
 }
 
 function clearFilters() {
@@ -226,12 +238,10 @@ function clearFilters() {
 /** The lanes that are linked to a job or a request; null where neither is filtered for. @returns {Set<number> | null} */
 function linked() {
   const { job, request } = seen.filter;
-  if (!job && request < 0) return null;
-  const found = new Set();
-  const lane = request < 0 ? -1 : run.laneOf.get(`request ${request}`);
-  if (lane !== undefined && lane >= 0) found.add(lane);
+  if (!job && !request) return null;
+  const found = new Set(request?.lanes);
   for (const [number, each] of run.jobs) {
-    if ((job && number !== job) || (request >= 0 && each.request !== lane)) continue;
+    if ((job && number !== job) || (request && !isFor(each, request))) continue;
     for (const touch of each.touches) found.add(run.touches.lane[touch]);
     const own = run.laneOf.get(`job ${number}`);
     if (own !== undefined) found.add(own);
@@ -465,7 +475,7 @@ function hover(x, y) {
     return;
   }
   const state = run.allStates[found.state];
-  const parts = [`<b>${safe(run.laneName(found.lane))}</b> <b>${safe(state.name)}</b><br><span>${safe(state.about)}</span>`];
+  const parts = [`<b>${safe(run.placeName(found.lane, found.step))}</b> <b>${safe(state.name)}</b><br><span>${safe(state.about)}</span>`];
   if (found.step >= 0) {
     const taken = rowOf(found.step);
     const guard = taken.guard ? ` [${taken.guard}]` : "";

@@ -159,8 +159,9 @@ function paintOver(context, scene, look, row, y) {
   /** @param {number} number @param {number} rank @param {number} end */
   const name = (number, rank, end) => {
     if (number < 0 || row.height < 12) return;
+    const called = fresh ? (run.nameOf.get(rank < 0 ? -1 - lane : run.steps[rank]) ?? "") : "";
     const epoch = fresh && run.machineName(lane) === "block" ? (rank < 0 ? run.startEpoch[lane] : run.epoch[run.steps[rank]]) : -1;
-    paintName(context, scene, look, row, y, number, epoch, left, end);
+    paintName(context, scene, look, row, y, number, epoch < 0 ? called : `e${epoch}`, left, end);
   };
   let fresh = true; // the stretch is the first of its life that is seen
   const born = run.born[lane] ? positions[run.commit[run.born[lane] - 1]] : from;
@@ -195,10 +196,10 @@ function paintOver(context, scene, look, row, y) {
   paintMarks(context, scene, look, row, y);
 }
 
-/** The epoch and the state of a stretch of a lane, as far as there is room. @param {CanvasRenderingContext2D} context
+/** The epoch, or whose it is, and the state of a stretch of a lane, as far as there is room. @param {CanvasRenderingContext2D} context
  *  @param {Scene} scene @param {Look} look @param {Shown} row @param {number} y @param {number} number of the state
- *  @param {number} epoch -1: not told here @param {number} left @param {number} right */
-function paintName(context, scene, look, row, y, number, epoch, left, right) {
+ *  @param {string} life empty: not told here @param {number} left @param {number} right */
+function paintName(context, scene, look, row, y, number, life, left, right) {
   let at = Math.max(left, GUTTER) + 4;
   const end = Math.min(right, look.width) - 3;
   if (end - at < 14) return;
@@ -207,13 +208,12 @@ function paintName(context, scene, look, row, y, number, epoch, left, right) {
   context.font = look.font;
   context.textBaseline = "middle";
   context.fillStyle = scene.keep.size && !scene.keep.has(number) ? look.faint : inkOn(look.dark ? state.dark : state.light);
-  if (epoch >= 0 && !state.initial) {
-    const told = `e${epoch}`;
-    if (textWidth(context, told) > end - at) return;
+  if (life && !state.initial) {
+    if (textWidth(context, life) > end - at) return;
     context.globalAlpha = 0.7;
-    context.fillText(told, at, middle);
+    context.fillText(life, at, middle);
     context.globalAlpha = 1;
-    at += textWidth(context, told) + 5;
+    at += textWidth(context, life) + 5;
   }
   if (textWidth(context, state.name) <= end - at) context.fillText(state.name, at, middle);
 }
@@ -429,6 +429,13 @@ function paintStack(context, scene, look, machine, left, top, wide, high) {
   context.globalAlpha = 1;
 }
 
+/** As much of a text as fits. @param {CanvasRenderingContext2D} context @param {string} text @param {number} wide */
+function shortened(context, text, wide) {
+  const signs = [...text];
+  while (signs.length > 1 && textWidth(context, `${signs.join("")}…`) > wide) signs.pop();
+  return signs.join("").length < text.length && textWidth(context, text) > wide ? `${signs.join("")}…` : text;
+}
+
 /** The names of the lanes. @param {CanvasRenderingContext2D} context @param {Scene} scene @param {Look} look
  *  @param {Shown[]} shown */
 function paintGutter(context, scene, look, shown) {
@@ -465,6 +472,8 @@ function paintGutter(context, scene, look, shown) {
       let name = run.laneName(row.lane);
       const job = run.machineName(row.lane) === "job" ? run.jobs.get(run.id[row.lane]) : undefined;
       if (job) name += job.load ? " load" : " store";
+      const names = run.namesOf.get(row.lane);
+      if (names) name = names.size > 1 ? `row ${run.id[row.lane]}, ${names.size} in turn` : shortened(context, [...names][0], GUTTER - 28);
       context.fillText(name, 22, y + (row.height - 1) / 2 + 0.5);
       free = y + 12;
     }

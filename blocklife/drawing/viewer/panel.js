@@ -16,7 +16,7 @@ function tell() {
   }
   const lane = seen.lane;
   const step = seen.selected;
-  const name = run.laneName(lane);
+  const name = run.placeName(lane, step);
   const first = run.first[lane];
   const rank = step < 0 ? first - 1 : run.rank[step];
   const steps = run.first[lane + 1] - first;
@@ -75,7 +75,7 @@ function causeSaid(step) {
   const cause = run.back[step] ? step - run.back[step] : -1;
   if (cause < 0 && !coupling.name) return `<dt>cause</dt><dd id="cause" class="faint">no other step: a call of its own</dd>`;
   const named = coupling.name ? `<b>${safe(coupling.name)}</b> <span class="faint">${safe(coupling.why)}</span> ` : "";
-  const where = cause < 0 ? "" : button(`${run.laneName(run.lane[cause])} ${rowOf(cause).event}`, `step ${cause}`);
+  const where = cause < 0 ? "" : button(`${run.placeName(run.lane[cause], cause)} ${rowOf(cause).event}`, `step ${cause}`);
   const beside = coupling.name ? "" : ` <span class="faint">beside it</span>`;
   return `<dt>cause</dt><dd id="cause">${named}${where}${beside}</dd>`;
 }
@@ -92,7 +92,8 @@ function jobsSaid(lane, step) {
     const what = `${job.load ? "load" : "store"}, ${job.verdict || "not submitted"}: ${kinds.block} blocks, ${kinds.slot} slots`;
     parts.push(`<p>${own ? "" : `${button(`job ${number}`, `lane job ${number}`)} `}${what} ${button("only this job", `job ${number}`)}</p>`);
     if (job.request >= 0 && job.request !== lane) {
-      parts.push(`<p>for ${button(run.laneName(job.request), `lane ${run.laneName(job.request)}`)}</p>`);
+      const whose = job.called ? `request ${job.called} (row ${run.id[job.request]})` : run.laneName(job.request);
+      parts.push(`<p>for ${button(whose, `lane ${run.laneName(job.request)}`)}</p>`);
     }
   }
   const refused = (run.refusals.get(lane) ?? []).slice(0, 20);

@@ -21,6 +21,7 @@ from blocklife.drawing.viewer.packing import packed
 from blocklife.drawing.viewer.palette import colours
 from blocklife.errors import MisuseError
 from blocklife.recording.checking import Illegal, Verdict
+from blocklife.recording.format import show_name
 from blocklife.recording.lives import LETS_GO, Kind, Lives
 from blocklife.states import COUPLINGS, MACHINES
 
@@ -165,6 +166,7 @@ class _Run:
                 "cause": packed(back),
             },
             "times": self._times(),
+            "names": self._names(),
             "touches": self._touches(),
             "refusals": self._refusals(),
         }
@@ -223,6 +225,24 @@ class _Run:
             key: packed([each[i] for each in chosen]) for i, key in enumerate(("machine", "id", "start", "epoch", "born"))
         }
         return {"count": len(chosen), **columns}
+
+    def _names(self) -> Mapping[str, Value]:
+        """What requests are called, as it can be shown, by step; step 0 of a lane is the one that led to where it began."""
+        lives = self.lives
+        words: dict[str, int] = {}
+        before: dict[int, int] = {}
+        found: list[tuple[int, int, int]] = []
+        for index, name in lives.names.items():
+            lane = self.lane_of.get(lives.at[index])
+            if lane is not None and index < self.high:
+                word = words.setdefault(show_name(name), len(words))
+                if index < self.low:
+                    before[lane] = word
+                else:
+                    found.append((lane, index - self.low + 1, word))
+        found = sorted([*found, *((lane, 0, word) for lane, word in before.items())])
+        columns = {key: packed([each[i] for each in found]) for i, key in enumerate(("lane", "step", "word"))}
+        return {"count": len(found), "words": list(words), **columns}
 
     def _touches(self) -> Mapping[str, Value]:
         """From which step to which a job held a place: from the first that names both to the one that lets go."""
