@@ -33,7 +33,7 @@ from blocklife.ledger import (
     Seal,
     Worker,
     core,
-    ledger,
+    edge,
 )
 from blocklife.ledger import places as places_module
 from blocklife.ledger.invariants import check
@@ -534,7 +534,7 @@ def test_many_is_one_by_one(seed: int, contract: Contract) -> None:
 @pytest.mark.parametrize("seed", range(100, 108), ids=lambda seed: f"seed{seed}")
 def test_many_is_one_by_one_on_the_bulk_path(seed: int, contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with batches that are gathered as arrays, however few they hold."""
-    for module in (places_module, core, ledger):
+    for module in (places_module, core, edge):
         monkeypatch.setattr(module, "BULK", 1)
 
     assert Program(seed, contract, workers=1 + seed % 3).run()["plan_stores"] > 0

@@ -38,6 +38,7 @@ from blocklife.ledger import (
     Worker,
     book,
     core,
+    edge,
     ledger,
 )
 from blocklife.ledger import places as places_module
@@ -648,7 +649,7 @@ def test_walks_are_the_same_on_the_scalar_and_the_bulk_path(contract: Contract, 
     for number in range(6):
         walked = Walker(SEED + number, contract, 1 + number % 2).run(80)
         with monkeypatch.context() as bulk:
-            for module in (places_module, core, ledger):
+            for module in (places_module, core, edge):
                 bulk.setattr(module, "BULK", 1)
             gathered = Walker(SEED + number, contract, 1 + number % 2).run(80)
 

@@ -8,8 +8,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import math
-import operator
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +17,7 @@ import numpy as np
 from attrs import define
 
 from blocklife.errors import InvariantError, LateError, MisuseError
-from blocklife.ledger.edge import NotCopied
+from blocklife.ledger import edge
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
@@ -77,7 +75,7 @@ class RequestRow:
     load: int = 0
 
 
-class Book(NotCopied):
+class Book(edge.NotCopied):
     """What a ledger knows."""
 
     def __init__(
@@ -90,12 +88,15 @@ class Book(NotCopied):
         deadline: float = 64.0,
         own_pool: bool = True,
     ) -> None:
-        if not 0 < deadline < math.inf:
+        edge.member(limits, Limits, "limits")
+        edge.moment(deadline, "deadline", "above 0 and finite")
+        if deadline <= 0:
             raise MisuseError(f"deadline must be above 0 and finite, not {deadline}")
-        if incarnation < 1:
+        if edge.whole(incarnation, "incarnation") < 1:
             raise MisuseError(f"incarnation must be at least 1, not {incarnation}")
         check_member("contract", contract, Contract)
         check_member("checking", checking, Checking)
+        edge.flag(own_pool, "own_pool")
         self.limits = limits
         self.contract = contract
         self.checking = checking
@@ -138,12 +139,18 @@ class Book(NotCopied):
     # --- checks -------------------------------------------------------------------------------------------------------------
 
     def _request(self, request: str) -> RequestRow:
-        found = self.requests.get(request)
+        try:
+            found = self.requests.get(request)
+        except TypeError:  # not even hashable
+            found = None
         if found is None:
+            edge.text(request, "request")
             raise MisuseError(f"request {request}: it is not known (add_request first, and nothing after finish)")
         return found
 
     def _check_group(self, group: int) -> None:
+        if type(group) is not int:
+            edge.whole(group, "group")
         if not 0 <= group < self.limits.num_groups:
             raise MisuseError(f"group {group}: groups are 0 to {self.limits.num_groups - 1}")
 
@@ -181,18 +188,8 @@ class Book(NotCopied):
             verb, other = ("allocate", "observe_allocate") if own else ("observe_*", "allocate")
             raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self.own_pool})")
 
-    @staticmethod
-    def _check_now(now: float) -> None:
-        """A deadline is compared with it: what is no time would make a job that never expires."""
-        try:
-            finite = math.isfinite(now)
-        except TypeError:
-            finite = False
-        if not finite:
-            raise MisuseError(f"now must be a finite number, not {now!r}")
-
-    def _check_blocks(self, blocks: Sequence[int]) -> list[int]:
-        found, size = list(map(operator.index, blocks)), len(self.blocks)
+    def _check_blocks(self, blocks: Sequence[int], name: str = "blocks") -> list[int]:
+        found, size = edge.counts(blocks, name), len(self.blocks)
         if found and not 0 < min(found) <= max(found) < size:
             block = next(each for each in found if not 0 < each < size)
             raise MisuseError(f"block {block}: blocks are 1 to {size - 1} (0 is the null block)")
@@ -220,10 +217,10 @@ class Book(NotCopied):
         if len(ids) == 0:
             return ids
         if type(lives) is list and type(ids) is list:
-            low, high, lowest = min(ids), max(ids), min(lives)
+            low, high, lowest, highest = min(ids), max(ids), min(lives), max(lives)
         else:
-            low, high, lowest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives))
-        if lowest < 0 or low == NULL or high >= len(self.blocks):
+            low, high, lowest, highest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives)), 0
+        if lowest < 0 or highest >> 63 or low == NULL or high >= len(self.blocks):
             raise MisuseError(f"{verb}: blocks are 1 to {len(self.blocks) - 1}, which {listed(lives)[:4]} do not name")
         return ids
 
@@ -234,7 +231,7 @@ class Book(NotCopied):
         return ids
 
     def _check_report(self, completion: Completion) -> None:
-        worker = int(completion.worker)
+        worker = completion.worker
         if not 0 <= worker < self.limits.num_workers:
             raise MisuseError(f"worker {worker}: there are {self.limits.num_workers} (ranks count from 0)")
         job = self.jobs.by_number.get(completion.job.number) if completion.job.incarnation == self.incarnation else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Concatenate, NoReturn, ParamSpec, TypedDict, TypeVar
@@ -158,7 +157,7 @@ class Core(Book):
 
     def _choose(self, who: str, count: int) -> Ids:
         """The next *count* blocks to hand out: free ones, and under fence those that a copy still reads."""
-        if operator.index(count) < 1:
+        if count < 1:
             raise MisuseError(f"{who}: cannot allocate {count} blocks (ask for at least 1)")
         ids = self.blocks.queue.peek(count)
         if (short := count - len(ids)) > 0:

@@ -1,15 +1,42 @@
-"""The edge: what callers may do to a ledger or a scheduler from outside, before any verb has begun.
+"""The edge: what callers hand in is looked at here, before a verb of the ledger or of the offload scheduler has begun.
 
 Rules of this file:
 
-* It knows no place, no state and no table; it looks at what was handed in, and refuses it by name.
+* A check names the argument, says what it must be, and shows what it is. It changes nothing, and gives the value in the form
+  that the verbs work with.
+* It looks at kinds only: whether a block exists, or a count fits, is asked by who knows the places.
+* What is usual costs one comparison a value. What may stand for it (numbers and arrays of numpy, tuples, ranges) is sorted out
+  behind that.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn, SupportsIndex
+import math
+import operator
+import reprlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import NoReturn, SupportsIndex, TypeGuard, TypeVar
+
+import numpy as np
 
 from blocklife.errors import MisuseError
+from blocklife.ledger.jobs import Batch, Jobs, Parcel, Store
+from blocklife.ledger.places import BULK, Ids, Lives
+from blocklife.ledger.records import Completion, JobId, Launched, Placement, Result, Seal
+from blocklife.states import Block
+
+T = TypeVar("T")
+BlockT = TypeVar("BlockT", bound=Block)
+
+MOST = (1 << 62) - 1
+"""No count is larger, so that sums of two fit into 64 bits."""
+_LIFE = (1 << 63) - 1
+"""No life is larger."""
+_INT, _BYTES = frozenset({int}), frozenset({bytes})
+_NO_SEQUENCE = (str, bytes, bytearray, memoryview, Mapping)
+_TRUTH = (bool, np.bool_)
 
 
 class NotCopied:
@@ -21,3 +48,294 @@ class NotCopied:
             f"{type(self).__name__}: it cannot be copied or pickled (take a snapshot, which is a value, and restore it on one "
             "that was made alike)"
         )
+
+
+def refuse(name: str, wanted: str, value: object) -> NoReturn:
+    """Raise the one error of this file."""
+    raise MisuseError(f"{name} must be {wanted}, not {reprlib.repr(value)}")
+
+
+# --- single values ------------------------------------------------------------------------------------------------------
+
+
+_ONE, _MANY = "a whole number of at most 62 bits", "whole numbers of at most 63 bits"
+
+
+def whole(value: object, name: str, wanted: str = _ONE, most: int = MOST) -> int:
+    """A whole number; True and False are none here."""
+    if type(value) is int and -most <= value <= most:
+        return value
+    if isinstance(value, SupportsIndex) and not isinstance(value, _TRUTH):
+        try:
+            found = operator.index(value)
+        except TypeError:  # an array has the method, too
+            found = most + 1
+        if -most <= found <= most:
+            return found
+    refuse(name, wanted, value)
+
+
+def text(value: object, name: str) -> str:
+    """A text."""
+    if isinstance(value, str):
+        return value
+    refuse(name, "a text", value)
+
+
+def flag(value: object, name: str) -> bool:
+    """True or False, and nothing that only counts as one of them."""
+    if isinstance(value, _TRUTH):
+        return bool(value)
+    refuse(name, "True or False", value)
+
+
+def moment(value: object, name: str, wanted: str = "a finite number") -> None:
+    """A time: deadlines are compared with it, and what is no time would make one that never comes."""
+    if type(value) is float and math.isfinite(value):
+        return
+    if not isinstance(value, _TRUTH) and isinstance(value, Real):
+        try:
+            if math.isfinite(value):
+                return
+        except (OverflowError, TypeError):
+            pass
+    refuse(name, wanted, value)
+
+
+def member(value: object, kind: type[T], name: str) -> T:
+    """One of our own records or handles."""
+    if isinstance(value, kind):
+        return value
+    refuse(name, f"a {kind.__name__}", value)
+
+
+def function(value: object, name: str) -> None:
+    """Something that can be called."""
+    if not callable(value):
+        refuse(name, "a function", value)
+
+
+def _are_whole(values: list[object]) -> TypeGuard[list[int]]:
+    return _INT.issuperset(map(type, values))
+
+
+# --- sequences ----------------------------------------------------------------------------------------------------------
+
+
+def several(values: object, name: str, of: str) -> list[object]:
+    """The values of a sequence, or of anything else that gives one after the other; a text is one value."""
+    if type(values) is list or type(values) is tuple:
+        return list(values)
+    if isinstance(values, Iterable) and not isinstance(values, _NO_SEQUENCE):
+        try:
+            return list(values)
+        except TypeError:  # an array without dimensions has the method, too
+            pass
+    refuse(name, f"a sequence of {of}", values)
+
+
+def numbers(values: object, name: str) -> Ids:
+    """Whole numbers, copied into the container that suits how many there are: see `places.batch`."""
+    if type(values) is list and len(values) < BULK and _INT.issuperset(map(type, values)):
+        return values.copy()
+    if type(values) is range:
+        return list(values) if values[:BULK] == values else np.arange(values.start, values.stop, values.step, dtype=np.int64)
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+            refuse(name, _MANY, values)
+        return values.tolist() if len(values) < BULK else values.astype(np.int64)
+    given: list[object] = values if type(values) is list else several(values, name, _MANY)
+    found = given if _are_whole(given) else [whole(each, name, _MANY, _LIFE) for each in given]
+    if len(found) < BULK:
+        return found
+    try:
+        return np.array(array("q", found), dtype=np.int64)  # twice as fast as from the list
+    except OverflowError:
+        refuse(name, _MANY, found)
+
+
+def places(values: object, name: str) -> Ids:
+    """Host places: nothing but their copier knows how many there are."""
+    found = numbers(values, name)
+    _check_near(found, name)
+    return found
+
+
+def counts(values: object, name: str) -> list[int]:
+    """Whole numbers as a list, however many there are."""
+    found = several(values, name, _MANY)
+    if _are_whole(found) and (not found or -MOST <= min(found) <= max(found) <= MOST):
+        return found
+    return [whole(each, name, _MANY) for each in found]
+
+
+def spans(values: object, name: str) -> list[Sequence[int]]:
+    """Positions in each of several tables; a range is one already."""
+    found = several(values, name, "sequences of positions")
+    return [each if type(each) is range else counts(each, name) for each in found]
+
+
+def keys(values: object, name: str) -> Sequence[bytes]:
+    """Names of content: bytes, and nothing that equals no bytes when it is looked up or sorted."""
+    if (type(values) is list or type(values) is tuple) and _BYTES.issuperset(map(type, values)):
+        return values
+    found = several(values, name, "keys, which are bytes")
+    return [each if isinstance(each, bytes) else refuse(name, "a sequence of keys, which are bytes", each) for each in found]
+
+
+def texts(values: object, name: str) -> list[str]:
+    """Names of requests."""
+    found = several(values, name, "texts")
+    return [each if isinstance(each, str) else refuse(name, "a sequence of texts", each) for each in found]
+
+
+def members(values: object, kind: type[T], name: str) -> list[T]:
+    """Our own records, one after the other."""
+    found = []
+    for each in values if type(values) is list else several(values, name, f"{kind.__name__} records"):
+        if not isinstance(each, kind):
+            refuse(name, f"a sequence of {kind.__name__} records", each)
+        found.append(each)
+    return found
+
+
+# --- handles and records ------------------------------------------------------------------------------------------------
+
+
+def held(batch: object, name: str) -> Lives:
+    """The lives of a handle on blocks; they are not copied where they are as `Batch` is made by the ledger itself."""
+    if not isinstance(batch, Batch):
+        refuse(name, "a handle on blocks (Batch)", batch)
+    _part(batch.group, name, ".group")
+    lives: object = batch.lives
+    if type(lives) is list and _INT.issuperset(map(type, lives)):
+        return lives
+    return numbers(lives, f"{name}.lives")
+
+
+def job_id(value: object, name: str) -> JobId:
+    """The name of a job."""
+    if type(value) is JobId and type(value.number) is int and type(value.incarnation) is int:
+        return value
+    found = member(value, JobId, name)
+    whole(found.incarnation, f"{name}.incarnation")
+    whole(found.number, f"{name}.number")
+    return found
+
+
+def job_ids(jobs: object, name: str) -> list[JobId]:
+    """The names in a handle on jobs."""
+    if not isinstance(jobs, Jobs):
+        refuse(name, "a handle on jobs (Jobs)", jobs)
+    part = f"{name}.ids"
+    return [job_id(each, part) for each in several(jobs.ids, part, "job ids")]
+
+
+def completion(record: object, name: str) -> Completion:
+    """One worker's report."""
+    if type(record) is Completion and type(record.worker) is int and type(record.result) is Result:
+        job = record.job
+        if type(job) is JobId and type(job.number) is int and type(job.incarnation) is int:
+            return record
+    found = member(record, Completion, name)
+    job_id(found.job, f"{name}.job")
+    whole(found.worker, f"{name}.worker")
+    member(found.result, Result, f"{name}.result")
+    return found
+
+
+def launch(record: object, name: str) -> Launched:
+    """What one worker has begun."""
+    found = member(record, Launched, name)
+    job_id(found.job, f"{name}.job")
+    whole(found.worker, f"{name}.worker")
+    return found
+
+
+def completions(values: object, name: str) -> list[Completion]:
+    """Reports, one after the other."""
+    return [completion(each, name) for each in several(values, name, "Completion records")]
+
+
+def launches(values: object, name: str) -> list[Launched]:
+    """What workers have begun, one after the other."""
+    return [launch(each, name) for each in several(values, name, "Launched records")]
+
+
+def seals(values: object, name: str) -> list[Seal]:
+    """Blocks that are final, group by group."""
+    found = members(values, Seal, name)
+    for each in found:
+        _part(each.group, name, ".group")
+        _ids(each.lives, name, ".lives")
+        _keys(each.keys, name, ".keys")
+    return found
+
+
+def placements(values: object, name: str) -> list[Placement]:
+    """What an allocator has put behind tables."""
+    found = members(values, Placement, name)
+    for each in found:
+        _part(each.group, name, ".group")
+        _part(each.skipped, name, ".skipped")
+        numbers(each.taken, f"{name}.taken")
+        numbers(each.allocated, f"{name}.allocated")
+    return found
+
+
+def parcels(values: Sequence[Parcel[BlockT]], name: str) -> list[Parcel[BlockT]]:
+    """What a job moves, group by group."""
+    found: list[Parcel[BlockT]] = members(values, Parcel, name)
+    for each in found:
+        if type(each.blocks) is not Batch:
+            refuse(f"{name}.blocks", "a handle on blocks (Batch)", each.blocks)
+        _part(each.blocks.group, name, ".blocks.group")
+        _ids(each.blocks.lives, name, ".blocks.lives")
+        _ids(each.slots, name, ".slots")
+        _keys(each.keys, name, ".keys")
+        if each.places is not None:
+            _ids(each.places, name, ".places")
+            _check_near(each.places, f"{name}.places")
+        if each.names is not None:
+            _keys(each.names, name, ".names")
+    return found
+
+
+def stores(values: object, name: str) -> list[Store]:
+    """Stores that are to be planned."""
+    found = members(values, Store, name)
+    for each in found:
+        if each.owner is not None and type(each.owner) is not str:
+            text(each.owner, f"{name}.owner")
+        parcels(each.parcels, f"{name}.parcels")
+        if each.sharers != ():
+            texts(each.sharers, f"{name}.sharers")
+    return found
+
+
+def _check_near(values: Ids, name: str) -> None:
+    if type(values) is list and values and max(values) > MOST:
+        refuse(name, _MANY, values)
+
+
+def _part(value: object, name: str, part: str) -> None:
+    """A whole number in a record; that the name is put together costs only who is refused."""
+    if type(value) is not int or not -MOST <= value <= MOST:
+        whole(value, name + part)
+
+
+def _keys(values: object, name: str, part: str) -> None:
+    """Keys in a record."""
+    if type(values) is not list or not _BYTES.issuperset(map(type, values)):
+        keys(values, name + part)
+
+
+def _ids(values: object, name: str, part: str) -> None:
+    """Ids in a record, which are taken as they are: a list of whole numbers, or an array of them."""
+    if type(values) is list:
+        if not _INT.issuperset(map(type, values)):
+            numbers(values, name + part)
+        return
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+        return
+    refuse(name + part, "a list or an array of whole numbers", values)

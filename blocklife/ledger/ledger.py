@@ -18,7 +18,6 @@ them in the order in which they are written.
 from __future__ import annotations
 
 import heapq
-import operator
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import edge
 from blocklife.ledger.book import BLOCK, SLOT, Listener, RefusalListener, RequestRow
 from blocklife.ledger.core import Core, contents_by_group, in_name_of, verb
 from blocklife.ledger.jobs import (
@@ -46,7 +46,6 @@ from blocklife.ledger.jobs import (
 )
 from blocklife.ledger.limits import Statistics
 from blocklife.ledger.places import (
-    BULK,
     EPOCH_SHIFT,
     ID_MASK,
     NULL,
@@ -87,13 +86,16 @@ class Ledger(Core):
         A listener that raises undoes nothing: all others hear everything, then the verb raises the first such error. Where it
         was told of a refusal, the verb raises that, with the error as a note.
         """
+        edge.function(listener, "listener")
+        if refusals is not None:
+            edge.function(refusals, "refusals")
         self._listeners.append(listener)
         if refusals is not None:
             self._refusal_listeners.append(refusals)
 
     def life(self, block: int) -> int:
         """The current life of a block."""
-        self._check_blocks([block])
+        self._check_blocks([edge.whole(block, "block")])
         return self.blocks.epoch[block] << EPOCH_SHIFT | block
 
     def table(self, request: str, group: int = 0) -> list[int]:
@@ -110,14 +112,14 @@ class Ledger(Core):
 
     def job_state(self, job: JobId) -> Job:
         """The state of a job that is out or not long over; `LateError` where it is, `MisuseError` where it was never made."""
-        return self.jobs.state(self._job(job))
+        return self.jobs.state(self._job(edge.job_id(job, "job")))
 
     def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """Lives that hold the content of the longest known prefix of *keys*; a hit is taken with `acquire`."""
         self._check_group(group)
         index, blocks = self.blocks.index[group], self.blocks
         found: list[int] = []
-        for key in keys:
+        for key in edge.keys(keys, "keys"):
             place = index.get(key)
             if place is None:
                 break
@@ -130,7 +132,7 @@ class Ledger(Core):
         index, state = self.slots.index[group], self.slots.column.state
         ready = SlotLife.table.index[Slot.READY]
         found: list[int] = []
-        for key in keys:
+        for key in edge.keys(keys, "keys"):
             place = index.get(key)
             if place is None or state[place] != ready:
                 break
@@ -144,7 +146,7 @@ class Ledger(Core):
 
     def has_room(self, count: int) -> bool:
         """Whether `allocate` would find so many blocks now; under fence with those that a copy still reads."""
-        missing = count - self.blocks.free
+        missing = edge.whole(count, "count") - self.blocks.free
         return missing <= 0 or (bool(self._fence) and missing <= len(self.blocks.lendable(self._copied())))
 
     def statistics(self) -> Statistics:
@@ -172,7 +174,8 @@ class Ledger(Core):
 
     def history(self, machine: str, place: int) -> list[str]:
         """The latest steps of one place that the journal still holds, oldest first, for error messages and reports."""
-        if machine not in MACHINES:
+        edge.whole(place, "place")
+        if edge.text(machine, "machine") not in MACHINES:
             raise MisuseError(f"machine {machine!r}: it is not known (known are {', '.join(MACHINES)})")
         table = MACHINES[machine]
         return [
@@ -192,7 +195,7 @@ class Ledger(Core):
     @verb
     def add_request(self, request: str) -> None:
         """Know a request. State: WAITING. Refuses a name that is in use, and more than ``max_requests``."""
-        if request in self.requests:
+        if edge.text(request, "request") in self.requests:
             raise MisuseError(f"request {request}: it is known already (finish it first)")
         if not self._spare_requests:
             raise CapacityError(f"all {self.limits.max_requests} requests are in use; finish one first (max_requests)")
@@ -233,7 +236,7 @@ class Ledger(Core):
         found = self._request(request)
         self._check_pool(own=True)
         self._check_group(group)
-        lives = self._hand_out(self._choose(f"request {request}", count), group)
+        lives = self._hand_out(self._choose(f"request {request}", edge.whole(count, "count")), group)
         extend(found.tables[group], lives)
         return Batch(lives, group)
 
@@ -245,9 +248,10 @@ class Ledger(Core):
 
         *skips* says how many null blocks go before those of each request, as `skip` would put them.
         """
-        found = [self._request(request) for request in requests]
+        found = [self._request(request) for request in edge.texts(requests, "requests")]
         self._check_pool(own=True)
         self._check_group(group)
+        counts, skips = edge.counts(counts, "counts"), edge.counts(skips, "skips")
         if len(counts) != len(found) or min(counts, default=1) < 1:
             raise MisuseError(f"{len(found)} requests cannot allocate {list(counts)[:8]} blocks (ask for at least 1 each)")
         if skips and (len(skips) != len(found) or min(skips) < 0):
@@ -271,7 +275,7 @@ class Ledger(Core):
         """Append *count* null blocks to the table: places that no window reaches, or that no state was kept for."""
         found = self._request(request)
         self._check_group(group)
-        if operator.index(count) < 0:
+        if edge.whole(count, "count") < 0:
             raise MisuseError(f"request {request}: cannot skip {count} blocks")
         found.tables[group].extend([NULL] * count)
 
@@ -284,7 +288,7 @@ class Ledger(Core):
         """
         found = self._request(request)
         self._check_group(group)
-        chosen = batch(lives)
+        chosen = edge.numbers(lives, "lives")
         ids = self._check_fresh(chosen, "acquire")
         self._check_handed_out(ids, group)
         self._check_tenancy(found.tables[group], chosen, request)
@@ -301,22 +305,22 @@ class Ledger(Core):
         found = self._request(request)
         self._check_group(group)
         table = found.tables[group]
-        if len(positions) >= BULK:
-            self._release_many(found, batch(positions), group)
+        chosen = edge.numbers(positions, "positions")
+        if type(chosen) is not list:
+            self._release_many(found, chosen, group)
             return
-        if len(set(positions)) != len(positions) or min(positions, default=0) < 0 or max(positions, default=-1) >= len(table):
-            raise MisuseError(
-                f"request {request}: positions must be distinct and below {len(table)}, not {list(positions)[:8]}"
-            )
-        lives = batch([table[each] for each in positions if table[each] != NULL])
+        if len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table):
+            raise MisuseError(f"request {request}: positions must be distinct and below {len(table)}, not {chosen[:8]}")
+        lives = batch([table[each] for each in chosen if table[each] != NULL])
         self._release(lives)
-        for each in positions:
+        for each in chosen:
             table[each] = NULL
 
     @verb
     def release_many(self, requests: Sequence[str], positions: Sequence[Sequence[int]], group: int = 0) -> None:
         """`release` for several requests at once, all or none."""
         self._check_group(group)
+        requests, positions = edge.texts(requests, "requests"), edge.spans(positions, "positions")
         tables = [self._request(request).tables[group] for request in requests]
         if len(positions) != len(tables) or len(set(requests)) != len(tables):
             raise MisuseError(
@@ -349,13 +353,14 @@ class Ledger(Core):
         Edges: block ALLOCATED → SEALED; PLEDGED → PENDING_STORE. A life that is over by now is passed over and counted.
         Refuses: FLUSHED, whose wait is not proven, and every state in which content is not being made.
         """
-        if len(keys) != len(held.lives):
-            raise MisuseError(f"{len(held.lives)} blocks to seal and {len(keys)} keys do not agree")
+        given, keys = edge.held(held, "held"), edge.keys(keys, "keys")
+        if len(keys) != len(given):
+            raise MisuseError(f"{len(given)} blocks to seal and {len(keys)} keys do not agree")
         self._check_group(held.group)
-        self._check_distinct(held.lives, "seal")
-        lives, names = self._still_fresh(held.lives, keys)
+        self._check_distinct(given, "seal")
+        lives, names = self._still_fresh(given, keys)
         self._check_content(ids_of(lives), lives, names, held.group)
-        return Batch(self._seal(held.lives, keys, held.group), held.group)
+        return Batch(self._seal(given, keys, held.group), held.group)
 
     @verb
     def drop(self, lives: Lives) -> None:
@@ -364,7 +369,7 @@ class Ledger(Core):
         Edges: block CACHED → FREED, PENDING_STORE → FREED (its store is cancelled), IN_FLIGHT → STALE.
         Refuses: a life that is over, or held.
         """
-        chosen = batch(lives)
+        chosen = edge.numbers(lives, "lives")
         ids = self._check_fresh(chosen, "drop")
         self._cancel_orphans(self._commit(self.blocks.ask(BLOCK["drop"], ids)))
 
@@ -372,7 +377,7 @@ class Ledger(Core):
     def demote(self, lives: Lives) -> None:
         """Hand these blocks out before others, where they are CACHED: their content lies elsewhere too."""
         self._check_pool(own=True)
-        chosen = batch(lives)
+        chosen = edge.numbers(lives, "lives")
         self._check_distinct(chosen, "demote")
         chosen = select(chosen, self.blocks.fresh(chosen))
         cached = BlockLife.table.index[Block.CACHED]
@@ -420,12 +425,13 @@ class Ledger(Core):
         """
         self._check_pool(own=False)
         found = self._request(request)
+        placements = edge.placements(placements, "placements")
         taken = self._check_blocks([block for each in placements for block in each.taken])
         allocated = self._check_blocks([block for each in placements for block in each.allocated])
         self._check_blocks([*taken, *allocated])
         for each in placements:
             self._check_group(each.group)
-            if operator.index(each.skipped) < 0:
+            if each.skipped < 0:
                 raise MisuseError(f"request {request}: cannot skip {each.skipped} blocks")
             lives = self.blocks.lives(batch(each.taken))
             self._check_handed_out(ids_of(lives), each.group)
@@ -471,8 +477,10 @@ class Ledger(Core):
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
         """`plan_stores` of one store with one parcel."""
-        where = None if places is None else batch(places)
-        return self.plan_stores([Store(owner, [Parcel(Batch(batch(source.lives), source.group), batch(slots), keys, where)])])
+        where = None if places is None else edge.places(places, "places")
+        blocks: Batch[Storable] = Batch(edge.numbers(edge.held(source, "source"), "source"), source.group)
+        parcel = Parcel(blocks, edge.numbers(slots, "slots"), edge.keys(keys, "keys"), where)
+        return self._make_stores([Store(None if owner is None else edge.text(owner, "owner"), [parcel])])
 
     @verb
     def plan_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
@@ -486,6 +494,9 @@ class Ledger(Core):
         out.
         Next: `dispatch`, or `cancel`.
         """
+        return self._make_stores(edge.stores(stores, "stores"))
+
+    def _make_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
         cargos = [Cargo.of(store.parcels, self.limits.num_groups) for store in stores]
         if not cargos:
             return Jobs(())
@@ -520,14 +531,16 @@ class Ledger(Core):
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
         """`plan_group_load` with one parcel; *keys* are those of the blocks, where a slot holds several."""
+        blocks: Batch[Allocated] = Batch(edge.numbers(edge.held(target, "target"), "target"), target.group)
+        chosen = edge.numbers(slots, "slots")
+        where = None if places is None else edge.places(places, "places")
+        names = None if keys is None else edge.keys(keys, "keys")
         self._check_group(target.group)
-        self._check_slots(batch(slots))
-        named = [key for key in (self.slots.key[slot] for slot in slots) if key is not None]
-        if len(named) != len(slots):  # an empty slot: its refusal says so better than a missing key could
-            self.slots.ask(SLOT["pin"], batch(slots), pins=+1)
-        blocks: Batch[Allocated] = Batch(batch(target.lives), target.group)
-        where = None if places is None else batch(places)
-        return self.plan_group_load(request, [Parcel(blocks, batch(slots), named, where, keys)])
+        self._check_slots(chosen)
+        named = [key for key in (self.slots.key[slot] for slot in listed(chosen)) if key is not None]
+        if len(named) != len(chosen):  # an empty slot: its refusal says so better than a missing key could
+            self.slots.ask(SLOT["pin"], chosen, pins=+1)
+        return self._make_load(self._request(request), [Parcel(blocks, chosen, named, where, names)])
 
     @verb
     def plan_group_load(self, request: str, parcels: Sequence[Parcel[Allocated]]) -> Jobs[Planned]:
@@ -540,10 +553,14 @@ class Ledger(Core):
         a second live load; `CapacityError` as `plan_stores`.
         Next: `dispatch`; the request hears ``loaded`` or ``load_failed`` through `settle`.
         """
-        found = self._request(request)
+        return self._make_load(self._request(request), edge.parcels(parcels, "parcels"))
+
+    def _make_load(self, found: RequestRow, parcels: Sequence[Parcel[Allocated]]) -> Jobs[Planned]:
         cargo = Cargo.of(parcels, self.limits.num_groups)
         if cargo.names is None:
-            raise MisuseError(f"request {request}: {len(cargo.lives)} blocks to load and {len(cargo.keys)} keys do not agree")
+            raise MisuseError(
+                f"request {found.name}: {len(cargo.lives)} blocks to load and {len(cargo.keys)} keys do not agree"
+            )
         self._check_slots(cargo.slots)
         ids = self._check_fresh(cargo.lives, "plan_load")
         self._check_cargos([cargo], ids)
@@ -560,7 +577,7 @@ class Ledger(Core):
         self.jobs.check_room()
         block_step = self.blocks.ask(BLOCK["plan_load"], ids, pins=+1, writes=+1)
         slot_step = self.slots.ask(SLOT["pin"], cargo.slots, pins=+1)
-        job = self.jobs.add(Direction.LOAD, request, cargo)
+        job = self.jobs.add(Direction.LOAD, found.name, cargo)
         self._commit(block_step, slot_step, job=job.number)
         found.load = job.number
         self._fire_request(found, "plan_load", job.number)
@@ -574,7 +591,7 @@ class Ledger(Core):
         Refuses: a store whose content is not sealed (its block is PLEDGED); a load whose target waits for an older copy, unless
         a plan carries that wait.
         """
-        rows = self._rows_of(jobs.ids)
+        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
         for job in rows:
             for older in self._older(job) if job.direction is Direction.LOAD else ():
                 if older.number in self._to_flush:
@@ -588,7 +605,7 @@ class Ledger(Core):
 
         Refuses: a load, which is given up only with its request (`preempt`, `finish`).
         """
-        rows = self._rows_of(jobs.ids)
+        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
         for job in rows:
             if job.direction is Direction.LOAD:
                 raise MisuseError(f"job {self._id(job)}: a load is given up with its request (preempt or finish it)")
@@ -602,7 +619,7 @@ class Ledger(Core):
 
         Refuses: a load, as `cancel` does.
         """
-        rows = self._rows_of(jobs.ids)
+        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
         for job in rows:
             if job.direction is Direction.LOAD:
                 raise MisuseError(f"job {self._id(job)}: a load is given up with its request (preempt or finish it)")
@@ -617,7 +634,8 @@ class Ledger(Core):
 
         Edges: job IN_FLIGHT → FLUSHED; STALE, QUARANTINED stay.
         """
-        rows = self._rows_of(jobs.ids)
+        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
+        edge.text(cause, "cause")
         for job in rows:
             self._ask_job(job, "flush")
         for job in rows:
@@ -626,7 +644,7 @@ class Ledger(Core):
 
     def jobs_of(self, request: str) -> Jobs[Out]:
         """The submitted jobs that serve a request, or have served it: what a preemption flushes."""
-        if request not in self.jobs.owned:
+        if edge.text(request, "request") not in self.jobs.owned:
             return Jobs(())
         alive = (job for job in self.jobs.alive() if job.serves(request))
         return Jobs(tuple(self._id(job) for job in alive if self.jobs.state(job) is not Job.PLANNED))
@@ -644,7 +662,7 @@ class Ledger(Core):
         A store whose content is not sealed yet stays planned. The deadline of every job that is waited for starts now, if it
         has not started: else a wait for a hung copy that its worker still holds back could never end.
         """
-        self._check_now(now)
+        edge.moment(now, "now")
         if len(self._waiting) >= self.limits.max_plans:
             raise CapacityError(f"all {self.limits.max_plans} plans are out; settle one first (max_plans)")
         self.plan_number += 1
@@ -679,12 +697,13 @@ class Ledger(Core):
         The order is the rule: reports of jobs that the plan waited for; then the rest of them are proven quiet (a lost report
         must not hold the new tenant); then all other reports; then seals; then deadlines. Plans settle in order.
         """
-        self._check_now(now)
+        edge.moment(now, "now")
         due = next(iter(self._waiting), None)  # plans are dispatched in order
-        if plan != due:
+        if edge.whole(plan, "plan") != due:
             known = "no plan is out" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
-        launched, completions, seals = list(launched), list(completions), list(seals)
+        launched, seals = edge.launches(launched, "launched"), edge.seals(seals, "seals")
+        completions = edge.completions(completions, "completions")
         self._check_reports(self._waiting[plan], completions, seals)
         for record in launched:
             self.launched(record, now)
@@ -707,7 +726,8 @@ class Ledger(Core):
     @verb
     def launched(self, record: Launched, now: float) -> None:
         """A worker began to run its share: the deadline starts. Late and unknown records change nothing."""
-        self._check_now(now)
+        edge.moment(now, "now")
+        edge.launch(record, "record")
         job = self.jobs.by_number.get(record.job.number) if record.job.incarnation == self.incarnation else None
         if job is not None and self.jobs.state(job) not in (*TERMINAL, Job.PLANNED):
             self._arm(job, now)
@@ -719,7 +739,7 @@ class Ledger(Core):
         Edges: job `finish`; at the last worker's report the couplings run. Late, duplicate and unknown reports are counted
         and change nothing. Refuses: a worker that does not exist, and a job that nobody has submitted.
         """
-        self._check_report(completion)
+        self._check_report(edge.completion(completion, "completion"))
         ended = self._count_report(completion)
         if ended is not None:
             self._end(*ended)
@@ -730,7 +750,7 @@ class Ledger(Core):
 
         Edges: job IN_FLIGHT, FLUSHED, STALE → QUARANTINED, and the couplings. Returns those jobs.
         """
-        self._check_now(now)
+        edge.moment(now, "now")
         over = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, number = heapq.heappop(self._deadlines)
@@ -747,7 +767,7 @@ class Ledger(Core):
 
         Edges: job → FAILED, or CANCELLED where nobody wanted it; a job in flight is given up first. Jobs that are over: no-op.
         """
-        rows = [job for job in self._rows_of(jobs.ids) if self.jobs.state(job) not in TERMINAL]
+        rows = [job for job in self._rows_of(edge.job_ids(jobs, "jobs")) if self.jobs.state(job) not in TERMINAL]
         for job in rows:
             if self.jobs.state(job) is Job.PLANNED:
                 self._ask_job(job, "quiesce")
@@ -759,14 +779,15 @@ class Ledger(Core):
     @verb
     def evict(self, slots: Sequence[int]) -> None:
         """Forget the content of slots. Edges: slot READY → EMPTY. Refuses pinned slots and those being written."""
-        chosen = batch(slots)
+        chosen = edge.numbers(slots, "slots")
         self._check_slots(chosen)
         self._commit(self.slots.ask(SLOT["evict"], chosen))
 
     @verb
     def pin(self, holder: str, slots: Sequence[int]) -> None:
         """Count on READY slots until `unpin` by the same holder: they cannot be evicted."""
-        chosen = batch(slots)
+        edge.text(holder, "holder")
+        chosen = edge.numbers(slots, "slots")
         self._check_slots(chosen)
         self._commit(self.slots.ask(SLOT["pin"], chosen, pins=+1))
         if len(chosen):
@@ -775,7 +796,8 @@ class Ledger(Core):
     @verb
     def unpin(self, holder: str, slots: Sequence[int]) -> None:
         """Let go of slots. Refuses a slot that this holder has not pinned: nobody releases another's hold (I4)."""
-        chosen = batch(slots)
+        edge.text(holder, "holder")
+        chosen = edge.numbers(slots, "slots")
         self._check_slots(chosen)
         held, wanted = self.holders.get(holder, Counter()), Counter(listed(chosen))
         for slot in wanted - held:
@@ -792,7 +814,7 @@ class Ledger(Core):
 
         Edges: job `finish`, for each submitted job that it has not reported; the other workers are awaited as before.
         """
-        gone = int(worker)
+        gone = edge.whole(worker, "worker")
         if not 0 <= gone < self.limits.num_workers:
             raise MisuseError(f"worker {gone}: there are {self.limits.num_workers} (ranks count from 0)")
         # chosen before the first of them ends: a failed load takes planned stores with it, which nobody owes
@@ -808,6 +830,8 @@ class Ledger(Core):
         places that a copy touches stay held until it lands. With ``drain``: refuses with `CapacityError` while a job is out,
         and says how many.
         """
+        edge.flag(drain, "drain")
+        edge.flag(host, "host")
         if drain and self.jobs.live:
             raise CapacityError(f"{self.jobs.live} jobs are still out (let them land, then reset again)")
         running = {RequestLife.table.index[state] for state in (Request.RUNNING, Request.LOADING)}
@@ -835,7 +859,8 @@ class Ledger(Core):
         Of a deadline it says how long it is from *now* on, or from the time that *names* carry. What was counted, and the
         journal, are not part of it.
         """
-        return take(self, names or own_names(self, now=now))
+        edge.moment(now, "now")
+        return take(self, own_names(self, now=now) if names is None else edge.member(names, Names, "names"))
 
     @verb
     def restore(self, saved: Snapshot, now: float = 0.0) -> None:
@@ -843,7 +868,8 @@ class Ledger(Core):
 
         Listeners are not told: no place has taken a step.
         """
-        put_back(self, saved, now)
+        edge.moment(now, "now")
+        put_back(self, edge.member(saved, Snapshot, "saved"), now)
 
     def __repr__(self) -> str:
         return f"<Ledger plan {self.plan_number}: {self.free} free, {self.jobs.live} jobs out, {len(self.requests)} requests>"

@@ -8,7 +8,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
@@ -18,8 +17,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Contract, Ledger, Seal
-from blocklife.ledger.edge import NotCopied
+from blocklife.ledger import Contract, Ledger, Seal, edge
 from blocklife.ledger.jobs import Allocated, Batch, Parcel
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.offload.groups import FullAttention, Geometry, Mamba
@@ -62,7 +60,7 @@ class OnItsWay:
     """States handed off: request, serial, group, boundary."""
 
 
-class SchedulerCore(NotCopied):
+class SchedulerCore(edge.NotCopied):
     """The state of a scheduler.
 
     Invariant: ``_names[row]`` is the request of a row, and ``_requests`` has exactly the requests that the ledger knows.
@@ -71,10 +69,11 @@ class SchedulerCore(NotCopied):
     """
 
     def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
-        self.ledger = ledger
-        self.tier = tier
+        self.ledger = edge.member(ledger, Ledger, "ledger")
+        self.tier = edge.member(tier, HostTier, "tier")
         self.geometry = geometry
-        self.policies = policies = policies or Policies()
+        edge.member(geometry, Geometry, "geometry")
+        self.policies = policies = Policies() if policies is None else edge.member(policies, Policies, "policies")
         _check_fit(ledger, geometry, policies)
         self.stores = StoreLine(ledger, tier, geometry, policies)
         self._groups = range(len(geometry.groups))
@@ -178,7 +177,7 @@ class SchedulerCore(NotCopied):
             start, stop = self._load_start(group, hit), hit.tokens // self.geometry.block_tokens[group]
             chunk = start // size
             lives = self.ledger.requests[name].tables[group][start:stop].tolist()
-            names = list(tracked.keys(group, start, stop))
+            names = list(_keys_of(tracked, group, start, stop))
             keys = names[(chunk + 1) * size - 1 - start :: size]
             places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
             parcels.append(Parcel(Batch(lives, group), list(slots), keys, places, names))
@@ -191,7 +190,7 @@ class SchedulerCore(NotCopied):
         for group in self._groups:
             if hit.slots[group]:
                 start, stop = self._load_start(group, hit), hit.tokens // self.geometry.block_tokens[group]
-                for key in tracked.keys(group, start, stop):
+                for key in _keys_of(tracked, group, start, stop):
                     yield group, key
 
     def _load_start(self, group: int, hit: Hit) -> int:
@@ -325,7 +324,7 @@ class SchedulerCore(NotCopied):
         self._progress.offered[group, row] = stop
         if self._lost:
             return
-        blocks = self._requests[name].keys(group, start * size, stop * size)
+        blocks = _keys_of(self._requests[name], group, start * size, stop * size)
         for chunk in range(start, stop):
             # a hit reads the end of a chunk at least
             if table[(chunk + 1) * size - 1] != NULL:
@@ -340,7 +339,7 @@ class SchedulerCore(NotCopied):
                 later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
             elif boundary <= self._bound(row, boundary) and not self._lost:
                 position = boundary // self.geometry.block_tokens[group] - 1
-                key = self._requests[name].keys(group, position, position + 1)[0]
+                key = _keys_of(self._requests[name], group, position, position + 1)[0]
                 self.stores.offer(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
         if later:
             self._states[name] = later
@@ -360,7 +359,7 @@ class SchedulerCore(NotCopied):
         if sampled:
             where = {row: position for position, row in enumerate(rows.tolist())}
             for name, count in sampled.items():
-                if operator.index(count) < 0:
+                if count < 0:
                     raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
                 if (position := where.get(self._requests[name].row)) is not None:
                     news[position] = count
@@ -382,7 +381,7 @@ class SchedulerCore(NotCopied):
                 row = int(rows[position])
                 name, start, stop = self._names[row], int(table.sealed[group, row]), int(full[position])
                 held = self.ledger.requests[name].tables[group][start:stop].tolist()
-                names = self._requests[name].keys(group, start, stop)
+                names = _keys_of(self._requests[name], group, start, stop)
                 if NULL in held:
                     names = [key for key, life in zip(names, held, strict=True) if life != NULL]
                     held = [life for life in held if life != NULL]
@@ -402,7 +401,7 @@ class SchedulerCore(NotCopied):
             position = boundary // self.geometry.block_tokens[group] - 1
             lives, keys = found.setdefault(group, ([], []))
             lives.append(self.ledger.requests[name].tables[group][position])
-            keys += tracked.keys(group, position, position + 1)
+            keys += _keys_of(tracked, group, position, position + 1)
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
 
     def _forget_taken_back(self, handed: Iterable[tuple[str, int, int, int]]) -> None:
@@ -541,7 +540,7 @@ class SchedulerCore(NotCopied):
             size, index = self.geometry.blocks_per_chunk, self.ledger.slots.index[group]
             if stop <= start:
                 continue
-            keys = tracked.keys(group, start * size, stop * size)[size - 1 :: size]
+            keys = _keys_of(tracked, group, start * size, stop * size)[size - 1 :: size]
             slots += [slot for slot in map(index.get, reversed(keys)) if slot is not None]
         if slots:
             self.tier.touch(slots)
@@ -551,8 +550,12 @@ class SchedulerCore(NotCopied):
             self.ledger.unpin(f"lookup {name}", slots)
 
     def _tracked(self, name: str) -> Tracked:
-        found = self._requests.get(name)
+        try:
+            found = self._requests.get(name)
+        except TypeError:  # not even hashable
+            found = None
         if found is None:
+            edge.text(name, "name")
             raise MisuseError(f"request {name}: it is not known (add_request first, and nothing after its end)")
         return found
 
@@ -587,6 +590,11 @@ class SchedulerCore(NotCopied):
         if state not in (Request.WAITING, Request.PREEMPTED):
             remedy = "its load must end first" if state is Request.LOADING else "grow it, or preempt it first"
             raise MisuseError(f"request {name}: cannot {what} while {state.name} ({remedy})")
+
+
+def _keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
+    """The keys of some blocks, from a function of the engine's."""
+    return edge.keys(tracked.keys(group, start, stop), "keys")
 
 
 def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:

@@ -17,8 +17,7 @@ import numpy as np
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Ledger
-from blocklife.ledger.edge import NotCopied
+from blocklife.ledger import Ledger, edge
 from blocklife.offload.lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
@@ -69,7 +68,7 @@ class TierStatistics:
     """Events that nobody had taken when there were too many of them."""
 
 
-class HostTier(NotCopied):
+class HostTier(edge.NotCopied):
     """Slots, their content by name, and a policy that says what is forgotten first.
 
     Eviction never touches a slot that is pinned or not READY: the tables would refuse it, and the policy is not offered it.

@@ -20,17 +20,17 @@ What is not here: speculative draft groups, partial tails of a chunk, retention 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from attrs import evolve
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Plan
+from blocklife.ledger import Plan, edge
 from blocklife.ledger.places import NULL
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
 from blocklife.ledger.snapshot import Names
+from blocklife.offload import edge as ours
 from blocklife.offload.core import OnItsWay, SchedulerCore, Tracked
 from blocklife.offload.groups import Mamba
 from blocklife.offload.records import (
@@ -60,7 +60,9 @@ class OffloadScheduler(SchedulerCore):
 
     def add_request(self, name: str, keys: Keys, *, prompt_tokens: int) -> None:
         """Know a request. State: WAITING."""
-        if operator.index(prompt_tokens) < 1:
+        edge.text(name, "name")
+        edge.function(keys, "keys")
+        if edge.whole(prompt_tokens, "prompt_tokens") < 1:
             raise MisuseError(f"request {name}: a prompt has at least 1 token, not {prompt_tokens}")
         self.ledger.add_request(name)
         row = self.ledger.requests[name].row
@@ -79,7 +81,10 @@ class OffloadScheduler(SchedulerCore):
 
     def sealed_blocks(self, name: str, group: int) -> int:
         """How many blocks of a request's table, from its start, are final in one group; null blocks count."""
-        return int(self._progress.sealed[group, self._tracked(name).row])
+        tracked = self._tracked(name)
+        if not 0 <= edge.whole(group, "group") < len(self.geometry.groups):
+            raise MisuseError(f"group {group}: groups are 0 to {len(self.geometry.groups) - 1}")
+        return int(self._progress.sealed[group, tracked.row])
 
     @property
     def plans_out(self) -> tuple[int, ...]:
@@ -99,6 +104,9 @@ class OffloadScheduler(SchedulerCore):
         Refuses: a request that runs or loads; a second plan without a settle; a scheduler that sleeps.
         """
         tracked = self._tracked(name)
+        edge.whole(known_tokens, "known_tokens")
+        if device_tokens is not None:
+            edge.whole(device_tokens, "device_tokens")
         self._check_open()
         self._check_waiting(name, "LOOKUP")
         if (device_tokens is None) is not self.ledger.own_pool:
@@ -145,6 +153,8 @@ class OffloadScheduler(SchedulerCore):
         nothing then, and waits; what was placed for it is given back.
         """
         tracked = self._tracked(name)
+        edge.member(hit, Hit, "hit")
+        edge.whole(tokens, "tokens")
         self._check_open()
         self._check_waiting(name, "ADMIT")
         if hit is not tracked.hit or hit.step != self._step:
@@ -183,6 +193,7 @@ class OffloadScheduler(SchedulerCore):
         what they lack. Returns those that found no room, in the order of *tokens*, then of their rows; they are not scheduled.
         Preempt somebody, and call again with the same numbers for them. Refuses: a request that does not run.
         """
+        ours.tokens(tokens, "tokens")
         self._check_open()
         table = self._progress
         wanted: dict[int, int] = {}
@@ -252,6 +263,8 @@ class OffloadScheduler(SchedulerCore):
         state that this step has handed off already.
         """
         tracked = self._tracked(name)
+        edge.whole(group, "group")
+        edge.whole(boundary, "boundary")
         if not 0 <= group < len(self.geometry.groups) or not isinstance(self.geometry.groups[group], Mamba):
             raise MisuseError(f"group {group}: only states of Mamba groups are handed off")
         block_tokens, row = self.geometry.block_tokens[group], tracked.row
@@ -285,6 +298,7 @@ class OffloadScheduler(SchedulerCore):
         tracked = self._tracked(name)
         if self.ledger.own_pool:
             raise MisuseError(f"request {name}: cannot PLACE blocks of a pool that the ledger owns (use admit and grow)")
+        placed = ours.placed(placed, "placed")
         self.ledger.observe_place(
             name, [Placement(each.group, each.skipped, each.shared, (*each.external, *each.fresh)) for each in placed]
         )
@@ -302,7 +316,10 @@ class OffloadScheduler(SchedulerCore):
         """
         if self.ledger.own_pool:
             raise MisuseError("about_to_go: this ledger owns the pool and knows what goes next (own_pool=True)")
-        self.stores.collect(blocks)
+        found, size = edge.counts(blocks, "blocks"), len(self.ledger.blocks)
+        if found and not 0 <= min(found) <= max(found) < size:
+            raise MisuseError(f"blocks {[each for each in found if not 0 <= each < size][:4]}: blocks are 1 to {size - 1}")
+        self.stores.collect(found)
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -312,6 +329,7 @@ class OffloadScheduler(SchedulerCore):
         The order: flushes for those preempted, hand-offs, what scheduled requests fill, what finished ones left behind. Lookups
         that nobody took are let go. Refuses: more plans out than ``plans_ahead`` allows.
         """
+        edge.moment(now, "now")
         self._check_open(awake=False)
         for name in self._preempted:
             if (jobs := self.ledger.jobs_of(name)).ids:
@@ -342,6 +360,7 @@ class OffloadScheduler(SchedulerCore):
         anything is done, a name that is not known and a ledger that owns the pool (there, what finds no room is known only on
         the way); and what those calls refuse, when what came before has been done.
         """
+        ours.step(step, "step")
         if self.ledger.own_pool:
             raise MisuseError("plan_step: who has no room is known only on the way here (own_pool=True: use grow and admit)")
         self._check_open()
@@ -386,10 +405,10 @@ class OffloadScheduler(SchedulerCore):
         scheduled beyond the known ones are a rollback. Plans settle in order.
         """
         due = next(iter(self._plans), None)
-        if plan != due:
+        if edge.whole(plan, "plan") != due:
             known = "no plan is out; build one first" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
-        for name in sampled:
+        for name in ours.tokens(sampled, "sampled"):
             self._tracked(name)
         done, table = self._plans[plan], self._progress
         current = table.serial[done.rows] == done.serials
@@ -427,7 +446,7 @@ class OffloadScheduler(SchedulerCore):
 
     def renew(self, generation: str) -> list[str]:
         """Other weights, another layout, another customer: nothing of the former generation is ever found again. As `reset`."""
-        if generation == self.generation:
+        if edge.text(generation, "generation") == self.generation:
             raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
         self.generation = generation
         return self._forget(drain=False, host=True)
@@ -459,6 +478,7 @@ class OffloadScheduler(SchedulerCore):
 
         Until `regain_worker` nothing is loaded or stored. Returns the requests that were preempted.
         """
+        rank = edge.whole(rank, "rank")
         self.ledger.lose(Worker(rank))
         self._lost.add(rank)
         return self._forget(drain=False, host=True)
@@ -468,7 +488,7 @@ class OffloadScheduler(SchedulerCore):
 
         Returns the requests that were preempted. Refuses a rank that is not lost.
         """
-        if rank not in self._lost:
+        if edge.whole(rank, "rank") not in self._lost:
             raise MisuseError(f"worker {rank}: it is not lost")
         self._lost.discard(rank)
         return self._forget(drain=False, host=True)
@@ -480,7 +500,8 @@ class OffloadScheduler(SchedulerCore):
 
         Of jobs that are over those in *jobs* keep a name, and are known after a restore; *now* is what deadlines count from.
         """
-        return names_of(self, jobs, now, canonical=True)
+        edge.moment(now, "now")
+        return names_of(self, edge.counts(jobs, "jobs"), now, canonical=True)
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> SavedScheduler:
         """Everything that decides what comes next, ledger and host tier included, as a value that can be hashed.
@@ -488,14 +509,16 @@ class OffloadScheduler(SchedulerCore):
         Of a deadline it says how long it is from *now* on, or from the time that *names* carry. What was counted is not part of
         it. Refuses a host tier whose policy cannot be saved.
         """
-        return take(self, names or names_of(self, now=now, canonical=False))
+        edge.moment(now, "now")
+        return take(self, names_of(self, now=now, canonical=False) if names is None else edge.member(names, Names, "names"))
 
     def restore(self, saved: SavedScheduler, now: float = 0.0) -> None:
         """Go back to a snapshot of a scheduler that was made alike. A hit of before has to be looked up again.
 
         What was left of a deadline then is left of it from *now* on.
         """
-        put_back(self, saved, now)
+        edge.moment(now, "now")
+        put_back(self, edge.member(saved, SavedScheduler, "saved"), now)
 
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blocklife.ledger import Ledger
+from blocklife.ledger import Ledger, edge
 from blocklife.ledger.places import EPOCH_SHIFT
 from blocklife.offload.groups import Geometry, SlidingWindow
 from blocklife.offload.host import HostTier
@@ -63,7 +63,7 @@ class Search:
         self.in_doubt = False
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
-        names = [list(keys(group, 0, limit // tokens)) for group, tokens in enumerate(self._geometry.block_tokens)]
+        names = [edge.keys(keys(group, 0, limit // tokens), "keys") for group, tokens in enumerate(self._geometry.block_tokens)]
         own = device_tokens is None
         device = self._on_device(names, limit) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
         if device.deferred:

@@ -22,7 +22,7 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import core, ledger, places
+from blocklife.ledger import core, edge, places
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import ActionT, Bounds, Exploration, Verdict, explore
 from blocklife.testing.mutants.planting import Mutant, planted, watched
@@ -145,7 +145,7 @@ def in_bulk(ground: Ground) -> Ground:
     """The same ground on the path for many places, which small worlds would never take."""
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
-        before = {module: getattr(module, "BULK") for module in (places, core, ledger)}  # noqa: B009 - see below
+        before = {module: getattr(module, "BULK") for module in (places, core, edge)}  # noqa: B009 - see below
         for module in before:
             setattr(module, "BULK", 1)  # noqa: B010 - a constant to everybody else, mypy included
         try:

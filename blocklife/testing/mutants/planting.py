@@ -221,8 +221,8 @@ def effect_mutants() -> Iterator[Mutant]:
 _CAUSED_IN = {
     "block.*": (Core, "_cancel_orphans"),
     "block.allocate": (Core, "_hand_out"),
-    "job.plan(store)": (Ledger, "plan_stores"),
-    "job.plan(load)": (Ledger, "plan_group_load"),
+    "job.plan(store)": (Ledger, "_make_stores"),
+    "job.plan(load)": (Ledger, "_make_load"),
     "job.submit": (Core, "_submit"),
     "request.preempt|finish|load_failed": (Core, "_give_up"),
     "ledger.reset": (Ledger, "reset"),
@@ -325,6 +325,8 @@ _NOTE = "_mutant_reached"
 """The name under which a watched function finds whom to tell."""
 _ASKS = ("check", "_check", "_recheck", "_ask", "ask")
 """How functions are called that only ask: a question that is not asked leaves nothing behind."""
+_EDGES = frozenset({"edge", "ours"})
+"""Modules, as they are called here, all of whose functions only ask."""
 _TAKES_OUT = frozenset({"pop", "popleft"})
 """The methods that give an entry of a table, and take it out."""
 
@@ -406,7 +408,9 @@ def _cleanups(tree: ast.FunctionDef) -> Iterator[ast.stmt]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = node.value.func
-            if isinstance(called, ast.Attribute) and not called.attr.startswith(_ASKS) and _outside(called.value, own):
+            if not isinstance(called, ast.Attribute) or called.attr.startswith(_ASKS) or ast.unparse(called.value) in _EDGES:
+                continue
+            if _outside(called.value, own):
                 yield node
         elif isinstance(node, ast.Delete) and all(_outside(each, own) for each in node.targets):
             yield node
