@@ -195,6 +195,15 @@ def test_name_that_cannot_be_printed_is_spelt_out(
     assert said.partition("y")[2] in refused(capsys, *argv(command, file, tmp_path))
 
 
+def test_name_that_is_too_long_is_told_of_the_file(tmp_path: Path, capsys: Capture) -> None:
+    """And not of standard output. A folder of this name is not there either."""
+    for command in COMMANDS:
+        said = refused(capsys, *argv(command, "a" * 5000 + ".json", tmp_path))
+        assert "standard output" not in said
+        assert "File name too long" in said
+    assert "no such folder" in refused(capsys, "spec", "--check", "--root", "a" * 5000)
+
+
 @pytest.mark.parametrize("encoding", ["ascii:strict", "utf-8:strict"])
 def test_what_cannot_be_encoded_is_spelt_out(encoding: str, tmp_path: Path) -> None:
     """Titles and names of files on standard output, under any locale."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def _side(name: str) -> Picture:
     revision, _, machine = name.rpartition(":") if name.count(":") < 2 else name.partition(":")
     if revision and (machine in MACHINES or ":" in machine):
         return picture_at(revision, machine)
-    if ":" not in name and name not in MACHINES and (Path(name).is_file() or Path(name).suffix):
+    if ":" not in name and name not in MACHINES and (os.path.isfile(name) or Path(name).suffix):
         return _markup(Path(name))
     try:
         return picture(table_named(name), name if name in MACHINES else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def _spec(args: argparse.Namespace) -> int:
     from blocklife.drawing.spec import stale, write
 
     root = Path(args.root)
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise MisuseError(f"{root}: no such folder (name it with --root)")
     if args.write:
         for name in write(root):

@@ -370,7 +370,7 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for text in paths:
         path = Path(text)
-        found += sorted(path.glob("*.toml")) if path.is_dir() else [path]
+        found += sorted(path.glob("*.toml")) if os.path.isdir(path) else [path]
     if not found:
         raise MisuseError(f"{', '.join(paths)}: no scenario there")
     return found
