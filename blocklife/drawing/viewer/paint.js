@@ -156,10 +156,11 @@ function paintOver(context, scene, look, row, y) {
   const stop = firstAfter(scene, lane, to);
   const start = firstAfter(scene, lane, from) - 1;
   let ticked = -Infinity;
+  const several = (run.namesOf.get(lane)?.size ?? 0) > 1; // else the gutter has the name
   /** @param {number} number @param {number} rank @param {number} end */
   const name = (number, rank, end) => {
     if (number < 0 || row.height < 12) return;
-    const called = fresh ? (run.nameOf.get(rank < 0 ? -1 - lane : run.steps[rank]) ?? "") : "";
+    const called = several ? (run.nameOf.get(rank < 0 ? -1 - lane : run.steps[rank]) ?? "") : "";
     const epoch = fresh && run.machineName(lane) === "block" ? (rank < 0 ? run.startEpoch[lane] : run.epoch[run.steps[rank]]) : -1;
     paintName(context, scene, look, row, y, number, epoch < 0 ? called : `e${epoch}`, left, end);
   };
