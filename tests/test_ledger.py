@@ -32,7 +32,7 @@ from blocklife.ledger import (
     Worker,
 )
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import Allocated, Parcel, Storable, Store
+from blocklife.ledger.jobs import Allocated, Parcel, Sealed, Storable, Store
 from blocklife.ledger.places import BULK, EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import MACHINES, Block, Job, Request, Slot
 from tests.worlds import (
@@ -1423,16 +1423,47 @@ def test_broken_coupling_is_raised_counted_or_passed_over(level: Checking) -> No
     assert ledger.statistics().violations == (0 if level is Checking.OFF else 1)
 
 
-def test_count_below_zero_is_an_error_and_never_clamped() -> None:
-    """At every level, and before anything is written."""
+def quarantined_load(ledger: Ledger) -> JobId:
+    """A load of block 1 or 2 that is past its deadline."""
+    ready(ledger)
+    ledger.add_request("b")
+    (job,) = ledger.plan_load("b", ledger.allocate("b", 1), [0]).ids
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, launched=[Launched(job, Worker(0))])
+    ledger.expire(99.0)
+    return job
+
+
+@pytest.mark.parametrize("what", ["refs", "pins", "writes", "doubts"])
+def test_count_below_zero_is_an_error_and_never_clamped(what: str) -> None:
+    """At every level, and before anything is written: a report that takes away what is not there."""
     ledger = make_ledger(checking=Checking.OFF)
-    _, job = in_flight(ledger)
-    ledger.blocks.pins[1] = 0
+    job = in_flight(ledger)[1] if what in ("refs", "pins") else quarantined_load(ledger)
+    counts = getattr(ledger.blocks, what)
+    wrong = next(place for place, count in enumerate(counts) if count)
+    counts[wrong] = 0
     before = world_key(ledger)[1]
-    with pytest.raises(InvariantError, match=r"block 1: pins would fall below zero \(I4\)"):
-        ledger.complete(report(job))
+    with pytest.raises(InvariantError, match=rf"block {wrong}: {what} would fall below zero \(I4\)"):
+        ledger.release("a", [0]) if what == "refs" else ledger.complete(report(job))
 
     assert world_key(ledger)[1] == before
+
+
+def test_count_that_its_column_cannot_hold_is_refused() -> None:
+    """The largest one is reached, and one more is refused to the caller, who can wait; nothing has changed then."""
+    ledger = make_ledger(checking=Checking.OFF, requests=("a", "b"))
+    content = sealed(ledger, "a", keys("k", "l"))
+    ledger.blocks.pins[1], ledger.blocks.pins[2] = 254, 255
+    ledger.blocks.refs[1], ledger.blocks.refs[2] = 65_534, 65_535
+    first, second = (Batch[Sealed]([life]) for life in content.lives)
+    ledger.acquire("b", first.lives)
+    store(ledger, first, keys("k"))
+    with refuses(ledger, CapacityError, "block 2: more than 65535 refs"):
+        ledger.acquire("b", second.lives)
+    with refuses(ledger, CapacityError, "block 2: more than 255 pins"):
+        store(ledger, second, keys("l"), 1)
+
+    assert (ledger.blocks.refs[1], ledger.blocks.pins[1]) == (65_535, 255)
 
 
 def test_seal_refuses_another_key_than_its_planned_store_will_publish() -> None:

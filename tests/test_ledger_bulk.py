@@ -858,3 +858,21 @@ def test_load_that_fails_leaves_its_targets_to_others(count: int, contract: Cont
     assert (ledger.free, sum(ledger.blocks.refs)) == (count, 0)
     assert len(ledger.allocate("b", count)) == count
     assert check(ledger) == []
+
+
+@pytest.mark.parametrize("count", [5, 60])
+def test_free_blocks_keep_their_order_for_ever(count: int) -> None:
+    """Few and many at a time: what has content goes to the end, and nothing is lost or doubled however long that goes on."""
+    ledger = make_ledger(num_blocks=10 * count + 1, requests=())
+    free = list(range(1, 10 * count + 1))
+    for turn in range(25):
+        ledger.add_request("a")
+        given = ledger.allocate("a", count)
+        ids = [int(life) & ID_MASK for life in listed(given.lives)]
+        ledger.seal(given, keys(*(f"{turn}.{number}" for number in range(count))))
+        assert ids == free[:count], turn
+        ledger.release("a", range(count))
+        ledger.finish("a")
+        free = free[count:] + ids
+        assert ledger.blocks.queue.order() == free, turn
+        assert check(ledger) == []

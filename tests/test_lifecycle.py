@@ -651,10 +651,11 @@ def test_column_refusal_names_the_first_place_without_a_row() -> None:
     ids=repr,
 )
 def test_column_refuses_facts_that_the_event_does_not_have(ids: list[int], facts: int) -> None:
-    """A bit too many would take the row of another state (once it did, in the scalar path)."""
+    """A bit too many would take the row of another state (once it did, in the scalar path). The wrong number is named."""
     column = Column(DoorLife.table, 4)
+    (wrong,) = [int(each) for each in np.atleast_1d(np.asarray(facts)) if each not in (0, 1)]
 
-    with pytest.raises(MisuseError, match=r"DoorLife.enter: -?\d+ are no facts of 1 guards"):
+    with pytest.raises(MisuseError, match=rf"DoorLife.enter: {wrong} are no facts of 1 guards"):
         column.fire(DoorLife.enter.event, ids, facts)
 
     assert (column.snapshot(), sum(column.taken)) == (bytes(4), 0)

@@ -405,20 +405,21 @@ def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
     assert rig.ledger.statistics().requests == 0
 
 
-def test_end_is_a_use_of_what_the_host_has_of_a_request() -> None:
-    """Who ends has just used it: what the next store takes the place of is what nobody has used since."""
-    rig = Rig(slots=2)
+@pytest.mark.parametrize("groups", ["full:4", "full:8,swa:4:9"])
+def test_end_is_a_use_of_what_the_host_has_of_a_request(groups: str) -> None:
+    """Who ends has just used it, also where a group has no whole chunk yet: what goes next is what nobody has used since."""
+    rig, last = Rig(groups, slots=2), groups.count(",")
     for name, text in (("a", letters(5)), ("b", letters(5, "p"))):
         rig.add(name, text)
         rig.let_in(name)
         rig.tick()
         rig.tick()
-    before = rig.stored()
+    before = rig.stored(last)
     rig.scheduler.finish("a")
     rig.fill("c", letters(5, "k"))
 
     assert before == ["abcd", "pqrs"]
-    assert rig.stored() == ["abcd", "klmn"]
+    assert rig.stored(last) == ["abcd", "klmn"]
 
 
 def test_nobody_waits_for_the_copies_of_who_was_preempted_and_is_over() -> None:
@@ -1397,6 +1398,20 @@ def test_a_foreign_lookup_needs_the_hit_of_the_allocator() -> None:
     rig.add("a", letters(8))
     with scheduler_refuses(rig, MisuseError, "give the hit of your allocator"):
         rig.hit("a")
+
+
+def test_snapshot_counts_what_is_left_of_a_deadline_from_0_unless_told() -> None:
+    """What is left of it at another time is another world."""
+    rig = Rig(deadline=10.0)
+    rig.add("a", letters(5))
+    rig.let_in("a")
+    rig.tick()
+    plan = rig.plan()
+    rig.scheduler.settle(rig.plans.pop(0).number, rig.now, launched=[Launched(plan.stores[0].job, Worker(0))])
+    scheduler = rig.scheduler
+
+    assert scheduler.snapshot() == scheduler.snapshot(now=0.0)
+    assert scheduler.snapshot() != scheduler.snapshot(now=1.0)
 
 
 # --- counting ----------------------------------------------------------------------------------------------------------------

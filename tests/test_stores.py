@@ -593,6 +593,28 @@ def test_no_more_waits_than_the_device_holds() -> None:
     assert ledger.blocks.at(busy) is not Block.FREED
 
 
+def test_what_waits_twice_waits_once_and_is_counted_as_it_goes() -> None:
+    """However often open content is offered, the line does not grow by it; every offer waits or was counted when it left."""
+    ledger, line = line_of(blocks=6)
+    life = int(listed(ledger.allocate("a", 1).lives)[0])
+    for _ in range(500):
+        line.offer(Chunk("a", 0, b"x", [life]))
+
+    assert line.waiting <= len(ledger.blocks) + 64 + 1
+    assert line.waiting + line.counts["stale"] == 500
+
+
+def test_twins_of_one_owner_are_stored_once_and_counted() -> None:
+    """Two blocks of one content in one step: the first of them is stored, and the other has had its turn."""
+    ledger, line = line_of()
+    first, second = (offered(ledger, line, "a", "x") for _ in range(2))
+    plan = step(ledger, line)
+
+    assert first != second
+    assert sources(plan) == [first]
+    assert (line.waiting, line.counts["already stored"]) == (0, 1)
+
+
 def test_no_more_waits_than_the_device_holds_in_lazy_mode_either() -> None:
     """No job can be made for ever while blocks go: what is over leaves the line by and by."""
     ledger, line = line_of(blocks=6, max_jobs=1, policies=Policies(mode=Mode.LAZY))
