@@ -75,7 +75,8 @@ def drawn(root: Path, chosen: argparse.Namespace, modules: Sequence[str]) -> tup
 def not_here(copy: Copy, lines: Lines, modules: Sequence[str]) -> dict[str, str]:
     """The modules that no test executes for want of something, each with what it needs: none of their mutants is drawn."""
     needs = {module: need_of(module) for module in modules}
-    return {module: need for module, need in needs.items() if need and not any(lines.of(copy.root / module).values())}
+    seen = {module: {name for names in lines.of(copy.root / module).values() for name in names} for module in needs}
+    return {module: need for module, need in needs.items() if need and not seen[module] - {""}}
 
 
 def say(text: str) -> None:

@@ -158,17 +158,16 @@ class Judge:
         return Judgement(mutant.name, mutant.operator, Verdict.SURVIVED, "", len(tests), left_out_s)
 
     def _who_executes(self, mutant: Mutant) -> list[str]:
-        """The tests that execute its lines; where it runs on import, those of all files that execute anything of the module."""
+        """The tests that execute its lines; where it runs on import, too, those of all files that execute any of its module."""
         if mutant.module not in self._of_module:
             self._of_module[mutant.module] = self.lines.of(self.copy.root / mutant.module)
         lines = self._of_module[mutant.module]
-        own = [line for line in range(mutant.first_line, mutant.last_line + 1) if line in lines]
-        named = {name for line in own for name in lines[line]}
-        if mutant.on_import or (own and not named):
-            named = {name for names in lines.values() for name in names}
-            # a constant may be only looked at
-            named.update(name for file in {file_of(name) for name in named} for name in self.lines.records[file].costs)
-        return sorted(named - self._unsound, key=lambda name: (self._costs[name], name))
+        near = {name for line in range(mutant.first_line, mutant.last_line + 1) for name in lines.get(line, ())}
+        named = set(near)
+        if mutant.on_import or "" in near:  # what is made then may be only looked at
+            files = {file_of(name) for names in lines.values() for name in names if name}
+            named.update(name for file in files for name in self.lines.records[file].costs)
+        return sorted(named - self._unsound - {""}, key=lambda name: (name not in near, self._costs[name], name))
 
     def _bounded(self, tests: Sequence[str]) -> tuple[list[str], float]:
         """The cheapest of them, while they keep within the bound, and what the others cost."""

@@ -96,13 +96,13 @@ class Lines:
     records: dict[str, Record]
 
     def of(self, path: Path) -> dict[int, list[str]]:
-        """The tests that execute each line of a module; those that only import it are under no line."""
+        """The tests that execute each line of a module; an empty name stands for the imports of their files."""
         found: dict[int, list[str]] = {}
         for each in self.records.values():
             data = coverage.CoverageData(basename=str(each.data))
             data.read()
             for line, names in data.contexts_by_lineno(str(path)).items():
-                found.setdefault(line, []).extend(name for name in names if name in each.costs)
+                found.setdefault(line, []).extend(name for name in names if name in each.costs or not name)
             data.close()
         return found
 
