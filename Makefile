@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c co
 ARGS   ?=
 VLLM   ?= 0.33.0 0.21.0
 
-.PHONY: help run test unit types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm spec format clean
+.PHONY: help run test unit types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -69,6 +69,16 @@ bench-vllm: override VLLM := 0.33.0
 bench-vllm: $(VENV)/.dev vllm  ## what our connector and the watch cost in a step of vLLM's scheduler, beside its own connector
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_connector $(ARGS)
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_watch $(ARGS)
+
+model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once
+	@$(BIN)/python -m tests.model.fetch
+
+test-model: $(VENV)/.dev model  ## real models behind vLLM: the same tokens with our connector as without, and controls that go red
+	@$(BIN)/python -m tests.model.run --numprocesses auto $(ARGS)
+
+bench-model: $(VENV)/.dev  ## time to the first token and tokens a second of conversations: computed, hit on the device, hit in host memory
+	@$(BIN)/python -m tests.model.fetch big
+	@$(BIN)/python -m tests.model.run -m tests.model.bench $(ARGS)
 
 spec: $(VENV)/.dev  ## write the generated parts of specs/
 	@$(BIN)/blocklife spec --write

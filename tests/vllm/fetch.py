@@ -291,26 +291,36 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return chosen
 
 
-def fetch(shelf: Shelf, releases: Sequence[str]) -> int:
-    """Fetch what is missing: 0 all is here, 1 something could not be had, 130 interrupted."""
+def carry_out(program: str, shelf: Shelf, work: Callable[[], None]) -> int:
+    """Do the *work* of a program that fetches: 0 all is here, 1 something could not be had, 130 interrupted."""
     begun = time.monotonic()
     for each in INTERRUPTS:
         signal.signal(each, interrupt)
     try:
         with alone(shelf):
             shelf.log.unlink(missing_ok=True)
-            make_environment(shelf)
-            install_blocklife(shelf)
-            for release in dict.fromkeys(releases):
-                make_release(shelf, release)
+            work()
     except (FetchError, OSError) as error:
-        print(f"tests.vllm.fetch: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("tests.vllm.fetch: interrupted; nothing half-made will be used, and the next run goes on", file=sys.stderr)
+        print(f"{program}: interrupted; nothing half-made will be used, and the next run goes on", file=sys.stderr)
         return 130
     say(f"all is here ({time.monotonic() - begun:.0f} s)")
     return 0
+
+
+def make_releases(shelf: Shelf, releases: Sequence[str]) -> None:
+    """The environment, blocklife in it, and the sources of these releases: what of it is missing."""
+    make_environment(shelf)
+    install_blocklife(shelf)
+    for release in dict.fromkeys(releases):
+        make_release(shelf, release)
+
+
+def fetch(shelf: Shelf, releases: Sequence[str]) -> int:
+    """Fetch what is missing; the status of `carry_out`."""
+    return carry_out("tests.vllm.fetch", shelf, lambda: make_releases(shelf, releases))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

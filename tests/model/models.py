@@ -1,0 +1,133 @@
+"""``python -m tests.model.models FOLDER NAME ...``: tiny models with random weights, made without a download.
+
+Weights are drawn widely, so that what a model says depends on every block of its prompt. Were they drawn as for training,
+tokens would be nearly the same whatever lies in the cache, and equal tokens would prove nothing; `test_controls` shows that
+they do prove something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+VOCABULARY = 512
+"""Ids 0 to 2 are special; all others are words."""
+SEED = 7
+_SIZES: Mapping[str, object] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+}
+WINDOW = 64
+"""Tokens that a sliding window sees."""
+
+
+def full() -> transformers.PreTrainedModel:
+    """Full attention in every layer."""
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES))
+
+
+def windows() -> transformers.PreTrainedModel:
+    """A sliding window in every layer."""
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**_SIZES, sliding_window=WINDOW))
+
+
+def both() -> transformers.PreTrainedModel:
+    """Sliding windows and full attention, layer by layer."""
+    layers = ["sliding_attention", "full_attention"] * 2
+    sizes = {**_SIZES, "initializer_range": 0.1, "query_pre_attn_scalar": 32}
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, layer_types=layers))
+
+
+def states() -> transformers.PreTrainedModel:
+    """States of Mamba 2 and full attention, layer by layer."""
+    sizes = {name: size for name, size in _SIZES.items() if name != "head_dim"}
+    mamba = {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 64,
+    }
+    experts = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 256}
+    layers = {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "rope"}
+    sizes |= {**mamba, **experts, **layers, "initializer_range": 0.2}
+    return transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**sizes))
+
+
+def big() -> transformers.PreTrainedModel:
+    """Full attention and 91 M parameters: so slow on a CPU that a hit can be timed."""
+    larger = {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 16384,
+        "initializer_range": 0.05,
+    }
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, **larger}))
+
+
+MAKERS: Mapping[str, Callable[[], transformers.PreTrainedModel]] = {
+    each.__name__: each for each in (full, windows, both, states, big)
+}
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Words w3, w4, ... with spaces between them: servers want a tokenizer, tests give ids."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{number}": number for number in range(3, VOCABULARY)}}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    made.save_pretrained(folder)
+
+
+def make(name: str, target: Path) -> None:
+    """One model, into a folder that gets its name when everything is in it."""
+    partial = target.with_name(f".part-{target.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    torch.manual_seed(SEED)
+    model = MAKERS[name]().float()
+    model.save_pretrained(partial)
+    save_tokenizer(partial)
+    partial.rename(target)
+    print(f"{name}: {sum(each.numel() for each in model.parameters()) / 1e6:.1f} M parameters", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make those that are not there."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model.models", description="Make tiny random models.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="+", choices=sorted(MAKERS), metavar="NAME", help=", ".join(MAKERS))
+    chosen = parser.parse_args(arguments)
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    for name in dict.fromkeys(chosen.names):
+        if not (chosen.folder / name).is_dir():
+            make(name, chosen.folder / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""``python -m tests.model.run [TEST ... | -m PROGRAM ...]``: tests of real models, or a program, with what `fetch` has brought.
+
+Without arguments, all tests of this folder. What stands behind ``-m`` is a program of ours and its arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from tests.model.shelf import HERE, ModelShelf
+from tests.vllm.releases import PROJECT
+from tests.vllm.run import NOT_OURS, Command
+
+TIMEOUT_S = 600
+"""For one test: the first engine of a process takes a minute of imports on a loaded machine."""
+IGNORED = (
+    *NOT_OURS,
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore::ResourceWarning",
+    "ignore::UserWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
+)
+"""A whole engine warns of much that is not ours; warnings of our own code are errors in all other tests."""
+
+
+def command(shelf: ModelShelf, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """What was asked for, as a command."""
+    python = str(shelf.shelf.python)
+    environ = shelf.surroundings(around)
+    if wanted[:1] == ["-m"]:
+        return Command([python, "-W", "ignore", *wanted], PROJECT, environ)
+    named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
+    words = [python, "-m", "pytest", "-p", "no:asyncio", "-p", "no:cacheprovider", "--timeout", str(TIMEOUT_S)]
+    for warning in IGNORED:
+        words += ["-W", warning]
+    return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, environ)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what was asked for."""
+    wanted = list(sys.argv[1:] if arguments is None else arguments)
+    if wanted[:1] in (["-h"], ["--help"]):
+        print(__doc__.strip())
+        raise SystemExit(0)
+    if wanted == ["-m"]:
+        print("tests.model.run: error: name the program behind -m", file=sys.stderr)
+        raise SystemExit(2)
+    shelf = ModelShelf()
+    if not shelf.is_ready():
+        print("tests.model.run: error: models are not here, or out of date (make model)", file=sys.stderr)
+        raise SystemExit(2)
+    command(shelf, wanted, os.environ).become()
+
+
+if __name__ == "__main__":
+    main()

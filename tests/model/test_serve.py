@@ -1,0 +1,130 @@
+"""`vllm serve` with our connector: clients get the tokens of an engine without one, whatever other clients do.
+
+Method: a real server in processes of its own, with an API server, an engine core and a worker; clients over HTTP, all at once.
+What they should get is said by an engine in this process without a connector. A server takes a minute to start, so that one
+serves all tests that do not end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from blocklife.engines.vllm.connector.metrics import METRICS, Kind
+from tests.model.connectors import Copies
+from tests.model.server import Server, answered, client, gathered, metrics, serving, streamed
+from tests.model.test_tokens import DEVICE, SEED, reference, waves
+from tests.model.workload import Ask
+
+MODEL = "both"
+OURS = {"host_blocks": 256}
+OPTIONS = ("--num-gpu-blocks-override", str(DEVICE[MODEL]), "--max-num-seqs", "2")
+COPIES = Copies(shortest=0, longest=3, seed=SEED)
+ASKS: Sequence[Ask] = [ask for wave in waves(MODEL) for ask in wave]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that nobody has asked anything."""
+    with serving(MODEL, OURS, *OPTIONS, copies=COPIES) as running:
+        yield running
+
+
+def expected(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """What an engine without a connector says."""
+    return {name: reference(MODEL)[name] for name in names}
+
+
+def test_every_metric_is_there_before_the_first_request(server: Server) -> None:
+    """An alert on the increase of a counter sees its first event only if the counter was there at zero."""
+
+    async def ask() -> set[str]:
+        async with client(server) as session:
+            return {name for (name, _labels), value in (await metrics(session)).items() if value == 0}
+
+    at_zero = asyncio.run(ask())
+    suffix = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_count", Kind.GAUGE: ""}
+    wanted = {metric.name + suffix[metric.kind] for metric in METRICS.values()}
+
+    assert wanted - at_zero == set()
+
+
+def test_clients_at_once_get_their_tokens_and_most_come_from_the_host(server: Server) -> None:
+    async def ask() -> tuple[dict[str, tuple[int, ...]], float]:
+        async with client(server) as session:
+            answers = await gathered(ASKS, session, MODEL)
+            counted = await metrics(session)
+        return answers, counted["vllm:kv_offload_load_bytes_total", frozenset()]
+
+    answers, loaded = asyncio.run(ask())
+
+    assert answers == expected([each.name for each in ASKS])
+    assert loaded > 0
+
+
+def test_clients_that_hang_up_do_no_harm_to_others(server: Server) -> None:
+    """Half of the clients are gone after their first token; what comes then hits what they have left."""
+
+    async def ask() -> dict[str, tuple[int, ...]]:
+        async with client(server) as session:
+            leaving = [streamed(session, MODEL, each.again("leaves"), most=1) for each in ASKS[::2]]
+            left, answers = await asyncio.gather(asyncio.gather(*leaving), gathered(ASKS[1::2], session, MODEL))
+            assert all(left), "a client left before its first token"
+            return {**answers, **await gathered(ASKS[::2], session, MODEL)}
+
+    assert asyncio.run(ask()) == expected([each.name for each in ASKS])
+
+
+def test_resets_while_clients_wait_change_no_token(server: Server) -> None:
+    """Running requests and the host tier included; vLLM says false where a copy holds blocks, and is asked again."""
+
+    async def ask() -> tuple[dict[str, tuple[int, ...]], int]:
+        async with client(server) as session:
+
+            async def reset() -> int:
+                done = 0
+                for ask in ASKS[:6]:
+                    await answered(session, MODEL, ask.again("paces"))
+                    query = {"reset_running_requests": "true", "reset_external": "true"}
+                    async with session.post("/reset_prefix_cache", params=query) as response:
+                        assert response.status == 200
+                        done += (await response.json())["success"]
+                return done
+
+            answers, done = await asyncio.gather(gathered(ASKS, session, MODEL), reset())
+            return answers, done
+
+    answers, done = asyncio.run(ask())
+
+    assert answers == expected([each.name for each in ASKS])
+    assert done > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_ends_a_server_with_requests_in_flight_and_it_starts_again(number: signal.Signals) -> None:
+    """All of its processes are gone, nothing of ours is in the way; a server that starts again gives the same tokens."""
+
+    async def interrupt(server: Server) -> int:
+        async with client(server) as session:
+            asked = [asyncio.create_task(streamed(session, MODEL, ask)) for ask in ASKS]
+            first = await answered(session, MODEL, ASKS[0].again("again"))
+            assert first == reference(MODEL)[ASKS[0].name]
+            await asyncio.to_thread(server.end, number)
+            results = await asyncio.gather(*asked, return_exceptions=True)
+        cut_short = [result for ask, result in zip(ASKS, results, strict=True) if result != reference(MODEL)[ask.name]]
+        wrong = [
+            result
+            for ask, result in zip(ASKS, results, strict=True)
+            if isinstance(result, tuple) and result != reference(MODEL)[ask.name][: len(result)]
+        ]
+        assert wrong == []
+        return len(cut_short)
+
+    with serving(MODEL, OURS, *OPTIONS, copies=COPIES) as running:
+        in_flight = asyncio.run(interrupt(running))
+
+    assert in_flight > 0, "every request was answered before the signal came"
+    assert "Traceback" not in "".join(line for line in running.said if "blocklife" in line)

@@ -1,0 +1,152 @@
+"""With a real model, the tokens are those of an engine without a connector, whatever the connector has to go through.
+
+Method: float32, greedy, ids as prompts; conversations whose turns share their beginnings, on a device so small that what comes
+again comes from the host. What every case is there for is counted, and must have happened: a case in which nothing was loaded,
+displaced or preempted would pass with any connector. `test_controls` shows that wrong bytes give other tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager
+from random import Random
+
+import pytest
+
+from tests.model.connectors import Copies
+from tests.model.engine import Answers, Engine, Setting, engine
+from tests.model.workload import Wave, conversations, long_answers
+
+MODELS = ("full", "windows", "both", "states")
+SEED = 1
+DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26}
+"""Blocks of a device that two requests fill, by model: behind a window they take fewer."""
+TIGHT = {"full": 40, "windows": 16, "both": 40, "states": 40}
+"""Blocks of a host that has to displace what it has."""
+SLOW = Copies(shortest=0, longest=3, seed=SEED)
+"""Copies that land up to three steps late."""
+
+
+@functools.cache
+def waves(model: str, long: bool = False) -> tuple[Wave, ...]:
+    """What an engine with this model is asked, conversations or *long* answers; longer texts where blocks are larger."""
+    print(f"seed {SEED}")
+    if long:
+        return long_answers(SEED, prompt={"windows": 40, "states": 200}.get(model, 70))
+    return conversations(SEED, first=520, more=130) if model == "states" else conversations(SEED)
+
+
+def engine_with(model: str, **knobs: object) -> AbstractContextManager[Engine]:
+    """An engine with this model on the small device, unless the knobs of `Setting` say otherwise."""
+    larger = {"max_tokens": 1024, "block": None} if model == "states" else {}
+    return engine(Setting(model, **{"blocks": DEVICE[model], **larger, **knobs}))  # type: ignore[arg-type]
+
+
+@functools.cache
+def reference(model: str, long: bool = False) -> Answers:
+    """What an engine says that has no connector and forgets every prompt."""
+    with engine_with(model, blocks=512, prefix_caching=False) as running:
+        return running.answer(waves(model, long))
+
+
+def differing(answers: Answers, expected: Answers) -> list[str]:
+    """Requests that were answered otherwise than without a connector."""
+    return sorted(name for name, said in answers.items() if said != expected[name.removesuffix("-once-more")])
+
+
+def right(running: Engine, answers: Answers, expected: Answers) -> None:
+    """All requests were answered, with the right tokens; no rule of the ledger is broken; something came from the host."""
+    assert set(answers) == set(expected)
+    assert differing(answers, expected) == []
+    running.check()
+    assert running.seen.loaded > 0, running.seen
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prefix_cache_alone_changes_no_token(model: str) -> None:
+    with engine_with(model, blocks=512) as running:
+        answers = running.answer(waves(model))
+
+    assert answers == reference(model)
+    assert running.seen.hit_on_device > 0
+
+
+@pytest.mark.parametrize("tight", [False, True], ids=["roomy", "tight"])
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_are_those_of_no_connector(model: str, mode: str, chunk: int, tight: bool) -> None:
+    ours = {"host_blocks": TIGHT[model] if tight else 256, "mode": mode, "blocks_per_chunk": chunk}
+    with engine_with(model, ours=ours, copies=SLOW) as running:
+        answers = running.answer(waves(model))
+
+    right(running, answers, reference(model))
+    assert (running.seen.evicted > 0) is tight, running.seen
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_stay_when_requests_are_preempted(model: str, asynchronous: bool) -> None:
+    knobs = {"max_running": 8, "asynchronous": asynchronous}
+    with engine_with(model, ours={"host_blocks": 256}, copies=SLOW, **knobs) as running:
+        answers = running.answer(waves(model, long=True))
+
+    right(running, answers, reference(model, long=True))
+    assert running.seen.preemptions > 0, running.seen
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_stay_under_asynchronous_scheduling(model: str) -> None:
+    deepest = 0
+
+    def look(running: Engine) -> None:
+        nonlocal deepest
+        deepest = max(deepest, running.steps_out)
+
+    ours = {"host_blocks": 256}
+    with engine_with(model, ours=ours, copies=SLOW, asynchronous=True) as running:
+        answers = running.answer(waves(model), look)
+
+    right(running, answers, reference(model))
+    assert deepest > 0, "no step was planned ahead of another one's end"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_stay_when_requests_are_given_up_while_they_load(model: str) -> None:
+    rng = Random(f"{SEED}/aborts")
+
+    def give_up(running: Engine) -> None:
+        for name in running.loading:
+            if name not in given_up and not name.endswith("-once-more") and rng.random() < 0.5:
+                given_up.append(name)
+                running.abort(name)
+
+    given_up = list[str]()
+    with engine_with(model, ours={"host_blocks": 256}, copies=Copies(2, 5, seed=SEED)) as running:
+        answers = running.answer(waves(model), give_up)
+        asked = {ask.name: ask for wave in waves(model) for ask in wave}
+        answers |= running.answer([tuple(asked[name].again("once-more") for name in given_up)])
+
+    assert given_up, "no request was given up while it loaded"
+    assert set(reference(model)) == {name.removesuffix("-once-more") for name in answers}
+    assert differing(answers, reference(model)) == []
+    running.check()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_stay_when_loads_fail(model: str) -> None:
+    copies = Copies(shortest=0, longest=3, lost_loads=0.4, seed=SEED)
+    with engine_with(model, ours={"host_blocks": 256}, copies=copies) as running:
+        answers = running.answer(waves(model))
+
+    right(running, answers, reference(model))
+    assert running.seen.lost_loads > 0, running.seen
+
+
+@pytest.mark.parametrize("model", ["full", "both"])
+def test_tokens_stay_with_two_ranks(model: str) -> None:
+    with engine_with(model, ours={"host_blocks": 256}, copies=SLOW, ranks=2) as running:
+        answers = running.answer(waves(model))
+
+    right(running, answers, reference(model))
+    assert running.side.shape.num_workers == 2

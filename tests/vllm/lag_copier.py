@@ -1,0 +1,120 @@
+"""A copier whose copies take steps to land, and fail on request: for whoever must not be right by luck.
+
+About half of a copy's runs of bytes move when it starts and the rest when it lands, so that whoever reads or writes too early
+reads or writes wrong bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from random import Random
+
+import numpy as np
+from attrs import define
+from numpy.typing import NDArray
+
+from blocklife.copiers.torch import HostMemory, KvCache
+from blocklife.copiers.torch.layout import Layout, Pages
+from blocklife.copiers.torch.moves import RunMover
+from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
+from tests.vllm.worlds import Lag
+
+
+@define(eq=False)
+class _Copy:
+    transfer: Transfer
+    pages: Pages
+    early: NDArray[np.bool_]
+    due: int
+    fails: bool
+    started: bool = False
+
+
+class LagCopier:
+    """A copier whose copies land some steps after their launch, in order within a direction; some fail, half-done."""
+
+    def __init__(
+        self, cache: KvCache, host: HostMemory, worker: Worker, lag: Lag, fails: Mapping[Direction, float], rng: Random
+    ) -> None:
+        self._layout = Layout(cache, host)
+        self._mover = RunMover(self._layout)
+        self._worker = worker
+        self._lag = lag
+        self.fails = dict(fails)
+        """How likely a copy fails, by direction."""
+        self._rng = rng
+        self._step = 0
+        self._queues: dict[Direction, deque[_Copy]] = {direction: deque() for direction in Direction}
+        self._landed: list[Completion] = []
+        self.waits = 0
+        """Copies that somebody had to wait for."""
+
+    @property
+    def worker(self) -> Worker:
+        """The rank."""
+        return self._worker
+
+    def computed(self, engine: object = None) -> None:
+        """The rig computes at once."""
+
+    def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
+        """A step begins."""
+        self._step += 1
+
+    def durations(self) -> Mapping[JobId, float]:
+        """Nothing: there is no clock here."""
+        return {}
+
+    def launch(self, transfer: Transfer) -> None:
+        """Queue a copy; the first of its direction starts."""
+        pages = self._layout.pages(transfer, *self._layout.ends(transfer))
+        rng, queue = self._rng, self._queues[transfer.direction]
+        early = np.array([rng.random() < 0.5 for _ in range(len(pages))], dtype=np.bool_)
+        due = self._step + rng.randint(self._lag.shortest, self._lag.longest)
+        queue.append(_Copy(transfer, pages, early, due, rng.random() < self.fails.get(transfer.direction, 0.0)))
+        self._start(queue)
+
+    def poll(self) -> list[Completion]:
+        """Those that have landed."""
+        for queue in self._queues.values():
+            while queue and queue[0].due <= self._step:
+                self._land(queue)
+        landed, self._landed = self._landed, []
+        return landed
+
+    def wait(self, jobs: Collection[JobId]) -> None:
+        """Let these land now, and those before them."""
+        for queue in self._queues.values():
+            last = max((at for at, copy in enumerate(queue) if copy.transfer.job in jobs), default=-1)
+            for _ in range(last + 1):
+                self.waits += 1
+                self._land(queue)
+
+    def busy(self) -> bool:
+        """Whether something is out."""
+        return any(self._queues.values())
+
+    def close(self) -> None:
+        """Let everything land."""
+        for queue in self._queues.values():
+            while queue:
+                self._land(queue)
+
+    def _start(self, queue: deque[_Copy]) -> None:
+        if queue and not queue[0].started:
+            queue[0].started = True
+            self._move(queue[0], queue[0].early)
+
+    def _land(self, queue: deque[_Copy]) -> None:
+        self._start(queue)
+        copy = queue.popleft()
+        if not copy.fails:
+            self._move(copy, ~copy.early)
+        self._landed.append(Completion(copy.transfer.job, self._worker, Result.FAILED if copy.fails else Result.OK))
+        self._start(queue)
+
+    def _move(self, copy: _Copy, runs: NDArray[np.bool_]) -> None:
+        pages = copy.pages
+        part = Pages(pages.source[runs], pages.target[runs], pages.nbytes[runs], pages.layer[runs])
+        self._mover.move(part, copy.transfer.direction)
