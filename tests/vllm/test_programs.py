@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.vllm import bench_connector, bench_watch, drive
+from tests.vllm import bench_connector, bench_watch, chat, drive, hits
 from tests.vllm.stopwatch import Stopwatch
 
 SMALL = ("--running", "2", "--steps", "5", "--warm-up", "5")
@@ -22,6 +22,8 @@ SMALL = ("--running", "2", "--steps", "5", "--warm-up", "5")
         (bench_connector.main, ("--running", "0"), "--running: '0' is not a positive whole number"),
         (bench_connector.main, ("--steps", "0"), "--steps: '0' is not a positive whole number"),
         (bench_connector.main, ("--warm-up", "-1"), "--warm-up: '-1' is not a whole number from 0 on"),
+        (hits.main, ("--seeds", "0"), "--seeds: '0' is not a positive whole number"),
+        (hits.main, ("--host-blocks", "0"), "--host-blocks: '0' is not a positive whole number"),
         (bench_watch.main, ("--rounds", "0"), "--rounds: '0' is not a positive whole number"),
         (bench_watch.main, ("--samples", "0"), "--samples: '0' is not a positive whole number"),
     ],
@@ -78,3 +80,31 @@ def test_bench_of_the_smallest_sizes_ends_with_a_table(
     """No figure of it is divided by nothing."""
     assert main(words) == 0
     assert "| 2 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("window", [(), ("--window", "64")], ids=["full attention", "and a window"])
+def test_hits_are_told_by_size_and_by_seed(capsys: pytest.CaptureFixture[str], window: Sequence[str]) -> None:
+    """With every connector and policy, and the same again for the same seeds."""
+    words = ("--seeds", "2", "--host-blocks", "400", "--requests", "30", *window)
+    said = []
+    for _ in range(2):
+        assert hits.main(words) == 0
+        said.append(capsys.readouterr().out)
+
+    assert said[0] == said[1]
+    assert "| 400 | lru |" in said[0]
+    assert "| 400 | arc |" in said[0]
+    assert "| 400 | 1 |" in said[0]
+
+
+def test_conversations_come_again_with_a_prefix_that_has_grown() -> None:
+    """A prompt is all that was said before, what the user says now, or a system prompt that others have, too."""
+    asked = list(chat.turns(0, 100))
+    texts = [tuple(turn.text) for turn in asked]
+    again = [at for at, turn in enumerate(asked) if any(texts[at][: len(text)] == text for text in texts[:at])]
+    shared = {text[:64] for text in texts}
+
+    assert len(again) > 30
+    assert len(shared) < 10
+    assert all(0 < turn.prompt < turn.prompt + turn.answer == len(turn.text) for turn in asked)
+    assert [turn.text for turn in chat.turns(0, 100)] == [turn.text for turn in asked]

@@ -455,7 +455,9 @@ def test_long_run_refuses_what_is_not_its_log(tmp_path: Path, capsys: pytest.Cap
     )
 
 
-@pytest.mark.parametrize("words", [("watched", "long"), ("drive",), ("planted",), ("bench_watch",), ("bench_connector",)])
+@pytest.mark.parametrize(
+    "words", [("watched", "long"), ("drive",), ("planted",), ("bench_watch",), ("bench_connector",), ("hits",)]
+)
 def test_program_says_how_it_is_run_where_vllm_is_not(words: Sequence[str]) -> None:
     """One line, exit status 2."""
     if importlib.util.find_spec("vllm") is not None:
