@@ -37,7 +37,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if importlib.util.find_spec("vllm") is None:
         absent: pytest.Module = Absent.from_parent(parent, path=module_path)
         return absent
-    if module_path.name.startswith(("test_connector", "test_behaviour", "test_planted", "test_programs")):
+    if module_path.name.startswith(("test_connector", "test_behaviour", "test_planted", "test_programs", "test_reports")):
         from tests.vllm.engine import RELEASE
 
         if not is_supported(RELEASE):

@@ -1,0 +1,90 @@
+"""A request that is preempted in the step that schedules it leaves blocks in the prefix cache that were never computed.
+
+Plain vLLM 0.33.0, scheduler side: no GPU, no model. The worker is imitated. All tokens of a text are alike, so that KV is a
+pair: the token, and how many stand before it. It is written and compared. Exit status: 0 if the fault shows, else 1.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+import torch
+from vllm import SamplingParams, __version__
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+BLOCK, BLOCKS = 16, 8
+device: dict[tuple[int, int], tuple[int, int]] = {}
+wrong: list[str] = []
+
+
+def new_scheduler() -> Scheduler:
+    with tempfile.TemporaryDirectory() as model:
+        Path(model, "config.json").write_text('{"architectures": ["OPTForCausalLM"], "model_type": "opt"}')
+        config = VllmConfig(
+            model_config=ModelConfig(model, skip_tokenizer_init=True, dtype="float16"),
+            cache_config=CacheConfig(block_size=BLOCK),
+            scheduler_config=SchedulerConfig(
+                max_model_len=2048,
+                is_encoder_decoder=False,
+                async_scheduling=False,
+                policy="priority",
+                max_num_seqs=8,
+                max_num_batched_tokens=48,
+                long_prefill_token_threshold=32,
+            ),
+            device_config=DeviceConfig("cpu"),
+        )
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    size = BLOCKS * spec.page_size_bytes
+    tensors = [KVCacheTensor(size=size, layers=["layer"], layer_stride=size, block_stride=spec.page_size_bytes)]
+    cache = KVCacheConfig(BLOCKS, tensors, [KVCacheGroupSpec(["layer"], spec)], prefix_cache_retention_interval=0)
+    config.cache_config.num_gpu_blocks = BLOCKS
+    init_none_hash(sha256)
+    return Scheduler(config, cache, StructuredOutputManager(config), block_size=BLOCK)
+
+
+def add(scheduler: Scheduler, name: str, token: int, prompt: int, answer: int, priority: int) -> None:
+    params, hasher = SamplingParams(max_tokens=answer, ignore_eos=True), get_request_block_hasher(BLOCK, sha256)
+    scheduler.add_request(Request(name, [token] * prompt, params, None, block_hasher=hasher, priority=priority))
+
+
+def run(scheduler: Scheduler, steps: int = 1000) -> None:
+    while scheduler.has_requests() and steps:
+        output, steps = scheduler.schedule(), steps - 1
+        said = [compute(scheduler, *each) for each in output.num_scheduled_tokens.items()]
+        names = list(output.num_scheduled_tokens)
+        result = ModelRunnerOutput(names, {each: at for at, each in enumerate(names)}, said)
+        scheduler.update_from_output(output, result)
+
+
+def compute(scheduler: Scheduler, name: str, tokens: int) -> list[int]:
+    request, (table,) = scheduler.requests[name], scheduler.kv_cache_manager.get_block_ids(name)
+    stop, token = request.num_computed_tokens, request.prompt_token_ids[0]
+    device.update({(table[at // BLOCK], at % BLOCK): (token, at) for at in range(stop - tokens, stop)})
+    for at in range(stop):
+        if (found := device.get((table[at // BLOCK], at % BLOCK))) != (token, at):
+            wrong.append(f"request {name} reads {found} for {(token, at)}")
+    return [token] if stop == request.num_tokens else []
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    engine = new_scheduler()
+    add(engine, "a", 1, 84, 1, priority=9)
+    add(engine, "x", 2, 1, 1, priority=9)  # the limit for long prompts holds only where two requests are
+    run(engine, steps=1)
+    add(engine, "b", 3, 16, 3, priority=0)  # urgent, and preempts a in the step that has scheduled a
+    run(engine)
+    print(f"vLLM {__version__}: {len(wrong)} reads of wrong KV", *wrong[:1], sep=", first: ")
+    sys.exit(not wrong)

@@ -1,0 +1,157 @@
+"""``python -P -S tests/vllm/mended.py SCRIPT ...``: scripts of `specs/vllm-findings` as they are, and with their fault mended.
+
+Rules of this file:
+
+* It imports vLLM and the standard library, and nothing of ours: it is run by its path, where blocklife cannot be imported.
+* vLLM is imported once; each script is a process of its own, forked off behind the import.
+* A mend is what the report proposes, put around vLLM's own methods by the name of the script. It is made for one release.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import json
+import os
+import runpy
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import MambaManager, SingleTypeKVCacheManager
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
+
+MODES = ("as it is", "mended", "help")
+
+
+def around(kind: type, name: str, new: Callable[..., Any]) -> None:
+    """Put *new* around a method; it is handed the old one first."""
+    setattr(kind, name, functools.partialmethod(new, getattr(kind, name)))
+
+
+def preempted_before_it_was_computed() -> None:
+    """A request that is preempted loses the names of the blocks that it has not computed."""
+
+    def preempt(self: Any, old: Callable[..., None], request: Any, *more: Any, **named: Any) -> None:
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            table = manager.req_to_blocks[request.request_id]
+            self.kv_cache_manager.evict_blocks(
+                {each.block_id for each in table[request.num_computed_tokens // manager.block_size :]}
+            )
+        old(self, request, *more, **named)
+
+    around(Scheduler, "_preempt_request", preempt)
+
+
+def partial_chunk() -> None:
+    """A chunk with a null block is not stored, wherever the null is."""
+    around(OffloadingConnectorScheduler, "_reachable_store_block_mask", lambda *_, **__: None)
+
+
+def hole_in_chunk() -> None:
+    """The mend of the other one does."""
+    partial_chunk()
+
+
+def reset_of_window() -> None:
+    """A reset clears what is in front of the window."""
+
+    def reset(self: Any, old: Callable[..., None]) -> None:
+        old(self)
+        for status in self._req_status.values():
+            for group, state in zip(self.config.kv_group_configs, status.group_states, strict=True):
+                if isinstance(group.kv_cache_spec, SlidingWindowSpec):
+                    seen_from = status.req.num_computed_tokens - group.kv_cache_spec.sliding_window + 1
+                    left = min(max(0, seen_from) // group.tokens_per_block, len(state.block_ids))
+                    state.block_ids[:left] = [0] * left
+
+    around(OffloadingConnectorScheduler, "_reset_cache", reset)
+
+
+def loads_that_wait_for_each_other() -> None:
+    """Null blocks do not count as held where the most that a window can hold is what is needed."""
+
+    def needed(self: Any, old: Callable[..., int], request_id: str, num_tokens: int, *more: Any, **named: Any) -> int:
+        most = self.max_admission_blocks_per_request
+        if not named.get("apply_admission_cap") or most is None or request_id not in self.num_cached_block:
+            return int(old(self, request_id, num_tokens, *more, **named))
+        held = sum(not block.is_null for block in self.req_to_blocks[request_id])
+        return int(max(0, min(-(-num_tokens // self.block_size), most) - held))
+
+    around(SingleTypeKVCacheManager, "get_num_blocks_to_allocate", needed)
+
+
+def state_that_is_not_counted() -> None:
+    """A state that the connector brings counts beside the one at the end of the step."""
+
+    def needed(self: Any, old: Callable[..., int], *more: Any, **named: Any) -> int:
+        asked = inspect.signature(old).bind(self, *more, **named).arguments
+        return int(old(self, *more, **named) + (asked["total_computed_tokens"] > asked["num_local_computed_tokens"]))
+
+    around(MambaManager, "get_num_blocks_to_allocate", needed)
+
+
+def lazy_store_without_end() -> None:
+    """No lazy store is planned in a step that schedules nothing."""
+
+    def planned(self: Any, old: Callable[..., Any], output: Any) -> Any:
+        return old(self, output) if output.total_num_scheduled_tokens else ([], [], [], None)
+
+    around(SimpleCPUOffloadScheduler, "prepare_store_specs", planned)
+
+
+def request_behind_lazy_stores() -> None:
+    """The mend of the other one does."""
+    lazy_store_without_end()
+
+
+def play(script: Path, mode: str, said: Path) -> int:
+    """Run a script in a process of its own; what it prints goes to a file. Returns its exit status."""
+    child = os.fork()
+    if not child:
+        with said.open("w", encoding="utf-8") as file:
+            os.dup2(file.fileno(), 1)
+            sys.argv = [str(script), *["--help"] * (mode == "help")]
+            if mode == "mended":
+                globals()[script.stem]()
+            status: object = 70
+            try:
+                runpy.run_path(str(script), run_name="__main__")
+            except SystemExit as end:
+                status = end.code
+            except Exception:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(int(status) if isinstance(status, int) else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(scripts: list[str]) -> None:
+    """Print one JSON object a run."""
+    if importlib.util.find_spec("blocklife") is not None:
+        sys.exit("blocklife can be imported here")
+    with tempfile.TemporaryDirectory() as folder:
+        for script in map(Path, scripts):
+            for mode in MODES:
+                said = Path(folder, "said")
+                status = play(script, mode, said)
+                print(
+                    json.dumps(
+                        {"script": script.stem, "mode": mode, "status": status, "said": said.read_text(encoding="utf-8")}
+                    )
+                )
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
