@@ -19,7 +19,7 @@ from unittest import mock
 
 from attrs import define, frozen
 
-ROOMS = ("pool", "offloading", "simple", "workers")
+ROOMS = ("pool", "offloading", "simple", "workers", "outside")
 
 Original: TypeAlias = Callable[..., Any]
 Around: TypeAlias = Callable[..., object]
