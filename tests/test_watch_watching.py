@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import subprocess
 import sys
@@ -17,12 +18,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from attrs import field, frozen
 
 from blocklife.cli import main
 from blocklife.engines.vllm.watch import LOGGER, Mode, Options, WatchError, attach, detach, plugin, watch_of
-from blocklife.engines.vllm.watch.metrics import COUNTED, PREFIX, Metrics
+from blocklife.engines.vllm.watch.metrics import COUNTED, FOLDER, PREFIX, Collector, InFolder, Metrics, OfLibrary
 from blocklife.engines.vllm.watch.telling import NUM_KEPT, NUM_LOGGED, WHILE_S, Teller
-from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.engines.vllm.watch.violations import RULES, Violation
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
 from tests.interrupts import interruptible
 from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
@@ -179,13 +181,32 @@ class FakeCounter:
         return self.labelled.setdefault(rule, FakeCounter(rule, ""))
 
 
-def test_metrics_are_named_as_vllm_names_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@frozen
+class FakeFamily:
+    """What a collector says of one metric."""
+
+    name: str
+    documentation: str
+    labels: list[str]
+    values: dict[tuple[str, ...], float] = field(factory=dict)
+
+    def add_metric(self, labels: list[str], value: float) -> None:
+        """One of its series."""
+        self.values[tuple(labels)] = value
+
+
+def shown(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
+    """What a process that counts nothing itself shows of a folder."""
+    collector = Collector(InFolder(folder, ""), SimpleNamespace(CounterMetricFamily=FakeFamily))
+    found: list[Any] = list(collector.collect())
+    return {family.name: family.values for family in found}
+
+
+def test_metrics_are_named_as_vllm_names_its_own() -> None:
     """A counter of violations by rule, and of each other figure the growth since it was told last."""
-    client = ModuleType("prometheus_client")
-    vars(client)["Counter"] = FakeCounter
-    monkeypatch.setitem(sys.modules, "prometheus_client", client)
     registry: dict[str, FakeCounter] = {}
-    metrics = Metrics(registry)
+    metrics = Metrics(OfLibrary(SimpleNamespace(Counter=FakeCounter), registry))
+    before = {rule: counter.value for rule, counter in registry[PREFIX + "violations"].labelled.items()}
     metrics.violated("I1")
     metrics.violated("I1")
     for steps in (10, 10, 25):
@@ -194,16 +215,64 @@ def test_metrics_are_named_as_vllm_names_its_own(monkeypatch: pytest.MonkeyPatch
     metrics.tell(2, dict.fromkeys(COUNTED, 5))
 
     assert all(name.startswith(PREFIX) for name in registry)
+    assert before == dict.fromkeys(RULES, 0), (
+        "each rule has its series before its first event: an alert on its growth sees that"
+    )
     assert registry[PREFIX + "violations"].labelled["I1"].value == 2
     assert registry[PREFIX + "steps"].value == 30
 
 
-def test_metrics_do_nothing_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no dependency of ours."""
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    metrics = Metrics()
-    metrics.violated("I1")
-    metrics.tell(1, {})
+def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
+    """Another process adds up what two have counted, one of which has the number of one that is gone; all begin at zero."""
+    none = shown(tmp_path)
+    for _ in range(2):
+        metrics = Metrics(InFolder(tmp_path, ""))
+        metrics.violated("I6")
+        metrics.tell(1, dict.fromkeys(COUNTED, 10))
+    (tmp_path / "1.counts").write_bytes((tmp_path / f"{os.getpid()}.counts").read_bytes())
+    (tmp_path / "2.counts").write_bytes(b"")
+
+    assert none == {PREFIX + "violations": {(rule,): 0 for rule in RULES}} | {PREFIX + name: {(): 0} for name in COUNTED}
+    assert shown(tmp_path)[PREFIX + "violations"] == {(rule,): 4 if rule == "I6" else 0 for rule in RULES}
+    assert shown(tmp_path)[PREFIX + "steps"] == {(): 40}
+
+
+COUNTING = """
+import os, sys
+from blocklife.engines.vllm.watch import metrics
+if len(sys.argv) > 1:
+    metrics.of_process().violated("I8")
+    print(metrics.of_process().where)
+else:
+    sys.modules["prometheus_client"] = None
+    import subprocess
+    metrics.of_process().violated("I8")
+    child = os.fork()
+    if not child:
+        metrics.of_process().violated("I8")
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(metrics.of_process().where)
+    print(subprocess.run([sys.executable, "-c", sys.orig_argv[-1], "x"], capture_output=True, text=True).stdout, end="")
+    folder = metrics.Path(os.environ[metrics.FOLDER])
+    print(metrics.InFolder(folder, "").totals()["I8"], len(list(folder.iterdir())), folder)
+"""
+
+
+def test_a_process_counts_with_those_that_it_starts() -> None:
+    """A fork and a new process count beside it, each in a file of its own, and nothing is left when it has ended."""
+    around = {name: value for name, value in os.environ.items() if name not in (FOLDER, "PROMETHEUS_MULTIPROC_DIR")}
+    ran = subprocess.run([sys.executable, "-c", COUNTING], capture_output=True, text=True, env=around, check=False)
+    own, started, told = ran.stdout.splitlines()
+    count, files, folder = told.split()
+
+    assert ran.returncode == 0, ran.stderr
+    assert (own, started) == (
+        "its counts are in the metrics of this process",
+        "its counts are in the metrics of the process that has started it",
+    )
+    assert (count, files) == ("3", "3")
+    assert not Path(folder).exists()
 
 
 # --- options ------------------------------------------------------------------------------------------------------------------
@@ -327,21 +396,27 @@ def test_the_plug_in_watches_what_is_made_after_it(
     fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Schedulers and workers, once each, however often it is called; what cannot be watched is left alone, and told of."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "count")
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setenv("BLOCKLIFE_WATCH_SAMPLE", "8")
     before = fake_vllm()
     plugin.install()
     plugin.install()
+    silent = [record.getMessage() for record in caplog.records]
     watched, plain, worker = fake_vllm(), fake_vllm(object()), vars(fake_vllm)["worker"]()
+
+    here = f"process MainProcess, {os.getpid()}"
 
     assert watch_of(before) is None
     assert watch_of(watched) is not None
     assert watch_of(plain) is None
     assert watch_of(worker) is not None
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "blocklife watches this vLLM (count)",
+        f"blocklife watches the scheduler's side of OffloadingConnector in {here} (log, one block of 8)",
         "blocklife watch: watching nothing, because a scheduler with object has nothing to watch (only OffloadingConnector and "
         "SimpleCPUOffloadConnector can be watched, alone or in a MultiConnector)",
+        f"blocklife watches a worker's side of OffloadingConnector in {here} (log, one block of 8)",
     ]
+    assert silent == [], "a process in which nothing is watched says nothing"
     assert attach(watched) is watch_of(watched)
     detach(watched)
     detach(worker)

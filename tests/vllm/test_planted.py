@@ -31,6 +31,9 @@ SHOWN = (
     ("simple_last_store_forgotten", "simple-hybrid", 0, "I12"),
     ("simple_stored_while_it_is_stored", "simple", 0, "I14"),
     ("store_counts_from_wrong_block", "chunks", 0, "I15"),
+    ("hit_stays_in_the_queue", "full", 0, "I4"),
+    ("named_a_block_early", "full", 0, "I6"),
+    ("key_of_another_block", "full", 0, "I8"),
 )
 """A bug, a world, and a seed in which this rule falls first."""
 UNSEEN = (("late_report_after_reset", "resets", 3),)
@@ -125,7 +128,7 @@ def test_program_prints_a_table_and_writes_all_runs(tmp_path: Path, capsys: pyte
 
     assert status == 0
     assert [line.split(" | ")[0] for line in out.splitlines()[2:4]] == [f"| {NONE}", "| block_handed_out_twice"]
-    assert out.splitlines()[-1].startswith("Runs: 4, with harm ")
+    assert out.splitlines()[-1].startswith("Set own. Runs: 4, with harm ")
     assert len(err.splitlines()) == 2
     assert {run["row"]["world"] for run in runs if run["bug"] == NONE} == {"full", "full-async", "hybrid", "simple"}
 

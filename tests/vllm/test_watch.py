@@ -164,7 +164,11 @@ def test_vllm_logs_one_line_when_asked_to() -> None:
 
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["wrong"] > 0
-    assert "blocklife watches this vLLM (log)" in ran.stderr.splitlines(), "vLLM's own logging shows it"
+    (started,) = [
+        line for line in ran.stderr.splitlines() if line.startswith("blocklife watches ")
+    ]  # vLLM's own logging shows it
+    assert started.startswith("blocklife watches the scheduler's side of OffloadingConnector in process MainProcess, ")
+    assert started.endswith(" (log)")
     (line,) = lines(ran.stderr)
     assert "I6 at step 5: block " in line
     assert line.endswith("life 1, request r0)")
@@ -179,6 +183,54 @@ def test_vllm_counts_when_asked_to() -> None:
     assert told["report"]["violations_by_rule"] == {"I6": 1}
     assert 'vllm:blocklife_watch_violations_total{rule="I6"} 1.0' in told["metrics"]
     assert lines(ran.stderr) == []
+
+
+SERVED = """
+import json, multiprocessing, sys
+from prometheus_client import generate_latest
+from vllm.plugins import load_general_plugins
+from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+def serve(story):
+    load_general_plugins()
+    from tests.vllm import found
+    getattr(found, story)()
+
+def shown():
+    lines = generate_latest(get_prometheus_registry()).decode().splitlines()
+    return [line for line in lines if line.startswith("vllm:blocklife_watch_") and not line.endswith(" 0.0")]
+
+if __name__ == "__main__":
+    load_general_plugins()
+    before = shown()
+    core = multiprocessing.get_context("spawn").Process(target=serve, args=(sys.argv[1],), name="EngineCore")
+    core.start()
+    core.join()
+    print(json.dumps({"before": before, "after": shown(), "status": core.exitcode}))
+"""
+
+
+@pytest.mark.timeout(600)  # three processes import vLLM, one after the other
+def test_the_process_that_serves_shows_what_the_engine_core_counts(tmp_path: Path) -> None:
+    """As under a plain ``vllm serve``: the server loads the plug-in and starts the engine core, whose counts it shows."""
+    program = tmp_path / "served.py"
+    program.write_text(SERVED, encoding="utf-8")
+    around = {name: value for name, value in os.environ.items() if not name.startswith(("BLOCKLIFE_WATCH", "PROMETHEUS"))}
+    around |= {"BLOCKLIFE_WATCH": "count", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run(
+        [sys.executable, str(program), STORY], cwd=ROOT, env=around, capture_output=True, text=True, check=False
+    )
+    told = json.loads(ran.stdout.splitlines()[-1])
+
+    assert ran.returncode == told["status"] == 0, ran.stderr
+    assert told["before"] == []
+    assert 'vllm:blocklife_watch_violations_total{rule="I6"} 1.0' in told["after"]
+    assert any(line.startswith("vllm:blocklife_watch_steps_total ") for line in told["after"])
+    started = [line for line in ran.stderr.splitlines() if "blocklife watches " in line]
+    assert started
+    for line in started:
+        assert " of OffloadingConnector in process EngineCore, " in line, "the server itself watches nothing, and says nothing"
+        assert line.endswith("(count); its counts are in the metrics of the process that has started it")
 
 
 def test_vllm_falls_with_the_story_when_the_watch_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

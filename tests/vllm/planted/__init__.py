@@ -1,7 +1,7 @@
 """Bugs that are planted in vLLM 0.33.0, one at a time and for one run each, to see whether the watch names them.
 
 A bug is a function with a docstring that says what is wrong. It gets a `Bed`, and puts code of its own around methods of
-vLLM's classes; all of it is gone when the run is over. Rules of the rooms (``pool``, ``offloading``, ``simple``, ``workers``):
+vLLM's classes; all of it is gone when the run is over. Rules of the rooms:
 
 * A bug does little: it forgets a line, counts one off, mixes two things up. What vLLM asserts may hold or fall, as it comes.
 * Wherever it makes a difference it asks `Bed.strikes`, so that a run in which it slept is told from one in which it was missed.
@@ -10,7 +10,7 @@ vLLM's classes; all of it is gone when the run is over. Rules of the rooms (``po
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from importlib import import_module
 from random import Random
@@ -19,7 +19,9 @@ from unittest import mock
 
 from attrs import define, frozen
 
-ROOMS = ("pool", "offloading", "simple", "workers", "outside")
+SETS = {"own": ("pool", "offloading", "simple", "workers"), "outside": ("outside",)}
+"""The set with which the watch has grown, and one that was planned from vLLM's code alone; each has its rooms."""
+ROOMS = tuple(room for rooms in SETS.values() for room in rooms)
 
 Original: TypeAlias = Callable[..., Any]
 Around: TypeAlias = Callable[..., object]
@@ -85,7 +87,7 @@ def planted(*worlds: str, seen: bool = True) -> Callable[[Callable[[Bed], None]]
     return made
 
 
-def all_planted() -> dict[str, Planted]:
-    """Every bug by its name, room by room."""
-    found = [each for room in ROOMS for each in vars(import_module(f"{__name__}.{room}")).values()]
+def all_planted(rooms: Iterable[str] = ROOMS) -> dict[str, Planted]:
+    """Every bug of these rooms by its name, room by room."""
+    found = [each for room in rooms for each in vars(import_module(f"{__name__}.{room}")).values()]
     return {each.name: each for each in found if isinstance(each, Planted)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from attrs import asdict
 
 from blocklife.engines.vllm.versions import SUPPORTED, is_supported
-from tests.vllm.planted import Bed, Planted, all_planted
+from tests.vllm.planted import SETS, Bed, Planted, all_planted
 from tests.vllm.programs import importing, natural, positive, refused, target
 
 with importing("planted", __name__):
@@ -62,7 +62,7 @@ def _told(counted: Counter[str]) -> str:
 
 
 def markdown(bugs: Sequence[Planted], found: Mapping[str, Sequence[Played]]) -> str:
-    """A row for each bug, and below the totals."""
+    """A row for each bug, and below the totals of each set."""
     lines = [
         "| bug | what | runs | fired in | did harm in | named in time / late / never | first rule |",
         "| --- | --- | ---: | ---: | --- | --- | --- |",
@@ -75,7 +75,9 @@ def markdown(bugs: Sequence[Planted], found: Mapping[str, Sequence[Played]]) -> 
         harm = f"{len(harmful)} ({_told(kinds)})" if harmful else "0"
         cells = [bug.name, bug.about, str(len(own)), str(sum(each.fired > 0 for each in own)), harm, _counts(harmful)]
         lines.append(f"| {' | '.join([*cells, _told(firsts)])} |")
-    return "\n".join([*lines, "", totals([bug for bug in bugs if bug.name != NONE], found)]) + "\n"
+    sets = {name: [bug for bug in bugs if bug.name in all_planted(rooms)] for name, rooms in SETS.items()}
+    told = [f"Set {name}. {totals(own, found)}" for name, own in sets.items() if own]
+    return "\n".join([*lines, "", *told]) + "\n"
 
 
 def totals(bugs: Sequence[Planted], found: Mapping[str, Sequence[Played]]) -> str:
@@ -110,15 +112,16 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.planted", description=__doc__)
     parser.add_argument("--bugs", nargs="+", metavar="NAME", help="instead of all")
+    parser.add_argument("--set", choices=SETS, help="instead of all: with which the watch has grown, or from outside")
     parser.add_argument("--seeds", nargs="+", type=natural, default=list(range(NUM_SEEDS)))
     parser.add_argument("--steps", type=positive, default=STEPS)
     parser.add_argument("--json", type=target, help="write all runs there, too")
     return parser.parse_args(arguments)
 
 
-def chosen_bugs(names: Sequence[str] | None) -> list[Planted]:
-    """The bugs of these names, behind the runs without any."""
-    known = all_planted()
+def chosen_bugs(names: Sequence[str] | None, of: str | None = None) -> list[Planted]:
+    """The bugs of these names, or of a set, behind the runs without any."""
+    known = all_planted() if of is None else all_planted(SETS[of])
     for name in names or ():
         if name not in known:
             refused("planted", f"no bug is called {name!r} (one is {min(known)})")
@@ -139,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parsed(arguments)
     if not is_supported(RELEASE):
         refused("planted", f"the bugs are made for vLLM {SUPPORTED}.x, and this is {RELEASE}")
-    bugs = chosen_bugs(chosen.bugs)
+    bugs = chosen_bugs(chosen.bugs, chosen.set)
     try:
         rows = list(runs(bugs, chosen.seeds, chosen.steps))
     except KeyboardInterrupt:

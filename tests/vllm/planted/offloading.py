@@ -10,7 +10,7 @@ import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata, TransferJob
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler, RequestOffloadState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_offload.base import LoadStoreSpec, OffloadKey, PrepareStoreOutput, ReqContext
+from vllm.v1.kv_offload.base import LoadStoreSpec, OffloadKey, PrepareStoreOutput, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
@@ -514,3 +514,18 @@ def load_does_not_reach_workers(bed: Bed) -> None:
             del meta.load_jobs[number]
 
     _change_step(bed, drop)
+
+
+@planted("full", "full-async", "hybrid", "window", "chunks")
+def key_of_another_block(bed: Bed) -> None:
+    """The key of a chunk is now and then made from the hash of the block ahead of it."""
+
+    @bed.around(RequestOffloadState, "update_offload_keys")
+    def updates(original: Original, self: RequestOffloadState) -> None:
+        before = [len(state.offload_keys) for state in self.group_states]
+        original(self)
+        for config, state, start in zip(self.config.kv_group_configs, self.group_states, before, strict=True):
+            for at in range(max(1, start), len(state.offload_keys)):
+                if bed.strikes(0.1):
+                    ahead = self.req.block_hashes[(at + 1) * config.hashes_per_chunk - 2]
+                    state.offload_keys[at] = make_offload_key(ahead, config.group_idx)

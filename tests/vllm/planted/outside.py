@@ -150,9 +150,9 @@ def hit_one_place_off(bed: Bed) -> None:
 def window_hit_is_too_short(bed: Bed) -> None:
     """A window is a hit with one block fewer than it reads."""
 
-    def shorter(owner: type, window: int, block: int, eagle: bool) -> int:
+    def shorter(owner: type, window_size: int, block_size: int, use_eagle: bool) -> int:
         bed.strikes()
-        return max(1, -(-(window - 1) // block) + eagle - 1)
+        return max(1, -(-(window_size - 1) // block_size) + use_eagle - 1)
 
     bed.stack.enter_context(mock.patch.object(SlidingWindowManager, "_contiguous_blocks_for_hit", classmethod(shorter)))
 
@@ -193,7 +193,7 @@ def window_keeps_what_it_gave_back(bed: Bed) -> None:
             table[gone[-1]] = before[gone[-1]]
 
 
-@planted("states", "states-again")
+@planted("states", "states-again", seen=False)
 def state_is_given_back_early(bed: Bed) -> None:
     """A state is given back while the next step still starts from it."""
 
@@ -256,7 +256,7 @@ def name_forgets_what_came_before(bed: Bed) -> None:
 # --- OffloadingConnector --------------------------------------------------------------------------------------------------
 
 
-@planted("chunks", "chunks-hybrid")
+@planted("chunks", "chunks-full")
 def chunk_is_named_by_its_first_block(bed: Bed) -> None:
     """A chunk has the hash of its first block instead of its last one's."""
 
@@ -365,7 +365,7 @@ def asynchronous_load_is_not_waited_for(bed: Bed) -> None:
         return tokens, asynchronous
 
 
-@planted("chunks", "chunks-hybrid")
+@planted("chunks", "chunks-full")
 def load_counts_from_wrong_block(bed: Bed) -> None:
     """The index of a load's first block is that of its chunk."""
 

@@ -48,6 +48,7 @@ def worlds() -> Mapping[str, World]:
     more = {
         "lazy": evolve(WORLDS["simple"], spec=evolve(WORLDS["simple"].spec, extra_config={"lazy_offload": True})),
         "states-again": long["states"],
+        "chunks-full": long["chunks"],
         "full-resets": long["full"],
         "sync-loads": long["sync loads"],
         "sync-loads-of-two": evolve(long["sync loads"], spec=two),

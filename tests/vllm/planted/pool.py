@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, SlidingWindowManager
@@ -137,3 +138,26 @@ def window_too_small(bed: Bed) -> None:
     def skips(original: Original, self: SlidingWindowManager, computed: int) -> int:
         skipped: int = original(self, computed)
         return skipped + BLOCK if skipped > 0 and bed.strikes(0.1) else skipped
+
+
+@planted("full", "full-async", "hybrid", "simple")
+def hit_stays_in_the_queue(bed: Bed) -> None:
+    """A free block that is hit stays in the queue of free blocks, and the count of these is as before."""
+
+    @bed.around(BlockPool, "touch")
+    def touches(original: Original, self: BlockPool, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in list(blocks):
+            if not block.is_null and block.ref_cnt == 0 and bed.strikes(0.2):
+                block.ref_cnt += 1
+            else:
+                original(self, [block])
+
+
+@planted("full", "full-async", "hybrid", "simple", "window")
+def named_a_block_early(bed: Bed) -> None:
+    """A block gets its name in the prefix cache when its first tokens are computed."""
+
+    @bed.around(KVCacheCoordinator, "cache_blocks")
+    def caches(original: Original, self: KVCacheCoordinator, request: Request, computed: int) -> None:
+        end = -(-computed // BLOCK) * BLOCK
+        original(self, request, end if computed < end <= request.num_tokens and bed.strikes(0.5) else computed)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Sequence
 
+from blocklife.engines.vllm.watch.calls import BlockLike, CallsThrough, Original, given
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror, Missing
-from blocklife.engines.vllm.watch.pool import BlockLike, CallsThrough
-
-Original: TypeAlias = Callable[..., object]
 
 
 class ConnectorEar:
@@ -19,6 +16,7 @@ class ConnectorEar:
         self._mirror = mirror
         self._scheduler = scheduler
         self.calls = CallsThrough()
+        self.all_calls: list[CallsThrough] = [self.calls]
         self.calls.add(scheduler, "build_connector_meta", self._build)
         self.calls.add(scheduler, "update_connector_output", self._update)
         self.calls.add(scheduler, "request_finished", self._finished)
@@ -57,14 +55,14 @@ class ConnectorEar:
     # --- what a lookup has counted ------------------------------------------------------------------------------------------
 
     def _looked_up(self, original: Original, *args: object, **kwargs: object) -> object:
-        request, computed = _given(args, kwargs, "request", "num_computed_tokens")
+        request, computed = given(args, kwargs, "request", "num_computed_tokens")
         if isinstance(name := getattr(request, "request_id", None), str) and isinstance(computed, int):
             self._computed[name] = computed
         return original(*args, **kwargs)
 
     def _let_in(self, original: Original, *args: object, **kwargs: object) -> object:
         """A request was let in with so many tokens that are to be loaded: their blocks have no content yet."""
-        request, blocks, tokens = _given(args, kwargs, "request", "blocks", "num_external_tokens")
+        request, blocks, tokens = given(args, kwargs, "request", "blocks", "num_external_tokens")
         name, tables = getattr(request, "request_id", None), getattr(blocks, "blocks", None)
         if isinstance(name, str) and isinstance(tables, Sequence) and isinstance(tokens, int) and tokens:
             self._count_on(name, request, tables, tokens)
@@ -94,8 +92,3 @@ class ConnectorEar:
         """The requests for which a step computes."""
         found = getattr(output, "num_scheduled_tokens", None)
         return found if isinstance(found, dict) else ()
-
-
-def _given(args: Sequence[object], kwargs: Mapping[str, object], *names: str) -> list[object]:
-    """The arguments of these names, which come first; None for what is not given."""
-    return [args[at] if at < len(args) else kwargs.get(name) for at, name in enumerate(names)]

@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from blocklife.engines.vllm.watch.calls import CallsThrough, Original
 from blocklife.engines.vllm.watch.holders import CONNECTOR
 from blocklife.engines.vllm.watch.jobs import Job
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.pool import CallsThrough
 
-Original: TypeAlias = Callable[..., object]
 Content: TypeAlias = tuple[int, bytes | None]
 
 NUM_STILL = 32

@@ -34,6 +34,7 @@ from blocklife.engines.vllm.watch.holders import CONNECTOR, Holders
 from blocklife.engines.vllm.watch.host import NUM_SPARE, Filing, Host
 from blocklife.engines.vllm.watch.jobs import Copy, Jobs
 from blocklife.engines.vllm.watch.lives import ALLOCATED, FREED, LedgerLives, Lives, PlainLives
+from blocklife.engines.vllm.watch.progress import Progress
 from blocklife.engines.vllm.watch.story import Story
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import MisuseError
@@ -116,6 +117,10 @@ class Mirror:
         """Whether the connector waits for nothing but its jobs, such as answers of another tier."""
         self.num_held: Callable[[], int | None] = lambda: None
         """How many slots the connector would give to nobody now, if it can tell; less than 0 where it has some twice."""
+        self.progress = Progress()
+        """How far the requests are; of several mirrors of one engine all have the same."""
+        self.brought: frozenset[int] = frozenset()
+        """The blocks that loads fill before the last step computes."""
         self.is_torn = False
         """Whether something came in between, in the middle of a step."""
         self._log: list[Fact] = []
@@ -143,6 +148,11 @@ class Mirror:
     def counts(self) -> Counter[str]:
         """How often each rule fell, and what could not be followed."""
         return self.story.counts
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether anything was noted that was not replayed yet."""
+        return bool(self._log)
 
     def follows(self, block: int) -> bool:
         """Whether a block is one of those that are followed."""
@@ -251,6 +261,7 @@ class Mirror:
         self.story.steps += 1
         self._targets = {piece.block for copy in loads if not copy.sync for piece in copy.pieces}
         self._soon = {piece.block: copy for copy in loads if copy.sync for piece in copy.pieces}
+        self.brought = frozenset(self._soon)
         start = next((at for at, (fact, _) in enumerate(log) if fact is self._handing_out), len(log))
         self._replay(log[:start])
         self.jobs.land(begins=True)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
-from blocklife.engines.vllm.watch.ear import ConnectorEar, Original
+from blocklife.engines.vllm.watch.calls import Original, ending_of
+from blocklife.engines.vllm.watch.ear import ConnectorEar
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
@@ -55,7 +56,8 @@ class OffloadingEar(ConnectorEar):
         self.calls.add(scheduler, "reset_cache", self._reset)
         self._made = getattr(scheduler, "_job_counter", 0)
         # Other tiers below this one would bring content that is not seen to come.
-        mirror.hears_all = type(getattr(scheduler, "manager", None)).__name__ == "CPUOffloadingManager"
+        manager = getattr(scheduler, "manager", None)
+        mirror.hears_all = type(manager).__name__ == "CPUOffloadingManager"
         mirror.host.sees_all = mirror.hears_all and not self._made
         if mirror.hears_all:
             mirror.num_held = self._num_held
@@ -66,8 +68,11 @@ class OffloadingEar(ConnectorEar):
         }
         self.block_tokens = [sizes.get(group, 0) for group in range(max(sizes, default=-1) + 1)]
         self._odd: list[tuple[str, str, str | None, int]] = []
-        self._reach: dict[str, int] = {}
-        """How many tokens of a request are computed when the step is over."""
+        # How the manager finds the slot of a key, where it says so; and the key that a slot was stored under last.
+        self._find: Callable[[bytes], object] | None = getattr(getattr(manager, "_policy", None), "get", None)
+        self._stored: dict[int, bytes] = {}
+        self._hashes = [_first_int(config, "hashes_per_chunk", "hash_block_size_factor") for config in configs]
+        """How many hashes of a request a chunk of each group has."""
 
     # --- what it hears ------------------------------------------------------------------------------------------------------
 
@@ -82,28 +87,15 @@ class OffloadingEar(ConnectorEar):
         if not self._launches_flushed:
             waits -= stores.keys()
         output = args[0] if args else kwargs.get("scheduler_output")
-        self._compute(output)
+        if self._mirror.computes:
+            self._mirror.progress.advance(output)
         copies = [self._copy(number, job, store=True) for number, job in stores.items()]
         brought = [self._copy(number, job, store=False) for number, job in loads.items()]
         self._mirror.step(
             stores=copies, loads=brought, waits=waits, computes=self.computes(output), missing=self._missing(brought)
         )
         self._tell_odd(stores.keys() | loads.keys())
-        for name in getattr(output, "finished_req_ids", None) or ():
-            self._reach.pop(name, None)
         return meta
-
-    def _compute(self, output: object) -> None:
-        """How far the requests of a step are when it is over."""
-        scheduled = self.computes(output)
-        if not (isinstance(scheduled, dict) and self._mirror.computes):
-            return
-        for new in getattr(output, "scheduled_new_reqs", ()):
-            self._reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
-        cached = getattr(output, "scheduled_cached_reqs", None)
-        names, computed = getattr(cached, "req_ids", ()), getattr(cached, "num_computed_tokens", ())
-        computing = map(scheduled.get, names, itertools.repeat(0))
-        self._reach.update(zip(names, map(operator.add, computed, computing), strict=False))  # of all that run, in every step
 
     def _tell_odd(self, named: Collection[int]) -> None:
         """What is wrong with the jobs of a step before anybody looks at their blocks."""
@@ -166,6 +158,7 @@ class OffloadingEar(ConnectorEar):
         size = self._blocks_per_chunk
         pieces: list[Piece] = []
         first = first_slot = 0
+        hashes: Sequence[bytes] = getattr(getattr(known, "req", None), "block_hashes", ())
         odd: list[str] = []
         for each, count in enumerate(device.group_sizes):
             if not count:
@@ -176,6 +169,10 @@ class OffloadingEar(ConnectorEar):
             group = self._groups[each] if each < len(self._groups) else each
             here, there = blocks[first : first + count], slots[first_slot : first_slot + used]
             chunks = _chunks(keys, names, start // size, used)
+            if hashes and each < len(self._hashes):
+                self._ask_keys(number, named, chunks, (hashes, self._hashes[each], group), store=store)
+            if len(chunks) == len(there):
+                self._ask_slots(number, named, chunks, there, store=store)
             if len(chunks) < used and keys:
                 odd.append(f"{used} chunks of group {group}, and keys of {len(chunks)}")
             pieces += self._pieces(group, start, here, there, chunks)
@@ -189,11 +186,42 @@ class OffloadingEar(ConnectorEar):
             self._ask_places(number, named, blocks, pieces)
         return Copy(number, named, pieces, sync)
 
+    def _ask_keys(
+        self, number: int, request: str | None, chunks: Chunks, of: tuple[Sequence[bytes], int, int], *, store: bool
+    ) -> None:
+        """Whether each chunk of a job is called by the hash of all that the request has up to its end, and by its group."""
+        hashes, factor, group = of
+        ending = ending_of(group)
+        for at, key in chunks if factor else ():
+            last = (at + 1) * factor - 1
+            if last >= len(hashes) or hashes[last] + ending != key:
+                does, rule = ("stores", "I8") if store else ("loads", "I6")
+                what = f"job {number} {does} chunk {at} of {request} in group {group} by a key that is not that of its place"
+                self._odd.append((rule, what, request, number))
+                return
+
+    def _ask_slots(self, number: int, request: str | None, chunks: Chunks, slots: Sequence[int], *, store: bool) -> None:
+        """Whether the manager has each key of a job for the slot that the job names, and no older key for it."""
+        if (find := self._find) is None:
+            return
+        for (_, key), slot in zip(chunks, slots, strict=True):
+            if (there := getattr(find(key), "chunk_id", slot)) != slot:
+                does, rule = ("stores into", "I8") if store else ("loads from", "I6")
+                what = f"job {number} {does} slot {slot}, and the manager has its key for slot {there}"
+                self._odd.append((rule, what, request, number))
+            if not store:
+                continue
+            older = self._stored.get(slot, key)
+            if older != key and getattr(find(older), "chunk_id", None) == slot:
+                what = f"job {number} stores into slot {slot}, which is still found by the key of what it held before"
+                self._odd.append(("I6", what, request, number))
+            self._stored[slot] = key
+
     def _ask_places(self, number: int, request: str | None, blocks: Sequence[int], pieces: Iterable[Piece]) -> None:
         """Whether a store reads blocks that are there, with content that is computed when the step is over."""
         if 0 in blocks:
             self._odd.append(("I8", f"job {number} stores the null block", request, number))
-        if (reach := self._reach.get(request or "")) is None:
+        if (reach := self._mirror.progress.reach.get(request or "")) is None:
             return
         for piece in pieces:
             if piece.key is None or piece.position is None or piece.group >= len(self.block_tokens):

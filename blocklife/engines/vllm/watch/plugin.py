@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import multiprocessing
+import os
 from collections.abc import Callable
 
 from blocklife.engines.vllm import versions
 from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
-from blocklife.engines.vllm.watch.options import RecordError
+from blocklife.engines.vllm.watch.metrics import of_process
+from blocklife.engines.vllm.watch.options import Mode, RecordError
 from blocklife.errors import MisuseError
 
 _SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
@@ -27,8 +30,8 @@ _NOTHING = "blocklife watch: watching nothing, because %s"
 def install() -> None:
     """Watch every scheduler and worker that is made from now on, if the environment asks for it. A second call does nothing.
 
-    In a release of vLLM that is not known nothing is watched, and one line says so. Refuses, with MisuseError, settings that
-    mean nothing.
+    One line of the log says what is watched, as soon as there is something. In a release of vLLM that is not known nothing is
+    watched, and one line says so. Refuses, with MisuseError, settings that mean nothing.
     """
     options = Options.from_environment()
     if options is None:
@@ -37,9 +40,19 @@ def install() -> None:
     if not versions.is_watched(release):
         known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED} (install one of these, or a blocklife for yours)"
         LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
-    elif watch_all(options):
-        # As a warning: vLLM's logging shows no lesser line of another package, and silence is taken for a watch that is off.
-        LOGGER.warning("blocklife watches this vLLM (%s)", options.mode.name.lower())
+        return
+    if options.mode is Mode.COUNT:
+        of_process()  # now, for the processes that this one starts are to count into the same place
+    watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch)))
+
+
+def said_of(watch: Watch | WorkerWatch) -> str:
+    """One line: what is watched, how, and in which process."""
+    process = f"process {multiprocessing.current_process().name}, {os.getpid()}"
+    mode, sample = watch.options.mode, watch.options.sample
+    how = mode.name.lower() + (f", one block of {sample}" if sample > 1 else "")
+    where = f"; {of_process().where}" if mode is Mode.COUNT else ""
+    return f"blocklife watches {watch.of} in {process} ({how}){where}"
 
 
 def watch_all(

@@ -9,15 +9,14 @@ Nothing of vLLM is replaced: methods of the watched objects, and of no others, a
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
+from blocklife.engines.vllm.watch.book import Book, Odd
+from blocklife.engines.vllm.watch.calls import BlockLike, CallsThrough, Original, blocks_of, name_of, tables_of
 from blocklife.engines.vllm.watch.holders import CONNECTOR
 from blocklife.engines.vllm.watch.mirror import Mirror, Positions
-
-Original: TypeAlias = Callable[..., object]
+from blocklife.engines.vllm.watch.names import Names
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
 """Methods of the manager that work for a request, in any supported release; their first argument is it, or names it."""
@@ -27,15 +26,6 @@ _FREES = ("free", "pop_blocks_for_free")
 """Those that end a request's hold of everything."""
 _NEAR = 4
 """New blocks stand so near to the end of a table, mostly."""
-
-
-class BlockLike(Protocol):
-    """A block of vLLM's pool."""
-
-    block_id: int
-    ref_cnt: int
-    pool: object
-    """Whose it is; older releases do not say."""
 
 
 class PoolEar:
@@ -51,12 +41,17 @@ class PoolEar:
         self._pool = pool
         self._managers = managers
         self._sample = sample
-        self._num_blocks = len(_blocks(pool))
-        self._owners = (pool, None) if any(hasattr(block, "pool") for block in _blocks(pool)[:1]) else ()
+        self._num_blocks = len(blocks_of(pool))
+        self._owners = (pool, None) if any(hasattr(block, "pool") for block in blocks_of(pool)[:1]) else ()
         """What a block says of whose it is, where blocks say it: a pool may be asked to free those of others."""
         self._request: object = None
         self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
+        self._book = Book(pool)
+        self.names = Names(mirrors, pool, managers, sample)
+        self.given: list[tuple[str, list[int]]] = []
+        """Who was given which blocks since somebody has last emptied it."""
         self.calls = CallsThrough()
+        self.calls.add(pool, "cache_full_blocks", self.names.named)
         self.calls.add(pool, "get_new_blocks", self._get_new_blocks)
         self.calls.add(pool, "touch", self._touch)
         self.calls.add(pool, "free_blocks", self._free_blocks)
@@ -72,12 +67,12 @@ class PoolEar:
         """Tell of what is held already: the watch has come to an engine that runs."""
         named: dict[int, int] = {}
         for group, manager in enumerate(self._managers):
-            for request, table in _tables(manager).items():
+            for request, table in tables_of(manager).items():
                 places = {number: at for at, number in enumerate(self._numbers(table)) if number}
                 for block, at in places.items():
                     self._adopt(request, group, block, at, shared=block in named)
                     named[block] = named.get(block, 0) + 1
-        for each in _blocks(self._pool):
+        for each in blocks_of(self._pool):
             mine = each.block_id and not each.block_id % self._sample
             for _ in range(each.ref_cnt - named.get(each.block_id, 0) if mine else 0):
                 self._adopt(CONNECTOR, 0, each.block_id, None, shared=each.block_id in named)
@@ -105,8 +100,13 @@ class PoolEar:
         except Exception:
             self._explain(args[0] if args else kwargs.get("num_blocks"))
             raise
-        if isinstance(given, list) and (ids := self._given_ids(given)):
-            self._did("handed out", ids, given)
+        if isinstance(given, list):
+            own = self._given(given)
+            if odd := self._book.given(own):
+                self._tell_odd(odd)
+                own = [block for block in own if 0 < block.block_id < self._num_blocks]
+            if ids := [block.block_id for block in own]:
+                self._did("handed out", ids, given)
         return given
 
     def _explain(self, wanted: object) -> None:
@@ -114,25 +114,26 @@ class PoolEar:
         count = getattr(self._pool, "get_num_free_blocks", None)
         free = count() if callable(count) else None
         if self._request is not None and isinstance(wanted, int) and isinstance(free, int) and wanted > free:
-            name = _name_of(self._request)
+            name = name_of(self._request)
             for mirror in self._mirrors:
                 what = f"{wanted} more are taken for {name}, and {free} are free: too few were counted when it was let in"
                 mirror.story.violate("I13", what, request=name)
 
     def _touch(self, original: Original, blocks: object, *args: object, **kwargs: object) -> object:
         hits: Sequence[BlockLike] = blocks if isinstance(blocks, Sequence) else ()
-        ids = self._ids(hits)
+        own = self._own(hits)
         result = original(blocks, *args, **kwargs)
-        if ids:
-            self._did("taken", ids, hits)
+        if own:
+            self._tell_odd(self._book.held(own))
+            self._did("taken", [block.block_id for block in own], hits)
         return result
 
     def _free_blocks(self, original: Original, ordered: Iterable[BlockLike], *rest: object, **kwargs: object) -> object:
         blocks = list(ordered)
         result = original(blocks, *rest, **kwargs)
-        if ids := self._ids(blocks):
-            counts = {block.block_id: block.ref_cnt for block in blocks}
-            left = [counts[block] for block in ids]
+        if own := self._own(blocks):
+            self._tell_odd(self._book.freed(own))
+            ids, left = [block.block_id for block in own], [block.ref_cnt for block in own]
             if self._request is not None:
                 self._done.append(("freed", ids, blocks, left))
             else:
@@ -156,23 +157,29 @@ class PoolEar:
     def _did(self, what: str, ids: list[int], blocks: Sequence[BlockLike]) -> None:
         if self._request is not None:
             self._done.append((what, ids, blocks, ()))
+            if what == "handed out":
+                self.given.append((name_of(self._request), ids))
         else:
             self._tell(CONNECTOR, what, ids, blocks)
 
-    def _given_ids(self, blocks: Sequence[BlockLike]) -> list[int]:
-        """The ids of those that are followed, of blocks that this pool has just given: they are its own."""
-        sample = self._sample
-        if sample == 1:
-            return [block.block_id for block in blocks]
-        return [number for block in blocks if not (number := block.block_id) % sample]
+    def _tell_odd(self, odd: Sequence[Odd]) -> None:
+        """What the pool's own book says of blocks cannot be."""
+        for block, what in odd:
+            for mirror in self._mirrors:
+                mirror.story.violate("I4", f"block {block} {what}", block=block if 0 < block < self._num_blocks else None)
 
-    def _ids(self, blocks: Sequence[BlockLike]) -> list[int]:
-        """The ids of blocks of this pool that are followed; the null block is none."""
+    def _given(self, blocks: list[BlockLike]) -> list[BlockLike]:
+        """Those that are followed, of blocks that this pool has just given: they are its own."""
+        sample = self._sample
+        return blocks if sample == 1 else [block for block in blocks if not block.block_id % sample]
+
+    def _own(self, blocks: Sequence[BlockLike]) -> list[BlockLike]:
+        """The blocks of this pool that are followed; the null block is none."""
         sample, owners, end = self._sample, self._owners, self._num_blocks
         if not owners:
-            return [number for block in blocks if not (number := block.block_id) % sample and 0 < number < end]
+            return [block for block in blocks if not (number := block.block_id) % sample and 0 < number < end]
         return [
-            number for block in blocks if not (number := block.block_id) % sample and 0 < number < end and block.pool in owners
+            block for block in blocks if not (number := block.block_id) % sample and 0 < number < end and block.pool in owners
         ]
 
     # --- whom it works for --------------------------------------------------------------------------------------------------
@@ -225,14 +232,14 @@ class PoolEar:
         *,
         whole: bool = False,
     ) -> None:
-        holder = _name_of(request)
+        holder = name_of(request)
         if what == "freed":
             for mirror in self._mirrors:
                 mirror.freed(holder, ids, left, whole=whole)
             return
         group, positions = (0, [None] * len(ids)) if holder == CONNECTOR else self._places(holder, ids, blocks)
         if what == "taken" and holder != CONNECTOR:
-            self._ask_names(request, group, ids, positions)
+            self.names.ask_hits(request, group, ids, positions)
         for mirror in self._mirrors:
             if what == "taken":
                 mirror.taken(holder, group, ids, positions)
@@ -242,34 +249,17 @@ class PoolEar:
     def _ask_windows(self, request: object, told: Mapping[str, object]) -> None:
         """Whether a request still has, or has got, the block in which its next window begins."""
         counts = [getattr(request, "num_computed_tokens", 0), *map(told.get, _HIT)]
-        name, computed = _name_of(request), sum(count for count in counts if isinstance(count, int))
+        name, computed = name_of(request), sum(count for count in counts if isinstance(count, int))
         for group, manager in enumerate(self._managers if computed else ()):
             window, size = getattr(manager, "sliding_window", None), getattr(manager, "block_size", 0)
             if not isinstance(window, int) or window < 2:
                 continue  # who reads only what it computes has let go of nothing that it needs
-            table, position = _tables(manager).get(name, ()), max(0, computed - window + 1) // size
+            table, position = tables_of(manager).get(name, ()), max(0, computed - window + 1) // size
             if position < len(table) and not table[position].block_id:
                 where = f"position {position} of group {group}"
                 what = f"{name} does not have {where}: after {computed} tokens its window of {window} reads it"
                 for mirror in self._mirrors:
                     mirror.story.violate("I4", what, request=name)
-
-    def _ask_names(self, request: object, group: int, ids: list[int], positions: Positions) -> None:
-        """Whether the blocks that a request hits are called what belongs to their places."""
-        hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", None)
-        if not isinstance(hashes, Sequence) or getattr(self._managers[group], "block_size", 0) != unit:
-            return
-        holder = _name_of(request)
-        blocks, others = _blocks(self._pool), getattr(self._pool, "cached_block_hashes_by_block", {})
-        ending = getattr(self._managers[group], "kv_cache_group_id", group).to_bytes(4, "big")
-        for block, position in zip(ids, positions, strict=True):
-            if position is None or position >= len(hashes):
-                continue
-            wanted = bytes(hashes[position]) + ending
-            if getattr(blocks[block], "block_hash", None) != wanted and wanted not in others.get(block, ()):
-                for mirror in self._mirrors:
-                    what = f"block {block} is a hit of {holder} at position {position}, and is called by another name"
-                    mirror.story.violate("I6", what, block=block, request=holder)
 
     def _places(self, request: str, ids: list[int], blocks: Sequence[BlockLike]) -> tuple[int, Positions]:
         """In which group of a request's tables blocks stand, and where. What is given at once is for one group.
@@ -278,7 +268,7 @@ class PoolEar:
         """
         count, start, end = len(blocks), blocks[0], blocks[-1]
         for group, manager in enumerate(self._managers):
-            table = _tables(manager).get(request, ())
+            table = tables_of(manager).get(request, ())
             for first in (len(table) - count, 0) if len(table) >= count else ():
                 if table[first] is start and table[first + count - 1] is end:
                     if count > 2 and not all(map(operator.is_, table[first : first + count], blocks)):
@@ -287,7 +277,7 @@ class PoolEar:
                         return group, range(first, first + count)
                     places = {block.block_id: at for at, block in enumerate(blocks, first)}
                     return group, [places[block] for block in ids]
-        return self._scattered([_tables(manager).get(request, ()) for manager in self._managers], ids)
+        return self._scattered([tables_of(manager).get(request, ()) for manager in self._managers], ids)
 
     def _scattered(self, tables: Sequence[Sequence[BlockLike]], ids: list[int]) -> tuple[int, Positions]:
         """The same for blocks that have found their places in another order, or lost them again."""
@@ -304,50 +294,6 @@ class PoolEar:
         return 0, [None] * len(ids)
 
 
-class CallsThrough:
-    """Methods of single objects whose calls go through somebody else first."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[object, str, Original, Callable[[Original], Original]]] = []
-
-    def add(self, thing: object, name: str, wrapper: Original) -> None:
-        """Let calls of one object's method, if it has it, go to *wrapper*, with the original as its first argument."""
-        self.around(thing, name, functools.partial(functools.partial, wrapper))
-
-    def around(self, thing: object, name: str, make: Callable[[Original], Original]) -> None:
-        """Let them go to what *make* makes of the original: that costs less where calls are many."""
-        method = getattr(thing, name, None)
-        if method is not None:
-            setattr(thing, name, make(method))
-            self._made.append((thing, name, method, make))
-
-    def __bool__(self) -> bool:
-        """Whether any call goes through here."""
-        return bool(self._made)
-
-    def undo(self) -> None:
-        """The objects' own methods again."""
-        for thing, name, _, _ in reversed(self._made):
-            vars(thing).pop(name, None)
-        self._made = []
-
-
-def _name_of(request: object) -> str:
-    """What a request is called, which may be its name itself; without a name it is nobody in particular."""
-    name = getattr(request, "request_id", request)
-    return name if isinstance(name, str) else CONNECTOR
-
-
 def _named(kwargs: Mapping[str, object]) -> object:
     """The request that a call is about, where it is named."""
     return kwargs.get("request", kwargs.get("request_id"))
-
-
-def _tables(manager: object) -> Mapping[str, Sequence[BlockLike]]:
-    found = getattr(manager, "req_to_blocks", None)
-    return found if isinstance(found, dict) else {}
-
-
-def _blocks(pool: object) -> Sequence[BlockLike]:
-    found = getattr(pool, "blocks", None)
-    return found if isinstance(found, Sequence) else ()

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from blocklife.engines.vllm.watch.ear import ConnectorEar, Original
+from blocklife.engines.vllm.watch.book import SlotsEar
+from blocklife.engines.vllm.watch.calls import BlockLike, Original, ending_of
+from blocklife.engines.vllm.watch.ear import ConnectorEar
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.pool import BlockLike
 
 
 class Transfer(Protocol):
@@ -39,6 +40,8 @@ class SimpleEar(ConnectorEar):
         mirror.hears_all = True
         mirror.host.sees_all = not self._num_loads
         mirror.num_held = self._num_held
+        self._slots = SlotsEar(getattr(scheduler, "cpu_block_pool", None), lambda what: mirror.story.violate("I4", what))
+        self.all_calls.append(self._slots.calls)
         groups = getattr(getattr(scheduler, "cpu_kv_cache_config", None), "kv_cache_groups", ())
         found = getattr(scheduler, "group_block_sizes", None) or [each.kv_cache_spec.block_size for each in groups]
         self.block_tokens = list(found)
@@ -153,4 +156,4 @@ class SimpleEar(ConnectorEar):
 
 def _named(hashes: Sequence[bytes], group: int, position: int) -> bytes | None:
     """What vLLM calls the content of a place: the hash of all up to it, and the group."""
-    return bytes(hashes[position]) + group.to_bytes(4, "big") if position < len(hashes) else None
+    return bytes(hashes[position]) + ending_of(group) if position < len(hashes) else None

@@ -6,19 +6,21 @@ import contextlib
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Protocol, TextIO
 
 from attrs import asdict, frozen
 
+from blocklife.engines.vllm.watch.calls import CallsThrough
 from blocklife.engines.vllm.watch.engine import EngineEar
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.mirror import Mirror
 from blocklife.engines.vllm.watch.offloading import OffloadingEar, blocks_per_chunk_of
 from blocklife.engines.vllm.watch.options import Mode, Options, RecordError, of_this_process, unusable
-from blocklife.engines.vllm.watch.pool import CallsThrough, PoolEar
+from blocklife.engines.vllm.watch.pool import PoolEar
 from blocklife.engines.vllm.watch.simple import SimpleEar
+from blocklife.engines.vllm.watch.tables import TablesEar
 from blocklife.engines.vllm.watch.telling import LOGGER, Teller
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import InvariantError, MisuseError
@@ -33,7 +35,7 @@ _TOLD_EVERY = 64
 class Ear(Protocol):
     """Whoever listens to a connector."""
 
-    calls: CallsThrough
+    all_calls: list[CallsThrough]
 
 
 class Recording:
@@ -92,6 +94,8 @@ class Watch:
     def __init__(self, scheduler: object, options: Options) -> None:
         parts = Parts.of(scheduler)
         self.options = options
+        self.of = f"the scheduler's side of {_names_of(parts.connectors)}"
+        """What it watches, in words."""
         self._metrics = of_process() if options.mode is Mode.COUNT else None
         self._teller = Teller(options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None)
         self._recordings: list[Recording] = []
@@ -187,7 +191,11 @@ class Watch:
             self._calls.append(ear.calls)
             if parts.engine is not None:
                 ear.adopt()
-        self._calls += [_ear(mirror, each).calls for mirror, each in zip(self.mirrors, parts.connectors, strict=True)]
+                self._calls.append(TablesEar(parts.engine, self.mirrors, ear, parts.managers).calls)
+        for mirror in self.mirrors:
+            mirror.progress = self.mirrors[0].progress
+        for mirror, each in zip(self.mirrors, parts.connectors, strict=True):
+            self._calls += _ear(mirror, each).all_calls
         if parts.engine is not None:
             self._calls.append(EngineEar(parts.engine, self.mirrors, self._settled).calls)
 
@@ -264,6 +272,11 @@ def _connectors_of(connector: object) -> Iterator[object]:
             yield found
     for child in getattr(connector, "_connectors", None) or ():
         yield from _connectors_of(child)
+
+
+def _names_of(connectors: Sequence[object]) -> str:
+    """What vLLM calls these connectors."""
+    return " and ".join("SimpleCPUOffloadConnector" if _is_simple(each) else "OffloadingConnector" for each in connectors)
 
 
 def _why_none(connector: object) -> str:

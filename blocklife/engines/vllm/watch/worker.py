@@ -14,11 +14,10 @@ from typing import Protocol, TypeAlias
 
 from attrs import asdict, define, field
 
-from blocklife.engines.vllm.watch.ear import Original
+from blocklife.engines.vllm.watch.calls import CallsThrough, Original
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.offloading import launches_flushed
 from blocklife.engines.vllm.watch.options import Mode, Options
-from blocklife.engines.vllm.watch.pool import CallsThrough
 from blocklife.engines.vllm.watch.telling import Teller
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import MisuseError
@@ -61,6 +60,9 @@ class WorkerWatch:
 
     def __init__(self, worker: object, options: Options) -> None:
         self.options = options
+        name = "OffloadingConnector" if hasattr(worker, "start_kv_transfers") else "SimpleCPUOffloadConnector"
+        self.of = f"a worker's side of {name}"
+        """What it watches, in words."""
         self._metrics = of_process() if options.mode is Mode.COUNT else None
         self.teller = Teller(options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None)
         self.steps = 0

@@ -1,0 +1,126 @@
+"""Asks whether blocks are called what belongs to their places: when they get a name in the prefix cache, and when they are hit.
+
+A name is the hash of all that a request has up to the end of a block, and the group. Who hits a block believes its name. So a
+name must be right, and what it names must be there when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blocklife.engines.vllm.watch.calls import BlockLike, Original, blocks_of, ending_of, given, name_of, tables_of
+from blocklife.engines.vllm.watch.mirror import Mirror, Positions
+
+_NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id", "block_mask")
+
+
+class Names:
+    """Asks of the names in one pool, of one block of *sample*."""
+
+    def __init__(self, mirrors: Sequence[Mirror], pool: object, managers: Sequence[object], sample: int) -> None:
+        self._mirrors = mirrors
+        self._pool = pool
+        self._managers = managers
+        self._sample = sample
+        self._by_group = {_group_of(manager, at): manager for at, manager in enumerate(managers)}
+        self._computes = all(mirror.computes for mirror in mirrors)
+        self._is_planning = False
+        # How many tokens of a request the names cover that it has got since a plan was begun.
+        self._ends: dict[str, int] = {}
+
+    # --- what gets a name ---------------------------------------------------------------------------------------------------
+
+    def named(self, original: Original, *args: object, **kwargs: object) -> object:
+        """Blocks of a request are full, and get their names."""
+        result = original(*args, **kwargs)
+        request, blocks, start, end, size, group, mask = given(args, kwargs, *_NAMED)
+        places = range(start, end) if isinstance(start, int) and isinstance(end, int) else range(0)
+        if places and isinstance(blocks, Sequence) and isinstance(size, int) and isinstance(group, int):
+            self._ask_named(request, blocks, places, size, group, mask if isinstance(mask, Sequence) else None)
+        return result
+
+    def _ask_named(
+        self, request: object, blocks: Sequence[BlockLike], at: range, size: int, group: int, mask: Sequence[bool] | None
+    ) -> None:
+        hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", 0)
+        if not isinstance(hashes, Sequence) or not isinstance(unit, int) or not unit or size % unit:
+            return
+        name, ending, factor, sample = name_of(request), ending_of(group), size // unit, self._sample
+        table = tables_of(self._by_group.get(group)).get(name, ())
+        last = None
+        for position in at:
+            block = blocks[position]
+            number = block.block_id
+            if not number or number % sample or (mask is not None and not mask[position - at.start]):
+                continue
+            last = position
+            wanted = hashes[(position + 1) * factor - 1] + ending
+            if block.block_hash != wanted and not self._is_called(block, wanted):
+                what = f"block {number} of {name}, position {position}, gets a name that is not that of its place"
+                self._tell("I8", what, number, name)
+            if position < len(table) and table[position] is not block:
+                there = table[position].block_id
+                what = f"block {number} gets the name of position {position} of {name}, where block {there} stands"
+                self._tell("I8", what, number, name)
+        if last is not None and self._computes:
+            self._ask_end(request, name, (last + 1) * size, blocks[last].block_id)
+
+    def _ask_end(self, request: object, name: str, end: int, block: int) -> None:
+        """Whether there is, or will be when the step is over, what gets a name."""
+        if self._is_planning:
+            if end > self._ends.get(name, 0):
+                self._ends[name] = end
+            return
+        computed = getattr(request, "num_computed_tokens", None)
+        if isinstance(computed, int) and end > computed:
+            self._tell("I6", _early(name, end, computed), block, name)
+
+    def begin(self) -> None:
+        """A plan is begun: what it computes may have a name already."""
+        self._is_planning = True
+        self._ends.clear()
+
+    def settle(self, scheduled: Mapping[str, int], reach: Mapping[str, int]) -> None:
+        """A plan is made: so many tokens of each request are computed when it is done."""
+        self._is_planning = False
+        for name, end in self._ends.items():
+            if name in scheduled and end > reach.get(name, end):
+                self._tell("I6", _early(name, end, reach[name]), None, name)
+
+    # --- what is hit --------------------------------------------------------------------------------------------------------
+
+    def ask_hits(self, request: object, group: int, ids: Sequence[int], positions: Positions) -> None:
+        """Whether the blocks that a request hits are called what belongs to their places."""
+        hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", None)
+        if not isinstance(hashes, Sequence) or getattr(self._managers[group], "block_size", 0) != unit:
+            return
+        name = name_of(request)
+        blocks, ending = blocks_of(self._pool), ending_of(_group_of(self._managers[group], group))
+        for number, position in zip(ids, positions, strict=True):
+            if position is None or position >= len(hashes):
+                continue
+            wanted = bytes(hashes[position]) + ending
+            if not self._is_called(blocks[number], wanted):
+                what = f"block {number} is a hit of {name} at position {position}, and is called by another name"
+                self._tell("I6", what, number, name)
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _is_called(self, block: BlockLike, wanted: bytes) -> bool:
+        if block.block_hash == wanted:
+            return True
+        others = getattr(self._pool, "cached_block_hashes_by_block", {})
+        return wanted in others.get(block.block_id, ())
+
+    def _tell(self, rule: str, what: str, block: int | None, request: str) -> None:
+        for mirror in self._mirrors:
+            mirror.story.violate(rule, what, block=block, request=request)
+
+
+def _early(name: str, end: int, computed: int) -> str:
+    return f"what {name} has up to token {end} gets a name in the prefix cache, and {computed} of its tokens are computed"
+
+
+def _group_of(manager: object, at: int) -> int:
+    found = getattr(manager, "kv_cache_group_id", at)
+    return found if isinstance(found, int) else at

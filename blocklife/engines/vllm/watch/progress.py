@@ -1,0 +1,46 @@
+"""How far the requests of an engine are, as the plans of its steps say."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+
+class Progress:
+    """How far each request is. A plan is heard of once, by whoever comes first."""
+
+    def __init__(self) -> None:
+        self.reach: dict[str, int] = {}
+        """How many tokens of a request are computed when the step is over; kept until the step after the one that ends it."""
+        self.odd: list[tuple[str, str]] = []
+        """What is wrong with the last plan, and whom it is about."""
+        self._last: object = None
+        self._over: Iterable[str] = ()
+
+    def advance(self, output: object) -> None:
+        """A plan is made. It may be told of more than once."""
+        scheduled: Mapping[str, int] = getattr(output, "num_scheduled_tokens", {})
+        if output is self._last:
+            return
+        self._last, self.odd = output, []
+        reach = self.reach
+        for name in self._over:
+            reach.pop(name, None)
+        self._over = tuple(getattr(output, "finished_req_ids", None) or ())
+        cached = getattr(output, "scheduled_cached_reqs", None)
+        names: Sequence[str] = getattr(cached, "req_ids", ())
+        computed: Sequence[int] = getattr(cached, "num_computed_tokens", ())
+        if any(map(int.__gt__, computed, map(reach.get, names, computed))):
+            self._look(names, computed, getattr(cached, "resumed_req_ids", ()))
+        computing = map(scheduled.get, names, itertools.repeat(0))
+        reach.update(zip(names, map(operator.add, computed, computing), strict=False))  # of all that run, in every step
+        for new in getattr(output, "scheduled_new_reqs", ()):
+            reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
+
+    def _look(self, names: Sequence[str], computed: Sequence[int], resumed: Collection[str]) -> None:
+        for name, count in zip(names, computed, strict=False):
+            if count > (before := self.reach.get(name, count)) and name not in resumed:
+                self.odd.append(
+                    (f"{name} counts {count} tokens as computed, and the steps before have computed {before}", name)
+                )

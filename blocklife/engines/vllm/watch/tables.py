@@ -1,0 +1,132 @@
+"""Listens to what a scheduler tells its workers of requests: which blocks they have, and how much of them is computed.
+
+Workers believe both, and keep tables of their own from nothing else. So what they are told must be what the engine's own tables
+say, and what counts as computed must have been computed, hit or loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from blocklife.engines.vllm.watch.calls import CallsThrough, Original, blocks_of, tables_of
+from blocklife.engines.vllm.watch.mirror import Mirror
+from blocklife.engines.vllm.watch.pool import PoolEar
+
+_GROWING = ("FullAttentionManager", "SlidingWindowManager", "ChunkedLocalAttentionManager")
+"""Managers whose tables grow at their end only, and whose every place, as far as it is read, has a block."""
+
+
+class TablesEar:
+    """Listens to one engine. *pool* tells what it was given in a step."""
+
+    def __init__(self, engine: object, mirrors: Sequence[Mirror], pool: PoolEar, managers: Sequence[object]) -> None:
+        self._engine = engine
+        self._mirrors = mirrors
+        self._pool = pool
+        self._managers = managers
+        self._grows = [type(manager).__name__ in _GROWING for manager in managers]
+        cache_manager = getattr(engine, "kv_cache_manager", None)
+        blocks = getattr(cache_manager, "block_pool", None)
+        self._num_free: Callable[[], int] | None = getattr(blocks, "get_num_free_blocks", None)
+        self._num_blocks = len(blocks_of(blocks))
+        self._odd_free = 0
+        # A connector that nobody watches may bring content within a step.
+        self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
+        self.calls = CallsThrough()
+        self.calls.add(engine, "schedule", self._schedule)
+
+    def _schedule(self, original: Original, *args: object, **kwargs: object) -> object:
+        names, given = self._pool.names, self._pool.given
+        names.begin()
+        given.clear()
+        output = original(*args, **kwargs)
+        scheduled = getattr(output, "num_scheduled_tokens", None)
+        if isinstance(scheduled, dict):
+            progress = self._mirrors[0].progress
+            progress.advance(output)
+            for what, request in progress.odd:
+                self._tell("I6", what, request)
+            names.settle(scheduled, progress.reach)
+            self._ask_tables(output)
+            self._ask_free()
+            for mirror in self._mirrors:
+                mirror.tell()
+        return output
+
+    # --- tables -------------------------------------------------------------------------------------------------------------
+
+    def _ask_tables(self, output: object) -> None:
+        for new in getattr(output, "scheduled_new_reqs", ()):
+            self._ask_row(new.req_id, new.block_ids, whole=True)
+            if not getattr(new, "replay_start", 0):
+                self._ask_content(new.req_id, new.num_computed_tokens)
+        cached = getattr(output, "scheduled_cached_reqs", None)
+        names: Sequence[str] = getattr(cached, "req_ids", ())
+        rows: Sequence[Sequence[Sequence[int]] | None] = getattr(cached, "new_block_ids", ())
+        resumed: Collection[str] = getattr(cached, "resumed_req_ids", ())
+        for name, row in [each for each in zip(names, rows, strict=False) if each[1] is not None]:
+            self._ask_row(name, row or (), whole=name in resumed)
+        if resumed:
+            for name, computed in zip(names, getattr(cached, "num_computed_tokens", ()), strict=False):
+                if name in resumed:
+                    self._ask_content(name, computed)
+
+    def _ask_row(self, name: str, row: Sequence[Sequence[int]], *, whole: bool) -> None:
+        """Whether workers are told of the blocks that stand in the table of a request, and of no others."""
+        for group, (manager, told) in enumerate(zip(self._managers, row, strict=False)):
+            if not told or not (whole or self._grows[group]):
+                continue
+            table = tables_of(manager).get(name)
+            if table is None:
+                continue
+            start = 0 if whole else len(table) - len(told)
+            there = [block.block_id for block in table[max(0, start) : start + len(told)]]
+            if there != list(told):
+                odd = next((at for at, (one, other) in enumerate(zip(there, told, strict=False)) if one != other), len(there))
+                here = f"block {there[odd]}" if odd < len(there) else "nothing"
+                named = f"block {told[odd]}" if odd < len(told) else "nothing"
+                what = (
+                    f"workers are told that {name} has {named} at position {start + odd} of group {group}, where {here} stands"
+                )
+                self._tell("I8", what, name)
+
+    def _ask_content(self, name: str, computed: int) -> None:
+        """Whether a request that comes in, or again, has what it counts as computed, as far as it reads that."""
+        given = {block for holder, blocks in self._pool.given if holder == name for block in blocks} if computed else set()
+        if self._is_alone:
+            given -= {block for mirror in self._mirrors for block in mirror.brought}
+        else:
+            given = set()
+        for group, manager in enumerate(self._managers if computed else ()):
+            size, window = getattr(manager, "block_size", 0), getattr(manager, "sliding_window", None)
+            if not self._grows[group] or not size or type(manager).__name__ == "ChunkedLocalAttentionManager":
+                continue
+            first = max(0, computed - window + 1) // size if isinstance(window, int) else 0
+            table = tables_of(manager).get(name, ())
+            for at, block in enumerate(table[first : computed // size], first):
+                if block.block_id and block.block_id not in given:
+                    continue
+                why = "there is none"
+                if block.block_id:
+                    why = f"block {block.block_id} was handed out by this very step, and nothing loads it"
+                what = f"{name} counts {computed} tokens as computed, and at position {at} of group {group} {why}"
+                self._tell("I6", what, name, block.block_id or None)
+                break
+
+    # --- counts -------------------------------------------------------------------------------------------------------------
+
+    def _ask_free(self) -> None:
+        """Whether the pool counts more free blocks than nobody holds."""
+        mirror = self._mirrors[0]
+        if self._num_free is None or mirror.sample > 1 or mirror.is_behind:
+            return
+        more = self._num_free() + len(mirror.holders.where) - (self._num_blocks - 1)
+        if more > 0 and more != self._odd_free:
+            held, blocks = len(mirror.holders.where), self._num_blocks - 1
+            what = f"{self._num_free()} blocks count as free, and {held} of {blocks} are held: {more} too many"
+            self._tell("I4", what, None)
+        self._odd_free = max(0, more)
+
+    def _tell(self, rule: str, what: str, request: str | None, block: int | None = None) -> None:
+        for mirror in self._mirrors:
+            mirror.story.violate(rule, what, block=block, request=request)
