@@ -5,7 +5,8 @@ Jobs land a few steps after they were made, or when a flush asks for it. After a
 after another, each with its own sample, round after round. What is timed is each call that goes through the watch, less what
 the original method took, less what the timing itself takes, which calls of nothing between the steps tell; and beside it each
 hook of the connector, less what the watch took inside. Both figures of a round come from the same steps, and their ratio is
-what counts: the median of the rounds, with the lowest and the highest.
+what counts: the median of the rounds, with the lowest and the highest. Beside it stands what the watch is of a whole step of
+the scheduler, as the steps of the same round without a watch tell: ``schedule`` and ``update_from_output``, no model.
 
 What the garbage collector takes is told apart, for its pauses fall
 on whoever asks for memory next; each round has some steps without a watch, which tell what it takes then. As in vLLM's own
@@ -62,18 +63,26 @@ class Cost:
     """The whole of ``schedule`` and ``update_from_output``, the watch included."""
     shares: list[float]
     """What the watch adds to the connector's own time, in each round."""
+    of_steps: list[float]
+    """What it adds to the whole time of ``schedule`` and ``update_from_output``, as that is without a watch, in each round."""
 
     @property
     def share(self) -> float:
         """The median of all rounds."""
         return statistics.median(self.shares)
 
+    @property
+    def of_step(self) -> float:
+        """The same of the whole."""
+        return statistics.median(self.of_steps)
+
     @classmethod
-    def of(cls, running: int, sample: int, steps: int, rounds: Sequence[Times]) -> Cost:
-        """From the times of each round."""
+    def of(cls, running: int, sample: int, steps: int, rounds: Sequence[Times], plain: Sequence[Times]) -> Cost:
+        """From the times of each round, and those of its steps without a watch."""
         watch, connector, collector, schedule = (round(statistics.median(each), 1) for each in zip(*rounds, strict=True))
         shares = [round(each.watch / each.connector, 4) for each in rounds]
-        return cls(RELEASE, running, sample, steps, watch, connector, collector, schedule, shares)
+        of_steps = [round(each.watch / without.schedule, 4) for each, without in zip(rounds, plain, strict=True)]
+        return cls(RELEASE, running, sample, steps, watch, connector, collector, schedule, shares, of_steps)
 
 
 class Times(NamedTuple):
@@ -181,22 +190,23 @@ def measure(bench: Bench, running: int, warm_up: int, rounds: int, steps: int, s
                 found.append(bench.round(sample, steps))
                 told = f"{running} requests, round {number + 1} of {rounds}, sample {sample or 'none'}"
                 print(f"{told}: {found[-1].watch / found[-1].connector:.1%}", file=sys.stderr, flush=True)
-    return [Cost.of(bench.running, sample, steps, found) for sample, found in times.items()]
+    return [Cost.of(bench.running, sample, steps, found, times[NONE]) for sample, found in times.items()]
 
 
 def markdown(costs: Sequence[Cost]) -> str:
     """A table."""
     lines = [
-        "| running | one block of | connector, us a step | collector | watch | share: median (range) |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| running | one block of | connector, us a step | collector | watch | share: median (range) | of a whole step |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for cost in costs:
         cells = [str(cost.running), str(cost.sample or "none"), f"{cost.connector_us:.0f}", f"{cost.collector_us:.0f}"]
         if cost.sample != NONE:
             cells.append(f"{cost.watch_us:.0f}")
             cells.append(f"{cost.share:.1%} ({min(cost.shares):.1%} to {max(cost.shares):.1%})")
+            cells.append(f"{cost.of_step:.1%}")
         else:
-            cells += ["", ""]
+            cells += ["", "", f"{cost.schedule_us:.0f} us"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
