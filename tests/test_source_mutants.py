@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 
+from tests.source_mutants import lines, nursery
 from tests.source_mutants.copying import Copy
 from tests.source_mutants.judging import Judge, Judgement, Kept, Nursery, Verdict
 from tests.source_mutants.lines import Lines, Record
@@ -97,14 +99,14 @@ def test_what_does_nothing_is_left_alone(text: str) -> None:
 def test_mutant_keeps_every_line_where_it_was() -> None:
     """Of every mutant of a module of ours: another tree, as many lines, and no other line than its own is touched."""
     text = (ROOT / MODULE).read_text(encoding="utf-8")
-    lines, tree = text.split("\n"), ast.dump(ast.parse(text))
+    rows, tree = text.split("\n"), ast.dump(ast.parse(text))
     for mutant in mutants_of(MODULE, text):
         changed = mutant.of(text.encode())
         others = changed.split("\n")
 
-        assert len(others) == len(lines), mutant
+        assert len(others) == len(rows), mutant
         assert ast.dump(ast.parse(changed)) != tree, mutant
-        assert {n for n in range(len(lines)) if lines[n] != others[n]} <= set(range(mutant.first_line - 1, mutant.last_line))
+        assert {n for n in range(len(rows)) if rows[n] != others[n]} <= set(range(mutant.first_line - 1, mutant.last_line))
 
 
 def test_mutants_that_read_alike_are_counted() -> None:
@@ -189,22 +191,22 @@ def judge(tmp_path: Path, says: Callable[[list[str]], str], most_s: float = 10.0
         file: Record(tmp_path, {name: cost for name, cost in costs.items() if name.startswith(file)}, (), 0.5)
         for file in ("t.py", "u.py")
     }
-    nursery = Told(says)
-    return Judge(Copy(tmp_path), Known(records), nursery, most_s), nursery, mutants_of("m.py", text)
+    told = Told(says)
+    return Judge(Copy(tmp_path), Known(records), told, most_s), told, mutants_of("m.py", text)
 
 
 def test_mutant_is_shown_to_the_tests_that_execute_its_line(tmp_path: Path) -> None:
     """The cheap ones of the nearest file come first; what runs on import is shown to all of a file that uses it."""
-    asked, nursery, mutants = judge(tmp_path, lambda tests: "")
+    asked, told, mutants = judge(tmp_path, lambda tests: "")
     on_import, _, dropped = mutants
     found = asked.judge(dropped)
-    line = list(nursery.asked)
-    nursery.asked.clear()
+    line = list(told.asked)
+    told.asked.clear()
     whole = asked.judge(on_import)
 
     assert (found.verdict, found.num_asked) == (Verdict.SURVIVED, 2)
     assert line == [["t.py::other"], ["u.py::other"]]
-    assert nursery.asked == [["t.py::quick", "t.py::other", "t.py::looks"], ["u.py::other"]]
+    assert told.asked == [["t.py::quick", "t.py::other", "t.py::looks"], ["u.py::other"]]
     assert whole.left_out_s == 8.0
 
 
@@ -218,13 +220,13 @@ def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path) -> No
         return "g()" in (tmp_path / "m.py").read_text()
 
     killed = sound.judge(dropped)
-    broken, nursery, _ = judge(tmp_path, lambda tests: next((name for name in tests if name.startswith("t.py")), ""))
+    broken, told, _ = judge(tmp_path, lambda tests: next((name for name in tests if name.startswith("t.py")), ""))
     lives = broken.judge(dropped)
 
     assert (killed.verdict, killed.by) == (Verdict.KILLED, "t.py::other")
     assert runs == ["t.py::other", "t.py::other"]
     assert lives.verdict is Verdict.SURVIVED
-    assert nursery.asked == [["t.py::other"], ["t.py::other"], ["u.py::other"]]
+    assert told.asked == [["t.py::other"], ["t.py::other"], ["u.py::other"]]
     assert (tmp_path / "m.py").read_text() == "x = 1\ndef f():\n    g()\n"
 
 
@@ -251,6 +253,31 @@ def test_verdicts_are_kept_while_they_can_hold(tmp_path: Path) -> None:
     assert Kept(tmp_path / "none", "all", {"m.py": "this"}).load([one, two]) == {}
 
 
+@pytest.mark.slow
+def test_a_run_finds_the_mutants_of_a_small_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real thing, on one module: lines are measured, a mutant is planted, its test fails; then nothing is left over."""
+    copy = Copy(tmp_path)
+    for name, text in (
+        ("room/__init__.py", ""),
+        ("room/a.py", "def least(a, b):\n    return a if a < b else b\n"),
+        ("tests/__init__.py", ""),
+        ("tests/test_a.py", "from room.a import least\n\n\ndef test_least():\n    assert least(1, 2) == 1\n"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    shutil.copytree(Path(nursery.__file__).parent, tmp_path / "tests" / "source_mutants")
+    monkeypatch.setattr(lines, "RECORDS", tmp_path / "lines")
+    record_ = lines.record(copy, "tests/test_a.py", ["room"], "now")
+    text = (tmp_path / "room" / "a.py").read_text()
+    mutants = {each.operator: each for each in mutants_of("room/a.py", text)}
+    with Nursery(copy) as running:
+        judge = Judge(copy, Lines({"tests/test_a.py": record_}), running, 5.0)
+        found = {operator: judge.judge(mutant).verdict for operator, mutant in mutants.items()}
+
+    assert found == {"negate": Verdict.KILLED, "compare": Verdict.SURVIVED, "return": Verdict.KILLED}
+    assert (tmp_path / "room" / "a.py").read_text() == text
+
+
 # --- what is told --------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +295,8 @@ def test_page_counts_what_it_lists() -> None:
     text = page(run)
 
     assert [each.name for each in run.survivors] == [found[1].name]
+    assert run.moot == []
+    assert evolve(run, argued={found[0].name: "no reason"}).moot == found[:1]
     assert "Seed 4: 5 of 90 mutants. **Found: 2 of 3 (66.7 %)**; 1 of them" in text
     assert "| `blocklife/ledger` | 2 | 1 | 0 | 0 |\n| `blocklife/lifecycle.py` | 2 | 1 | 1 | 0 |\n" in text
     assert "| `blocklife/ledger/a.py f: x \\| y -> x & y` | 3 |" in text

@@ -117,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"found: {run.score}; argued away: {len(run.argued_away)}; not judged: {len(run.away)} and {len(left_out)} modules"
         )
+        for each in run.moot:
+            print(f"argued away, and found by {each.by or 'the time it took'}: {each.name}")
         for each in run.survivors:
             print(f"{each.verdict.value}: {each.name}")
     return 1 if run.survivors else 0

@@ -88,9 +88,13 @@ class Nursery:
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if kind is not None:  # in the middle of a run, which ends with it
+            self._process.terminate()
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
 
     def run(self, task: Task) -> Answer:
         """Run tests."""

@@ -73,7 +73,8 @@ def in_child(task: Task, told: int) -> None:
     code = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CPU, (task["cpu_s"], task["cpu_s"] + 5))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -123,8 +124,14 @@ def run(task: Task) -> Answer:
     return {"failed": "the run (it ended without a word)", "late": False, "num_ran": 0}
 
 
+def _stopped(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """Serve until the input ends."""
+    """Serve until the input ends, or a signal comes."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _stopped)
     sys.path[:] = [os.getcwd(), *(each for each in sys.path if each and Path(each) != Path(__file__).parent)]
     for name in WARM:
         with suppress(ImportError):

@@ -63,6 +63,11 @@ class Run:
         return [each for each in self.judgements if each.verdict is Verdict.AWAY]
 
     @property
+    def moot(self) -> list[Judgement]:
+        """Those that are argued away, and yet a test notices them: the reason is wrong, or no longer needed."""
+        return [each for each in self.killed if each.name in self.argued]
+
+    @property
     def score(self) -> str:
         """Of the mutants that a test could notice, how many one did."""
         could = len(self.killed) + len(self.survivors)
