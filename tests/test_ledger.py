@@ -1187,6 +1187,21 @@ def test_snapshot_restores_the_middle_of_everything() -> None:
     assert go_on(ledger) == first
 
 
+def test_jobs_are_counted_on_behind_a_snapshot() -> None:
+    """A ledger that was put back gives no number twice: a report that is late is not taken for one of a new job."""
+    ledger = make_ledger(num_slots=8, max_jobs=2)
+    for number in range(5):
+        ready(ledger, f"k{number}", number)
+    ledger.restore(ledger.snapshot())
+    _, job = in_flight(ledger, name="new", slot=5)
+    for number in range(1, 6):
+        ledger.complete(report(JobId(1, number), Result.FAILED))
+
+    assert job.number == 6
+    assert ledger.job_state(job) is Job.IN_FLIGHT
+    assert check(ledger) == []
+
+
 def test_what_is_left_of_a_deadline_travels_with_a_snapshot() -> None:
     """Ten units in all, whatever the clock of the ledger that goes on from there says."""
     ledger = make_ledger(deadline=10.0)
