@@ -886,6 +886,21 @@ def test_settle_seals_behind_a_wait_that_it_has_just_proven() -> None:
     assert ledger.find_blocks(keys("q")) == list(target.lives)
 
 
+@pytest.mark.parametrize("waited", [False, True], ids=["in flight", "waited for"])
+def test_deadline_that_passes_is_told_as_a_step_from_the_state_of_the_job(waited: bool) -> None:
+    """Whoever reads the story learns whether a plan waited for the copy when it was given up."""
+    ledger = make_ledger()
+    _, job = in_flight(ledger)
+    ledger.launched(Launched(job, Worker(0)), 0.0)
+    if waited:
+        ledger.flush(Jobs((job,)))
+    ledger.expire(99.0)
+
+    assert ledger.history("job", job.number)[-1].startswith(
+        f"plan 1: {'FLUSHED' if waited else 'IN_FLIGHT'} --expire--> QUARANTINED"
+    )
+
+
 def test_settle_expires_last() -> None:
     """Order 5: a report that comes with the deadline is in time."""
     ledger = make_ledger(deadline=8.0)

@@ -57,7 +57,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.source_mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="which mutants are drawn (%(default)s)")
     parser.add_argument("--count", type=int, default=300, help="how many (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="processor time of tests for each, at most (%(default)g)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="processor time of tests for each, at most (%(default)g)")
     parser.add_argument("--only", default="", metavar="TEXT", help="draw among those with TEXT in their name")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page (specs/source-mutants.md, say)")
     parser.add_argument("--json", action="store_true", help="one JSON line a mutant, instead of the summary")
