@@ -164,11 +164,12 @@ def test_vllm_logs_one_line_when_asked_to() -> None:
 
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["wrong"] > 0
-    (started,) = [
-        line for line in ran.stderr.splitlines() if line.startswith("blocklife watches ")
-    ]  # vLLM's own logging shows it
-    assert started.startswith("blocklife watches the scheduler's side of OffloadingConnector in process MainProcess, ")
-    assert started.endswith(" (log)")
+    started = [line for line in ran.stderr.splitlines() if line.startswith("blocklife watches ")]  # vLLM's own logging shows it
+    assert [line.partition(" of OffloadingConnector in process MainProcess, ")[0] for line in started] == [
+        "blocklife watches the scheduler's side",
+        "blocklife watches a worker's side",
+    ]
+    assert all(line.endswith(" (log)") for line in started)
     (line,) = lines(ran.stderr)
     assert "I6 at step 5: block " in line
     assert line.endswith("life 1, request r0)")

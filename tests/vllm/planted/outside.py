@@ -179,7 +179,7 @@ def answer_differs_from_table(bed: Bed) -> None:
         return blocks[::-1] if len(blocks) > 1 and bed.strikes(0.1) else blocks
 
 
-@planted("window", "window-async", "hybrid")
+@planted("window", "window-async", "hybrid", seen=False)
 def window_keeps_what_it_gave_back(bed: Bed) -> None:
     """A block that a window gives back stays in the table, and is given back again at the end."""
 
@@ -203,7 +203,7 @@ def state_is_given_back_early(bed: Bed) -> None:
         return skipped + BLOCK if skipped > 0 and bed.strikes(0.05) else skipped
 
 
-@planted("states", "states-again")
+@planted("states", "states-again", seen=False)
 def state_is_handed_off_late(bed: Bed) -> None:
     """A state is handed off one step after its turn."""
     held = dict[MambaManager, States]()
@@ -324,7 +324,7 @@ def one_store_completes_all(bed: Bed) -> None:
         original(self, keys, context, success)
 
 
-@planted("resets", "full-resets")
+@planted("resets", "full-resets", seen=False)
 def names_survive_a_reset(bed: Bed) -> None:
     """A reset of the host gives all slots back, and the names of some stay."""
 
@@ -351,15 +351,20 @@ def aborted_stores_more_than_it_has(bed: Bed) -> None:
         return offloadable
 
 
-@planted("full", "full-async", "hybrid", "window")
+@planted("full", "full-async", "hybrid", "window", seen=False)
 def asynchronous_load_is_not_waited_for(bed: Bed) -> None:
     """A request whose load is asynchronous goes on in the same step."""
 
     @bed.around(OffloadingConnectorScheduler, "get_num_new_matched_tokens")
     def matches(
-        original: Original, self: OffloadingConnectorScheduler, request: Request, computed: int, *more: object
+        original: Original,
+        self: OffloadingConnectorScheduler,
+        request: Request,
+        computed: int,
+        *more: object,
+        **named: object,
     ) -> object:
-        tokens, asynchronous = original(self, request, computed, *more)
+        tokens, asynchronous = original(self, request, computed, *more, **named)
         if asynchronous and computed + tokens < request.num_tokens and bed.strikes(0.2):
             return tokens, False
         return tokens, asynchronous

@@ -6,7 +6,7 @@ name must be right, and what it names must be there when the step is over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.engines.vllm.watch.calls import BlockLike, Original, blocks_of, ending_of, given, name_of, tables_of
 from blocklife.engines.vllm.watch.mirror import Mirror, Positions
@@ -45,25 +45,41 @@ class Names:
         hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", 0)
         if not isinstance(hashes, Sequence) or not isinstance(unit, int) or not unit or size % unit:
             return
-        name, ending, factor, sample = name_of(request), ending_of(group), size // unit, self._sample
+        name, ending, factor = name_of(request), ending_of(group), size // unit
         table = tables_of(self._by_group.get(group)).get(name, ())
-        last = None
-        for position in at:
-            block = blocks[position]
+        named, there = blocks[at.start : at.stop], table[at.start : at.stop]
+        wanted = [each + ending for each in hashes[(at.start + 1) * factor - 1 : at.stop * factor : factor]]
+        if [block.block_hash for block in named] != wanted or (there != named and there):  # nearly never
+            self._look(name, zip(at, named, wanted, strict=False), table, mask)
+        if self._computes:
+            number, last = next(
+                ((block.block_id, at) for at, block in zip(at[::-1], named[::-1], strict=False) if self._follows(block)), (0, 0)
+            )
+            if number:
+                self._ask_end(request, name, (last + 1) * size, number)
+
+    def _follows(self, block: BlockLike) -> bool:
+        return bool(block.block_id) and not block.block_id % self._sample
+
+    def _look(
+        self,
+        name: str,
+        named: Iterable[tuple[int, BlockLike, bytes]],
+        table: Sequence[BlockLike],
+        mask: Sequence[bool] | None,
+    ) -> None:
+        """Which of these blocks has not got its name, or stands somewhere else; who is left out gets none."""
+        for count, (position, block, wanted) in enumerate(named):
             number = block.block_id
-            if not number or number % sample or (mask is not None and not mask[position - at.start]):
+            if not self._follows(block) or (mask is not None and not mask[count]):
                 continue
-            last = position
-            wanted = hashes[(position + 1) * factor - 1] + ending
-            if block.block_hash != wanted and not self._is_called(block, wanted):
+            if not self._is_called(block, wanted):
                 what = f"block {number} of {name}, position {position}, gets a name that is not that of its place"
                 self._tell("I8", what, number, name)
             if position < len(table) and table[position] is not block:
                 there = table[position].block_id
                 what = f"block {number} gets the name of position {position} of {name}, where block {there} stands"
                 self._tell("I8", what, number, name)
-        if last is not None and self._computes:
-            self._ask_end(request, name, (last + 1) * size, blocks[last].block_id)
 
     def _ask_end(self, request: object, name: str, end: int, block: int) -> None:
         """Whether there is, or will be when the step is over, what gets a name."""

@@ -81,7 +81,7 @@ class TablesEar:
                 continue
             start = 0 if whole else len(table) - len(told)
             there = [block.block_id for block in table[max(0, start) : start + len(told)]]
-            if there != list(told):
+            if there != told and there != list(told):
                 odd = next((at for at, (one, other) in enumerate(zip(there, told, strict=False)) if one != other), len(there))
                 here = f"block {there[odd]}" if odd < len(there) else "nothing"
                 named = f"block {told[odd]}" if odd < len(told) else "nothing"
@@ -103,15 +103,13 @@ class TablesEar:
                 continue
             first = max(0, computed - window + 1) // size if isinstance(window, int) else 0
             table = tables_of(manager).get(name, ())
-            for at, block in enumerate(table[first : computed // size], first):
-                if block.block_id and block.block_id not in given:
-                    continue
-                why = "there is none"
-                if block.block_id:
-                    why = f"block {block.block_id} was handed out by this very step, and nothing loads it"
-                what = f"{name} counts {computed} tokens as computed, and at position {at} of group {group} {why}"
-                self._tell("I6", what, name, block.block_id or None)
-                break
+            ids = [block.block_id for block in table[first : computed // size]]
+            if all(ids) and given.isdisjoint(ids):  # nearly always
+                continue
+            at, block = next((at, block) for at, block in enumerate(ids, first) if not block or block in given)
+            why = f"block {block} was handed out by this very step, and nothing loads it" if block else "there is none"
+            what = f"{name} counts {computed} tokens as computed, and at position {at} of group {group} {why}"
+            self._tell("I6", what, name, block or None)
 
     # --- counts -------------------------------------------------------------------------------------------------------------
 
