@@ -26,6 +26,7 @@ from pathlib import Path
 import aiohttp
 from attrs import define, field
 
+from tests.interrupts import interruptible
 from tests.model.connectors import VARIABLE, Copies
 from tests.model.shelf import MODELS
 from tests.model.workload import Ask
@@ -76,7 +77,7 @@ class Server:
     @property
     def log(self) -> str:
         """The end of what it has said."""
-        return "".join(self.said[-60:])
+        return "".join(self.said[-25:])
 
     def read(self) -> None:
         """Take what it says as it comes, so that it never waits for us."""
@@ -100,7 +101,13 @@ class Server:
             if line is None:
                 raise AssertionError(f"the server ended at its start:\n{self.log}")
             if UP in line:
+                break
+        while True:  # it says so just before it listens
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port), timeout=END_S):
                 return
+            if time.monotonic() > end:
+                raise AssertionError(f"the server does not listen after {START_S} s:\n{self.log}")
+            os.sched_yield()
 
     def processes(self) -> list[int]:
         """Those of its session that live."""
@@ -113,19 +120,21 @@ class Server:
                         alive.append(int(each.name))
         return alive
 
-    def end(self, number: signal.Signals) -> float:
-        """Send its first process a signal, as a terminal or a supervisor does, and wait until all are gone. Gives seconds."""
-        begun = time.monotonic()
+    def send(self, number: signal.Signals) -> None:
+        """Send its first process a signal, as a terminal or a supervisor does."""
         self.process.send_signal(number)
+
+    def wait_until_gone(self) -> None:
+        """Until no process of it is left. It waits itself for connections to close, so that clients have to be gone."""
+        end = time.monotonic() + END_S
         try:
             self.process.wait(END_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the server lives {END_S} s after {number.name}:\n{self.log}") from None
+            raise AssertionError(f"the server lives {END_S} s after the signal:\n{self.log}") from None
         while left := self.processes():
-            if time.monotonic() - begun > END_S:
-                raise AssertionError(f"processes {left} are left {END_S} s after {number.name}:\n{self.log}")
+            if time.monotonic() > end:
+                raise AssertionError(f"processes {left} are left {END_S} s after the signal:\n{self.log}")
             os.sched_yield()
-        return time.monotonic() - begun
 
     def kill(self) -> None:
         """Leave nothing behind."""
@@ -162,16 +171,17 @@ def serving(
         VARIABLE: (copies or Copies()).dump(),
         **(environ or {}),
     }
-    process = subprocess.Popen(
-        words,
-        env={**around, **given},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    with interruptible():
+        process = subprocess.Popen(
+            words,
+            env={**around, **given},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     server = Server(process, port)
     try:
         server.read()
@@ -209,9 +219,16 @@ async def answered(session: aiohttp.ClientSession, model: str, ask: Ask) -> tupl
         return tuple(found["choices"][0]["token_ids"])
 
 
-async def streamed(session: aiohttp.ClientSession, model: str, ask: Ask, most: int | None = None) -> tuple[int, ...]:
-    """One request, token by token; the client hangs up when it has *most* of them."""
-    tokens: list[int] = []
+async def streamed(
+    session: aiohttp.ClientSession,
+    model: str,
+    ask: Ask,
+    *,
+    most: int | None = None,
+    told: dict[str, list[int]] | None = None,
+) -> tuple[int, ...]:
+    """One request, token by token; the client hangs up when it has *most* of them. *told* has those that came, by name."""
+    tokens = list[int]() if told is None else told.setdefault(ask.name, [])
     async with session.post("/v1/completions", json=_body(model, ask, True)) as response:
         assert response.status == 200, await response.text()
         async for line in response.content:
