@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from blocklife.engines.vllm.connector.metrics import METRICS, Kind
+from blocklife.engines.vllm.watch.violations import RULES
 from tests.model.connectors import Copies
 from tests.model.server import Server, answered, client, gathered, metrics, serving, streamed
 from tests.model.test_tokens import DEVICE, SEED, reference, waves
@@ -103,19 +104,28 @@ def test_resets_while_clients_wait_change_no_token(server: Server) -> None:
     assert done > 0
 
 
+async def rules_counted(server: Server) -> set[str]:
+    """Rules of the watch that the server shows a count of zero for."""
+    async with client(server) as session:
+        found = (await metrics(session)).items()
+    name = "vllm:blocklife_watch_violations_total"
+    return {dict(labels)["rule"] for (metric, labels), value in found if metric == name and value == 0}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_ends_a_server_with_requests_in_flight_and_it_starts_again(number: signal.Signals) -> None:
     """All of its processes are gone when its clients are, and no client was told a wrong token until then.
 
-    Each server of this file starts after another one: nothing that one leaves behind is in the way of the next.
+    Each server of this file starts after another one: nothing that one leaves behind is in the way of the next. The last one is
+    watched, too: a plain server shows the counts of the watch, each from zero on, although they are made in its children.
     """
     told = dict[str, list[int]]()
 
     async def interrupt(server: Server) -> None:
         async with client(server) as session:
             asked = [asyncio.create_task(streamed(session, MODEL, ask, told=told)) for ask in ASKS]
-            answer = await answered(session, MODEL, ASKS[0].again("again"))
-            assert answer == reference(MODEL)[ASKS[0].name]
+            while not any(told.values()) and not any(task.done() for task in asked):
+                await asyncio.sleep(0)
             server.send(number)
             done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION, timeout=1.0)
             for task in asked:
@@ -123,7 +133,9 @@ def test_a_signal_ends_a_server_with_requests_in_flight_and_it_starts_again(numb
             await asyncio.gather(*asked, return_exceptions=True)
             assert len(done) < len(asked), "every request was answered before the signal came"
 
-    with serving(MODEL, OURS, *OPTIONS, copies=COPIES) as running:
+    environ = {"BLOCKLIFE_WATCH": "count"} if number is signal.SIGTERM else {}
+    with serving(MODEL, OURS, *OPTIONS, copies=COPIES, environ=environ) as running:
+        assert asyncio.run(rules_counted(running)) == (set(RULES) if environ else set())
         asyncio.run(interrupt(running))
         running.wait_until_gone()
 
