@@ -27,7 +27,7 @@ def test_config_has_defaults_for_all_but_the_size() -> None:
     """A size is enough: everything else has a default."""
     config = ConnectorConfig.read({"host_blocks": 100})
 
-    assert (config.blocks_per_chunk, config.policy, config.mode) == (1, "lru", Mode.EAGER)
+    assert (config.blocks_per_chunk, config.policy, config.mode) == (1, "arc", Mode.EAGER)
     assert (config.last_step, config.full_hit) == (LastStep.DRAIN, FullHit.DROP_LAST_BLOCK)
     assert (config.checking, config.max_load_failures, config.prompt_only) == (Checking.COUNT, 2, False)
     assert config.num_slots(4096, 2) == 100
