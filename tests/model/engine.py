@@ -26,6 +26,8 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine's cor
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.platforms.cpu import CpuPlatform
@@ -37,6 +39,7 @@ from blocklife.engines.vllm.connector.scheduler import ConnectorScheduler
 from blocklife.ledger import Direction
 from blocklife.ledger.invariants import check
 from tests.model.connectors import VARIABLE, Copies
+from tests.model.offload_spec import LinkWorker
 from tests.model.shelf import MODELS
 from tests.model.workload import Ask, Wave
 
@@ -136,6 +139,8 @@ class Seen:
     evicted: int = 0
     """Chunks of the host that others have displaced."""
     lost_loads: int = 0
+    waited: int = 0
+    """Copies that were out when a step waited for them."""
     hit_on_device: int = 0
     """Tokens that were there, on the device."""
 
@@ -147,6 +152,8 @@ class Engine:
     setting: Setting
     llm: LLMEngine
     seen: Seen = field(factory=Seen)
+    said: Answers = field(factory=dict)
+    """What users have seen so far, answers that are not at their end included."""
     _preempted: dict[str, int] = field(factory=dict)
 
     @property
@@ -161,6 +168,19 @@ class Engine:
         if not isinstance(connector, BlocklifeConnector):
             raise TypeError(connector)
         return connector.scheduler
+
+    @property
+    def other_worker(self) -> OffloadingConnectorWorker:
+        """The worker's half of vLLM's own connector."""
+        return get_kv_transfer_group().connector_worker
+
+    @property
+    def links(self) -> LinkWorker:
+        """What moves bytes for it."""
+        found = self.other_worker.worker
+        if not isinstance(found, LinkWorker):
+            raise TypeError(found)
+        return found
 
     @property
     def loading(self) -> list[str]:
@@ -188,13 +208,17 @@ class Engine:
     def step(self) -> Answers:
         """One step; what it has brought to an end."""
         answers: Answers = {}
+        is_idle = not self.scheduler.running
         for output in self.llm.step():
+            self.said[output.request_id] = tokens = tuple(output.outputs[0].token_ids)
             if output.finished:
-                answers[output.request_id] = tuple(output.outputs[0].token_ids)
+                answers[output.request_id] = tokens
                 self.seen.hit_on_device += output.num_cached_tokens or 0
         self.seen.steps += 1
         for name, request in self.scheduler.requests.items():
             self._preempted[name] = max(self._preempted.get(name, 0), request.num_preemptions)
+        if self.setting.other is not None and is_idle and not self.scheduler.running:
+            self.links.wait_for_one()  # only copies are waited for: steps without tokens are many, and tell nothing
         return answers
 
     def answer(self, waves: Sequence[Wave], watch: Callable[[Engine], None] = lambda _engine: None) -> Answers:
@@ -214,8 +238,22 @@ class Engine:
         self._look()
         return answers
 
+    def come_to_rest(self) -> None:
+        """Take the steps that an engine takes after its last answer, until it sleeps."""
+        for _ in range(STEPS):
+            if not self.scheduler.has_requests():
+                break
+            self.step()
+        else:
+            raise AssertionError(f"the engine is awake {STEPS} steps after its last answer")
+        self._look()
+
     def _look(self) -> None:
         self.seen.preemptions = sum(self._preempted.values())
+        if self.setting.other is not None:
+            moved = self.links.moved
+            self.seen.loaded, self.seen.stored = moved.loaded, moved.stored
+            self.seen.evicted, self.seen.waited = moved.displaced, moved.waited
         if self.setting.ours is None:
             return
         side = self.side

@@ -42,9 +42,13 @@ def engine_with(model: str, **knobs: object) -> AbstractContextManager[Engine]:
     return engine(Setting(model, **{"blocks": DEVICE[model], **larger, **knobs}))  # type: ignore[arg-type]
 
 
-@functools.cache
 def reference(model: str, long: bool = False) -> Answers:
-    """What an engine says that has no connector and forgets every prompt."""
+    """What an engine says that has no connector and forgets every prompt. While another engine lives, none can be made."""
+    return _reference(model, long)
+
+
+@functools.cache
+def _reference(model: str, long: bool) -> Answers:
     with engine_with(model, blocks=512, prefix_caching=False) as running:
         return running.answer(waves(model, long))
 
@@ -52,6 +56,25 @@ def reference(model: str, long: bool = False) -> Answers:
 def differing(answers: Answers, expected: Answers) -> list[str]:
     """Requests that were answered otherwise than without a connector."""
     return sorted(name for name, said in answers.items() if said != expected[name.removesuffix("-once-more")])
+
+
+def answered_in_spite_of_clients(running: Engine, model: str) -> tuple[Answers, list[str]]:
+    """Conversations in which every second client goes away while its request loads; those are asked for once more at the end.
+
+    All answers, and the requests that were given up.
+    """
+    rng = Random(f"{SEED}/aborts")
+    given_up = list[str]()
+
+    def give_up(running: Engine) -> None:
+        for name in running.loading:
+            if name not in given_up and not name.endswith("-once-more") and rng.random() < 0.5:
+                given_up.append(name)
+                running.abort(name)
+
+    answers = running.answer(waves(model), give_up)
+    asked = {ask.name: ask for wave in waves(model) for ask in wave}
+    return answers | running.answer([tuple(asked[name].again("once-more") for name in given_up)]), given_up
 
 
 def right(running: Engine, answers: Answers, expected: Answers) -> None:
@@ -113,19 +136,8 @@ def test_tokens_stay_under_asynchronous_scheduling(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_stay_when_requests_are_given_up_while_they_load(model: str) -> None:
-    rng = Random(f"{SEED}/aborts")
-
-    def give_up(running: Engine) -> None:
-        for name in running.loading:
-            if name not in given_up and not name.endswith("-once-more") and rng.random() < 0.5:
-                given_up.append(name)
-                running.abort(name)
-
-    given_up = list[str]()
     with engine_with(model, ours={"host_blocks": 256}, copies=Copies(2, 5, seed=SEED)) as running:
-        answers = running.answer(waves(model), give_up)
-        asked = {ask.name: ask for wave in waves(model) for ask in wave}
-        answers |= running.answer([tuple(asked[name].again("once-more") for name in given_up)])
+        answers, given_up = answered_in_spite_of_clients(running, model)
 
     assert given_up, "no request was given up while it loaded"
     assert set(reference(model)) == {name.removesuffix("-once-more") for name in answers}
