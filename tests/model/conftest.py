@@ -10,7 +10,7 @@ import pytest
 
 from tests.model.shelf import MODELS
 
-NEED_NO_MODEL = {"test_model_tools.py"}
+NEED_NO_MODEL = {"test_model_tools.py", "test_bench_report.py"}
 
 
 class Absent(pytest.Module):

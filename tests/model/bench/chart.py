@@ -1,0 +1,112 @@
+"""A report as a small picture: a bar for each row, for the time to the first token and for tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from blocklife.drawing import ink
+from blocklife.drawing.layout import Box
+from blocklife.drawing.picture import Kind
+from blocklife.drawing.theme import Theme
+from tests.model.bench.records import Report, Row, Source, Spread
+
+WIDTH = 900.0
+_LEFT, _GAP, _TOP, _LINE, _BAR = 250.0, 14.0, 56.0, 34.0, 16.0
+_FIGURE = 118.0
+"""Room for the figure right of a bar."""
+_KINDS = {Source.NOWHERE: Kind.REST, Source.HOST: Kind.COPY, Source.DEVICE: Kind.USE}
+_SIZE = 11.0
+
+
+@frozen
+class _Panel:
+    """One of the two figures."""
+
+    title: str
+    unit: str
+    scale: float
+    x: float
+    width: float
+
+
+def chart(report: Report, theme: Theme | None = None) -> str:
+    """An SVG, light or dark as the reader's system is, or in one *theme*. Rows that do not count are left out."""
+    rows = [row for row in report.rows() if not row.troubles]
+    width = (WIDTH - _LEFT - 2 * _GAP) / 2 - _FIGURE
+    panels = (
+        _Panel("time to the first token, and how many times as soon", "ms", 1e3, _LEFT, width),
+        _Panel("tokens a second, and how many times as many", "/s", 1.0, _LEFT + width + _FIGURE + _GAP, width),
+    )
+    height = _TOP + _LINE * len(rows) + 28
+    wish, facts = report.wish, report.facts
+    title = f"Conversations behind system prompts of {wish.prefix:,} tokens: where the prefix comes from"
+    below = (
+        f"medians of {wish.rounds} rounds, lines from the lowest to the highest; model {wish.model}, vLLM on a CPU "
+        f"({facts.get('processor', '?')}, {facts.get('cores', '?')} cores); {facts.get('date', '')}"
+    )
+    parts = [
+        ink.element("title", ink.escaped(title)),
+        f"<style>\n{_style(theme)}</style>",
+        ink.rect(Box(0, 0, WIDTH, height), "blc-panel", 6),
+        ink.text(title, _GAP, 22, "blc-said blc-head"),
+        *(ink.text(panel.title, panel.x, 44, "blc-said blc-faint") for panel in panels),
+        *(line for at, row in enumerate(rows) for line in _row(row, _TOP + at * _LINE, panels, rows)),
+        ink.text(below, _GAP, height - 12, "blc-said blc-faint"),
+    ]
+    return (
+        ink.element(
+            "svg",
+            "\n" + "\n".join(parts) + "\n",
+            xmlns="http://www.w3.org/2000/svg",
+            viewBox=f"0 0 {ink.number(WIDTH)} {ink.number(height)}",
+            width=WIDTH,
+            height=height,
+            role="img",
+            class_="blocklife-chart",
+        )
+        + "\n"
+    )
+
+
+def _row(row: Row, y: float, panels: tuple[_Panel, _Panel], rows: list[Row]) -> Iterator[str]:
+    yield ink.text(row.variant.what, _GAP, y + _BAR - 4, "blc-said")
+    ratios = (row.sooner, row.faster)
+    spreads = ((row.first_s, [each.first_s for each in rows]), (row.tokens_per_s, [each.tokens_per_s for each in rows]))
+    for panel, ratio, (spread, beside) in zip(panels, ratios, spreads, strict=True):
+        yield from _bar(row, spread, max(each.high for each in beside), panel, ratio, y)
+
+
+def _bar(row: Row, spread: Spread, highest: float, panel: _Panel, ratio: float, y: float) -> Iterator[str]:
+    low, middle, high = (panel.x + panel.width * value / highest for value in (spread.low, spread.median, spread.high))
+    kind = f"blc-{_KINDS[row.variant.source].name.lower()}"
+    yield ink.rect(Box(panel.x, y, max(middle - panel.x, 1.0), _BAR), f"blc-bar {kind}", 2)
+    centre = y + _BAR / 2
+    ends = f"M{ink.number(low)} {ink.number(centre)}H{ink.number(high)}"
+    marks = "".join(f"M{ink.number(x)} {ink.number(centre - 3)}v6" for x in (low, high))
+    yield ink.element("path", d=ends + marks, class_="blc-range")
+    value = spread.median * panel.scale
+    figure = f"{value:,.0f} {panel.unit}" if value >= 100 else f"{value:.1f} {panel.unit}"
+    said = figure if row.variant.source is Source.NOWHERE else f"{figure}, {ratio:.1f} x"
+    yield ink.text(said, max(middle, high) + 6, y + _BAR - 4, "blc-said blc-mono")
+
+
+def _style(theme: Theme | None) -> str:
+    shapes = (
+        f".blc-said{{font-family:{ink.PROSE_FONT};font-size:{ink.number(_SIZE)}px}}\n"
+        ".blc-head{font-weight:bold}\n.blc-range{fill:none;stroke-width:1}\n.blc-bar{stroke-width:1}\n"
+    )
+    return ink.themed(shapes, _colours, theme)
+
+
+def _colours(theme: Theme) -> str:
+    palette = theme.value
+    rules = [
+        f".blc-panel{{fill:{palette.panel};stroke:{palette.rule}}}",
+        f".blc-said{{fill:{palette.text}}}.blc-faint{{fill:{palette.faint}}}.blc-range{{stroke:{palette.text}}}",
+    ]
+    for kind in _KINDS.values():
+        tint = palette.kinds[kind]
+        rules.append(f".blc-{kind.name.lower()}{{fill:{tint.line};stroke:{tint.line}}}")
+    return "".join(f"{each}\n" for each in rules)
