@@ -32,7 +32,7 @@ SHOWN = (
     ("simple_stored_while_it_is_stored", "simple", 0, "I14"),
     ("store_counts_from_wrong_block", "chunks", 0, "I15"),
     ("hit_stays_in_the_queue", "full", 0, "I4"),
-    ("named_a_block_early", "full", 0, "I6"),
+    ("named_a_block_early", "hybrid", 0, "I6"),
     ("key_of_another_block", "full", 0, "I8"),
 )
 """A bug, a world, and a seed in which this rule falls first."""
