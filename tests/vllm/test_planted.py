@@ -139,7 +139,7 @@ def test_program_prints_a_table_and_writes_all_runs(tmp_path: Path, capsys: pyte
         (("--seeds", "-1"), "--seeds: '-1' is not a whole number from 0 on"),
         (("--steps", "0"), "--steps: '0' is not a positive whole number"),
         (("--json", "/"), "'/' cannot be written (name a file in a folder of yours)"),
-        (("--bugs", "bogus"), "no bug is called 'bogus' (one is block_handed_out_twice)"),
+        (("--bugs", "bogus"), "no bug is called 'bogus' (one is abort_frees_what_is_loaded)"),
     ],
 )
 def test_program_refuses_what_makes_no_sense(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
