@@ -860,6 +860,31 @@ def test_load_that_fails_leaves_its_targets_to_others(count: int, contract: Cont
     assert check(ledger) == []
 
 
+@pytest.mark.parametrize("count", [2, 60])
+def test_targets_of_a_failed_load_stay_while_an_older_store_reads_them(count: int) -> None:
+    """Few and many: the load has landed, and the blocks are handed out only when the store of their last life has, too."""
+    ledger = make_ledger(num_blocks=count + 1, num_slots=2 * count)
+    slots, names = list(range(2 * count)), keys(*map(str, range(2 * count)))
+    filled = ledger.plan_store(ledger.seal(ledger.allocate("a", count), names[:count]), slots[:count], names[:count])
+    ledger.submit(filled)
+    ledger.complete(report(filled.ids[0]))
+    ledger.release("a", range(count))
+    store = ledger.plan_store(ledger.seal(ledger.allocate("a", count), names[count:]), slots[count:], names[count:])
+    ledger.submit(store)
+    ledger.finish("a")
+    ledger.add_request("b")
+    load = ledger.plan_load("b", ledger.allocate("b", count), slots[:count])
+    ledger.dispatch(0.0)  # the plan that loads waits for the store
+    ledger.complete(report(load.ids[0], Result.FAILED))
+    held = [ledger.blocks.at(place) for place in range(1, count + 1)]
+    free = ledger.free
+    ledger.complete(report(store.ids[0]))
+
+    assert (set(held), free) == ({Block.STALE}, 0)
+    assert ledger.free == count
+    assert check(ledger) == []
+
+
 @pytest.mark.parametrize("count", [5, 60])
 def test_free_blocks_keep_their_order_for_ever(count: int) -> None:
     """Few and many at a time: what has content goes to the end, and nothing is lost or doubled however long that goes on."""
