@@ -134,7 +134,8 @@ class ConnectorConfig:
     policy: str = field(default="arc", metadata={"read": _policy})
     """What is forgotten to make room: arc, lru, or a name that was registered with `blocklife.offload.register`.
 
-    arc is the default because it hits more in conversations, whatever the size of the host tier (`tests.vllm.hits`).
+    arc is the default because it hits more in conversations, at all sizes of the host tier that were measured
+    (`tests.vllm.hits`).
     """
     mode: Mode = field(default=Mode.EAGER, metadata={"read": _one_of(Mode)})
     """eager: a chunk is stored when it fills; lazy: when its block is about to be handed out again."""
