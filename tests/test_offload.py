@@ -10,11 +10,12 @@ import copy
 import pickle
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
-from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Result, Worker
+from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Plan, Result, Worker
 from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
 from blocklife.offload.lookup import Answer
 from blocklife.states import Request
@@ -579,6 +580,45 @@ def test_keys_that_fail_an_admission_cost_nothing(problem: str) -> None:
 
     assert (rig.ledger.free, rig.ledger.table("b")) == (free, [])
     assert rig.ledger.request_state("b") is Request.WAITING
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("problem", ["no bytes", "too few", "an error of its own"])
+def test_plan_that_keys_have_failed_is_made_whole_by_the_next_call(failing: int, problem: str) -> None:
+    """No plan is out, nothing of the step is lost or planned twice: the next call makes the plan that it would have made."""
+
+    def planned(*, fails: bool) -> tuple[list[Plan], object]:
+        rig = Rig("full:4,mamba:4", blocks=20)
+        gone: list[bool] = []
+
+        def fickle(group: int, start: int, stop: int) -> Any:
+            if not gone or group != failing:
+                return [key(group, letters(20)[: 4 * block + 4]) for block in range(start, stop)]
+            if problem == "an error of its own":
+                raise OSError("the keys are gone")
+            return [] if problem == "too few" else ["no bytes"] * (stop - start)
+
+        rig.add("z", letters(8, "p"))
+        rig.let_in("z")
+        rig.tick(land=False)
+        rig.tick(land=False)
+        rig.scheduler.preempt("z")
+        rig.scheduler.add_request("a", fickle, prompt_tokens=9)
+        rig.let_in("a", 8)
+        rig.scheduler.hand_off("a", 1, 8)
+        if fails:
+            gone.append(True)
+            with pytest.raises((MisuseError, IndexError, OSError)):
+                rig.scheduler.build_plan(9.0)
+            assert not rig.scheduler.plans_out
+            gone.clear()
+        return [rig.tick(land=False), rig.tick(land=False)], scheduler_key(rig.scheduler)
+
+    (waits, stores), end = planned(fails=True)
+
+    assert end == planned(fails=False)[1]
+    assert [job.number for job in waits.flushes] == [1]
+    assert [each.group_sizes for each in stores.stores] == [(2, 1)]
 
 
 @BOTH
@@ -1540,7 +1580,7 @@ def test_more_plans_ahead_than_the_ledger_lets_out_are_refused_at_once() -> None
         Rig(policies=Policies(plans_ahead=64))
 
 
-def test_state_that_was_taken_back_is_not_stored() -> None:
+def test_state_that_is_over_and_was_not_reached_is_not_stored() -> None:
     """Its last token was never sampled: the block holds no such state, and nobody may wait for its store."""
     rig = Rig("mamba:4", policies=Policies(plans_ahead=1))
     rig.add("a", letters(40), prompt=7)
@@ -1549,17 +1589,34 @@ def test_state_that_was_taken_back_is_not_stored() -> None:
     rig.scheduler.grow()
     rig.scheduler.hand_off("a", 0, 8)
     rig.plan()
+    rig.scheduler.finish("a")
     rig.settle(sampled={"a": 0})
-    rig.settle(sampled={"a": 1})
-    rig.scheduler.grow()
-    rig.plan()
-    rig.settle()
+    rig.settle(sampled={"a": 0})
     rig.tick()
     rig.add("b", letters(40))
 
-    assert rig.scheduler.progress("a").known == 9
+    assert rig.stored() == []
     assert rig.ledger.jobs.live == 0
     assert not rig.hit("b").deferred
+
+
+@pytest.mark.parametrize("groups", ["mamba:4", "full:4,mamba:4"])
+def test_token_that_a_state_has_taken_in_is_not_taken_back(groups: str) -> None:
+    """The plan behind this one runs the token that this one was to sample: without it the state there would be of no text."""
+    rig = Rig(groups, blocks=12, policies=Policies(plans_ahead=1))
+    rig.add("a", letters(40), prompt=6)
+    rig.add("b", letters(40, "p"), prompt=6)
+    rig.let_in("a")
+    rig.let_in("b")
+    rig.plan()
+    rig.scheduler.grow({"b": 0})
+    rig.plan()
+    with scheduler_refuses(rig, MisuseError, "request a: a Mamba state cannot be taken back, .* plan 1 was to sample"):
+        rig.scheduler.settle(rig.plans[0].number, 9.0, sampled={"b": 0, "a": 0})
+    rig.settle(sampled={"b": 0, "a": 1})
+    rig.settle(sampled={"a": 0})
+
+    assert [rig.scheduler.progress(name).known for name in "ab"] == [7, 6]
 
 
 def test_state_of_a_step_that_an_abort_has_called_off_makes_no_room_for_itself() -> None:

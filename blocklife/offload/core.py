@@ -4,6 +4,7 @@ Rules of this file:
 
 * Nothing here is called from outside; `scheduler.py` holds what an engine calls, and refuses what comes in the wrong order.
 * What is told to the ledger first is noted here afterwards, so that a refusal leaves both as they were.
+* The engine's keys are asked for before what needs them is noted: an error of theirs loses nothing.
 """
 
 from __future__ import annotations
@@ -320,29 +321,33 @@ class SchedulerCore(edge.NotCopied):
 
     def _offer_chunks(self, name: str, row: int, group: int, stop: int) -> None:
         size, table = self.geometry.blocks_per_chunk, self.ledger.requests[name].tables[group]
-        start = int(self._progress.offered[group, row])
+        start, chunks = int(self._progress.offered[group, row]), list[Chunk]()
+        if not self._lost:
+            blocks = _keys_of(self._requests[name], group, start * size, stop * size)
+            for chunk in range(start, stop):
+                # a hit reads the end of a chunk at least
+                if table[(chunk + 1) * size - 1] != NULL:
+                    lives = table[chunk * size : (chunk + 1) * size].tolist()
+                    chunks.append(Chunk(name, group, blocks[(chunk - start + 1) * size - 1], lives))
         self._progress.offered[group, row] = stop
-        if self._lost:
-            return
-        blocks = _keys_of(self._requests[name], group, start * size, stop * size)
-        for chunk in range(start, stop):
-            # a hit reads the end of a chunk at least
-            if table[(chunk + 1) * size - 1] != NULL:
-                lives = table[chunk * size : (chunk + 1) * size].tolist()
-                self.stores.offer(Chunk(name, group, blocks[(chunk - start + 1) * size - 1], lives))
+        for each in chunks:
+            self.stores.offer(each)
 
     def _offer_states(self, name: str, row: int) -> None:
         """Offer the states of one request that were handed off, as far as their tokens are known; others wait."""
-        size, later = self.geometry.blocks_per_chunk, []
-        for group, boundary, life in self._states.pop(name):
+        size, later, chunks = self.geometry.blocks_per_chunk, [], []
+        for group, boundary, life in self._states[name]:
             if boundary > self._progress.known[row]:
                 later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
             elif boundary <= self._bound(row, boundary) and not self._lost:
                 position = boundary // self.geometry.block_tokens[group] - 1
                 key = _keys_of(self._requests[name], group, position, position + 1)[0]
-                self.stores.offer(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
+                chunks.append(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
+        del self._states[name]
         if later:
             self._states[name] = later
+        for each in chunks:
+            self.stores.offer(each)
 
     def _cut_states(self, name: str, tokens: int) -> None:
         """Of the states that were handed off and not offered, keep those of the first *tokens*."""
@@ -361,8 +366,16 @@ class SchedulerCore(edge.NotCopied):
             for name, count in sampled.items():
                 if count < 0:
                     raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
-                if (position := where.get(self._requests[name].row)) is not None:
-                    news[position] = count
+                tracked = self._requests[name]
+                if (position := where.get(tracked.row)) is None:
+                    continue
+                ahead = table.in_flight[tracked.row] > tokens[position]
+                if self._has_states and ahead and count < news[position] and not tracked.ending:
+                    raise MisuseError(
+                        f"request {name}: a Mamba state cannot be taken back, and a plan that is out takes in the token that "
+                        f"plan {next(iter(self._plans))} was to sample (it has sampled 1 at least; preempt the request first)"
+                    )
+                news[position] = count
         # a sampled token has no content yet; what was scheduled beyond the known tokens counts as far as it was sampled
         computed = np.minimum(end, known + np.maximum(news - 1, 0))
         return known + news, computed
@@ -392,7 +405,7 @@ class SchedulerCore(edge.NotCopied):
         return seals, sealed
 
     def _state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
-        """The states that were handed off and not taken back, by group."""
+        """The states that were handed off and reached, by group: who is over may not have got its last token."""
         found: dict[int, tuple[list[int], list[bytes]]] = {}
         for name, serial, group, boundary in handed:
             tracked = self._requests.get(name)
@@ -403,13 +416,6 @@ class SchedulerCore(edge.NotCopied):
             lives.append(self.ledger.requests[name].tables[group][position])
             keys += _keys_of(tracked, group, position, position + 1)
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
-
-    def _forget_taken_back(self, handed: Iterable[tuple[str, int, int, int]]) -> None:
-        """States whose last token was taken back when their plan settled do not exist."""
-        for name, serial, group, boundary in handed:
-            row = self._requests[name].row if name in self._states else -1
-            if row >= 0 and self._progress.serial[row] == serial and self._progress.computed[row] < boundary:
-                self._states[name] = [state for state in self._states[name] if state[:2] != (group, boundary)]
 
     def _hear_of_loads(self) -> tuple[list[str], list[str]]:
         """Requests whose load is over: they run, or wait again."""

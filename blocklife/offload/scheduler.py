@@ -327,7 +327,9 @@ class OffloadScheduler(SchedulerCore):
         """The plan of this step; it may be empty, and a step without work is a step, too.
 
         The order: flushes for those preempted, hand-offs, what scheduled requests fill, what finished ones left behind. Lookups
-        that nobody took are let go. Refuses: more plans out than ``plans_ahead`` allows.
+        that nobody took are let go. Refuses: more plans out than ``plans_ahead`` allows. Where a request's key function fails,
+        or gives no keys, there is no plan: what was flushed and offered by then stays so, nothing of the step is lost, and the
+        next call makes the plan.
         """
         edge.moment(now, "now")
         self._check_open(awake=False)
@@ -402,7 +404,8 @@ class OffloadScheduler(SchedulerCore):
         """Every worker has executed plan *plan*: tokens count, full blocks are sealed, reports are applied.
 
         A request whose known tokens are all computed has sampled one token, unless *sampled* says how many; fewer than were
-        scheduled beyond the known ones are a rollback. Plans settle in order.
+        scheduled beyond the known ones are a rollback, which is refused where a Mamba state has taken in what it takes back.
+        Plans settle in order.
         """
         due = next(iter(self._plans), None)
         if edge.whole(plan, "plan") != due:
@@ -423,7 +426,6 @@ class OffloadScheduler(SchedulerCore):
         table.in_flight[rows] -= tokens
         for group, full in sealed.items():
             table.sealed[group, rows] = full
-        self._forget_taken_back(done.handed)
         loaded, failed = self._hear_of_loads()
         if ended := self._over():
             self._end_many(ended)
