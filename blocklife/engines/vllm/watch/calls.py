@@ -24,6 +24,10 @@ class BlockLike(Protocol):
     """Whose it is; older releases do not say."""
 
 
+Tables: TypeAlias = Mapping[str, Sequence[BlockLike]]
+"""The table of each request in one group."""
+
+
 class CallsThrough:
     """Methods of single objects whose calls go through somebody else first."""
 
@@ -63,7 +67,7 @@ def name_of(request: object) -> str:
     return name if isinstance(name, str) else CONNECTOR
 
 
-def tables_of(manager: object) -> Mapping[str, Sequence[BlockLike]]:
+def tables_of(manager: object) -> Tables:
     """The table of each request in one group, as its manager has it."""
     found = getattr(manager, "req_to_blocks", None)
     return found if isinstance(found, dict) else {}
@@ -75,6 +79,7 @@ def blocks_of(pool: object) -> Sequence[BlockLike]:
     return found if isinstance(found, Sequence) else ()
 
 
+@functools.lru_cache(maxsize=64)
 def ending_of(group: int) -> bytes:
     """What stands behind a hash in the name of content: the group that it is of."""
     return group.to_bytes(4, "big")

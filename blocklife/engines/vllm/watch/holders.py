@@ -121,9 +121,10 @@ class Holders:
             for block in blocks:
                 where[block] = where.get(block, ()) + holder.alone
         lives = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
-        size, known = self._num_groups, [position for position in positions if position is not None]
-        if len(known) == len(blocks):  # as nearly always
-            places = zip([position * size + group for position in known], lives, strict=True)
+        if type(positions) is range:  # a row of places, as nearly always
+            size = self._num_groups * positions.step
+            start = positions.start * self._num_groups + group
+            places = zip(range(start, start + size * len(positions), size), lives, strict=True)
             if (tenure := self._tenures.get(name)) is None:
                 self._tenures[name] = dict(places)
             else:

@@ -86,6 +86,8 @@ class Jobs:
         self._num_workers = num_workers
         self._filing = filing
         self._known: dict[int, Job] = {}
+        self._loads: dict[int, Job] = {}
+        """Those of them that are loads."""
         self.touching: dict[int, tuple[Job, ...]] = {}
         """Block to the jobs that read or write it."""
         self._using: dict[int, tuple[Job, ...]] = {}
@@ -113,7 +115,7 @@ class Jobs:
 
     def has_loads_out(self) -> bool:
         """Whether any of them is a load."""
-        return any(not job.is_store and not job.is_over for job in self._known.values())
+        return any(not job.is_over for job in self._loads.values())
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
@@ -287,8 +289,8 @@ class Jobs:
 
     def compute(self, requests: Collection[str]) -> None:
         """The step computes for these requests: what they load must have arrived."""
-        for number, job in list(self._known.items()):
-            if not (job.is_store or job.is_over or job.copy.sync) and job.copy.request in requests:
+        for number, job in list(self._loads.items()):
+            if not (job.is_over or job.copy.sync) and job.copy.request in requests:
                 what = f"the step computes for {job.copy.request} while its load, job {number}, is out"
                 self._story.violate("I6", what, request=job.copy.request, job=number)
                 self.finish(job)
@@ -381,8 +383,9 @@ class Jobs:
         job.is_over = True
         if job.targets:
             self._holders.arrive(job.targets)
-        _strike(self.touching, job.blocks, job)
-        _strike(self._using, job.slots, job)
+        if job.blocks:
+            _strike(self.touching, job.blocks, job)
+            _strike(self._using, job.slots, job)
         job.alone = ()
         self._give_back(job)
 
@@ -396,6 +399,7 @@ class Jobs:
         self.finish(job)
         self._story.counts["jobs"] += 1
         del self._known[job.copy.number]
+        self._loads.pop(job.copy.number, None)
         self._ended[job.copy.number] = may_come
         if len(self._ended) > NUM_ENDED:
             self._ended.popitem(last=False)
@@ -415,6 +419,8 @@ class Jobs:
             self.finish(older)
         self._ended.pop(copy.number, None)
         job = self._known[copy.number] = Job(copy, is_store)
+        if not is_store:
+            self._loads[copy.number] = job
         if not is_store and not copy.sync and copy.request is not None:
             for number, each in self._known.items():
                 if each.is_store and not (each.is_over or each.is_unwanted) and each.copy.request == copy.request:

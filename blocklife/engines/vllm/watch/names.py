@@ -6,9 +6,9 @@ name must be right, and what it names must be there when the step is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from blocklife.engines.vllm.watch.calls import BlockLike, Original, blocks_of, ending_of, given, name_of, tables_of
+from blocklife.engines.vllm.watch.calls import BlockLike, Original, blocks_of, ending_of, name_of, tables_of
 from blocklife.engines.vllm.watch.mirror import Mirror, Positions
 
 _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id", "block_mask")
@@ -30,56 +30,52 @@ class Names:
 
     # --- what gets a name ---------------------------------------------------------------------------------------------------
 
-    def named(self, original: Original, *args: object, **kwargs: object) -> object:
-        """Blocks of a request are full, and get their names."""
-        result = original(*args, **kwargs)
-        request, blocks, start, end, size, group, mask = given(args, kwargs, *_NAMED)
-        places = range(start, end) if isinstance(start, int) and isinstance(end, int) else range(0)
-        if places and isinstance(blocks, Sequence) and isinstance(size, int) and isinstance(group, int):
-            self._ask_named(request, blocks, places, size, group, mask if isinstance(mask, Sequence) else None)
-        return result
+    def named(self, original: Original) -> Original:
+        """Blocks of a request are full, and get their names. Called for nearly each block: it ends where none is followed."""
+        sample = self._sample
 
-    def _ask_named(
-        self, request: object, blocks: Sequence[BlockLike], at: range, size: int, group: int, mask: Sequence[bool] | None
-    ) -> None:
+        def through(*args: object, **kwargs: object) -> object:
+            result = original(*args, **kwargs)
+            told = dict(zip(_NAMED, args, strict=False), **kwargs) if args else kwargs
+            blocks, start, end = told.get("blocks"), told.get("num_cached_blocks"), told.get("num_full_blocks")
+            if isinstance(start, int) and isinstance(end, int) and isinstance(blocks, Sequence):
+                places = range(start, min(end, len(blocks)))
+                if own := [at for at in places if (number := blocks[at].block_id) and not number % sample]:
+                    self._ask_named(told, blocks, start, own)
+            return result
+
+        return through
+
+    def _ask_named(self, told: Mapping[str, object], blocks: Sequence[BlockLike], start: int, own: Sequence[int]) -> None:
+        """Whether the blocks at these places of a request have got the names of their places; who is masked out gets none."""
+        request, size, group = told.get("request"), told.get("block_size"), told.get("kv_cache_group_id")
         hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", 0)
-        if not isinstance(hashes, Sequence) or not isinstance(unit, int) or not unit or size % unit:
+        if not (isinstance(size, int) and isinstance(group, int) and isinstance(hashes, Sequence)):
             return
-        name, ending, factor = name_of(request), ending_of(group), size // unit
+        if not isinstance(unit, int) or not unit or size % unit:
+            return
+        mask, name, ending, factor = told.get("block_mask"), name_of(request), ending_of(group), size // unit
         table = tables_of(self._by_group.get(group)).get(name, ())
-        named, there = blocks[at.start : at.stop], table[at.start : at.stop]
-        wanted = [each + ending for each in hashes[(at.start + 1) * factor - 1 : at.stop * factor : factor]]
-        if [block.block_hash for block in named] != wanted or (there != named and there):  # nearly never
-            self._look(name, zip(at, named, wanted, strict=False), table, mask)
+        for at in own:
+            block, last = blocks[at], (at + 1) * factor - 1
+            if last >= len(hashes):
+                break
+            wanted = hashes[last] + ending
+            stands = table is blocks or at >= len(table) or table[at] is block
+            if (block.block_hash != wanted or not stands) and (not isinstance(mask, Sequence) or mask[at - start]):
+                self._look(name, at, block, wanted, block if stands else table[at])
         if self._computes:
-            number, last = next(
-                ((block.block_id, at) for at, block in zip(at[::-1], named[::-1], strict=False) if self._follows(block)), (0, 0)
-            )
-            if number:
-                self._ask_end(request, name, (last + 1) * size, number)
+            self._ask_end(request, name, (own[-1] + 1) * size, blocks[own[-1]].block_id)
 
-    def _follows(self, block: BlockLike) -> bool:
-        return bool(block.block_id) and not block.block_id % self._sample
-
-    def _look(
-        self,
-        name: str,
-        named: Iterable[tuple[int, BlockLike, bytes]],
-        table: Sequence[BlockLike],
-        mask: Sequence[bool] | None,
-    ) -> None:
-        """Which of these blocks has not got its name, or stands somewhere else; who is left out gets none."""
-        for count, (position, block, wanted) in enumerate(named):
-            number = block.block_id
-            if not self._follows(block) or (mask is not None and not mask[count]):
-                continue
-            if not self._is_called(block, wanted):
-                what = f"block {number} of {name}, position {position}, gets a name that is not that of its place"
-                self._tell("I8", what, number, name)
-            if position < len(table) and table[position] is not block:
-                there = table[position].block_id
-                what = f"block {number} gets the name of position {position} of {name}, where block {there} stands"
-                self._tell("I8", what, number, name)
+    def _look(self, name: str, position: int, block: BlockLike, wanted: bytes, there: BlockLike) -> None:
+        """Whether a block has not got its name, or stands somewhere else."""
+        number = block.block_id
+        if not self._is_called(block, wanted):
+            what = f"block {number} of {name}, position {position}, gets a name that is not that of its place"
+            self._tell("I8", what, number, name)
+        if there is not block:
+            what = f"block {number} gets the name of position {position} of {name}, where block {there.block_id} stands"
+            self._tell("I8", what, number, name)
 
     def _ask_end(self, request: object, name: str, end: int, block: int) -> None:
         """Whether there is, or will be when the step is over, what gets a name."""

@@ -24,7 +24,8 @@ _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
 _SLOTS = ("_num_allocated_chunks", "_free_list", "_num_evictable_cache_chunks")
 """Of a manager of slots: how many it has ever used, those that are free again, and how many may be evicted."""
-Chunks: TypeAlias = Sequence[tuple[int, bytes]]
+Chunks: TypeAlias = tuple[Sequence[int], Sequence[bytes]]
+"""Numbers of chunks in a request, and the key of each."""
 
 
 class Spec(Protocol):
@@ -48,6 +49,9 @@ class OffloadingEar(ConnectorEar):
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
         super().__init__(mirror, scheduler)
         self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
+        self._sample = mirror.sample
+        self._left_by = self._sample.__rmod__
+        """What a block leaves when it is divided by the sample: 0, if it is followed."""
         self._groups = _groups_of(scheduler)
         self._launches_flushed = launches_flushed()
         self._shapes: dict[type, Callable[[object], tuple[object, object, object]]] = {}
@@ -147,15 +151,15 @@ class OffloadingEar(ConnectorEar):
         request, source, target = shape(job)
         named = request if isinstance(request, str) else None
         device, host = (source, target) if store else (target, source)
-        blocks, sample = _listed(getattr(device, "block_ids", None)), self._mirror.sample
+        blocks, sample = _listed(getattr(device, "block_ids", None)), self._sample
         sync = not store and bool(getattr(job, "sync", False))
-        if blocks is None or (sample > 1 and all(map(sample.__rmod__, blocks))) or not _is_readable(device):
+        if blocks is None or (sample > 1 and all(map(self._left_by, blocks))) or not _is_readable(device):
             return Copy(number, named, (), sync)
         status = getattr(self._scheduler, "_jobs", {}).get(number)
         known = getattr(self._scheduler, "_req_status", {}).get(request)
         names: Collection[bytes] = getattr(status, "keys", None) or ()
         slots = _listed(getattr(host, "block_ids", None)) or ()
-        size = self._blocks_per_chunk
+        size, end = self._blocks_per_chunk, self._mirror.num_blocks
         pieces: list[Piece] = []
         first = first_slot = 0
         hashes: Sequence[bytes] = getattr(getattr(known, "req", None), "block_hashes", ())
@@ -168,14 +172,19 @@ class OffloadingEar(ConnectorEar):
             keys = known.group_states[each].offload_keys if known is not None and names else ()
             group = self._groups[each] if each < len(self._groups) else each
             here, there = blocks[first : first + count], slots[first_slot : first_slot + used]
-            chunks = _chunks(keys, names, start // size, used)
+            chunks = numbers, own_keys = _chunks(keys, names, start // size, used)
+            followed = [(at, block) for at, block in enumerate(here) if not block % sample and 0 < block < end]
+            asked: Iterable[int] = range(len(numbers))
+            if sample > 1 and len(numbers) == used:  # of a chunk without any block that is followed nothing is asked
+                asked = dict.fromkeys([(start % size + at) // size for at, _ in followed])
             if hashes and each < len(self._hashes):
-                self._ask_keys(number, named, chunks, (hashes, self._hashes[each], group), store=store)
-            if len(chunks) == len(there):
-                self._ask_slots(number, named, chunks, there, store=store)
-            if len(chunks) < used and keys:
-                odd.append(f"{used} chunks of group {group}, and keys of {len(chunks)}")
-            pieces += self._pieces(group, start, here, there, chunks)
+                of = hashes, self._hashes[each], group
+                self._ask_keys(number, named, [(numbers[at], own_keys[at]) for at in asked], of, store=store)
+            if len(numbers) == len(there):
+                self._ask_slots(number, named, [(own_keys[at], there[at]) for at in asked], store=store)
+            if len(numbers) < used and keys:
+                odd.append(f"{used} chunks of group {group}, and keys of {len(numbers)}")
+            pieces += self._pieces(group, start, count, followed, there, chunks)
             first, first_slot = first + count, first_slot + used
         if odd and known is not None and not set(names) <= {key for state in known.group_states for key in state.offload_keys}:
             odd = []  # some keys are none of a whole chunk
@@ -187,7 +196,13 @@ class OffloadingEar(ConnectorEar):
         return Copy(number, named, pieces, sync)
 
     def _ask_keys(
-        self, number: int, request: str | None, chunks: Chunks, of: tuple[Sequence[bytes], int, int], *, store: bool
+        self,
+        number: int,
+        request: str | None,
+        chunks: Iterable[tuple[int, bytes]],
+        of: tuple[Sequence[bytes], int, int],
+        *,
+        store: bool,
     ) -> None:
         """Whether each chunk of a job is called by the hash of all that the request has up to its end, and by its group."""
         hashes, factor, group = of
@@ -200,11 +215,11 @@ class OffloadingEar(ConnectorEar):
                 self._odd.append((rule, what, request, number))
                 return
 
-    def _ask_slots(self, number: int, request: str | None, chunks: Chunks, slots: Sequence[int], *, store: bool) -> None:
+    def _ask_slots(self, number: int, request: str | None, places: Iterable[tuple[bytes, int]], *, store: bool) -> None:
         """Whether the manager has each key of a job for the slot that the job names, and no older key for it."""
         if (find := self._find) is None:
             return
-        for (_, key), slot in zip(chunks, slots, strict=True):
+        for key, slot in places:
             if (there := getattr(find(key), "chunk_id", slot)) != slot:
                 does, rule = ("stores into", "I8") if store else ("loads from", "I6")
                 what = f"job {number} {does} slot {slot}, and the manager has its key for slot {there}"
@@ -232,17 +247,18 @@ class OffloadingEar(ConnectorEar):
                 self._odd.append(("I8", what, request, number))
                 return
 
-    def _pieces(self, group: int, start: int, blocks: Sequence[int], slots: Sequence[int], chunks: Chunks) -> Iterable[Piece]:
+    def _pieces(
+        self, group: int, start: int, count: int, followed: Iterable[tuple[int, int]], slots: Sequence[int], chunks: Chunks
+    ) -> Iterable[Piece]:
         """The blocks of a job in one group that are followed: chunk after chunk, the first maybe not from its start."""
-        size, sample, end = self._blocks_per_chunk, self._mirror.sample, self._mirror.num_blocks
-        followed = [(at, block) for at, block in enumerate(blocks) if not block % sample and 0 < block < end]
-        if size == 1 and len(chunks) == len(slots) == len(blocks):  # as nearly always
-            return [Piece(group, block, chunks[at][0], slots[at], chunks[at][1]) for at, block in followed]
-        used = -(-(start % size + len(blocks)) // size)
+        size, (numbers, keys) = self._blocks_per_chunk, chunks
+        if size == 1 and len(numbers) == len(slots) == count:  # as nearly always
+            return [Piece(group, block, numbers[at], slots[at], keys[at]) for at, block in followed]
+        used = -(-(start % size + count) // size)
         found: list[Piece] = []
         for at, block in followed:
             chunk, offset = divmod(start % size + at, size)
-            number, key = chunks[chunk] if len(chunks) == used else (None, None)
+            number, key = (numbers[chunk], keys[chunk]) if len(numbers) == used else (None, None)
             position = start + at if number is None and used == 1 else None if number is None else number * size + offset
             found.append(Piece(group, block, position, slots[chunk] if chunk < len(slots) else None, key, offset))
         return found
@@ -336,19 +352,20 @@ def _is_readable(device: object) -> TypeGuard[Spec]:
 
 def _listed(ids: object) -> list[int] | None:
     """Ids as plain numbers, if they are ids: some releases have arrays."""
+    if (plain := getattr(ids, "tolist", None)) is not None:
+        ids = plain()
     if isinstance(ids, list):
         return ids
-    found = ids.tolist() if hasattr(ids, "tolist") else ids
-    return list(found) if isinstance(found, Sequence) and not isinstance(found, str | bytes) else None
+    return list(ids) if isinstance(ids, Sequence) and not isinstance(ids, str | bytes) else None
 
 
 def _chunks(keys: Sequence[bytes], names: Collection[bytes], first: int, used: int) -> Chunks:
     """The chunks of a job, as the scheduler has filed them: their number in the request, and their key."""
     near = keys[first : first + used]
     if len(near) == used and all(map(names.__contains__, near)):  # one behind the other, as nearly always
-        return list(enumerate(map(bytes, near), first))
-    named = ((at, bytes(keys[at])) for at in range(first, len(keys)) if keys[at] in names)
-    return list(itertools.islice(named, used))
+        return range(first, first + used), near
+    numbers = list(itertools.islice((at for at in range(first, len(keys)) if keys[at] in names), used))
+    return numbers, [keys[at] for at in numbers]
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

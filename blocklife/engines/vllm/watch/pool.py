@@ -47,12 +47,19 @@ class PoolEar:
         self._request: object = None
         self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
         self._book = Book(pool)
+        self._windows = [
+            (group, manager, window, size)
+            for group, manager in enumerate(managers)
+            if isinstance(window := getattr(manager, "sliding_window", None), int)
+            and window > 1  # who reads only what it computes has let go of nothing that it needs
+            and (size := getattr(manager, "block_size", 0))
+        ]
         self.names = Names(mirrors, pool, managers, sample)
         self.given: list[tuple[str, list[int]]] = []
         """Who was given which blocks since somebody has last emptied it."""
         self.calls = CallsThrough()
-        self.calls.add(pool, "cache_full_blocks", self.names.named)
-        self.calls.add(pool, "get_new_blocks", self._get_new_blocks)
+        self.calls.around(pool, "cache_full_blocks", self.names.named)
+        self.calls.around(pool, "get_new_blocks", self._get_new_blocks)
         self.calls.add(pool, "touch", self._touch)
         self.calls.add(pool, "free_blocks", self._free_blocks)
         self.calls.add(pool, "unpin_blocks", self._free_blocks)
@@ -94,20 +101,28 @@ class PoolEar:
 
     # --- the pool ---------------------------------------------------------------------------------------------------------
 
-    def _get_new_blocks(self, original: Original, *args: object, **kwargs: object) -> object:
-        try:
-            given = original(*args, **kwargs)
-        except Exception:
-            self._explain(args[0] if args else kwargs.get("num_blocks"))
-            raise
-        if isinstance(given, list):
-            own = self._given(given)
-            if odd := self._book.given(own):
-                self._tell_odd(odd)
-                own = [block for block in own if 0 < block.block_id < self._num_blocks]
-            if ids := [block.block_id for block in own]:
-                self._did("handed out", ids, given)
-        return given
+    def _get_new_blocks(self, original: Original) -> Original:
+        """Called for nearly each block. What it has just given is its own."""
+        sample = self._sample
+
+        def through(*args: object, **kwargs: object) -> object:
+            try:
+                given = original(*args, **kwargs)
+            except Exception:
+                self._explain(args[0] if args else kwargs.get("num_blocks"))
+                raise
+            if isinstance(given, list) and (own := [block for block in given if not block.block_id % sample]):
+                self._gave(own, given)
+            return given
+
+        return through
+
+    def _gave(self, own: list[BlockLike], given: list[BlockLike]) -> None:
+        if odd := self._book.given(own):
+            self._tell_odd(odd)
+            own = [block for block in own if 0 < block.block_id < self._num_blocks]
+        if ids := [block.block_id for block in own]:
+            self._did("handed out", ids, given)
 
     def _explain(self, wanted: object) -> None:
         """The pool has refused what the manager, which counts first, has taken for granted."""
@@ -132,7 +147,8 @@ class PoolEar:
         blocks = list(ordered)
         result = original(blocks, *rest, **kwargs)
         if own := self._own(blocks):
-            self._tell_odd(self._book.freed(own))
+            if odd := self._book.freed(own):
+                self._tell_odd(odd)
             ids, left = [block.block_id for block in own], [block.ref_cnt for block in own]
             if self._request is not None:
                 self._done.append(("freed", ids, blocks, left))
@@ -167,11 +183,6 @@ class PoolEar:
         for block, what in odd:
             for mirror in self._mirrors:
                 mirror.story.violate("I4", f"block {block} {what}", block=block if 0 < block < self._num_blocks else None)
-
-    def _given(self, blocks: list[BlockLike]) -> list[BlockLike]:
-        """Those that are followed, of blocks that this pool has just given: they are its own."""
-        sample = self._sample
-        return blocks if sample == 1 else [block for block in blocks if not block.block_id % sample]
 
     def _own(self, blocks: Sequence[BlockLike]) -> list[BlockLike]:
         """The blocks of this pool that are followed; the null block is none."""
@@ -249,11 +260,9 @@ class PoolEar:
     def _ask_windows(self, request: object, told: Mapping[str, object]) -> None:
         """Whether a request still has, or has got, the block in which its next window begins."""
         counts = [getattr(request, "num_computed_tokens", 0), *map(told.get, _HIT)]
-        name, computed = name_of(request), sum(count for count in counts if isinstance(count, int))
-        for group, manager in enumerate(self._managers if computed else ()):
-            window, size = getattr(manager, "sliding_window", None), getattr(manager, "block_size", 0)
-            if not isinstance(window, int) or window < 2:
-                continue  # who reads only what it computes has let go of nothing that it needs
+        computed = sum([count for count in counts if isinstance(count, int)])
+        for group, manager, window, size in self._windows if computed else ():
+            name = name_of(request)
             table, position = tables_of(manager).get(name, ()), max(0, computed - window + 1) // size
             if position < len(table) and not table[position].block_id:
                 where = f"position {position} of group {group}"

@@ -16,6 +16,7 @@ class Progress:
         self.odd: list[tuple[str, str]] = []
         """What is wrong with the last plan, and whom it is about."""
         self._last: object = None
+        """The plan that was heard of, until all have been."""
         self._over: Iterable[str] = ()
 
     def advance(self, output: object) -> None:
@@ -31,12 +32,19 @@ class Progress:
         cached = getattr(output, "scheduled_cached_reqs", None)
         names: Sequence[str] = getattr(cached, "req_ids", ())
         computed: Sequence[int] = getattr(cached, "num_computed_tokens", ())
-        if any(map(int.__gt__, computed, map(reach.get, names, computed))):
+        # Of all that run, in every step: most go on where they were, and were planned in the order in which they are told.
+        before = [*map(reach.get, names, computed)]
+        if before != computed and any(map(operator.gt, computed, before)):
             self._look(names, computed, getattr(cached, "resumed_req_ids", ()))
-        computing = map(scheduled.get, names, itertools.repeat(0))
-        reach.update(zip(names, map(operator.add, computed, computing), strict=False))  # of all that run, in every step
+        is_in_order = [*itertools.islice(scheduled, len(names))] == names
+        computing = scheduled.values() if is_in_order else map(scheduled.get, names, itertools.repeat(0))
+        reach.update(zip(names, map(operator.add, computed, computing), strict=False))
         for new in getattr(output, "scheduled_new_reqs", ()):
             reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
+
+    def leave(self) -> None:
+        """All have heard of the plan. It is not kept: a plan is large, and whoever has it last takes the time to free it."""
+        self._last = None
 
     def _look(self, names: Sequence[str], computed: Sequence[int], resumed: Collection[str]) -> None:
         for name, count in zip(names, computed, strict=False):

@@ -35,8 +35,12 @@ class Story:
     found: list[Violation] = field(factory=list)
     """Violations that nobody was told of yet."""
     _order: int = 0
-    _events: dict[int, deque[Event]] = field(factory=dict)
+    _events: list[deque[Event] | None] = field(init=False)
+    """Of each block."""
     _marks: deque[tuple[int, int, str]] = field(factory=lambda: deque(maxlen=_MARKS))
+
+    def __attrs_post_init__(self) -> None:
+        self._events = [None] * len(self.epoch)
 
     def note(self, blocks: Sequence[int], what: str, *of: object) -> None:
         """The same has happened to each of these blocks."""
@@ -60,8 +64,7 @@ class Story:
         events = self._events
         event = (self._order, self.steps, what, of, lives, positions)
         for block in blocks:
-            kept = events.get(block)
-            if kept is None:
+            if (kept := events[block]) is None:
                 kept = events[block] = deque(maxlen=HISTORY)
             kept.append(event)
 
@@ -72,11 +75,11 @@ class Story:
 
     def knows(self, block: int) -> bool:
         """Whether anything was ever noted of a block."""
-        return block in self._events
+        return 0 <= block < len(self._events) and self._events[block] is not None
 
     def history(self, block: int) -> tuple[str, ...]:
         """The last events of a block, oldest first."""
-        events = self._events.get(block, ())
+        events = (self._events[block] if self.knows(block) else None) or ()
         since = events[0][0] if events else self._order
         told = [(event[0], _told(event, block)) for event in events]
         told += [(order, f"step {step}: {what}") for order, step, what in self._marks if order > since]

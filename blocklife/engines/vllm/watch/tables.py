@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from blocklife.engines.vllm.watch.calls import CallsThrough, Original, blocks_of, tables_of
+from blocklife.engines.vllm.watch.calls import CallsThrough, Original, Tables, blocks_of, tables_of
 from blocklife.engines.vllm.watch.mirror import Mirror
 from blocklife.engines.vllm.watch.pool import PoolEar
 
@@ -44,6 +44,7 @@ class TablesEar:
         if isinstance(scheduled, dict):
             progress = self._mirrors[0].progress
             progress.advance(output)
+            progress.leave()
             for what, request in progress.odd:
                 self._tell("I6", what, request)
             names.settle(scheduled, progress.reach)
@@ -56,28 +57,27 @@ class TablesEar:
     # --- tables -------------------------------------------------------------------------------------------------------------
 
     def _ask_tables(self, output: object) -> None:
+        tables = [tables_of(manager) for manager in self._managers]
         for new in getattr(output, "scheduled_new_reqs", ()):
-            self._ask_row(new.req_id, new.block_ids, whole=True)
+            self._ask_row(new.req_id, new.block_ids, tables, whole=True)
             if not getattr(new, "replay_start", 0):
                 self._ask_content(new.req_id, new.num_computed_tokens)
         cached = getattr(output, "scheduled_cached_reqs", None)
         names: Sequence[str] = getattr(cached, "req_ids", ())
         rows: Sequence[Sequence[Sequence[int]] | None] = getattr(cached, "new_block_ids", ())
         resumed: Collection[str] = getattr(cached, "resumed_req_ids", ())
-        for name, row in [each for each in zip(names, rows, strict=False) if each[1] is not None]:
-            self._ask_row(name, row or (), whole=name in resumed)
+        for name, row in zip(names, rows, strict=False):
+            if row is not None:
+                self._ask_row(name, row, tables, whole=name in resumed)
         if resumed:
             for name, computed in zip(names, getattr(cached, "num_computed_tokens", ()), strict=False):
                 if name in resumed:
                     self._ask_content(name, computed)
 
-    def _ask_row(self, name: str, row: Sequence[Sequence[int]], *, whole: bool) -> None:
+    def _ask_row(self, name: str, row: Sequence[Sequence[int]], tables: Sequence[Tables], *, whole: bool) -> None:
         """Whether workers are told of the blocks that stand in the table of a request, and of no others."""
-        for group, (manager, told) in enumerate(zip(self._managers, row, strict=False)):
-            if not told or not (whole or self._grows[group]):
-                continue
-            table = tables_of(manager).get(name)
-            if table is None:
+        for group, told in enumerate(row[: len(tables)]):
+            if not told or not (whole or self._grows[group]) or (table := tables[group].get(name)) is None:
                 continue
             start = 0 if whole else len(table) - len(told)
             there = [block.block_id for block in table[max(0, start) : start + len(told)]]
