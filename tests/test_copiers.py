@@ -555,6 +555,18 @@ class TestFaultyCopier:
         assert len({poll for poll, _, _ in reports}) > 1
         assert copier.statistics().num_late == 8
 
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_hold_back_is_one_poll_to_as_many_as_are_allowed(self, build: Build, most: int) -> None:
+        """Both ends are drawn: the first poll takes over what has landed, and each report comes 1 to *most* polls behind it."""
+        copier = faulty(build(pace=1), late_polls_max=most, late=1.0)
+        for number in range(1, 33):
+            copier.launch(transfer(number, STORE, [1], [1]))
+        copier.wait([job(number) for number in range(1, 33)])
+        reports = drive(copier, most + 2)
+
+        assert {poll for poll, _, _ in reports} == set(range(1, most + 1))
+        assert len(reports) == 32
+
     def test_twice_reports_again_some_polls_later(self, build: Build) -> None:
         """Two equal reports, never in one poll, and the copier is busy until the second."""
         copier = faulty(build(pace=1), twice=1.0)

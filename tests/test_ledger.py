@@ -1223,10 +1223,12 @@ def test_what_is_left_of_a_deadline_travels_with_a_snapshot() -> None:
     _, job = in_flight(ledger)
     ledger.launched(Launched(job, Worker(0)), 1000.0)
     saved, other = ledger.snapshot(now=1004.0), make_ledger(deadline=10.0)
+    unless_told = ledger.snapshot()
     other.restore(saved, now=50.0)
     early, late = other.expire(55.9).ids, other.expire(56.0).ids
 
     assert (early, late) == ((), (job,))
+    assert unless_told == ledger.snapshot(now=0.0) != saved
 
 
 def test_a_listener_cannot_put_a_ledger_back() -> None:

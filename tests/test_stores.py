@@ -24,6 +24,7 @@ def line_of(
     groups: str = "full:4",
     size: int = 1,
     *,
+    replacement: str = "lru",
     blocks: int = 20,
     slots: int = 4,
     max_jobs: int = 8,
@@ -40,7 +41,7 @@ def line_of(
         contract=contract,
         requests=("a", "b", "c"),
     )
-    return ledger, StoreLine(ledger, HostTier(ledger), geometry, policies or Policies())
+    return ledger, StoreLine(ledger, HostTier(ledger, replacement), geometry, policies or Policies())
 
 
 def lives_of(ledger: Ledger, request: str, names: Sequence[bytes], group: int = 0) -> list[int]:
@@ -67,6 +68,29 @@ def step(ledger: Ledger, line: StoreLine, *, land: bool = False) -> Plan:
 
 
 # --- order -------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_requests_of_a_step_fill_makes_room_together() -> None:
+    """The content that goes for one request pushes no name out of what ARC remembers before the other's has come back.
+
+    Of two places one holds what was used again, and x has just gone. A step stores a and x: both places are taken, and x, which
+    has come back, counts as used again. Room for z is made by it, for there what is used once is to have a place.
+    """
+    ledger, line = line_of(replacement="arc", slots=2)
+    for name in ("w", "x", "y"):
+        if name == "y":
+            line._tier.touch([ledger.slots.index[0][b"w"]])
+        offered(ledger, line, "a", name)
+        step(ledger, line, land=True)
+    offered(ledger, line, "a", "a")
+    offered(ledger, line, "b", "x")
+    step(ledger, line, land=True)
+    both = set(ledger.slots.index[0])
+    offered(ledger, line, "c", "z")
+    step(ledger, line, land=True)
+
+    assert both == {b"a", b"x"}
+    assert set(ledger.slots.index[0]) == {b"a", b"z"}
 
 
 def test_one_job_an_owner_in_the_order_of_their_oldest_chunk() -> None:
