@@ -35,8 +35,12 @@ explore: $(VENV)/.dev mutants  ## the deeper runs: large worlds, all mutants fro
 mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.md
 	@$(BIN)/blocklife check --mutants --tests tests/caught.toml --page specs/mutants.md
 
-source-mutants: $(VENV)/.dev  ## draw 300 small changes of the source, find the test that notices each, and write specs/source-mutants.md: an hour
+source-mutants: $(VENV)/.dev  ## draw 300 small changes of the source, find the test that notices each, and write specs/source-mutants.md: an hour, and half of one where vLLM is
 	@nice -n 10 $(BIN)/python -m tests.source_mutants --seed 1 --count 300 --page specs/source-mutants.md $(ARGS)
+	@if $(BIN)/python -m tests.vllm.run --python 0.33.0 -c '' 2>/dev/null; then \
+	  nice -n 10 $(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.source_mutants --connector \
+	    --seed 1 --count 130 --page specs/source-mutants.md $(ARGS); \
+	else echo 'what of the connector needs vLLM is not judged: vLLM 0.33.0 is not here (make vllm)'; fi
 
 bench: $(VENV)/.dev  ## ratios against the peers, measured in one run
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -16,12 +16,13 @@ import pytest
 from attrs import evolve
 
 from tests.source_mutants import lines, nursery
+from tests.source_mutants.__main__ import CONNECTOR, HERE
 from tests.source_mutants.copying import Copy
 from tests.source_mutants.judging import Judge, Judgement, Kept, Nursery, Verdict
 from tests.source_mutants.lines import Lines, Record
 from tests.source_mutants.nursery import Answer, Task
 from tests.source_mutants.operators import Mutant, mutants_of, sample
-from tests.source_mutants.page import Run, page, read_argued, stale
+from tests.source_mutants.page import Run, page, read_argued, stale, with_connector, with_page
 
 ROOT = Path(__file__).parent.parent
 MODULE = "blocklife/ledger/limits.py"
@@ -303,6 +304,35 @@ def test_page_counts_what_it_lists() -> None:
     assert "| `blocklife/lifecycle.py f: g() -> pass` | g does nothing |" in text
     assert "| x.py | needs y |\n| `blocklife/copiers/torch/a.py f: h() -> pass` | Triton or a GPU" in text
     assert "None." in page(evolve(run, judgements=found[:1], argued={}))
+
+
+def test_each_part_of_the_page_leaves_the_other_as_it_is() -> None:
+    """The connector is judged where vLLM is, and the rest without it, in any order."""
+    here = Run(4, 90, 5.0, [Judgement("blocklife/lifecycle.py f: g() -> pass", "drop", Verdict.KILLED, "t", 3, 0.0)], {}, {})
+    names = [f"blocklife/engines/vllm/connector/{file}.py f: g() -> pass" for file in ("cache", "config", "config")]
+    verdicts = (Verdict.KILLED, Verdict.SURVIVED, Verdict.UNSEEN)
+    found = [Judgement(name, "drop", verdict, "", 3, 0.0) for name, verdict in zip(names, verdicts, strict=True)]
+    connector = Run(2, 70, 5.0, found, {}, {})
+    text = with_connector(with_page("", here), connector)
+    other = with_connector(text, evolve(connector, seed=3))
+
+    assert with_page(text, here) == with_connector(other, connector) == text
+    assert "Seed 4: 1 of 90 mutants. **Found: 1 of 1" in other
+    assert "Seed 3: 3 of 70 mutants. **Found: 1 of 3 (33.3 %)**; 0 of them because" in other
+    assert "argued away: 0; left: 2." in other
+    assert "| `blocklife/engines/vllm/connector/config.py` | 2 | 0 | 0 | 2 |" in other
+
+
+def test_two_parts_judge_every_module_of_the_connector_once() -> None:
+    """One with the tests that need no vLLM, the others with those that do."""
+    copy = Copy(ROOT)
+    here, connector = HERE.modules(copy), CONNECTOR.modules(copy)
+    room = {str(path.relative_to(ROOT)) for path in (ROOT / "blocklife" / "engines" / "vllm" / "connector").glob("*.py")}
+
+    assert not {*here} & {*connector}
+    assert room <= {*here, *connector}
+    assert not {*HERE.asked(copy)} & {*CONNECTOR.asked(copy)}
+    assert "tests/vllm/test_connector.py" in CONNECTOR.asked(copy)
 
 
 def test_what_is_argued_away_is_there() -> None:

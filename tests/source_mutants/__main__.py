@@ -1,5 +1,8 @@
 """``python -m tests.source_mutants``: a sample of small changes of the source, and whether a test notices each.
 
+With ``--connector`` the source is what of the connector only tests under vLLM execute, and the tool is to be run where vLLM is:
+``python -m tests.vllm.run --python 0.33.0 -m tests.source_mutants --connector``.
+
 Nothing is written to the working tree but the page: mutants are planted in a copy below ``.source-mutants``. A run that is
 stopped goes on where it was. Status: 0 if every mutant was found or is argued away, 1 if one survived, 130 after Ctrl-C.
 """
@@ -14,21 +17,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import asdict
+from attrs import asdict, frozen
 
 from tests.source_mutants.copying import CACHE, PROJECT, Copy, digest
 from tests.source_mutants.judging import Judge, Judgement, Kept, Nursery, need_of
 from tests.source_mutants.lines import Lines, gather
 from tests.source_mutants.operators import Mutant, modules_of, mutants_of, sample
-from tests.source_mutants.page import Run, page, read_argued, told
+from tests.source_mutants.page import Run, read_argued, told, with_connector, with_page
+from tests.vllm.run import OURS
 
-ROOMS = (
-    "blocklife/ledger",
-    "blocklife/offload",
-    "blocklife/lifecycle.py",
-    "blocklife/copiers",
-    "blocklife/engines/vllm/connector",
-)
 PAGE = PROJECT / "specs" / "source-mutants.md"
 
 NOT_JUDGES = frozenset(
@@ -52,6 +49,44 @@ NOT_JUDGES = frozenset(
 """Files of tests that are not asked."""
 
 
+@frozen
+class Part:
+    """What is judged in one run, and by which tests."""
+
+    rooms: tuple[str, ...]
+    tests: tuple[str, ...]
+    """Patterns of their files."""
+    options: tuple[str, ...]
+    """Of pytest."""
+    but: frozenset[str] = frozenset()
+    """Modules of those rooms that another part judges."""
+
+    def modules(self, copy: Copy) -> list[str]:
+        """The modules that are judged."""
+        return [module for module in modules_of(copy.root, self.rooms) if module not in self.but]
+
+    def asked(self, copy: Copy) -> list[str]:
+        """The files of tests that are asked."""
+        found = [path for pattern in self.tests for path in sorted(copy.root.glob(pattern)) if path.stem not in NOT_JUDGES]
+        return [str(path.relative_to(copy.root)) for path in found]
+
+
+_LEDGER = "blocklife/engines/vllm/connector/ledger.py"
+HERE = Part(
+    ("blocklife/ledger", "blocklife/offload", "blocklife/lifecycle.py", "blocklife/copiers", _LEDGER),
+    ("tests/test_*.py",),
+    ("--hypothesis-seed=0",),
+)
+"""What is judged without vLLM."""
+CONNECTOR = Part(
+    ("blocklife/engines/vllm/connector",),
+    ("tests/vllm/test_connector*.py", "tests/vllm/test_behaviour*.py"),
+    OURS,
+    frozenset({_LEDGER}),
+)
+"""What only tests under vLLM execute; those that start a server, or run a model, are not asked."""
+
+
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.source_mutants", description=__doc__.partition("\n")[0])
@@ -59,7 +94,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=300, help="how many (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="processor time of tests for each, at most (%(default)g)")
     parser.add_argument("--only", default="", metavar="TEXT", help="draw among those with TEXT in their name")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page (specs/source-mutants.md, say)")
+    parser.add_argument("--connector", action="store_true", help="draw from what of the connector needs vLLM")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write its part of the page (specs/source-mutants.md, say)")
     parser.add_argument("--json", action="store_true", help="one JSON line a mutant, instead of the summary")
     return parser.parse_args(arguments)
 
@@ -87,19 +123,19 @@ def say(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what was asked for."""
     chosen, begin = parsed(arguments), time.monotonic()
+    part = CONNECTOR if chosen.connector else HERE
     copy = Copy()
     copy.refresh()
-    modules = modules_of(copy.root, ROOMS)
-    tests = [str(path.relative_to(copy.root)) for path in sorted((copy.root / "tests").glob("test_*.py"))]
-    asked = [path for path in tests if Path(path).stem not in NOT_JUDGES]
-    lines = gather(copy, asked, ROOMS, say)
+    modules, asked = part.modules(copy), part.asked(copy)
+    lines = gather(copy, asked, part.rooms, part.options, say)
     left_out = not_here(copy, lines, modules)
     mutants, num_all = drawn(copy.root, chosen, [module for module in modules if module not in left_out])
     digests = {module: digest([copy.root / module]) for module in modules}
     everything = digest([*(copy.root / module for module in modules), *(copy.root / path for path in asked)])
     kept = Kept(CACHE / "verdicts.jsonl", f"{everything} {chosen.seconds:g}", digests)
-    known, argued, judgements = kept.load(mutants), read_argued(), list[Judgement]()
-    with Nursery(copy) as nursery:
+    known, judgements = kept.load(mutants), list[Judgement]()
+    argued = {name: why for name, why in read_argued().items() if name.partition(" ")[0] in digests}
+    with Nursery(copy, part.options) as nursery:
         judge = Judge(copy, lines, nursery, chosen.seconds)
         for number, mutant in enumerate(mutants, 1):
             judgement = known.get(mutant.name)
@@ -112,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(json.dumps({**asdict(judgement), "verdict": judgement.verdict.value}), flush=True)
     run = Run(chosen.seed, num_all, chosen.seconds, judgements, argued, left_out)
     if chosen.page:
-        chosen.page.write_text(page(run), encoding="utf-8")
+        before = chosen.page.read_text(encoding="utf-8") if chosen.page.exists() else ""
+        text = with_connector(before, run) if chosen.connector else with_page(before, run)
+        chosen.page.write_text(text, encoding="utf-8")
     if not chosen.json:
         print(
             f"found: {run.score}; argued away: {len(run.argued_away)}; not judged: {len(run.away)} and {len(left_out)} modules"

@@ -53,6 +53,11 @@ class Copy:
             for path in set(_files(self.root)) - wanted:
                 (self.root / path).unlink()
 
+    @property
+    def path(self) -> str:
+        """Where what runs in the copy looks for modules: here first, then wherever this process does."""
+        return os.pathsep.join([str(self.root), *filter(None, [os.environ.get("PYTHONPATH")])])
+
     @contextmanager
     def changed(self, path: str, text: str) -> Iterator[None]:
         """Another text stands in one file of the copy; with the old one its old time comes back: the compiled form fits."""

@@ -28,7 +28,7 @@ IMPORT_S = 1.0
 
 NEEDS = {
     "blocklife/copiers/torch/": "Triton or a GPU (`make test-gpu`)",
-    "blocklife/engines/vllm/": "vLLM (`make test-vllm`)",
+    "blocklife/engines/vllm/connector/ledger.py": "vLLM (`make test-vllm`)",
 }
 """Rooms with code that only runs where something else is, by the beginning of their modules."""
 
@@ -71,10 +71,10 @@ class Judgement:
 class Nursery:
     """The process that runs tests in forks of itself."""
 
-    def __init__(self, copy: Copy) -> None:
+    def __init__(self, copy: Copy, options: Sequence[str] = ()) -> None:
         script = copy.root / "tests" / "source_mutants" / "nursery.py"
         self._process = subprocess.Popen(
-            [sys.executable, str(script)],
+            [sys.executable, str(script), *options],
             cwd=copy.root,
             env=environment(copy),
             stdin=subprocess.PIPE,
@@ -116,7 +116,7 @@ def environment(copy: Copy) -> dict[str, str]:
     """The environment variables of what runs in the copy. No compiled form of a mutant is left behind."""
     return {
         **os.environ,
-        "PYTHONPATH": str(copy.root),
+        "PYTHONPATH": copy.path,
         "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(copy.root / ".hypothesis"),
         "OPENBLAS_NUM_THREADS": "1",

@@ -40,19 +40,20 @@ class Record:
     """What it costs to run the file besides its tests: to import it, and what it imports."""
 
 
-def record(copy: Copy, file: str, rooms: Sequence[str], stamp: str) -> Record:
+def record(copy: Copy, file: str, rooms: Sequence[str], stamp: str, options: Sequence[str] = ()) -> Record:
     """What a file of tests executes of some *rooms*. Kept under the file's contents and *stamp*, the sources' digest."""
-    name = f"{Path(file).stem}.{digest([copy.root / file])}.{stamp}"
+    stem = ".".join(Path(file).with_suffix("").parts)
+    name = f"{stem}.{digest([copy.root / file])}.{stamp}"
     data, told = RECORDS / f"{name}.coverage", RECORDS / f"{name}.json"
     if not told.exists():
-        for old in RECORDS.glob(f"{Path(file).stem}.*.*"):
+        for old in RECORDS.glob(f"{stem}.*.*"):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-        _run(copy, file, rooms, data, told)
+        _run(copy, file, rooms, data, told, options)
     found = json.loads(told.read_text(encoding="utf-8"))
     return Record(data, found["fit"], tuple(found["unfit"]), max(0.0, found["whole"] - sum(found["fit"].values())))
 
 
-def _run(copy: Copy, file: str, rooms: Sequence[str], data: Path, told: Path) -> None:
+def _run(copy: Copy, file: str, rooms: Sequence[str], data: Path, told: Path, options: Sequence[str]) -> None:
     RECORDS.mkdir(parents=True, exist_ok=True)
     parts, draft = data.with_suffix(".parts"), told.with_suffix(".draft")
     shutil.rmtree(parts, ignore_errors=True)
@@ -62,7 +63,7 @@ def _run(copy: Copy, file: str, rooms: Sequence[str], data: Path, told: Path) ->
     settings.write_text(_SETTINGS.format(parts=parts, include=include, test=recorder.TEST), encoding="utf-8")
     environ = {
         **os.environ,
-        "PYTHONPATH": str(copy.root),
+        "PYTHONPATH": copy.path,
         "COVERAGE_PROCESS_START": str(settings),
         recorder.TEST: "",
         recorder.COSTS: str(draft),
@@ -77,6 +78,7 @@ def _run(copy: Copy, file: str, rooms: Sequence[str], data: Path, told: Path) ->
         "no:cacheprovider",
         "-p",
         "tests.source_mutants.recorder",
+        *options,
     ]
     done = subprocess.run([*words, file], cwd=copy.root, env=environ, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1, 5) or not draft.exists():
@@ -107,13 +109,13 @@ class Lines:
         return found
 
 
-def gather(copy: Copy, files: Iterable[str], rooms: Sequence[str], say: Callable[[str], None]) -> Lines:
+def gather(copy: Copy, files: Iterable[str], rooms: Sequence[str], options: Sequence[str], say: Callable[[str], None]) -> Lines:
     """The records of all *files* of tests; those that are kept are not made again."""
     sources = [path for room in rooms for path in sorted((copy.root / room).rglob("*.py")) or [copy.root / room]]
     stamp, records = digest(sources), {}
     for file in files:
         say(f"lines: {file}")
-        records[file] = found = record(copy, file, rooms, stamp)
+        records[file] = found = record(copy, file, rooms, stamp, options)
         if found.unfit:
             say(f"  {len(found.unfit)} of its tests do not pass here, and are not asked: {', '.join(found.unfit[:3])} ...")
     return Lines(records)

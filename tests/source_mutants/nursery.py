@@ -1,7 +1,8 @@
 """Runs tests in forks of a process that has imported what is slow to import, and nothing of the project. Stands alone.
 
-Started as a script by `judging.py`, with the copy as its folder. Each line of its input asks for one run (`Task`), each line of
-its output answers one (`Answer`). A run that takes too much processor time, wall time or memory is ended, with what it started.
+Started as a script by `judging.py`, with the copy as its folder, and options of pytest as its arguments. Each line of its input
+asks for one run (`Task`), each line of its output answers one (`Answer`). A run that takes too much processor time,
+wall time or memory is ended, with what it started.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import pytest
 WARM = (
     *("attrs", "hypothesis", "hypothesis.stateful", "networkx", "numpy", "numpy.testing", "rich.console", "rich.table"),
     *("_pytest.pytester", "torch", "torch.distributed", "transitions.extensions", "xdist.plugin", "tomllib", "subprocess"),
+    *("vllm.v1.core.sched.async_scheduler", "vllm.distributed.kv_transfer.kv_connector.factory", "vllm.v1.simple_kv_offload"),
 )
 MEMORY_BYTES = 12 << 30
-OPTIONS = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "--hypothesis-seed=0")
+OPTIONS = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--assert=plain")
 
 
 class Task(TypedDict):
@@ -82,7 +84,7 @@ def in_child(task: Task, told: int) -> None:
         for stream in (0, 1, 2):
             os.dup2(quiet, stream)
         chosen = Chosen(task["tests"])
-        status = pytest.main([*OPTIONS, *task["files"]], plugins=[chosen])
+        status = pytest.main([*OPTIONS, *sys.argv[1:], *task["files"]], plugins=[chosen])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not chosen.failed:
             chosen.failed = f"pytest ({status})"
         answer: Answer = {"failed": chosen.failed, "late": False, "num_ran": chosen.num_ran}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -12,6 +12,7 @@ from attrs import frozen
 from tests.source_mutants.judging import Judgement, Verdict, need_of
 from tests.source_mutants.operators import Mutant
 
+CONNECTOR = "## The connector under vLLM"
 ARGUED = Path(__file__).with_name("argued.toml")
 
 
@@ -74,9 +75,38 @@ class Run:
         return f"{len(self.killed)} of {could}" + (f" ({100 * len(self.killed) / could:.1f} %)" if could else "")
 
 
+def with_page(before: str, run: Run) -> str:
+    """The page with another first part; that of the connector stays."""
+    return page(run) + "".join(before.partition(f"\n{CONNECTOR}\n")[1:])
+
+
+def with_connector(before: str, run: Run) -> str:
+    """The page with another part of the connector."""
+    lines = [
+        "",
+        CONNECTOR,
+        "",
+        "Its other files are executed only by tests that need vLLM, and judged by those of them that start no server "
+        "(`tests/vllm/test_connector*.py`",
+        "and `tests/vllm/test_behaviour*.py`). `make source-mutants` does it where vLLM is fetched (`make vllm`).",
+        "",
+        _told(run, f"left: {len(run.survivors)}"),
+        "",
+        *_by_place(run, "file", lambda name: name.partition(" ")[0], "left", run.survivors),
+        "",
+        "### Survivors of the connector",
+        "",
+        *_survivors(run),
+        "",
+        "### Argued away of the connector",
+        "",
+        *_argued(run),
+    ]
+    return before.partition(f"\n{CONNECTOR}\n")[0] + "\n".join(lines) + "\n"
+
+
 def page(run: Run) -> str:
-    """The page, as text."""
-    late = sum(each.verdict is Verdict.LATE for each in run.judgements)
+    """The first part of the page, as text."""
     lines = [
         "# Mutants of the source",
         "",
@@ -87,24 +117,20 @@ def page(run: Run) -> str:
         "[mutants.md](mutants.md) is the other list: there the rules of the tables are switched off, all of them.",
         "This page is written by `make source-mutants` (`ARGS='--seed 7'` draws others).",
         "",
-        f"Seed {run.seed}: {len(run.judgements)} of {run.num_all} mutants. **Found: {run.score}**; {late} of them because "
-        f"a test took too long; argued away: {len(run.argued_away)}; not judged: {len(run.away)}.",
+        _told(run, f"not judged: {len(run.away)}"),
         "",
-        *_by_room(run),
+        *_by_place(run, "room", room_of, "not judged", run.away),
         "",
         "## Survivors",
         "",
-        *(_table(("mutant", "tests asked"), [(_code(each.name), str(each.num_asked)) for each in run.survivors]) or ["None."]),
+        *_survivors(run),
         "",
         "## Argued away",
         "",
         "Each changes nothing that anyone could notice, or nothing that is promised. The reasons stand in "
         "`tests/source_mutants/argued.toml`, by the text of the statement.",
         "",
-        *(
-            _table(("mutant", "why no test fails"), [(_code(name), why) for name, why in sorted(run.argued.items())])
-            or ["None."]
-        ),
+        *_argued(run),
         "",
         "## Left out",
         "",
@@ -115,24 +141,33 @@ def page(run: Run) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _told(run: Run, last: str) -> str:
+    late = sum(each.verdict is Verdict.LATE for each in run.judgements)
+    return (
+        f"Seed {run.seed}: {len(run.judgements)} of {run.num_all} mutants. **Found: {run.score}**; {late} of them because "
+        f"a test took too long; argued away: {len(run.argued_away)}; {last}."
+    )
+
+
+def _survivors(run: Run) -> list[str]:
+    rows = [(_code(each.name), str(each.num_asked)) for each in run.survivors]
+    return _table(("mutant", "tests asked"), rows) or ["None."]
+
+
+def _argued(run: Run) -> list[str]:
+    return _table(("mutant", "why no test fails"), [(_code(name), why) for name, why in sorted(run.argued.items())]) or [
+        "None."
+    ]
+
+
 def _away(run: Run) -> list[tuple[str, str]]:
     return [(_code(each.name), need_of(each.name)) for each in run.away]
 
 
-def _by_room(run: Run) -> list[str]:
-    rooms: Counter[str] = Counter()
-    found: Counter[str] = Counter()
-    argued: Counter[str] = Counter()
-    away: Counter[str] = Counter()
-    for each in run.judgements:
-        room = room_of(each.name)
-        rooms[room] += 1
-        found[room] += each.is_killed
-        argued[room] += each in run.argued_away
-        away[room] += each.verdict is Verdict.AWAY
-    counts = (rooms, found, argued, away)
-    rows = [(f"`{room}`", *(str(count[room]) for count in counts)) for room in sorted(rooms)]
-    return _table(("room", "mutants", "found", "argued away", "not judged"), rows)
+def _by_place(run: Run, kind: str, place_of: Callable[[str], str], last: str, rest: Sequence[Judgement]) -> list[str]:
+    counts = [Counter(place_of(each.name) for each in some) for some in (run.judgements, run.killed, run.argued_away, rest)]
+    rows = [(f"`{place}`", *(str(count[place]) for count in counts)) for place in sorted(counts[0])]
+    return _table((kind, "mutants", "found", "argued away", last), rows)
 
 
 def room_of(name: str) -> str:

@@ -21,6 +21,8 @@ PLUGINS = HERE / "plugins"
 TIMEOUT_S = 120
 NOT_OURS = ("ignore:`torch.jit.script_method`:DeprecationWarning",)
 """Warnings that come with importing vLLM; all others are errors, as in the project's other tests."""
+OURS = ("-p", "no:asyncio", "--timeout", str(TIMEOUT_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
+"""The options of pytest that our tests are run with."""
 TOUCHING = "blocklife/engines/vllm"
 """The package's code that touches vLLM. What the tests of several releases share cannot fit the types of each."""
 
@@ -65,9 +67,7 @@ def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
 def ours(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
     """Tests of this folder, with the project's settings."""
     named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
-    words = [str(shelf.python), "-m", "pytest", "-p", "no:asyncio", "--timeout", str(TIMEOUT_S)]
-    for warning in NOT_OURS:
-        words += ["-W", warning]
+    words = [str(shelf.python), "-m", "pytest", *OURS]
     return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, surroundings(shelf, release, around))
 
 

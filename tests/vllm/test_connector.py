@@ -24,6 +24,7 @@ from blocklife.engines.vllm.connector import connector
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.ledger import Direction, Transfer
 from blocklife.ledger.limits import MAX_REQUESTS
+from blocklife.ledger.places import ID_MASK, NULL
 from blocklife.states import Slot
 from blocklife.testing.vllm import making
 from tests.vllm.connector_rig import ConnectorRig, walk
@@ -98,6 +99,7 @@ def test_connector_stores_for_all_requests_of_a_step_at_once() -> None:
     rig.drain()
     rig.check_empty()
     assert rig.stored == 12
+    assert rig.side.offload.statistics().refused_stores == 0
 
 
 def test_connector_splits_a_store_that_is_too_long() -> None:
@@ -156,6 +158,19 @@ def test_connector_waits_for_a_copy_that_reads_what_is_handed_out() -> None:
     assert rig.loaded > 0
 
 
+def test_connector_stores_what_leaves_a_window_with_the_step_behind_the_one_that_filled_it() -> None:
+    """A block that was handed out behind a wait is final when its plan settles; vLLM hands it out again in the next step."""
+    rig = ConnectorRig(evolve(ROOMY, groups=(WINDOW,), num_gpu_blocks=9, max_num_batched_tokens=16, lag=Lag(6, 6)))
+    rig.add(prompt(16), 1)
+    while rig.running:
+        rig.step()
+    rig.add(prompt(48, start=5000), 4)
+    rig.drain()
+
+    assert rig.stored == (16 + 48) // 4
+    rig.check_empty()
+
+
 def test_connector_stores_the_last_block_of_a_request_that_is_over() -> None:
     """What a request computed in its last step is stored, although its blocks are handed out in the very next step."""
     rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=6, lag=Lag(3, 3)))
@@ -204,6 +219,39 @@ def test_connector_forgets_the_host_and_lets_requests_go_on() -> None:
     assert ready == 0
     assert without == 0
     assert rig.loaded > 0
+
+
+def test_connector_offers_all_of_a_running_request_anew_when_the_host_was_forgotten() -> None:
+    """Also where the next step fills a block: its turn comes behind that of the blocks before it, which are gone there."""
+    rig = ConnectorRig(ROOMY)
+    rig.add(prompt(16), 8)
+    while rig.side.ledger.slots.column.count()[Slot.READY] < 4:
+        rig.step()
+    (request,) = rig.scheduler.requests.values()
+    while request.num_tokens < 20:
+        rig.step()
+    rig.side.reset()
+    fills = request.num_tokens, rig.side.ledger.slots.column.count()[Slot.READY]
+    rig.drain()
+
+    assert fills == (20, 0)
+    assert rig.side.ledger.slots.column.count()[Slot.READY] == 5
+
+
+def test_connector_names_no_session_also_when_the_host_was_forgotten() -> None:
+    """What a session computes can be taken back: it is not offered anew with what others hold."""
+    rig = ConnectorRig(evolve(ROOMY, extra_config={"blocks_per_chunk": 2}))
+    rig.part("s", prompt(16), 8)
+    for _ in range(3):
+        rig.step()
+    rig.side.reset()
+    for _ in range(20):
+        rig.step()
+    rig.engine.abort(["s"])
+    rig.drain()
+
+    rig.check_empty()
+    assert rig.stored == 0
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["goes on", "aborted"])
@@ -349,6 +397,64 @@ def test_connector_shares_what_the_same_step_computes() -> None:
     rig.check_empty()
 
 
+def test_connector_shares_what_a_step_fills_in_blocks_that_were_there_before() -> None:
+    """A block that a running request has had for long is full with this step, and vLLM hits it in the same step."""
+    rig = ConnectorRig(ROOMY)
+    first = rig.add(prompt(14), 20)
+    while rig.scheduler.requests[first].num_tokens < 20:
+        rig.step()
+    other = rig.add([rig.texts[first].token(position) for position in range(20)] + [5000], 2)
+    rig.step()
+    (held,) = rig.side.ledger.requests[other].tables
+    shared = list(held[:5]) == list(rig.side.ledger.requests[first].tables[0][:5])
+    rig.drain()
+    rig.check_empty()
+
+    assert shared
+
+
+def test_connector_asks_again_how_many_tokens_there_are_where_one_was_not_said() -> None:
+    """A block that is full by what was expected and has no name yet tells that the engine has fewer tokens."""
+    rig = ConnectorRig(evolve(ROOMY, async_scheduling=True))
+    name = rig.add(prompt(14), 20)
+    while rig.scheduler.requests[name].num_tokens < 17:
+        rig.step()
+    offload, request = rig.side.offload, rig.scheduler.requests[name]
+    offload._progress.known[offload._requests[name].row] += 8
+    while request.num_tokens < 22:
+        rig.step()
+    ahead = offload.progress(name).known - request.num_tokens
+    rig.drain()
+
+    assert ahead <= 0
+    assert rig.side.ledger.slots.column.count()[Slot.READY] == 33 // 4
+
+
+def test_hit_that_is_something_else_to_the_ledger_is_left_out_of_a_table() -> None:
+    """What was handed out unsaid is said once and forgotten; what nobody has seen computed is a hole; the rest is shared."""
+    rig = ConnectorRig(evolve(ROOMY, extra_config={"checking": "count"}))
+    ask(rig, prompt(16), 1)
+    offload, ledger = rig.side.offload, rig.side.ledger
+    blocks = [block for block, key in enumerate(ledger.blocks.key) if key is not None]
+    keys = [key for key in ledger.blocks.key if key is not None]
+    rig.add(prompt(6), 9)
+    rig.step()
+    (table,) = next(iter(ledger.requests.values())).tables
+    held, open_ = (life & ID_MASK for life in table)
+    free = next(block for block in blocks if block != held)
+    found = [
+        offload._known(0, blocks, keys),
+        offload._known(0, [free], [b"another"]),
+        offload._known(0, [open_, NULL, held], [b"another", b"null", ledger.blocks.key[held] or b""]),
+        offload._known(0, [held], [b"another"]),
+    ]
+
+    assert found == [blocks, [NULL], [NULL, NULL, held], [NULL]]
+    assert (offload.holes, ledger.statistics().violations) == (3, 2)
+    assert ledger.blocks.key[free] is None
+    assert ledger.blocks.key[held] in keys
+
+
 def test_connector_lets_many_requests_wait() -> None:
     """More requests than the ledger knows at once may wait: those that hold nothing are forgotten and looked up again."""
     rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2), spare_requests=2)
@@ -357,6 +463,56 @@ def test_connector_lets_many_requests_wait() -> None:
     rig.drain()
 
     assert len(rig.finished) == 20
+    rig.check_empty()
+
+
+def test_connector_forgets_who_waits_for_a_copy_to_look_somebody_else_up() -> None:
+    """Requests that wait for a slow store hold nothing, and keep nobody waiting who needs none of it."""
+    rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2, lag=Lag(40, 40)), spare_requests=2)
+    rig.add(prompt(16), 1)
+    while rig.running:
+        rig.step()
+    rig.reset_prefix_cache()
+    for number in range(6):
+        rig.add([*prompt(16), 5000 + number], 1)
+    other = rig.add(prompt(16, start=9000), 1)
+    for _ in range(8):
+        rig.step()
+    served = sorted(rig.finished)
+    rig.drain()
+
+    assert served == ["r0", other]
+    assert len(rig.finished) == 8
+    rig.check_empty()
+
+
+def test_connector_promises_no_more_loads_than_there_can_be_jobs() -> None:
+    """Of two requests whose prompts are in the host tier, in one step, one is put off where there is one job."""
+    rig = ConnectorRig(
+        evolve(ROOMY, max_num_batched_tokens=64, lag=Lag(2, 2), extra_config={"max_job_blocks": 8, "max_jobs": 1})
+    )
+    for _ in range(2):
+        for start in (100, 5000):
+            rig.add(prompt(17, start), 1)
+        rig.drain()
+        rig.reset_prefix_cache()
+
+    assert rig.loaded == 8
+    rig.check_empty()
+
+
+def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
+    """What it had said before it was preempted is known when it comes again."""
+    rig = ConnectorRig(ROOMY)
+    name = rig.add(prompt(16), 20)
+    rig.wants_no_prefix(name)
+    while rig.scheduler.requests[name].num_tokens < 30:
+        rig.step()
+    done = rig.reset_prefix_cache(reset_running=True, reset_connector=True)
+    rig.drain()
+
+    assert done
+    assert rig.side.ledger.slots.column.count()[Slot.READY] == 35 // 4
     rig.check_empty()
 
 
@@ -545,6 +701,11 @@ def test_who_has_lost_a_load_may_load_again_when_it_was_preempted(most: int, mon
     assert (rig.loaded > 0) == (most > 1)
 
 
+def test_connector_does_not_hold_outputs_back_for_its_copies() -> None:
+    """A store that is lost costs a hit later: vLLM need not drop what a request has said since."""
+    assert not ConnectorRig(ROOMY).scheduler.requires_kv_delivery
+
+
 def test_connector_keeps_no_request_that_is_over() -> None:
     """vLLM's requests may hold images and embeddings."""
     rig = ConnectorRig(evolve(ROOMY, max_num_seqs=2))
@@ -605,20 +766,31 @@ def test_connector_starts_for_more_running_requests_than_a_ledger_can_know_with_
 
 
 def test_connector_takes_a_name_that_is_used_again() -> None:
-    """A request may come with the name of one that is over and whose last copies are out."""
-    rig = ConnectorRig(evolve(ROOMY, lag=Lag(6, 6)))
-    rig.add(prompt(16), 1)
-    while rig.running:
-        rig.step()
-    first = rig.side.ledger.jobs.live
-    rig.texts.clear()
-    rig.finished.clear()
-    rig.add(prompt(16, start=5000), 3)
+    """A request may come with the name of one that is over and whose last copies are out, and another one after it."""
+    rig = ConnectorRig(evolve(ROOMY, lag=Lag(9, 9)))
+    for start in (100, 5000, 9000):
+        rig.texts.clear()
+        rig.finished.clear()
+        rig.add(prompt(16, start), 1)
+        while rig.running:
+            rig.step()
+    out = len(rig.side.ledger.jobs.owned)
     rig.drain()
 
-    assert first > 0
+    assert out == 3
     assert list(rig.finished) == ["r0"]
     rig.check_empty()
+
+
+def test_connector_takes_a_request_that_it_was_not_told_of() -> None:
+    """A connector around it may keep `on_new_request` to itself: the first hook that names a request is enough."""
+    rig = ConnectorRig(ROOMY)
+    with mock.patch.object(BlocklifeConnector, "on_new_request", return_value=None):
+        ask(rig, prompt(16))
+        rig.reset_prefix_cache()
+        ask(rig, prompt(17))
+
+    assert (rig.stored, rig.loaded) == (4, 4)
 
 
 def test_connector_tells_what_changes_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

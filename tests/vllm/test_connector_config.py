@@ -55,6 +55,18 @@ def test_config_reads_every_key() -> None:
     assert (config.blocks_per_chunk, config.max_load_failures, config.max_load_tokens) == (4, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(("7", 7), ("7B", 7), ("7k", 7 * 10**3), ("7MB", 7 * 10**6), ("7 g", 7 * 10**9), ("7TB", 7 * 10**12)),
+        *(("7KiB", 7 << 10), ("7mi", 7 << 20), ("7 GiB", 7 << 30), ("0.5TiB", 1 << 39)),
+    ],
+)
+def test_config_reads_bytes_in_every_unit(text: str, size: int) -> None:
+    """Thousands without an i, and powers of two with one."""
+    assert ConnectorConfig.read({"host_bytes": text}).host_bytes == size
+
+
 def test_config_understands_some_keys_of_the_offloading_connector() -> None:
     """What means the same there can be left as it is."""
     config = ConnectorConfig.read({"cpu_bytes_to_use": 1 << 30, "offload_prompt_only": True, "eviction_policy": "arc"})
@@ -233,6 +245,29 @@ def test_connector_refuses_a_group_of_several_kinds() -> None:
 
     with pytest.raises(MisuseError, match="group 0 has layers of 2 kinds"):
         cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+
+
+def test_block_takes_the_pages_of_all_layers_of_its_group() -> None:
+    """Where vLLM has laid out no tensors: a page for each layer, and of layers of several sizes what their spec says of all."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
+
+    from blocklife.engines.vllm.connector import cache
+
+    rig = ConnectorRig(WORLD)
+    config, group = rig.engine.kv_cache_config, rig.engine.kv_cache_config.kv_cache_groups[0]
+    _pretend(config, "kv_cache_tensors", [])
+    group.layer_names[:] = ["a", "b", "c"]
+    page = group.kv_cache_spec.page_size_bytes
+    alike = cache.block_bytes(config)
+    specs = {
+        name: FullAttentionSpec(block_size=4, num_kv_heads=heads, head_size=1, dtype=torch.float32)
+        for heads, name in enumerate("abc", 1)
+    }
+    group.kv_cache_spec = UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs=specs)
+
+    assert alike == 3 * page
+    assert cache.block_bytes(config) == sum(spec.page_size_bytes for spec in specs.values())
 
 
 def test_connector_refuses_to_compute_one_token_again_behind_a_window() -> None:

@@ -14,6 +14,7 @@ from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_connector_metric_definitions
 
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
+from blocklife.engines.vllm.connector.messages import Moved
 from blocklife.engines.vllm.connector.metrics import METRICS, BlocklifeStats, Kind, Metric
 from blocklife.ledger import Direction
 from tests.vllm.connector_rig import ConnectorRig, walk
@@ -57,9 +58,12 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> ConnectorRig:
 
 def test_metrics_have_the_names_of_vllm_where_they_mean_the_same() -> None:
     """Bytes, times and sizes of copies, and stores without room, are named as in vLLM's OffloadingConnector."""
-    theirs = {name for name in get_connector_metric_definitions() if "delay" not in name}
+    theirs = {name: each for name, each in get_connector_metric_definitions().items() if "delay" not in name}
 
-    assert theirs <= METRICS.keys()
+    assert theirs.keys() <= METRICS.keys()
+    assert {name: METRICS[name].buckets for name in theirs} == {
+        name: tuple(getattr(each, "buckets", ())) for name, each in theirs.items()
+    }
     assert all(name.startswith("vllm:kv_offload_") for name in METRICS)
 
 
@@ -75,6 +79,22 @@ def test_metrics_add_up_to_what_happened(rig: ConnectorRig) -> None:
     assert sum(found["vllm:kv_offload_hit_blocks"].values()) == rig.loaded
     assert sum(found["vllm:kv_offload_host_slots"].values()) == 64
     assert "vllm:kv_offload_violations" not in found
+
+
+def test_metrics_tell_how_much_was_moved_and_how_long_it_took(rig: ConnectorRig) -> None:
+    """Of copies that have arrived the bytes, the seconds and each size; of a direction without any nothing."""
+    rig.side.counts.stored += Moved(10, 0.5, (4, 6))
+    said = rig.scheduler.connector.get_kv_connector_stats().data
+
+    assert [said[f"vllm:kv_offload_store_{what}"][""] for what in ("bytes", "time", "size")] == [10, 0.5, [4, 6]]
+    assert not [name for name in said if name.startswith("vllm:kv_offload_load_")]
+
+
+def test_metrics_look_at_the_host_tier_every_so_many_steps(rig: ConnectorRig) -> None:
+    """Counting all of it takes long: the first step tells it, and every 64th behind."""
+    payloads = [rig.scheduler.connector.get_kv_connector_stats() for _ in range(129)]
+
+    assert [step for step, each in enumerate(payloads) if each and "vllm:kv_offload_host_slots" in each.data] == [0, 64, 128]
 
 
 def test_metrics_survive_a_pipe_and_a_line_of_a_log(rig: ConnectorRig) -> None:
@@ -120,7 +140,9 @@ def test_metrics_are_shown_by_prometheus(rig: ConnectorRig) -> None:
     found: dict[str, dict[str, Any]] = collected(rig).data
     shown.observe(found, 1)
     labels = {"model_name": "m", "engine": "1"}
+    modes = {shown._families[name]._multiprocess_mode for name, metric in METRICS.items() if metric.kind is Kind.GAUGE}
 
+    assert modes == {"mostrecent"}  # of several processes the one that has told it last
     assert registry.get_sample_value("vllm:kv_offload_store_bytes_total", labels) == found["vllm:kv_offload_store_bytes"][""]
     assert registry.get_sample_value("vllm:kv_offload_host_slots", {**labels, "state": "evictable"}) is not None
     assert registry.get_sample_value("vllm:kv_offload_load_size_count", labels) == len(found["vllm:kv_offload_load_size"][""])

@@ -232,6 +232,32 @@ def test_worker_tells_a_failed_load_by_what_vllm_understands(groups: Sequence[Se
     worker.close()
 
 
+def test_worker_tells_of_a_copy_that_lands_behind_the_last_hook_of_its_step() -> None:
+    """vLLM asks for what has been received at the end of a step: what has landed by then is told, and not a step later."""
+    caches, _ = outer("cpu")
+
+    class Slow(TorchCopier):
+        lands = False
+
+        def poll(self) -> list[Completion]:
+            return super().poll() if self.lands else []
+
+    def slow(cache: KvCache, host: HostMemory, worker: Worker) -> EngineCopier:
+        return Slow(cache, host, worker=worker)
+
+    worker = made(caches, make_copier=slow)
+    step = StepPlan((Plan(1, (transfer(1, Direction.LOAD, [2], [0]),), (), ()),), {JobId(1, 1): "r"})
+    worker.begin(step)
+    worker.end(step)
+    before = worker.receive().requests
+    Slow.lands = True
+    after = worker.receive().requests
+
+    assert (sorted(before), sorted(after)) == ([], ["r"])
+    assert [each.job for each in worker.report().completions] == [JobId(1, 1)]
+    worker.close()
+
+
 def test_worker_counts_the_bytes_that_it_moved() -> None:
     """A report says how many bytes arrived, how long it took, and how large each copy was."""
     caches, _ = outer("cpu")
@@ -285,5 +311,9 @@ def test_worker_refuses_tensors_that_it_cannot_copy() -> None:
         worker.register({"a": torch.zeros(2, BLOCKS, PAGE // 2), "b": torch.zeros(2, BLOCKS, PAGE // 2)})
     with pytest.raises(MisuseError, match="interleave in 2 different ways"):
         worker.register({"a": memory.view(BLOCKS, 4, PAGE)[:, 0], "b": memory[: 3 * BLOCKS * PAGE].view(BLOCKS, 3, PAGE)[:, 1]})
+    short = memory.untyped_storage()[: BLOCKS * PAGE - 1]
+    cut = torch.empty(0, dtype=torch.uint8).set_(short, 0, (BLOCKS, PAGE - 1), (PAGE, 1))
+    with pytest.raises(MisuseError, match=f"{BLOCKS} blocks of {PAGE} bytes from 0 on do not fit {BLOCKS * PAGE - 1} bytes"):
+        worker.register({"a": cut, "b": cut})
     with pytest.raises(MisuseError, match=rf"layers lie apart, and their pages of {PAGE} bytes are {2 * PAGE} bytes apart"):
         worker.register({name: half.view(BLOCKS, 2, PAGE)[:, 0] for name, half in zip("ab", memory.chunk(2), strict=True)})
