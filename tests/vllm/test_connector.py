@@ -102,6 +102,18 @@ def test_connector_stores_for_all_requests_of_a_step_at_once() -> None:
     assert rig.side.offload.statistics().refused_stores == 0
 
 
+def test_connector_counts_no_refusal_where_all_is_stored_already() -> None:
+    """A request computes what the host has: nothing of it is stored, and the host has not lacked room."""
+    rig = ConnectorRig(ROOMY)
+    ask(rig, prompt(16))
+    rig.reset_prefix_cache()
+    rig.wants_no_prefix(rig.add(prompt(16), 2))
+    rig.drain()
+    counts = rig.side.offload.statistics()
+
+    assert (rig.stored, counts.already_stored, counts.refused_stores) == (4, 4, 0)
+
+
 def test_connector_splits_a_store_that_is_too_long() -> None:
     """No store moves more blocks than the user has allowed, and none is lost by it."""
     rig = ConnectorRig(evolve(ROOMY, lag=Lag(3, 3), max_num_batched_tokens=64, extra_config={"max_job_blocks": 5}))
@@ -239,19 +251,20 @@ def test_connector_offers_all_of_a_running_request_anew_when_the_host_was_forgot
 
 
 def test_connector_names_no_session_also_when_the_host_was_forgotten() -> None:
-    """What a session computes can be taken back: it is not offered anew with what others hold."""
+    """What a session computes can be taken back: it is not offered anew with what others hold, and no slot waits for it."""
     rig = ConnectorRig(evolve(ROOMY, extra_config={"blocks_per_chunk": 2}))
     rig.part("s", prompt(16), 8)
     for _ in range(3):
         rig.step()
     rig.side.reset()
-    for _ in range(20):
+    for _ in range(3):
         rig.step()
+    kept = rig.side.ledger.slots.column.count()[Slot.EMPTY]
     rig.engine.abort(["s"])
     rig.drain()
 
     rig.check_empty()
-    assert rig.stored == 0
+    assert (kept, rig.stored) == (len(rig.side.ledger.slots), 0)
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["goes on", "aborted"])
@@ -502,16 +515,23 @@ def test_connector_promises_no_more_loads_than_there_can_be_jobs() -> None:
 
 
 def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
-    """What it had said before it was preempted is known when it comes again."""
+    """What it had said before it was preempted is known when it comes again, also if it was forgotten meanwhile."""
     rig = ConnectorRig(ROOMY)
     name = rig.add(prompt(16), 20)
     rig.wants_no_prefix(name)
     while rig.scheduler.requests[name].num_tokens < 30:
         rig.step()
     done = rig.reset_prefix_cache(reset_running=True, reset_connector=True)
+    rig.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    rig._update(*rig._launch())  # a step without anybody
+    forgotten = rig.side.offload.forget_waiting(())
+    for each in forgotten:
+        rig.side._named.pop(each).name = ""
+    rig.scheduler.set_pause_state(PauseState.UNPAUSED)
     rig.drain()
 
     assert done
+    assert forgotten == [name]
     assert rig.side.ledger.slots.column.count()[Slot.READY] == 35 // 4
     rig.check_empty()
 
