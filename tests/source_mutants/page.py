@@ -86,9 +86,9 @@ def with_connector(before: str, run: Run) -> str:
         "",
         CONNECTOR,
         "",
-        "Its other files are executed only by tests that need vLLM, and judged by those of them that start no server "
-        "(`tests/vllm/test_connector*.py`",
-        "and `tests/vllm/test_behaviour*.py`). `make source-mutants` does it where vLLM is fetched (`make vllm`).",
+        "Its other files are executed only by tests that need vLLM. Those of them that start no server judge them "
+        "(`tests/vllm/test_connector*.py`, `tests/vllm/test_behaviour*.py`).",
+        "`make source-mutants` does so where vLLM is fetched (`make vllm`), and else leaves this part as it is.",
         "",
         _told(run, f"left: {len(run.survivors)}"),
         "",
