@@ -483,10 +483,12 @@ def _check_shape(table: Table) -> None:
                 return seen
             seen |= more
 
-    if lost := [state.name for state in table.states if state not in reach([table.initial], forward=True)]:
+    reached = reach([table.initial], forward=True)
+    if lost := [state.name for state in table.states if state not in reached]:
         raise DefinitionError(f"{table.name}: no way leads from {table.initial.name} to {', '.join(lost)}")
     homes = table.finals or {table.initial}
-    if traps := [state.name for state in table.states if state not in reach(homes, forward=False)]:
+    leading_home = reach(homes, forward=False)
+    if traps := [state.name for state in table.states if state not in leading_home]:
         wanted = (
             "a final state" if table.finals else f"the initial state {table.initial.name}; declare final states if it may end"
         )

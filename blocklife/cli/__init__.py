@@ -2,28 +2,34 @@
 
 Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 3 a search hit a bound
 before it was through, 130 after Ctrl-C. Errors go to standard error, in one line.
+
+The name of a command and its line in the help stand in a table of the parser above it, `COMMANDS`; all else is in its module,
+which is imported when the command is called. So a command costs what it uses, and help costs nothing else.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from blocklife import __version__
-from blocklife.cli.check import add_check
-from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, complain, print_help
-from blocklife.cli.doctor import add_doctor
-from blocklife.cli.draw import add_draw
-from blocklife.cli.recording import add_recording
-from blocklife.cli.replay import add_replay
-from blocklife.cli.scenario import add_scenario
-from blocklife.cli.spec import add_spec
-from blocklife.cli.workload import add_workload
+from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, complain
 from blocklife.errors import MisuseError
+
+COMMANDS: Mapping[str, str] = {
+    "replay": "replay a workload through explicit block lifecycles, and verify every byte",
+    "check": "explore every state of a small world of the real scheduler and a device that never asks it",
+    "scenario": "run cases that are written down step by step",
+    "recording": "check, tell, count and draw recorded runs",
+    "workload": "generate request workloads",
+    "draw": "draw lifecycles, as pictures, pages or tables",
+    "spec": "check or write the generated parts of specs/; print Promela or TLA+",
+    "doctor": "say what is installed, what of it works here, and what to install for more",
+}
+"""Each command with the line that the help has for it."""
 
 _STATUS = """\
 exit status: 0 all is well, 1 something is wrong or stale, 2 bad input or options, 3 a search hit a bound, 130 after Ctrl-C
@@ -32,23 +38,10 @@ What is refused is told in one line on standard error; then there is no report, 
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="blocklife",
-        description="Typed state machines for the life of every KV-cache block.",
-        epilog=_STATUS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="blocklife")
+    parser.describe("Typed state machines for the life of every KV-cache block.", _STATUS)
     parser.add_argument("--version", action="version", version=f"blocklife {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parser.set_defaults(run=lambda _: print_help(parser))
-    add_replay(commands)
-    add_check(commands)
-    add_scenario(commands)
-    add_recording(commands)
-    add_workload(commands)
-    add_draw(commands)
-    add_spec(commands)
-    add_doctor(commands)
+    add_commands(parser, COMMANDS, "blocklife.cli.")
     return parser
 
 

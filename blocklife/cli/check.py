@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from blocklife.cli.common import OK, Commands, Parser, file, number, whole
+from blocklife.cli.common import OK, Parser, file, number, whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -37,15 +37,12 @@ exit status: 0 all holds, 1 something is violated, 2 bad input, 3 a bound was hi
 _PREFIX = "word_"
 
 
-def add_check(commands: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options: one for each word of `testing.world_format`, and the bounds."""
-    parser = commands.add_parser(
-        "check",
-        help="explore every state of a small world of the real scheduler and a device that never asks it",
-        description="Explore every state of a small world: the real scheduler and ledger, an independent device, and all that "
+    parser.describe(
+        "Explore every state of a small world: the real scheduler and ledger, an independent device, and all that "
         "lies between them. Every rule is watched in every step, and everything must be able to drain from every state.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
     add = parser.add_argument
     add("file", nargs="?", type=file, metavar="WORLD.toml", help="a world from a file; options override what it says")

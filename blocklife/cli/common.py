@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import signal
 import stat
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, NoReturn, TypeAlias
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from blocklife.errors import MisuseError
 
@@ -26,15 +26,36 @@ MESSAGE_MAX = 2000
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line and the way to more."""
+    """argparse, with errors in one line and the way to more, and with commands that are imported when they are called."""
+
+    module: str | None = None
+    """Whose `add_options` adds the options, once something is parsed; None where they are there already."""
+
+    if not TYPE_CHECKING:  # mypy keeps the signatures of the base
+
+        def parse_known_args(self, args=None, namespace=None):
+            """Parse, with the options of the module."""
+            if self.module is not None:
+                module, self.module = self.module, None
+                importlib.import_module(module).add_options(self)
+            return super().parse_known_args(args, namespace)
+
+    def describe(self, description: str, examples: str) -> None:
+        """What the help says above and below the options, line by line as it is written."""
+        self.description, self.epilog = description, examples
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end."""
         self.exit(BAD_INPUT, one_line(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
 
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""Where a command puts its parser."""
+def add_commands(parser: Parser, commands: Mapping[str, str], prefix: str) -> None:
+    """Give a parser commands, each a name and a line of help; module *prefix* and name is imported when it is called."""
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parser.set_defaults(run=lambda _: print_help(parser))
+    for name, said in commands.items():
+        actions.add_parser(name, help=said).module = f"{prefix}{name}"
 
 
 def print_help(parser: argparse.ArgumentParser) -> int:
@@ -137,6 +158,8 @@ def _are_one(output: str, source: str) -> bool:
 
 def check_writable(path: str) -> None:
     """Refuse what `write_whole` could not write, before work that takes long."""
+    import tempfile  # which takes longer than all else here
+
     target = Path(path)
     try:
         if target.exists() and not target.is_file():

@@ -26,7 +26,7 @@ import attrs
 import numpy as np
 
 from blocklife import __version__
-from blocklife.cli.common import OK, WRONG, Commands, put_out
+from blocklife.cli.common import OK, WRONG, Parser, put_out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,15 +89,12 @@ class _AbsentError(Exception):
         self.install = install
 
 
-def add_doctor(commands: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    parser = commands.add_parser(
-        "doctor",
-        help="say what is installed, what of it works here, and what to install for more",
-        description="Say what is installed and what of it works on this machine: every copier moves a few bytes in both "
+    parser.describe(
+        "Say what is installed and what of it works on this machine: every copier moves a few bytes in both "
         "directions, and they are compared. Where there is a GPU, its link is measured.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.set_defaults(run=_doctor)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli.common import OK, WRONG, Commands, file, put_out, refuse_overwriting, write_whole
+from blocklife.cli.common import OK, WRONG, Parser, file, put_out, refuse_overwriting, write_whole
 from blocklife.cli.overlaid import add_overlays, overlaid
 from blocklife.errors import MisuseError
 
@@ -62,14 +62,11 @@ class Sheet:
     """Columns of the terminal on which it is shown; None where it goes elsewhere."""
 
 
-def add_draw(commands: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    parser = commands.add_parser(
-        "draw",
-        help="draw lifecycles, as pictures, pages or tables",
-        description="Draw lifecycles: block, slot, job, request, all of them, or one of your own as module:Class.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser.describe(
+        "Draw lifecycles: block, slot, job, request, all of them, or one of your own as module:Class.",
+        _EXAMPLES,
     )
     add = parser.add_argument
     add("machines", nargs="*", metavar="MACHINE", help="block, slot, job, request, all, or module:Class")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from blocklife.cli.common import OK, Commands, file, printable, reading, refuse_overwriting, whole, writing_whole
+from blocklife.cli.common import OK, Parser, file, printable, reading, refuse_overwriting, whole, writing_whole
 
 _EXAMPLES = """\
 examples:
@@ -26,16 +26,13 @@ exit status: 0 it is written, 2 it cannot be read or written, 130 after Ctrl-C
 """
 
 
-def add_perfetto(actions: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    parser = actions.add_parser(
-        "perfetto",
-        help="write a recording as a trace for the Perfetto UI",
-        description="Write a recording as Chrome trace events: a process for each machine, a thread for each place, a slice "
+    parser.describe(
+        "Write a recording as Chrome trace events: a process for each machine, a thread for each place, a slice "
         "for each stay in a state, jobs with arrows to what they touch, and how many places were in each state. Times are "
         "those of the recording; where it tells none, a plan is a millisecond.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
     add = parser.add_argument
     add("file", type=file, metavar="FILE", help="the recording; - is standard input")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from blocklife.cli.common import OK, Commands, file, put_out, reading, refuse_overwriting, whole, write_whole
+from blocklife.cli.common import OK, Parser, file, put_out, reading, refuse_overwriting, whole, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -42,32 +42,29 @@ IDS_MAX = 12
 """So many places of a job are named; the others are counted."""
 
 
-def add_show(actions: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    show = actions.add_parser(
-        "show",
-        help="what happened to one block, slot, job or request, and because of what?",
-        description="Tell the story of one place of a recording: each of its lives, step by step, with the jobs that touched "
+    parser.describe(
+        "Tell the story of one place of a recording: each of its lives, step by step, with the jobs that touched "
         "it and what made each step happen; in the terminal, or as a sequence diagram between request, scheduler, ledger, "
         "copier and worker.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
-    show.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
-    places = show.add_mutually_exclusive_group(required=True)
+    parser.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
+    places = parser.add_mutually_exclusive_group(required=True)
     for machine in _MACHINES:
         if machine != "request":
             places.add_argument(f"--{machine}", type=whole, metavar="N", help=f"the story of {machine} N")
     places.add_argument("--request", metavar="NAME", help="the story of the request of that name; without one, of that row")
-    lives = show.add_mutually_exclusive_group()
+    lives = parser.add_mutually_exclusive_group()
     lives.add_argument("--life", type=whole, metavar="K", help="its life number K alone, from 1")
     lives.add_argument("--last", type=whole, metavar="N", help="its latest N lives alone")
-    formats = show.add_mutually_exclusive_group()
+    formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--format", choices=("text", "mermaid", "svg"), help="(default: as the file ends; text)")
     formats.add_argument("--json", action="store_true", help="one JSON object, with every step")
-    show.add_argument("--theme", choices=_THEMES, default="auto", help="of an SVG (default: as the reader's system has it)")
-    show.add_argument("-o", "--output", type=file, metavar="FILE", help=f"write there ({', '.join(_ENDINGS)})")
-    show.set_defaults(run=_show)
+    parser.add_argument("--theme", choices=_THEMES, default="auto", help="of an SVG (default: as the reader's system has it)")
+    parser.add_argument("-o", "--output", type=file, metavar="FILE", help=f"write there ({', '.join(_ENDINGS)})")
+    parser.set_defaults(run=_show)
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from blocklife.cli.common import OK, Commands, file, put_out, reading
+from blocklife.cli.common import OK, Parser, file, put_out, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,21 +30,18 @@ _PIPE_WIDTH = 140
 """How wide tables may be where no terminal says it."""
 
 
-def add_stats(actions: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    stats = actions.add_parser(
-        "stats",
-        help="how often was each row taken, and how long did places stay in each state?",
-        description="Count what a recording tells: how often each row was taken, which never were, how many places were in "
+    parser.describe(
+        "Count what a recording tells: how often each row was taken, which never were, how many places were in "
         "each state over the plans, how long they stayed there, and what was refused. Times are told where the recording has "
         "them (blocklife replay --record FILE --times).",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
-    stats.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
-    stats.add_argument("--machine", choices=_MACHINES, help="tell of this one alone")
-    stats.add_argument("--json", action="store_true", help="print one JSON report instead of tables")
-    stats.set_defaults(run=_stats)
+    parser.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
+    parser.add_argument("--machine", choices=_MACHINES, help="tell of this one alone")
+    parser.add_argument("--json", action="store_true", help="print one JSON report instead of tables")
+    parser.set_defaults(run=_stats)
 
 
 def _stats(args: argparse.Namespace) -> int:

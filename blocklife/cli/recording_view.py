@@ -15,7 +15,7 @@ import attrs
 
 from blocklife.cli.common import (
     OK,
-    Commands,
+    Parser,
     complain,
     file,
     on_terminal,
@@ -42,15 +42,12 @@ exit status: 0 the page is written (also of a run that is not legal: the page sa
 """
 
 
-def add_view(actions: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    parser = actions.add_parser(
-        "view",
-        help="one page that shows the run, for a browser",
-        description="Write a page that shows a recorded run: a lane for each place, a colour for each state, jobs over the "
+    parser.describe(
+        "Write a page that shows a recorded run: a lane for each place, a colour for each state, jobs over the "
         "places that they touch, refusals, the first illegal line, and the diagrams of the machines beside it.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
     parser.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
     parser.add_argument("-o", "--output", type=file, required=True, metavar="PAGE.html", help="the page; - is standard output")

@@ -16,7 +16,6 @@ from blocklife.cli.common import (
     INTERRUPTED,
     OK,
     WRONG,
-    Commands,
     Parser,
     file,
     number,
@@ -25,6 +24,7 @@ from blocklife.cli.common import (
     stopping,
     whole,
 )
+from blocklife.cli.workload import DEFAULT_REQUESTS
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from blocklife.engines.toy.replay import Replay, ReplayOptions, ReplayReport
     from blocklife.engines.toy.workload import WorkloadRequest
-
-DEFAULT_REQUESTS = 600
 
 _REPLAY_EXAMPLES = """\
 examples:
@@ -54,17 +52,14 @@ examples:
 """
 
 
-def add_replay(commands: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
     from blocklife.engines.toy.replay import ReplayOptions
 
-    parser = commands.add_parser(
-        "replay",
-        help="replay a workload through explicit block lifecycles, and verify every byte",
-        description="Replay a workload through a paged KV cache with host offload, in which every block, slot, job and request "
+    parser.describe(
+        "Replay a workload through a paged KV cache with host offload, in which every block, slot, job and request "
         "is an explicit state machine. Every block that a step reads is verified.",
-        epilog=_REPLAY_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _REPLAY_EXAMPLES,
     )
     defaults = ReplayOptions()
     add = parser.add_argument

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from blocklife.cli.common import INTERRUPTED, OK, WRONG, Commands, Parser, file, on_terminal, print_help, stopping
+from blocklife.cli.common import INTERRUPTED, OK, WRONG, Parser, file, on_terminal, print_help, stopping
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -29,11 +29,9 @@ exit status: 0 nothing failed, 1 something did, 2 a file is malformed or a drive
 """
 
 
-def add_scenario(commands: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    parser = commands.add_parser(
-        "scenario", help="run cases that are written down step by step", description="Scenarios: one case in one TOML file."
-    )
+    parser.description = "Scenarios: one case in one TOML file."
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     parser.set_defaults(run=lambda _: print_help(parser))
     run = actions.add_parser(

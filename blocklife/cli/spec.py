@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from blocklife.cli.common import OK, WRONG, Commands
+from blocklife.cli.common import OK, WRONG, Parser
 from blocklife.errors import MisuseError
 
 _SPEC_EXAMPLES = """\
@@ -24,15 +24,12 @@ examples:
 SMALLEST = "smallest"
 
 
-def add_spec(commands: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    parser = commands.add_parser(
-        "spec",
-        help="check or write the generated parts of specs/; print Promela or TLA+",
-        description="The tables and drawings in specs/ are generated from the machines; Python is the source. The same tables "
+    parser.describe(
+        "The tables and drawings in specs/ are generated from the machines; Python is the source. The same tables "
         "can be printed as a model for SPIN (Promela) or TLC (TLA+).",
-        epilog=_SPEC_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _SPEC_EXAMPLES,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="exit 1 and name what is stale")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from blocklife.cli.common import OK, Commands, Parser, file, print_help, whole
-from blocklife.cli.replay import DEFAULT_REQUESTS
+from blocklife.cli.common import OK, Parser, file, print_help, whole
 from blocklife.errors import MisuseError
+
+DEFAULT_REQUESTS = 600
 
 _WORKLOAD_EXAMPLES = """\
 examples:
@@ -16,9 +17,9 @@ examples:
 """
 
 
-def add_workload(commands: Commands) -> None:
+def add_options(parser: Parser) -> None:
     """Its options."""
-    parser = commands.add_parser("workload", help="generate request workloads", description="Request workloads as JSON lines.")
+    parser.description = "Request workloads as JSON lines."
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     parser.set_defaults(run=lambda _: print_help(parser))
     generate = actions.add_parser(

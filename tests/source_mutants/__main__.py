@@ -35,7 +35,7 @@ NOT_JUDGES = frozenset(
     | {"test_scxml", "test_sequence", "test_show", "test_specs", "test_statistics", "test_story", "test_svg", "test_tla"}
     | {"test_viewer", "test_vllm_behaviour", "test_vllm_driver", "test_vllm_page"}
     # what never executes them, or changes them itself
-    | {"test_layers", "test_typing", "test_mutants", "test_source_mutants"}
+    | {"test_layers", "test_startup", "test_typing", "test_mutants", "test_source_mutants"}
     # the watch: a room of its own, over a ledger
     | {
         "test_watch_ears",
