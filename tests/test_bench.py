@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from blocklife.errors import MisuseError
-from tests.bench import SMOKE, Figure
-from tests.bench.__main__ import SUITES, main, measured
+from tests.bench import INTERPRETED, SMOKE, TURN, Figure, microseconds
+from tests.bench.__main__ import SUITES, main, measured, show
 from tests.bench.gpu.__main__ import main as gpu_main
 from tests.bench.gpu.arena import FULL
 from tests.bench.gpu.records import COPIER, EACH, KIB, LIMIT, Beside, Case, Report, Timed, from_json, to_json
 from tests.bench.gpu.tables import markdown
+from tests.bench.offload import BLOCK, PROMPT, PlainTables, PlainWheel, World
+from tests.bench.targets import STEP
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -35,6 +39,7 @@ def test_bench_derives_the_ratio() -> None:
     """A ratio says how many times less ours costs."""
     assert Figure(name="a", ours=2.0, unit="ns", peer_name="b", peer=5.0).ratio == 2.5
     assert Figure(name="a", ours=2.0, unit="ns").ratio is None
+    assert Figure(name="a", ours=2.0, unit="states a second", peer_name="b", peer=5.0, rate=True).ratio == 0.4
 
 
 def test_bench_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +52,57 @@ def test_bench_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert "transitions" in table
     for figure in found:
         assert figure["name"] in table
-        assert set(figure) == {"name", "ours", "unit", "peer", "peer_name", "target", "ratio"}
+        assert set(figure) == {"name", "ours", "unit", "peer", "peer_name", "target", "rate", "core", "ratio"}
+        assert figure["core"] == INTERPRETED
+
+
+def test_bench_shows_each_core_in_a_column_of_its_own() -> None:
+    """One row for one thing, whichever cores did it, with the bars of both."""
+    both = [
+        Figure(name="a step", ours=ours, unit="us", peer_name="plain", peer=50.0, target=str(STEP[64]), core=core)
+        for core, ours in ((INTERPRETED, 100.0), ("compiled", 10.0))
+    ]
+    only = Figure(name="another", ours=7.0, unit="us", core="compiled")
+    told = io.StringIO()
+    show({"offload": [*both, only]}, Console(width=160, file=told))
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.getvalue().splitlines() if "│" in line]
+
+    assert lines == [
+        ["a step", "100.00", "10.00", "50.00", "0.50 x", "5.00 x", "us", "plain", "at most 130 us; compiled: 25 us"],
+        ["another", "", "7.00", "", "", "", "us", "", ""],
+    ]
+
+
+def test_bench_takes_turns() -> None:
+    """Each step as often as was asked for, some of one and then as many of the next, and not always in one order."""
+    made: list[str] = []
+    found = microseconds({name: lambda name=name: made.append(name) for name in "ab"}, 2 * TURN + 1)  # type: ignore[misc]
+
+    assert "".join(made) == "a" * TURN + "b" * 2 * TURN + "a" * (TURN + 1) + "b"
+    assert set(found) == {"a", "b"}
+
+
+def test_bench_peers_do_the_same_work() -> None:
+    """Who looks at everybody and who looks at what changes have the same tables in the end, and store what we store."""
+    running, steps = 5, 91  # no request is near the end of a block then, so that nothing is left to be stored
+    everybody, changed, ours = PlainTables(running, steps), PlainWheel(running, steps), World(running, 0, steps)
+    stored = 0
+    for _ in range(steps):
+        everybody.step()
+        changed.step()
+        stored += sum(len(each.source) for each in ours.step().stores)
+    whole, wheel = (
+        (
+            each.keys.keys(),
+            each.stored,
+            each.busy.keys(),
+            [[[block < 0 for block in table] for table in own] for own in each.tables],
+        )
+        for each in (everybody, changed)
+    )
+
+    assert whole == wheel
+    assert len(changed.keys) == stored - running * 2 * PROMPT // BLOCK > 0
 
 
 def test_bench_refuses_an_unknown_suite(capsys: pytest.CaptureFixture[str]) -> None:

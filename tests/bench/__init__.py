@@ -1,7 +1,8 @@
 """What things cost, as ratios to what a peer costs in the same run.
 
-Rules: a figure is a median of several repetitions; ours and the peer's are measured one after the other in one process; nothing
-here asserts a time. A suite is a module with a function ``measure(scale) -> list[Figure]``, named in `SUITES` of `__main__`.
+Rules: a figure is a median of several repetitions, in the processor's time, for nothing here waits; ours and the peer's are
+measured in one process, in turns where steps are compared; nothing here asserts a time. A suite is a module with a function
+``measure(scale) -> list[Figure]``, named in `SUITES` of `__main__`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from attrs import frozen
+
+INTERPRETED = "interpreted"
+"""The core that is there: the same Python that is read."""
 
 
 @frozen(kw_only=True)
@@ -25,11 +29,17 @@ class Figure:
     peer: float | None = None
     target: str = ""
     """Where the bar is, in words; nobody is failed by it."""
+    rate: bool = False
+    """So much a second: more is better."""
+    core: str = INTERPRETED
+    """Which core ran."""
 
     @property
     def ratio(self) -> float | None:
-        """How many times the peer's cost ours is below; None without a peer."""
-        return None if self.peer is None or self.ours == 0 else self.peer / self.ours
+        """How many times the peer's cost ours is below, or its rate above; None without a peer."""
+        if self.peer is None or self.ours == 0 or self.peer == 0:
+            return None
+        return self.ours / self.peer if self.rate else self.peer / self.ours
 
 
 @frozen(kw_only=True)
@@ -40,10 +50,17 @@ class Scale:
     calls: int = 20_000
     sizes: tuple[int, ...] = (10_000, 100_000)
     models: int = 1_000
+    silent: int = 1_000_000
+    """Steps in which nothing changes."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the figures are meant to be read."""
+        return self.models >= 1_000
 
 
 FULL = Scale()
-SMOKE = Scale(repetitions=2, calls=20, sizes=(100, 200), models=10)
+SMOKE = Scale(repetitions=2, calls=20, sizes=(100, 200), models=10, silent=200)
 
 
 def nanoseconds(repeat: Callable[[int], object], scale: Scale, calls: int = 0) -> float:
@@ -55,10 +72,39 @@ def nanoseconds(repeat: Callable[[int], object], scale: Scale, calls: int = 0) -
     gc.disable()
     try:
         for _ in range(scale.repetitions):
-            start = time.perf_counter_ns()
+            start = time.thread_time_ns()
             repeat(number)
-            found.append((time.perf_counter_ns() - start) / number)
+            found.append((time.thread_time_ns() - start) / number)
     finally:
         if collecting:
             gc.enable()
     return statistics.median(found)
+
+
+TURN = 8
+"""Steps of one of several before the next has its turn."""
+
+
+def microseconds(steps: Mapping[str, Callable[[], object]], count: int) -> dict[str, float]:
+    """The median cost of each step, of *count* of them made in turns, after a first third that warms up.
+
+    The order rotates, so that whatever slows the machine down slows all alike, and nobody always follows the same one.
+    """
+    found: dict[str, list[int]] = {name: [] for name in steps}
+    names = list(steps)
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(-(-count // TURN)):
+            for name in names:
+                step, times = steps[name], found[name]
+                for _ in range(min(TURN, count - len(times))):
+                    start = time.thread_time_ns()
+                    step()
+                    times.append(time.thread_time_ns() - start)
+            names.append(names.pop(0))
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: statistics.median(times[count // 3 :]) / 1e3 for name, times in found.items()}

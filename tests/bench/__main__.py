@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tests.bench import FULL, SMOKE, Figure, Scale
 
-SUITES = ("lifecycle", "ledger", "offload", "replay")
+SUITES = ("lifecycle", "ledger", "offload", "pool", "silent", "exploring", "startup", "replay")
 """Modules of this package that have a function ``measure``."""
 
 
@@ -41,25 +41,39 @@ def as_json(found: Mapping[str, Sequence[Figure]]) -> str:
 
 
 def show(found: Mapping[str, Sequence[Figure]], console: Console) -> None:
-    """One table per suite."""
+    """One table per suite, with a column for each core that ran."""
     for suite, figures in found.items():
+        cores = list(dict.fromkeys(each.core for each in figures))
+        rows: dict[tuple[str, str], dict[str, Figure]] = {}
+        for each in figures:
+            rows.setdefault((each.name, each.peer_name), {})[each.core] = each
         table = Table(title=suite, title_justify="left")
         table.add_column("what")
-        for heading in ("ours", "peer's", "ratio"):
+        for heading in (*cores, "peer's", *("ratio" if len(cores) == 1 else f"ratio, {core}" for core in cores)):
             table.add_column(heading, justify="right")
         for heading in ("unit", "peer", "the bar"):
             table.add_column(heading)
-        for each in figures:
+        for (name, peer_name), row in rows.items():
+            first = next(iter(row.values()))
             table.add_row(
-                each.name,
-                f"{each.ours:,.2f}",
-                "" if each.peer is None else f"{each.peer:,.2f}",
-                "" if each.ratio is None else f"{each.ratio:,.1f} x",
-                each.unit,
-                each.peer_name,
-                each.target,
+                name,
+                *(_number(row[core].ours) if core in row else "" for core in cores),
+                _number(first.peer),
+                *(_times(row[core].ratio) if core in row else "" for core in cores),
+                first.unit,
+                peer_name,
+                first.target,
             )
         console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"
+
+
+def _times(ratio: float | None) -> str:
+    """With as many digits as it takes to compare it with a bar."""
+    return "" if ratio is None else f"{ratio:,.1f} x" if ratio >= 10 else f"{ratio:.2f} x" if ratio >= 0.1 else f"{ratio:.2g} x"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

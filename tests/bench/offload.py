@@ -3,27 +3,24 @@
 The world: one full-attention and one sliding-window group of 16-token blocks; every running request grows by a token a step, so
 that one in sixteen crosses a boundary in both groups; stores land three steps after they were planned. Idle requests wait.
 The figure covers all that an engine calls in a step (`grow`, `build_plan`, `settle`), the ledger's own work included.
+
+There are two peers, which end in the same tables: one looks at every request that runs, as one writes it first; the other only
+at those that cross a boundary, which is as little as there is to do. Ours and both of them take turns.
 """
 
 from __future__ import annotations
 
-import gc
-import statistics
-import time
 from collections import deque
-from collections.abc import Callable
 
 from blocklife.ledger import Checking, Completion, Ledger, Limits, Plan, Result, Worker
 from blocklife.offload import Geometry, HostTier, OffloadScheduler
-from tests.bench import Figure, Scale
+from tests.bench import Figure, Scale, microseconds
+from tests.bench.targets import STEP
 
 BLOCK = 16
 WINDOW = 512
 PROMPT = 1_024
 LAG = 3
-VLLM = "at most a tenth of vLLM 0.33.0's hooks on such steps, measured apart: {} ms"
-UPSTREAM_MS = {64: 1.76, 256: 8.10, 1_024: 31.5}
-"""Milliseconds a step of vLLM 0.33.0's offloading scheduler hooks (mean of two runs on another day)."""
 
 
 class Names:
@@ -37,14 +34,16 @@ class Names:
 
 
 class World:
-    """Requests that run, others that wait, and a copier that lands every store *LAG* steps later."""
+    """Requests that run, others that wait, and a copier that lands every store *LAG* steps later.
 
-    def __init__(self, running: int, idle: int, steps: int) -> None:
+    There are as many *blocks* as the running requests need in so many *steps*, or as many as are asked for, if that is more.
+    """
+
+    def __init__(self, running: int, idle: int, steps: int, *, blocks: int = 0) -> None:
         each = (PROMPT + BLOCK + steps) // BLOCK + 2
-        blocks = running * 2 * each + 64
         self.ledger = Ledger(
             Limits(
-                num_blocks=blocks,
+                num_blocks=max(blocks, running * 2 * each + 64),
                 num_slots=2 * running * each,
                 max_jobs=max(64, running),
                 max_requests=running + idle + 1,
@@ -65,10 +64,11 @@ class World:
                 tokens = PROMPT + number % BLOCK
                 self.offload.admit(name, self.offload.lookup(name, tokens), tokens)
 
-    def step(self) -> Plan:
-        """One engine step without a device."""
+    def step(self, *, scheduled: bool = True) -> Plan:
+        """One engine step without a device, in which all that run are scheduled, or nobody is."""
         self.now += 1
-        self.offload.grow()
+        if scheduled:
+            self.offload.grow()
         plan = self.offload.build_plan(self.now)
         self.out.append((self.now + LAG, [Completion(each.job, Worker(0), Result.OK) for each in plan.stores]))
         landed = self.out.popleft()[1] if self.out[0][0] <= self.now else []
@@ -120,43 +120,103 @@ class PlainTables:
                 self.number += 1
                 self.jobs[self.number] = job
                 made.append(self.number)
+        self._land(made)
+
+    def _land(self, made: list[int]) -> None:
+        """Send these jobs off, and hear of those that were sent *LAG* steps ago."""
         self.out.append(made)
         for number in self.out.popleft():
             for block, _ in self.jobs.pop(number):
                 self.busy.pop(block, None)
 
 
-def milliseconds(step: Callable[[], object], count: int) -> float:
-    """The median cost of one call, after a first third that warms up."""
-    found = []
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(count):
-            begin = time.perf_counter_ns()
-            step()
-            found.append((time.perf_counter_ns() - begin) / 1e6)
-    finally:
-        gc.enable()
-    return statistics.median(found[count // 3 :])
+EDGES = (0, 1, (WINDOW - 1) % BLOCK)
+"""Tokens behind a full block at which something happens: a block is full, a block is needed, a block has left the window."""
+AHEAD = [min((edge - tokens) % BLOCK or BLOCK for edge in EDGES) for tokens in range(BLOCK)]
+"""Steps until the next of them."""
+
+
+class PlainWheel(PlainTables):
+    """The same, but only requests that cross a boundary are looked at: a wheel says which do in a step.
+
+    Invariant: each request stands in ``wheel`` once, at the first step from now on in which it crosses a boundary.
+    Invariant: ``tokens`` are those before the first step; ``left[request]`` of its blocks have left the window.
+    """
+
+    def __init__(self, running: int, steps: int) -> None:
+        super().__init__(running, steps)
+        self.now = 0
+        self.left = [0] * running
+        self.wheel: list[list[int]] = [[] for _ in range(BLOCK + 1)]
+        for request, tokens in enumerate(self.tokens):
+            self.wheel[AHEAD[tokens % BLOCK]].append(request)
+
+    def step(self) -> None:
+        """One engine step."""
+        self.now += 1
+        made: list[int] = []
+        due = self.wheel[self.now % len(self.wheel)]
+        self.wheel[self.now % len(self.wheel)] = []
+        for request in due:
+            tokens = self.tokens[request] + self.now
+            self.wheel[(self.now + AHEAD[tokens % BLOCK]) % len(self.wheel)].append(request)
+            job: list[tuple[int, int]] = []
+            stored = self.stored[request]
+            for group, table in enumerate(self.tables[request]):
+                while len(table) * BLOCK < tokens:
+                    table.append(self.free.pop())
+                if group:
+                    outside = min((tokens - WINDOW + 1) // BLOCK, stored[group])
+                    for position in range(self.left[request], outside):
+                        self.free.append(table[position])
+                        table[position] = -1
+                    self.left[request] = max(outside, self.left[request])
+                for chunk in range(stored[group], tokens // BLOCK):
+                    self.keys[request, group, chunk] = slot = self.slots.pop()
+                    job.append((table[chunk], slot))
+                    self.busy[table[chunk]] = self.number
+                stored[group] = tokens // BLOCK
+            if job:
+                self.number += 1
+                self.jobs[self.number] = job
+                made.append(self.number)
+        self._land(made)
+
+
+EVERYBODY = "plain lists and dicts, nothing checked"
+CHANGED = "the same, looks only at what changes"
 
 
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
-    full = scale.models >= 1_000
-    steps = 96 if full else 8
     figures = []
-    for running in (64, 256, 1_024) if full else (4,):
-        plain = milliseconds(PlainTables(running, steps).step, steps)
-        for idle in (0, 1_000, 10_000) if full else (0, 8):
+    for running in (64, 256, 1_024, 4_096, 16_384) if scale.full else (4,):
+        steps = 8 if not scale.full else 96 if running <= 1_024 else 48
+        idle = () if running > 1_024 else (1_000, 10_000) if scale.full else (8,)
+        worlds = {number: World(running, number, steps) for number in (0, *idle)}
+        plain = {EVERYBODY: PlainTables(running, steps).step, CHANGED: PlainWheel(running, steps).step}
+        cost = microseconds({**{str(number): world.step for number, world in worlds.items()}, **plain}, steps)
+        target = str(STEP[running]) if running in STEP else ""
+        for peer in plain:
             figures.append(
                 Figure(
-                    name=f"scheduler step, {running} running, {idle} idle",
-                    ours=milliseconds(World(running, idle, steps).step, steps),
-                    unit="ms",
-                    peer_name="plain lists and dicts, nothing checked",
-                    peer=plain,
-                    target=VLLM.format(UPSTREAM_MS.get(running, 0)) if idle == 0 else "flat in the idle ones",
+                    name=f"scheduler step, {running} running",
+                    ours=cost["0"],
+                    unit="us",
+                    peer_name=peer,
+                    peer=cost[peer],
+                    target=target,
+                )
+            )
+        for number in idle:
+            figures.append(
+                Figure(
+                    name=f"scheduler step, {running} running, {number} idle",
+                    ours=cost[str(number)],
+                    unit="us",
+                    peer_name="ours, nobody idle",
+                    peer=cost["0"],
+                    target="flat in the idle ones",
                 )
             )
     return figures

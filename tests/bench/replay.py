@@ -20,7 +20,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite: the default run with and without the second look at the couplings, and hybrid models."""
-    workload = generate_workload(requests=600 if scale.models >= 1_000 else 5, seed=0)
+    workload = generate_workload(requests=600 if scale.full else 5, seed=0)
     figures = []
     for name, options in RUNS.items():
         report = Replay(workload, ReplayOptions(**options)).run()

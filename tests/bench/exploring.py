@@ -1,0 +1,130 @@
+"""How many states of the README's world are explored in a second, everything judged in each of them.
+
+The peer is the search alone: it finds the same states by the same steps, but each step stands in a dictionary already, and
+nothing is judged. Times of two machines do not compare, so the calls that an edge takes are counted, too: those do.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+
+from blocklife.testing.exploring.explore import Exploration, Property, Verdict, explore
+from blocklife.testing.worlds.format import make_world
+from blocklife.testing.worlds.world import Action, State, World, WorldSettings
+from tests.bench import Figure, Scale, nanoseconds
+from tests.bench.targets import EXPLORING
+
+README = {"blocks": 3, "slots": 2, "requests": ["ab.cd", "ab.ce"], "faults": {"fail": 1, "preempt": 1}}
+SMALL = {"blocks": 3, "slots": 2, "requests": ["ab.c"]}
+CALLS_BEFORE = 315.84
+"""Calls of Python functions an edge of the README's world before the rebuild, counted by this suite."""
+
+
+class Noted:
+    """A world that notes where each step leads."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.steps: dict[State, list[State]] = {}
+
+    def initial(self) -> State:
+        return self._world.initial()
+
+    def actions(self, state: State) -> Iterable[Action]:
+        self.steps[state] = []
+        return self._world.actions(state)
+
+    def step(self, state: State, action: Action) -> State:
+        after = self._world.step(state, action)
+        self.steps[state].append(after)
+        return after
+
+    def properties(self) -> Sequence[Property[State, Action]]:
+        return self._world.properties()
+
+    def rules(self) -> Sequence[str]:
+        return self._world.rules()
+
+
+def searched(steps: Mapping[State, Sequence[State]], initial: State) -> int:
+    """Find all states, breadth first. Returns how many there are."""
+    numbers = {initial: 0}
+    states = [initial]
+    for state in states:
+        for after in steps[state]:
+            if after not in numbers:
+                numbers[after] = len(states)
+                states.append(after)
+    return len(states)
+
+
+def explored(settings: WorldSettings) -> Exploration[Action]:
+    """The whole of a world, from nothing."""
+    found = explore(World(settings))
+    if found.verdict is not Verdict.HOLDS:
+        raise AssertionError(f"the world that is measured is broken: {found.verdicts}")
+    return found
+
+
+def rate(settings: WorldSettings, repetitions: int) -> float:
+    """States a second, the median of several explorations."""
+    found = []
+    for _ in range(repetitions):
+        begin = time.thread_time_ns()
+        states = explored(settings).states
+        found.append(states / (time.thread_time_ns() - begin) * 1e9)
+    return statistics.median(found)
+
+
+def calls_an_edge(settings: WorldSettings) -> float:
+    """Calls of functions that are written in Python, ours and others'; a generator that goes on counts as called."""
+    calls = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        edges = explored(settings).edges
+    finally:
+        sys.setprofile(before)
+    return calls / edges
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """The figures of this suite."""
+    settings = make_world(README if scale.full else SMALL, "bench")
+    noted = Noted(World(settings))
+    explore(noted)
+    initial = noted.initial()
+    states = searched(noted.steps, initial)
+    calls = calls_an_edge(settings)
+
+    def search(number: int) -> None:
+        for _ in range(number):
+            searched(noted.steps, initial)
+
+    return [
+        Figure(
+            name="exploring the README's world",
+            ours=rate(settings, scale.repetitions),
+            unit="states a second",
+            peer_name="the search alone, steps from a dictionary",
+            peer=states / nanoseconds(search, scale, 20 if scale.full else 1) * 1e9,
+            target=str(EXPLORING),
+            rate=True,
+        ),
+        Figure(
+            name="exploring the README's world",
+            ours=calls,
+            unit="calls an edge",
+            peer_name="ours, before the rebuild" if scale.full else "",
+            peer=CALLS_BEFORE if scale.full else None,
+        ),
+    ]
