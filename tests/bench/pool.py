@@ -13,7 +13,7 @@ RUNNING = 64
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """The figures of this suite: 10 million blocks take 330 MiB."""
+    """The figures of this suite: 10 million blocks take some 300 MiB."""
     steps = 192 if scale.full else 8
     smallest = World(RUNNING, 0, steps)
     needed = len(smallest.ledger.blocks)
