@@ -59,8 +59,9 @@ def troubles(found: Layout) -> Iterator[str]:
     outer += [(f"labels {each.arrow.source} to {each.arrow.target}", each.box) for each in found.arrows]
     outer.append(("start", Box(found.start.x - 5, found.start.y - 5, 10, 10)))
     yield from (f"{one} lies on {two}" for one, two in overlaps(outer))
-    whole = Box(-0.1, -0.1, found.width + 0.2, found.height + 0.2)
-    yield from (f"{name} lies outside" for name, box in outer if not inside(box, whole))
+    # three roundings to a tenth meet here: that of a box's middle, and those of the drawing's two borders
+    whole = Box(-0.16, -0.16, found.width + 0.32, found.height + 0.32)
+    yield from (f"{name} lies outside: {box} in {whole}" for name, box in outer if not inside(box, whole))
     inner: list[tuple[str, Box, Box]] = []
     for node in found.nodes:
         within = [(piece.text, piece.box) for piece in node.pieces]
