@@ -110,7 +110,7 @@ def test_bench_refuses_an_unknown_suite(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["lifecycles"])
 
-    assert "no suite is called lifecycles; there are lifecycle" in capsys.readouterr().err
+    assert "no suite is called lifecycles; there are calls, lifecycle" in capsys.readouterr().err
 
 
 # --- copies on a GPU: what is made of the times -----------------------------------------------------------------------------
