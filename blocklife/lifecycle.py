@@ -652,7 +652,7 @@ class Column:
                 each = facts.tolist() if isinstance(facts, np.ndarray) else facts
                 rows = [lut[state[place] << width | fact] for place, fact in zip(ids, each, strict=True)]
             if REFUSED in rows:
-                self._refuse(event, ids[rows.index(REFUSED)])
+                self.refuse(event, ids[rows.index(REFUSED)])
             return rows
         if isinstance(facts, Sequence):
             facts = np.fromiter(facts, dtype=np.uint8, count=len(facts))
@@ -661,7 +661,7 @@ class Column:
             return found
         raw = found.tobytes()  # bytes are searched faster than a short array is reduced
         if REFUSED in raw:
-            self._refuse(event, int(np.arange(len(self.state))[ids][raw.index(REFUSED)]))
+            self.refuse(event, int(np.arange(len(self.state))[ids][raw.index(REFUSED)]))
         return raw[0] if raw.count(raw[0]) == len(raw) else found
 
     def commit(self, ids: Ids, rows: Rows) -> None:
@@ -725,7 +725,8 @@ class Column:
             raise MisuseError(f"{self.table.name}.{event.name}: {wrong} are no facts of {len(event.guards)} guards")
         return facts
 
-    def _refuse(self, event: Event, place: int) -> NoReturn:
+    def refuse(self, event: Event, place: int) -> NoReturn:
+        """Raise the refusal of *event* by one place."""
         thing = f"{self.table.name.removesuffix('Life').lower()} {place}"
         self.table.refuse(thing, self.at(place), event.name, place)
 

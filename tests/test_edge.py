@@ -20,7 +20,7 @@ from attrs import define, evolve, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Completion, JobId, Jobs, Launched, Ledger, Limits, Result, Seal, Worker
-from blocklife.ledger.jobs import Allocated, Parcel, Planned, Sealed, Store
+from blocklife.ledger.jobs import Allocated, JobColumns, Parcel, Planned, Sealed, Store
 from blocklife.ledger.places import ID_MASK
 from blocklife.ledger.records import Placement, Plan
 from blocklife.ledger.snapshot import own_names
@@ -116,6 +116,16 @@ NO_PLACEMENT = [
     *(PUT(0, 0, (), each) for each in (None, *NO_NUMBERS)),
     *(Far(each) for each in (PUT(-1, 0, (), ()), PUT(0, -1, (), ()), PUT(0, 0, (-1,), ()), PUT(0, 0, (), (HUGE,)))),
 ]
+
+
+def columns_with(**wrong: Any) -> JobColumns:
+    """One store as columns, with something wrong."""
+    found = JobColumns.of_blocks(["a"], [()], [0, 1], [1], b"\0", [4], [b"s"])
+    for name, value in wrong.items():
+        setattr(found, name, value)
+    return found
+
+
 LIVES = Batch[Allocated]([1])
 NO_PARCEL = [
     *(5, "a"),
@@ -197,6 +207,20 @@ WRONG: Mapping[str, Sequence[object]] = {
     "Limits": [5, "a", {}],
     "Contract": ["FENCE", 1, True],
     "Checking": ["OFF", 1, True],
+    "JobColumns": [
+        *(5, "a"),
+        *(columns_with(lives=each) for each in (None, [None], ["a"], [1.5], [1, 2], [])),
+        *(columns_with(slots=each) for each in (None, [None], ["a"], [4, 5], [])),
+        *(columns_with(places=each) for each in (None, [None], [4, 5], [HUGE])),
+        *(columns_with(keys=each) for each in (None, [None], ["s"], [b"s", b"t"])),
+        *(columns_with(names=each) for each in ([5], ["s"], [b"s", b"t"])),
+        *(columns_with(groups=each) for each in (None, b"", b"\xff", [0], b"\0\0")),
+        *(columns_with(slot_groups=each) for each in (None, b"\xff")),
+        *(columns_with(cuts=each) for each in ([0], [0, 0], [1, 1], [0, 2], [0, 1, 1])),
+        *(columns_with(slot_cuts=each) for each in ([0], [0, 2])),
+        *(columns_with(owners=each) for each in ([], [5], ["a", "b"])),
+        *(columns_with(sharers=each) for each in ([], [(5,)])),
+    ],
     "Ledger": [5, "a"],
     "HostTier": [5, "a", "lru"],
     "Geometry": [5, "full:4"],
@@ -320,6 +344,7 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "let_go": lambda at: {"request": "w"},
     "plan_store": lambda at: {"source": at.final, "slots": [4], "keys": keys("s"), "owner": "a", "places": [4]},
     "plan_stores": lambda at: {"stores": [Store("a", [Parcel(at.final, [4], keys("s"), [4])], ("b",))]},
+    "plan_columns": lambda at: {"stores": JobColumns.of_blocks(["a"], [("b",)], [0, 1], at.final.lives, b"\0", [4], keys("s"))},
     "plan_load": lambda at: {"request": "w", "target": held(at.ledger, "w"), "slots": [0], "keys": keys("k"), "places": [0]},
     "plan_group_load": lambda at: {"request": "w", "parcels": [Parcel(held(at.ledger, "w"), [0], keys("k"), [0], keys("k"))]},
     "submit": lambda at: {"jobs": at.planned},

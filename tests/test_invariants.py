@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import attrs
 import pytest
 
 from blocklife.ledger import Batch, Contract, Launched, Ledger, Worker
@@ -488,7 +487,7 @@ def test_i15_sizes_add_up() -> None:
     """A job whose group sizes do not add up would read another group's blocks."""
     ledger = busy()
     job = ledger.jobs.by_number[2]
-    job.cargo = attrs.evolve(job.cargo, group_sizes=(2,))
+    job.groups = b"\0\0"
 
     breaks(ledger, "I15", "job 2 has 1 blocks, 1 places, sizes (2,)")
 
@@ -498,7 +497,7 @@ def test_i15_job_has_something_to_copy() -> None:
     ledger = make_ledger()
     _, job = in_flight(ledger)
     row = ledger.jobs.by_number[job.number]
-    row.lives, row.cargo = [], attrs.evolve(row.cargo, places=[], group_sizes=(0,))
+    row.lives, row.places, row.groups = [], [], b""
 
     assert [each.rule for each in check(ledger, "I15")] == ["I15"]
     assert block_of(Batch([ledger.life(1)])) == 1

@@ -356,14 +356,15 @@ def test_hit_of_one_group_is_none_of_another(count: int) -> None:
 def test_rule_of_sizes_is_counted_for_every_group() -> None:
     """I15 sees a group size that was moved to another group's slots, or a slot too many."""
     for wrong, message in (
-        ({"group_sizes": (3, 1, 2)}, "job 1 has 5 blocks, 5 places, sizes (3, 1, 2)"),
-        ({"slot_sizes": (2, 0, 2)}, "job 1 has 3 slots, 3 keys, sizes (2, 0, 2)"),
+        ({"groups": b"\0\0\0\1\2\2"}, "job 1 has 5 blocks, 5 places, sizes (3, 1, 2)"),
+        ({"slot_groups": b"\0\0\2\2"}, "job 1 has 3 slots, 3 keys, sizes (2, 0, 2)"),
         ({"places": [0, 1, 3, 4]}, "job 1 has 5 blocks, 4 places, sizes (3, 0, 2)"),
     ):
         ledger = group_ledger()
         ledger.plan_stores([Store("a", open_parcels(ledger))])
         job = ledger.jobs.by_number[1]
-        job.cargo = attrs.evolve(job.cargo, **wrong)
+        for name, value in wrong.items():
+            setattr(job, name, value)
 
         assert [each.message for each in check(ledger, "I15")] == [message]
 
@@ -597,7 +598,7 @@ def test_rule_of_one_slot_sees_twins_that_both_landed(monkeypatch: pytest.Monkey
     assert [str(each) for each in check(ledger)] == ["I14: two slots hold the same content"]
 
 
-def blind_landing(ledger: Ledger, jobs: object, slots: Ids, ok: bool) -> Step:
+def blind_landing(ledger: Ledger, slots: Ids, ok: bool) -> Step:
     """A landing that publishes whatever has arrived."""
     return ledger.slots.ask(SLOT["land"], slots, constant=int(Situation.OK) if ok else 0)
 

@@ -206,14 +206,14 @@ def fresh_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def early(patch: pytest.MonkeyPatch) -> None:
     """A slot is READY as soon as its store is planned."""
-    real = Slots.name
+    real = Slots.name_all
 
-    def name(slots: Slots, places: Sequence[int], keys: Sequence[bytes], group: int) -> None:
-        real(slots, places, keys, group)
+    def name(slots: Slots, places: Sequence[int], keys: Sequence[bytes], groups: bytes) -> None:
+        real(slots, list(places), keys, groups)
         for place in places:
             slots.column.state[place] = slots.column.table.index[Slot.READY]
 
-    patch.setattr(Slots, "name", name)
+    patch.setattr(Slots, "name_all", name)
 
 
 def hasty(patch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def hasty(patch: pytest.MonkeyPatch) -> None:
 def credulous(patch: pytest.MonkeyPatch) -> None:
     """What a store that failed has brought is published all the same."""
     real = Core._land_slots
-    patch.setattr(Core, "_land_slots", lambda core, jobs, slots, ok: real(core, jobs, slots, True))
+    patch.setattr(Core, "_land_slots", lambda core, slots, ok: real(core, slots, True))
 
 
 def deaf(patch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,17 @@ def test_content_is_stored_as_it_fills_and_loaded_when_the_device_has_forgotten_
     assert rig.scheduler.progress("b").computed == 8
 
 
+def test_chunk_of_several_blocks_is_stored_as_it_fills() -> None:
+    """While its request runs on; of a chunk that is not full nothing is."""
+    rig = Rig(chunk=2)
+    rig.add("a", letters(14))
+    rig.let_in("a")
+    rig.tick()
+
+    assert sources(rig.tick()) == [[1, 2]]
+    assert rig.stored() == ["abcdefgh"]
+
+
 def test_hit_on_the_device_is_shared_and_needs_no_load() -> None:
     """Two requests with one prompt hold the same blocks; only the end is computed."""
     rig = Rig()

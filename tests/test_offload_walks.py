@@ -967,14 +967,15 @@ def plant_loads_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
 
 def plant_holes_closed_up(patch: pytest.MonkeyPatch) -> None:
     """What follows a hole in a chunk moves to the hole's place in the host tier."""
-    right = StoreLine._parcels
+    right = StoreLine._columns
 
-    def wrong(line: StoreLine, chunks: Sequence[stores_module.Chunk], slots: Sequence[int]) -> Any:
-        for chunk in chunks:
-            chunk.lives = sorted(chunk.lives, key=lambda life: life == 0)
-        return right(line, chunks, slots)
+    def wrong(line: StoreLine, orders: Sequence[Sequence[stores_module.Chunk]], slots: list[int]) -> Any:
+        for chunks in orders:
+            for chunk in chunks:
+                chunk.lives = sorted(chunk.lives, key=lambda life: life == 0)
+        return right(line, orders, slots)
 
-    patch.setattr(StoreLine, "_parcels", wrong)
+    patch.setattr(StoreLine, "_columns", wrong)
 
 
 def plant_old_weights(patch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from blocklife.lifecycle import Event
 from blocklife.offload import Mode
 from blocklife.offload.stores import Chunk, StoreLine
 from blocklife.states import MACHINES, Block, Job
+from blocklife.testing.mutants.planting import rewire
 
 STEPS_MAX = 60_000
 """No small world needs so many; what does, hangs."""
@@ -535,11 +536,6 @@ def tables() -> Iterator[None]:
     yield
     for event, lut in zip(events, before, strict=True):
         rewire(event, lut)
-
-
-def rewire(event: Event, lut: bytes) -> None:
-    object.__setattr__(event, "lut", lut)
-    object.__setattr__(event, "_lut_view", np.frombuffer(lut, dtype=np.uint8))
 
 
 def divert(event: Event, source: Block | Job, row_of: tuple[Block | Job, Block | Job], unless: str = "") -> None:

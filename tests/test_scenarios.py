@@ -16,7 +16,7 @@ from attrs import evolve
 
 from blocklife.cli import main
 from blocklife.errors import MisuseError
-from blocklife.ledger.jobs import Cargo
+from blocklife.ledger.jobs import JobTable
 from blocklife.offload import OffloadScheduler, search
 from blocklife.offload.stores import StoreLine
 from blocklife.testing.scenarios.driver import Driver, Found, Stepped, World
@@ -105,8 +105,13 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "sizes of whole chunks": (
         "S3",
-        lambda patch: without(patch, Cargo, "of", {"] = count, num_chunks": "] = count + (count == 2), num_chunks"}),
-        "zip() argument 3 is longer",
+        lambda patch: without(
+            patch,
+            JobTable,
+            "add",
+            {"names, groups, slot": "names, groups + groups[:1] * (len(groups) == 2), slot"},
+        ),
+        "group sizes [3] do not agree",
     ),
     "unwritten part is a hit": (
         "S3b",

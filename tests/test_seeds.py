@@ -14,7 +14,7 @@ import pytest
 
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, JobId, Transfer
-from blocklife.ledger.jobs import Cargo
+from blocklife.ledger.jobs import JobTable
 from blocklife.offload import FullHit, Geometry, LastStep, OffloadScheduler, Policies, search
 from blocklife.offload.lookup import Ask, Found, Unit, common_length
 from blocklife.offload.stores import StoreLine
@@ -491,7 +491,7 @@ def test_s3_planted_unwritten_part_reaches_the_device(contract: Contract, ahead:
 def test_s3_planted_sizes_of_whole_chunks_are_refused(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting a chunk as its full size, whatever is in it, makes a job that cannot be built."""
     engine = straddling(contract, ahead, 3, partial=False)
-    without(monkeypatch, Cargo, "of", {"] = count, num_chunks": "] = 3 * num_chunks, num_chunks"})
+    without(monkeypatch, JobTable, "add", {"names, groups, slot": "names, 3 * columns.slot_groups[there], slot"})
 
     with pytest.raises((MisuseError, ValueError), match=r"do not agree|zip\(\)"):
         engine.step({})

@@ -54,7 +54,7 @@ def offered(ledger: Ledger, line: StoreLine, owner: str, *names: str, group: int
     """A request offers one chunk for each name; gives the blocks."""
     lives = lives_of(ledger, owner, keys(*names), group)
     for life, name in zip(lives, keys(*names), strict=True):
-        line.offer(Chunk(owner, group, name, [life]))
+        line.offer([Chunk(owner, group, name, [life])])
     return [life & ID_MASK for life in lives]
 
 
@@ -133,7 +133,7 @@ def test_groups_of_one_job_are_in_order_and_counted() -> None:
     ledger, line = line_of("full:4,swa:4:9")
     lives = {name: lives_of(ledger, "a", keys(name), group)[0] for name, group in (("x", 1), ("y", 0), ("z", 1))}
     for name, group in (("x", 1), ("y", 0), ("z", 1)):
-        line.offer(Chunk("a", group, name.encode(), [lives[name]]))
+        line.offer([Chunk("a", group, name.encode(), [lives[name]])])
     (transfer,) = step(ledger, line).stores
 
     assert transfer.source.tolist() == [lives[name] & ID_MASK for name in "yxz"]
@@ -211,8 +211,8 @@ def test_what_is_accepted_in_part_leaves_the_line_as_a_whole() -> None:
     step(ledger, line)
     lives = lives_of(ledger, "a", keys("new", "there", "gone"))
     for life, name in zip(lives, keys("new", "there", "gone"), strict=True):
-        line.offer(Chunk("a", 0, name, [life]))
-    line.offer(Chunk("a", 0, b"way", [ledger.life(way[0])]))
+        line.offer([Chunk("a", 0, name, [life])])
+    line.offer([Chunk("a", 0, b"way", [ledger.life(way[0])])])
     ledger.release("a", [2])
     ledger.drop(lives[2:])
     plan = step(ledger, line)
@@ -264,8 +264,8 @@ def test_content_is_stored_once_by_two_owners() -> None:
         ledger, line = line_of()
         (life,) = lives_of(ledger, "a", keys("x"))
         ledger.acquire("b", [life])
-        line.offer(Chunk("a", 0, b"x", [life]))
-        line.offer(Chunk("b", 0, b"x", [life]))
+        line.offer([Chunk("a", 0, b"x", [life])])
+        line.offer([Chunk("b", 0, b"x", [life])])
         plans = [step(ledger, line, land=land) for _ in range(2)]
 
         assert [sources(plan) for plan in plans] == [[[life & ID_MASK]], []]
@@ -303,7 +303,7 @@ def test_a_lost_report_does_not_exempt_the_next_life() -> None:
     (life,) = (int(each) for each in ledger.allocate("b", 1).lives)
     flush = step(ledger, line)
     ledger.seal(Batch([life]), keys("y"))
-    line.offer(Chunk("b", 0, b"y", [life]))
+    line.offer([Chunk("b", 0, b"y", [life])])
 
     assert flush.flushes == (plan.stores[0].job,)
     assert sources(step(ledger, line)) == [[life & ID_MASK]]
@@ -317,7 +317,7 @@ def test_behind_a_fence_a_chunk_waits_for_the_proof() -> None:
     ledger.preempt("a")
     lives = [int(life) for life in held(ledger, "b", 2).lives]
     for life, name in zip(lives, keys("x", "y"), strict=True):
-        line.offer(Chunk("b", 0, name, [life]))
+        line.offer([Chunk("b", 0, name, [life])])
     states = [ledger.blocks.at(life & ID_MASK) for life in lives]
     waits = step(ledger, line)
     line.plan()
@@ -369,7 +369,7 @@ def test_a_chunk_with_a_hole_is_stored_where_no_hit_needs_it(
     """Else it is not stored at all, or as what it is: the slot knows how much of its end is there."""
     ledger, line = line_of(groups, 3, policies=Policies(partial_chunks=partial))
     chunk = chunk_of(ledger, "a", "x", 3, holes=holes)
-    line.offer(chunk)
+    line.offer([chunk])
     plan = step(ledger, line)
     there = [at for at in range(3) if at not in holes]
 
@@ -385,7 +385,7 @@ def test_a_chunk_with_a_hole_is_stored_where_no_hit_needs_it(
 def test_a_chunk_without_its_end_is_never_stored() -> None:
     """Its key is that of its last block: without it there is nothing that it could be found for."""
     ledger, line = line_of("swa:4:5", 2, policies=Policies(partial_chunks=True))
-    line.offer(chunk_of(ledger, "a", "x", 2, holes=(1,)))
+    line.offer([chunk_of(ledger, "a", "x", 2, holes=(1,))])
 
     assert step(ledger, line).empty
     assert (line.waiting, line.counts["partial"]) == (0, 1)
@@ -395,7 +395,7 @@ def test_a_block_that_went_stale_becomes_a_hole() -> None:
     """Blocks that left the window were handed out again before the chunk's turn came: the rest of it is judged."""
     ledger, line = line_of("swa:4:5", 2)
     chunk = chunk_of(ledger, "a", "x", 2)
-    line.offer(chunk)
+    line.offer([chunk])
     first = chunk.lives[0]
     ledger.release("a", [0])
     ledger.drop([first])
@@ -413,8 +413,8 @@ def test_chunks_that_share_their_beginning_are_both_stored(land: bool) -> None:
     shared, one = lives_of(ledger, "a", keys("s", "x"))
     ledger.acquire("b", [shared])
     (other,) = lives_of(ledger, "b", keys("y"))
-    line.offer(Chunk("a", 0, b"x", [shared, one]))
-    line.offer(Chunk("b", 0, b"y", [shared, other]))
+    line.offer([Chunk("a", 0, b"x", [shared, one])])
+    line.offer([Chunk("b", 0, b"y", [shared, other])])
     first = step(ledger, line, land=land)
     if not land:
         between = step(ledger, line)
@@ -431,7 +431,7 @@ def test_chunks_with_holes_go_in_one_job() -> None:
     """A hole is no block that two chunks could share: the second does not wait for the first."""
     ledger, line = line_of("swa:4:5", 2)
     for name in "xy":
-        line.offer(chunk_of(ledger, "a", name, 2, holes=(0,)))
+        line.offer([chunk_of(ledger, "a", name, 2, holes=(0,))])
     (transfer,) = step(ledger, line).stores
 
     assert len(transfer.source) == 2
@@ -594,7 +594,7 @@ def test_sweeping_is_paid_for_by_what_has_entered(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(StoreLine, "_sweep", counted)
     (life,) = lives_of(ledger, "a", keys("x"))
     for number in range(1000):
-        line.offer(Chunk("a", 0, str(number).encode(), [life]))
+        line.offer([Chunk("a", 0, str(number).encode(), [life])])
 
     assert len(swept) == 1000 // (len(ledger.blocks) + 64 + 1)
 
@@ -607,7 +607,7 @@ def test_no_more_waits_than_the_device_holds() -> None:
     for number in range(200):
         lives = lives_of(ledger, "b", keys(f"k{number}"))
         for _ in range(2):
-            line.offer(Chunk("b", 0, keys(f"k{number}")[0], lives))
+            line.offer([Chunk("b", 0, keys(f"k{number}")[0], lives)])
         ledger.preempt("b")
         ledger.admit("b")
         line.plan()
@@ -622,7 +622,7 @@ def test_what_waits_twice_waits_once_and_is_counted_as_it_goes() -> None:
     ledger, line = line_of(blocks=6)
     life = int(listed(ledger.allocate("a", 1).lives)[0])
     for _ in range(500):
-        line.offer(Chunk("a", 0, b"x", [life]))
+        line.offer([Chunk("a", 0, b"x", [life])])
 
     assert line.waiting <= len(ledger.blocks) + 64 + 1
     assert line.waiting + line.counts["stale"] == 500

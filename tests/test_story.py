@@ -17,7 +17,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.ledger.ledger import Ledger
 from blocklife.offload import LastStep, Mode
-from blocklife.testing.exploring.explore import Bounds, Counterexample, explore
+from blocklife.testing.exploring.explore import Bounds, Counterexample, Kind, explore
 from blocklife.testing.exploring.story import Story, retell, tell
 from blocklife.testing.exploring.story_forms import diagram, program, replayed, scenario_text
 from blocklife.testing.mutants.planting import Mutant, all_mutants, planted
@@ -239,7 +239,9 @@ def test_scenario_fails_while_the_bug_is_there_and_holds_without(mutant: Mutant)
     """It has no expectation of its own: it is the regression test that the bug deserves."""
     with planted(mutant):
         world = World(LOADS)
-        counterexamples = explore(world, Bounds(max_seconds=30)).counterexamples
+        # of what never happens in a world there is no path, and no scenario
+        never = {each.name for each in world.properties() if each.kind is Kind.SOMETIMES}
+        counterexamples = [each for each in explore(world, Bounds(max_seconds=30)).counterexamples if each.rule not in never]
         stories = [retell(world, each) for each in counterexamples]
         problems = [replayed(story) for story in stories]
 

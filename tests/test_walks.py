@@ -15,10 +15,9 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
-import attrs
 import numpy as np
 import pytest
 
@@ -36,10 +35,8 @@ from blocklife.ledger import (
     Result,
     Seal,
     Worker,
-    book,
     core,
     edge,
-    ledger,
 )
 from blocklife.ledger import places as places_module
 from blocklife.ledger.core import Core
@@ -47,6 +44,7 @@ from blocklife.ledger.invariants import check
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Blocks
 from blocklife.lifecycle import Event
 from blocklife.states import KEYED, MACHINES, Block, Job, JobLife, Request, Slot
+from blocklife.testing.mutants.planting import Undo, rewire
 from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
 
 SEED = 20_000
@@ -671,19 +669,22 @@ def findings(*, invariants: bool = True, device: bool = True, walks: int = 20) -
     return "\n".join(found)
 
 
-def plant_row(monkeypatch: pytest.MonkeyPatch, machine: str, event: Event, change: Callable[[bytearray], None]) -> None:
+UNDOS: list[Undo] = []
+
+
+@pytest.fixture(autouse=True)
+def tables() -> Iterator[None]:
+    """Puts the compiled look-ups back."""
+    yield
+    while UNDOS:
+        UNDOS.pop()()
+
+
+def plant_row(event: Event, change: Callable[[bytearray], None]) -> None:
     """Change the compiled look-up of one event for one test."""
     lut = bytearray(event.lut)
     change(lut)
-    mutant = attrs.evolve(event, lut=bytes(lut))
-    for module in (book, core, ledger):
-        name = machine.upper()
-        if hasattr(module, name):
-            monkeypatch.setattr(module, name, {**getattr(module, name), event.name: mutant})
-    if event in places_module._FACTS:
-        monkeypatch.setitem(places_module._FACTS, mutant, places_module._FACTS[event])
-        monkeypatch.setitem(places_module._LOOKS_AT, mutant, places_module._LOOKS_AT[event])
-        monkeypatch.setitem(places_module._FACTS_VIEW, mutant, places_module._FACTS_VIEW[event])
+    UNDOS.append(rewire(event, bytes(lut)))
 
 
 def plant_early_release(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -698,7 +699,7 @@ def plant_early_release(monkeypatch: pytest.MonkeyPatch) -> None:
             if not facts >> held & 1:
                 lut[table.index[Block.IN_FLIGHT] << width | facts] = freed
 
-    plant_row(monkeypatch, "block", event, change)
+    plant_row(event, change)
 
 
 def plant_forgotten_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -717,7 +718,7 @@ def plant_published_failure(monkeypatch: pytest.MonkeyPatch) -> None:
             if JobLife.table.states[place >> width] in (Job.IN_FLIGHT, Job.FLUSHED):
                 lut[place] = event.lut[place | all_ok]
 
-    plant_row(monkeypatch, "job", event, change)
+    plant_row(event, change)
 
 
 def plant_unordered_flush(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -729,7 +730,7 @@ def plant_pins(monkeypatch: pytest.MonkeyPatch, event_name: str, pins: int) -> N
     """One event of a block changes its pins by another number."""
     ask = Blocks.ask
 
-    def wrong(blocks: Blocks, event: Event, ids: places_module.Ids, **named: Any) -> places_module.Step:
+    def wrong(blocks: Blocks, event: places_module.Rule, ids: places_module.Ids, **named: Any) -> places_module.Step:
         if event.name == event_name:
             named["pins"] = pins
         return ask(blocks, event, ids, **named)

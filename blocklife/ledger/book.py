@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -22,15 +23,17 @@ from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
     Batch,
-    Cargo,
+    JobColumns,
     JobRow,
     JobTable,
 )
 from blocklife.ledger.limits import Checking, Contract, Limits, check_member
 from blocklife.ledger.places import (
+    BLOCK_RULES,
     EPOCH_SHIFT,
     ID_MASK,
     NULL,
+    SLOT_RULES,
     Blocks,
     Ids,
     Lives,
@@ -39,24 +42,22 @@ from blocklife.ledger.places import (
     batch,
     every,
     ids_of,
-    joined,
     listed,
     select,
 )
 from blocklife.ledger.records import Committed, Completion, Direction, JobId, Refusal, Seal
-from blocklife.lifecycle import Column
+from blocklife.lifecycle import Column, Rows
 from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
 
 Listener: TypeAlias = Callable[[Committed], None]
 RefusalListener: TypeAlias = Callable[[Refusal], None]
+Entry: TypeAlias = tuple[int, int, str, str, Ids, Rows, list[int], int, Sequence[int], str]
+"""The fields of a `Committed`."""
 
-_E = {name: table.table.events for name, table in (("block", BlockLife), ("slot", SlotLife), ("job", JobLife))}
-BLOCK, SLOT, JOB = _E["block"], _E["slot"], _E["job"]
-REQUEST = RequestLife.table.events
+BLOCK, SLOT = BLOCK_RULES, SLOT_RULES
+JOB, REQUEST = JobLife.table.events, RequestLife.table.events
 PLEDGED = BlockLife.table.index[Block.PLEDGED]
 READY = SlotLife.table.index[Slot.READY]
-_FEW = 8
-"""Up to here a list is searched faster than a dictionary is made."""
 _SPARSE = 4096
 """Below so many ids a sort is cheaper than a scratch column of the whole pool, whose memory is new at every call."""
 
@@ -118,7 +119,8 @@ class Book(edge.NotCopied):
         """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
         self.moved: Counter[str] = Counter()
         """Blocks of jobs that are DONE, by direction."""
-        self.journal: deque[Committed] = deque()
+        self._journal: deque[Entry] = deque()
+        """The latest steps, each as the fields of a `Committed`, which is made of it when somebody looks."""
         self._journal_size = 0
         self.plan_number = 0
         self._listeners: list[Listener] = []
@@ -136,6 +138,11 @@ class Book(edge.NotCopied):
         self._sequence = 0
         self._fence = int(Situation.FENCE) if contract is Contract.FENCE else 0
 
+    @property
+    def journal(self) -> list[Committed]:
+        """The latest steps, oldest first: as many as ``max_journal`` places took."""
+        return [Committed._make(entry) for entry in self._journal]
+
     # --- checks -------------------------------------------------------------------------------------------------------------
 
     def _request(self, request: str) -> RequestRow:
@@ -147,6 +154,11 @@ class Book(edge.NotCopied):
             edge.text(request, "request")
             raise MisuseError(f"request {request}: it is not known (add_request first, and nothing after finish)")
         return found
+
+    def _tables_of(self, requests: Sequence[str], group: int) -> list[array[int]]:
+        """The tables of several requests in one group."""
+        self._check_group(group)
+        return [self._request(request).tables[group] for request in edge.texts(requests, "requests")]
 
     def _check_group(self, group: int) -> None:
         if type(group) is not int:
@@ -245,26 +257,14 @@ class Book(edge.NotCopied):
             pledged = [position for position, place in enumerate(ids) if self.blocks.column.state[place] == PLEDGED]
         else:
             pledged = (self.blocks.column.view[ids] == PLEDGED).nonzero()[0].tolist()
-        promised: dict[int, dict[int, bytes]] = {}
-        rows, jobs = self.blocks.job, self.jobs.rows
         for position in pledged:
-            row, life = rows[ids[position]], int(lives[position])
-            job = jobs[row]
-            names = job.cargo.names
-            if names is None:  # a key of a chunk of several blocks is not the key of any of them
-                continue
-            key = keys[position]
-            if len(names) < _FEW:
-                held = listed(job.lives)
-                key = names[held.index(life)] if life in held else key
-            else:
-                if row not in promised:
-                    promised[row] = dict(zip(listed(job.lives), names, strict=True))
-                key = promised[row].get(life, key)
-            if key != keys[position]:
+            life, key = int(lives[position]), keys[position]
+            job = self.jobs.rows[self.blocks.job[ids[position]]]
+            promised = job.name_of(life)  # a key of a chunk of several blocks is not the key of any of them
+            if promised is not None and promised != key:
                 raise MisuseError(
-                    f"block {life & ID_MASK}: cannot SEAL it as {keys[position].hex()}, its store {self._id(job)} will publish "
-                    f"{key.hex()} (one content has one key)"
+                    f"block {life & ID_MASK}: cannot SEAL it as {key.hex()}, its store {self._id(job)} will publish "
+                    f"{promised.hex()} (one content has one key)"
                 )
 
     def _still_fresh(self, lives: Lives, keys: Sequence[bytes]) -> tuple[Lives, Sequence[bytes]]:
@@ -285,9 +285,11 @@ class Book(edge.NotCopied):
 
     def _check_reports(self, waited: Iterable[int], completions: Sequence[Completion], seals: Sequence[Seal]) -> None:
         """Refuse what `settle` could not apply, before it applies anything."""
+        planned, workers = self.jobs.planned, self.limits.num_workers
         for completion in completions:
-            self._check_report(completion)
-        if not seals:
+            if not 0 <= completion.worker < workers or completion.job.number in planned:
+                self._check_report(completion)
+        if not seals or self._are_sealable(seals):
             return
         for seal in seals:
             self._check_group(seal.group)
@@ -306,7 +308,34 @@ class Book(edge.NotCopied):
             proven = self._proven(waited, completions)
             touched = {place for job in self.jobs.alive() if job.number not in proven for place in listed(ids_of(job.lives))}
             places = batch([place for place in listed(places) if place not in behind or place in touched])
-        self.blocks.column.ask(BLOCK["seal"], places)
+        self.blocks.ask(BLOCK["seal"], places)
+
+    def _are_sealable(self, seals: Sequence[Seal]) -> bool:
+        """Whether nothing of few seals is wrong now, and all of their lives are the blocks' own.
+
+        Where it is not so, the checks one by one find out whether something is wrong, and tell what.
+        """
+        blocks, table = self.blocks, BLOCK["seal"].tables[0]
+        epoch, group_of, state, size = blocks.epoch, blocks.group, blocks.column.state, len(blocks)
+        seen: list[int] = []
+        for seal in seals:
+            lives, keys, group = seal.lives, seal.keys, seal.group
+            if type(lives) is not list or len(lives) != len(keys) or not 0 <= group < self.limits.num_groups:
+                return False
+            for life, key in zip(lives, keys, strict=True):
+                place = life & ID_MASK
+                if place >= size or place == NULL or epoch[place] != life >> EPOCH_SHIFT or group_of[place] != group:
+                    return False
+                at = state[place]
+                if not table[at << 4] or (at == PLEDGED and not self._is_promised(place, life, key)):
+                    return False
+            seen += lives
+        return len(set(seen)) == len(seen)
+
+    def _is_promised(self, place: int, life: int, key: bytes) -> bool:
+        """Whether the planned store of a block will publish it under this key, as far as it is said which."""
+        promised = self.jobs.rows[self.blocks.job[place]].name_of(life)
+        return promised is None or promised == key
 
     def _proven(self, waited: Iterable[int], completions: Iterable[Completion]) -> set[int]:
         """The jobs that are over once these completions have been applied."""
@@ -334,37 +363,70 @@ class Book(edge.NotCopied):
         scratch[ids] = positions
         return bool((scratch[ids] == positions).all())
 
-    def _check_cargos(self, cargos: Sequence[Cargo], ids: Ids) -> None:
+    def _check_columns(self, jobs: JobColumns, ids: Ids) -> None:
         """Host places are distinct; blocks were handed out for the group that is named, for another has another layout.
 
-        *ids* are the blocks of all of them, in order.
+        *ids* are the blocks of all jobs, in order.
         """
-        places = joined([cargo.places for cargo in cargos])
-        if type(places) is list:
-            distinct, lowest = len(set(places)) == len(places), min(places)
-        else:
-            distinct, lowest = len(set(listed(places))) == len(places), int(np.min(places))
-        if not distinct or lowest < 0:
+        places = jobs.places
+        if places is not jobs.slots and not self._are_host_places(places):  # slots were looked at
             raise MisuseError("the host places of a job are distinct and not negative")
-        named = b"".join(bytes((group,)) * size for cargo in cargos for group, size in enumerate(cargo.group_sizes))
         handed = self.blocks.group
-        own = bytes(handed[place] for place in ids) if type(ids) is list else self.blocks.group_view[ids].tobytes()
-        if own != named:
-            place, was, group = next(each for each in zip(listed(ids), own, named, strict=True) if each[1] != each[2])
+        own = bytes([handed[place] for place in ids]) if type(ids) is list else self.blocks.group_view[ids].tobytes()
+        if own != jobs.groups:
+            place, was, group = next(each for each in zip(listed(ids), own, jobs.groups, strict=True) if each[1] != each[2])
             raise MisuseError(f"block {place}: it was handed out for group {was}, not {group}")
 
-    def _check_unstored(self, cargos: Sequence[Cargo]) -> None:
+    def _check_stores(self, stores: JobColumns) -> Ids:
+        """The blocks of stores that could be planned, as far as it does not depend on states; else says what is wrong."""
+        lives, slots = stores.lives, stores.slots
+        if type(lives) is list and type(slots) is list:
+            ids = [life & ID_MASK for life in lives]
+            if self._are_storable(stores, ids, lives, slots):
+                return ids
+        self._check_slots(slots)
+        found = self._check_fresh(lives, "plan_store")
+        self._check_columns(stores, found)
+        self._check_unstored(stores)
+        return found
+
+    def _are_storable(self, stores: JobColumns, ids: list[int], lives: list[int], slots: list[int]) -> bool:
+        """Whether nothing of few blocks is wrong; what is wrong, if anything, is found and told by the checks one by one."""
+        blocks, count = self.blocks, len(ids)
+        if min(ids) == NULL or max(ids) >= len(blocks) or min(slots) < 0 or max(slots) >= len(self.slots):
+            return False
+        if len(set(ids)) != count or len(set(slots)) != len(slots):
+            return False
+        epoch, group_of = blocks.epoch, blocks.group
+        for place, life, group in zip(ids, lives, stores.groups, strict=True):
+            if epoch[place] != life >> EPOCH_SHIFT or group_of[place] != group:
+                return False
+        if stores.places is not slots and not self._are_host_places(stores.places):
+            return False
+        contents = list(zip(stores.slot_groups, stores.keys, strict=True))
+        if len(set(contents)) != len(contents):
+            return False
+        state, indexes = self.slots.column.state, self.slots.index
+        return all((slot := indexes[group].get(key)) is None or state[slot] != READY for group, key in contents)
+
+    @staticmethod
+    def _are_host_places(places: Ids) -> bool:
+        found = listed(places)
+        return len(set(found)) == len(found) and min(found) >= 0
+
+    def _check_unstored(self, jobs: JobColumns) -> None:
         """Content that is stored already is not stored again; a twin on its way does not count, it may fail (I14)."""
-        state = self.slots.column.state
-        for cargo in cargos:
-            for group, _, keys in cargo.contents:
-                if len(keys) > 1 and len(set(keys)) != len(keys):
-                    raise MisuseError(f"key {Counter(keys).most_common(1)[0][0].hex()}: it is named twice in one job (I14)")
-                index = self.slots.index[group]
-                for key in keys if not index.keys().isdisjoint(keys) else ():
-                    slot = index.get(key)
-                    if slot is not None and state[slot] == READY:
-                        raise MisuseError(f"key {key.hex()}: it is stored already (look it up first)")
+        state, indexes, keys, groups = self.slots.column.state, self.slots.index, jobs.keys, jobs.slot_groups
+        for start, stop in pairwise(jobs.slot_cuts):
+            if stop - start > 1:
+                named = list(zip(groups[start:stop], keys[start:stop], strict=True))
+                if len(set(named)) != len(named):
+                    (_, twice), _ = Counter(named).most_common(1)[0]
+                    raise MisuseError(f"key {twice.hex()}: it is named twice in one job (I14)")
+        for group, key in zip(groups, keys, strict=True):
+            slot = indexes[group].get(key)
+            if slot is not None and state[slot] == READY:
+                raise MisuseError(f"key {key.hex()}: it is stored already (look it up first)")
 
     def _check_held(self, request: RequestRow, blocks: Batch[Allocated]) -> None:
         holds = set(request.tables[blocks.group])
@@ -374,21 +436,15 @@ class Book(edge.NotCopied):
                     f"block {life & ID_MASK}: request {request.name} does not hold it (load only into its own blocks)"
                 )
 
-    def _check_names(self, cargos: Sequence[Cargo], ids: Ids) -> None:
-        """Content that has a key is stored under it; *ids* as in `_check_cargos`."""
-        blocks = iter(listed(ids))
-        for cargo in cargos:
-            if cargo.names is None:
-                for _ in range(len(cargo.lives)):
-                    next(blocks)
-                continue
-            for key in cargo.names:
-                place = next(blocks)
-                own = self.blocks.key[place]
-                if own is not None and own != key:
-                    raise MisuseError(
-                        f"block {place}: it holds {own.hex()}, which cannot be stored as {key.hex()} (one content, one key)"
-                    )
+    def _check_names(self, jobs: JobColumns, ids: Ids) -> None:
+        """Content that has a key is stored under it; *ids* as in `_check_columns`."""
+        held = self.blocks.key
+        for place, key in zip(listed(ids), jobs.names, strict=True):
+            own = held[place]
+            if own is not None and key is not None and own != key:
+                raise MisuseError(
+                    f"block {place}: it holds {own.hex()}, which cannot be stored as {key.hex()} (one content, one key)"
+                )
 
     def _recheck(self, job: JobRow) -> None:
         """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""

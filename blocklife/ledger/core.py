@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import heapq
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Concatenate, NoReturn, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
@@ -20,10 +21,11 @@ from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger.book import BLOCK, JOB, PLEDGED, READY, SLOT, Book, RequestRow
-from blocklife.ledger.jobs import TERMINAL, Cargo, JobRow
+from blocklife.ledger.jobs import TERMINAL, JobColumns, JobRow
 from blocklife.ledger.limits import Checking
 from blocklife.ledger.places import (
     BULK,
+    ID_MASK,
     NULL,
     Ids,
     Lives,
@@ -36,10 +38,11 @@ from blocklife.ledger.places import (
     ids_of,
     joined,
     listed,
+    packed,
     select,
 )
 from blocklife.ledger.records import Committed, Completion, Direction, Refusal, Result, Transfer
-from blocklife.lifecycle import Event
+from blocklife.lifecycle import Event, Rows
 from blocklife.states import MACHINES, Block, BlockLife, Job, JobLife, coupled
 
 P = ParamSpec("P")
@@ -53,9 +56,12 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     for direction, kind in _KIND.items()
     for into in Job
 }
+_INTO = [Job.PLANNED, *(Job[row.target.name] for row in JobLife.table.rows)]
+"""Where each row of a job leads; the first is no row."""
 _STALE = BlockLife.table.index[Block.STALE]
 _WANTED = frozenset(JobLife.table.index[state] for state in (Job.IN_FLIGHT, Job.FLUSHED))
 """Jobs that the workers have and whose result somebody wants."""
+_OK = int(Situation.OK)
 MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
 
 
@@ -64,20 +70,19 @@ class _Named(TypedDict):
     jobs: Sequence[int]
 
 
-def in_name_of(rows: Sequence[JobRow], sizes: Sequence[int]) -> _Named:
-    """Whose places a step of several jobs moves: so many of each job, in order."""
-    if len(rows) == 1:
-        return {"job": rows[0].number, "jobs": ()}
-    return {"job": 0, "jobs": [job.number for job, size in zip(rows, sizes, strict=True) for _ in range(size)]}
+def in_name_of(numbers: Sequence[int], cuts: Sequence[int]) -> _Named:
+    """Whose places a step of several jobs moves: of each job those from its cut up to the next."""
+    if len(numbers) == 1:
+        return {"job": numbers[0], "jobs": ()}
+    jobs: list[int] = []
+    for at, number in enumerate(numbers):
+        jobs += [number] * (cuts[at + 1] - cuts[at])
+    return {"job": 0, "jobs": jobs}
 
 
-def contents_by_group(cargos: Sequence[Cargo]) -> Iterator[tuple[int, list[int], list[bytes]]]:
-    """Each group that is moved, with its slots and their keys, over all of these jobs."""
-    contents = [each for cargo in cargos for each in cargo.contents]
-    for group in range(len(cargos[0].group_sizes)):
-        own = [slot for at, places, _ in contents if at == group for slot in listed(places)]
-        if own:
-            yield group, own, [key for at, _, keys in contents if at == group for key in keys]
+def cuts_of(parts: Iterable[Ids]) -> list[int]:
+    """Where each of several batches begins, if they lie one behind the other, and where the last ends."""
+    return [0, *accumulate(map(len, parts))]
 
 
 def verb(method: Callable[Concatenate[CoreT, P], ReturnT]) -> Callable[Concatenate[CoreT, P], ReturnT]:
@@ -118,7 +123,7 @@ class Core(Book):
     def _slot_effects(self) -> Mapping[str, Callable[[JobRow, bool], Step]]:
         """The same for its slots."""
         return {
-            "slot.land": lambda job, ok: self._land_slots([job], job.slots, ok),
+            "slot.land": lambda job, ok: self._land_slots(job.slots, ok),
             "slot.cancel": lambda job, ok: self.slots.ask(SLOT["cancel"], job.slots),
             "slot.expire": lambda job, ok: self.slots.ask(SLOT["expire"], job.slots),
             "slot.unpin": lambda job, ok: self.slots.ask(SLOT["unpin"], job.slots, pins=-1),
@@ -131,13 +136,13 @@ class Core(Book):
         """Give the blocks to new tenants; couplings *life-ends* and *hand-out-flushes*. Returns the new lives."""
         step = self.blocks.ask(BLOCK["allocate"], ids, constant=self._fence)
         step.refs = +1  # the guards ask about the old life, so the new holder is counted only now
-        state = self.blocks.column
+        blocks = self.blocks
+        state = blocks.column
         if type(ids) is list:
             stale = [place for place in ids if state.state[place] == _STALE]
         else:
             stale = listed(select(ids, state.view[ids] == _STALE))
-        orphans = self._commit(step)
-        for row in orphans:
+        for row in self._commit(step):
             job = self.jobs.rows[row]
             if self.jobs.state(job) is Job.PLANNED:
                 self._end(job, "cancel", 0)
@@ -149,11 +154,12 @@ class Core(Book):
                 if self.jobs.state(job) is not Job.PLANNED and not wanted.isdisjoint(ids_of(job.lives)):
                     self._flush(job, "handed out")
         if type(ids) is list:
+            group_of = blocks.group
             for place in ids:
-                self.blocks.group[place] = group
+                group_of[place] = group
         else:
-            self.blocks.group_view[ids] = group
-        return self.blocks.lives(ids)
+            blocks.group_view[ids] = group
+        return blocks.lives(ids)
 
     def _choose(self, who: str, count: int) -> Ids:
         """The next *count* blocks to hand out: free ones, and under fence those that a copy still reads."""
@@ -165,8 +171,8 @@ class Core(Book):
             lent = self.blocks.lendable(copied)[:short].tolist() if self._fence else []
             if len(lent) < short:
                 self._refuse_allocation(who, count, copied)
-            ids = [*listed(ids), *lent]
-        return batch(ids)
+            return packed([*listed(ids), *lent])
+        return ids
 
     def _copied(self) -> NDArray[np.int64]:
         """Every block that a job which is out may touch, once: those of the oldest job first, whose copy lands first."""
@@ -207,9 +213,9 @@ class Core(Book):
         self._release(batch(lives[lives != NULL]))
         blank(table, chosen)
 
-    def _seal(self, held: Lives, keys: Sequence[bytes], group: int) -> Lives:
+    def _seal(self, held: Lives, keys: Sequence[bytes], group: int, *, known_fresh: bool = False) -> Lives:
         """Seal what is not over; everything that could refuse it was asked before."""
-        lives, names = self._still_fresh(held, keys)
+        lives, names = (held, keys) if known_fresh else self._still_fresh(held, keys)
         ids = ids_of(lives)
         self._commit(self.blocks.ask(BLOCK["seal"], ids))
         self.blocks.name(listed(ids), names, group)
@@ -263,9 +269,7 @@ class Core(Book):
         """Take a step of a job that has couplings: ask the effects, write the job and the effects, then tell its request."""
         compiled = JOB[event]
         row = self._ask_job(job, event, facts)
-        into = self.jobs.column.table.row(row).target
-        if not isinstance(into, Job):
-            raise TypeError(into)
+        into = _INTO[row]
         cause = "finish" if event == "quiesce" else event
         effects = _EFFECTS[cause, job.direction, into]
         ok = into is Job.DONE
@@ -297,7 +301,7 @@ class Core(Book):
         """The lives of a job that is over no longer name it; those that a load has filled get their keys."""
         if job.direction is Direction.STORE:
             self.blocks.name_job(ids_of(select(job.lives, own)), 0)
-        elif ok and (names := job.cargo.names) is not None:
+        elif ok and (names := job.names) is not None:
             for group, where in job.blocks_by_group():
                 mine = own[where]
                 keys = [key for key, keep in zip(names[where], mine, strict=True) if keep]
@@ -314,6 +318,25 @@ class Core(Book):
         elif "request.load_failed" in effects:
             self._give_up(request, "load_failed")
 
+    def _plan_stores(self, stores: JobColumns) -> list[JobRow]:
+        """Coupling *store-planned*: ask everything, then make the jobs and reserve both ends."""
+        slots = stores.slots
+        ids = self._check_stores(stores)
+        self.jobs.check_room(len(stores))
+        block_step = self.blocks.ask(BLOCK["plan_store"], ids, pins=+1)
+        slot_step = self.slots.ask(SLOT["plan_store"], slots)
+        self._check_names(stores, ids)
+        made = self.jobs.add(Direction.STORE, stores, self.limits.num_groups)
+        numbers, rows = [job.number for job in made], [job.row for job in made]
+        named = in_name_of(numbers, stores.cuts)
+        self._commit(block_step, **named)
+        if stores.slot_cuts is not stores.cuts:
+            named = in_name_of(numbers, stores.slot_cuts)
+        self._commit(slot_step, **named)
+        self.blocks.name_jobs(ids, rows, stores.cuts)
+        self.slots.name_all(slots, stores.keys, stores.slot_groups)
+        return made
+
     def _land_blocks(self, job: JobRow, ok: bool) -> Step:
         load = job.direction is Direction.LOAD
         return self.blocks.ask(
@@ -322,25 +345,25 @@ class Core(Book):
             pins=-1,
             writes=-1 if load else 0,
             doubts=-1 if job.doubted else 0,
-            constant=int(Situation.OK) if ok else 0,
+            constant=_OK if ok else 0,
             own=self.blocks.fresh(job.lives) if load else None,
         )
 
-    def _land_slots(self, jobs: Sequence[JobRow], slots: Ids, ok: bool) -> Step:
+    def _land_slots(self, slots: Ids, ok: bool) -> Step:
         """Publish what has landed; of two stores of one content the second to land is not needed (I14)."""
         if not ok:
             return self.slots.ask(SLOT["land"], slots)
-        cargos = [job.cargo for job in jobs]
-        for group, own, keys in contents_by_group(cargos):
-            index = self.slots.index[group]
-            if [index.get(key) for key in keys] != own:  # a key that does not name its slot has a twin, or had one
-                return self._land_twins([each for cargo in cargos for each in cargo.contents], slots)
-        return self.slots.ask(SLOT["land"], slots, constant=int(Situation.OK))
+        key, group, index = self.slots.key, self.slots.group, self.slots.index
+        for slot in listed(slots):
+            own = key[slot]
+            if own is not None and index[group[slot]].get(own) != slot:  # it has a twin, or had one
+                return self._land_twins(slots)
+        return self.slots.ask(SLOT["land"], slots, constant=_OK)
 
-    def _land_twins(self, contents: Sequence[tuple[int, Ids, Sequence[bytes]]], slots: Ids) -> Step:
+    def _land_twins(self, slots: Ids) -> Step:
         """What is READY already stays; else the first of those that land together does."""
-        index, state = self.slots.index, self.slots.column.state
-        landing = [(slot, (group, key)) for group, own, keys in contents for slot, key in zip(listed(own), keys, strict=True)]
+        key, group, index, state = self.slots.key, self.slots.group, self.slots.index, self.slots.column.state
+        landing = [(slot, (group[slot], own)) for slot in listed(slots) if (own := key[slot]) is not None]
         taken = {
             content
             for _, content in landing
@@ -351,7 +374,7 @@ class Core(Book):
             if content in taken:
                 losers.append(slot)
             taken.add(content)
-        return self.slots.ask(SLOT["land"], slots, constant=int(Situation.OK), unwanted=frozenset(losers))
+        return self.slots.ask(SLOT["land"], slots, constant=_OK, unwanted=frozenset(losers))
 
     def _cancel_blocks(self, job: JobRow, ok: bool) -> Step:
         """Only lives that are not over go back to what they were; every place loses its pin."""
@@ -390,7 +413,7 @@ class Core(Book):
         planned = list(self.jobs.planned.values())
         if sum(len(job.lives) for job in planned) < BULK:
             state = self.blocks.column.state
-            return [job for job in planned if all(state[place] != PLEDGED for place in listed(ids_of(job.lives)))]
+            return [job for job in planned if PLEDGED not in [state[life & ID_MASK] for life in listed(job.lives)]]
         ids = np.asarray(ids_of(joined([job.lives for job in planned])), dtype=np.int64)
         starts = np.cumsum([0, *(len(job.lives) for job in planned[:-1])])
         pledged = np.logical_or.reduceat(self.blocks.column.view[ids] == PLEDGED, starts)
@@ -430,8 +453,21 @@ class Core(Book):
     def _complete_many(self, completions: Iterable[Completion]) -> None:
         """Apply reports in order; stores that end well one after the other end together."""
         ending: dict[int, JobRow] = {}
+        out, state, alone = self.jobs.out, self.jobs.column.state, self.limits.num_workers == 1
         for completion in completions:
-            if completion.job.number in ending:  # its second report finds it over
+            number = completion.job.number
+            if alone and completion.result is Result.OK and completion.job.incarnation == self.incarnation:
+                found = out.get(number)
+                if (
+                    found is not None
+                    and number not in ending
+                    and found.direction is Direction.STORE
+                    and state[found.row] in _WANTED
+                ):
+                    found.reported = 1
+                    ending[number] = found
+                    continue
+            if number in ending:  # its second report finds it over
                 self._finish_stores(list(ending.values()))
                 ending.clear()
             ended = self._count_report(completion)
@@ -439,7 +475,7 @@ class Core(Book):
                 continue
             job, _, facts = ended
             if facts == ALL_OK and job.direction is Direction.STORE and self.jobs.column.state[job.row] in _WANTED:
-                ending[job.number] = job
+                ending[number] = job
                 continue
             self._finish_stores(list(ending.values()))
             ending.clear()
@@ -450,12 +486,16 @@ class Core(Book):
         if not rows:
             return
         taken = [self._ask_job(job, "submit") for job in rows]
-        parts = [self._current(job) for job in rows]
-        step = self.blocks.ask(BLOCK["submit"], ids_of(joined(parts)))
+        lives, cuts = joined([job.lives for job in rows]), cuts_of(job.lives for job in rows)
+        fresh = self.blocks.fresh(lives)
+        if not every(fresh):
+            parts = [self._current(job) for job in rows]
+            lives, cuts = joined(parts), cuts_of(parts)
+        step = self.blocks.ask(BLOCK["submit"], ids_of(lives))
         self._write_jobs(rows, JOB["submit"], taken)
         for job in rows:
             del self.jobs.planned[job.number]
-        self._commit(step, **in_name_of(rows, [len(part) for part in parts]))
+        self._commit(step, **in_name_of([job.number for job in rows], cuts))
 
     def _finish_stores(self, rows: Sequence[JobRow]) -> None:
         """The last worker has reported success for each of these stores: `_end` of all of them in one go."""
@@ -464,14 +504,21 @@ class Core(Book):
                 self._end(job, "finish", ALL_OK)
             return
         taken = [self._ask_job(job, "finish", ALL_OK) for job in rows]
+        numbers = [job.number for job in rows]
         lives, slots = joined([job.lives for job in rows]), joined([job.slots for job in rows])
-        step = self.blocks.ask(BLOCK["land"], ids_of(lives), pins=-1, constant=int(Situation.OK))
-        slot_step = self._land_slots(rows, slots, True)
+        cuts = cuts_of(job.lives for job in rows)
+        ids = ids_of(lives)
+        step = self.blocks.ask(BLOCK["land"], ids, pins=-1, constant=_OK)
+        slot_step = self._land_slots(slots, True)
         own = self.blocks.fresh(lives)
         self._write_jobs(rows, JOB["finish"], taken)
-        self._commit(step, **in_name_of(rows, [len(job.lives) for job in rows]))
-        self._commit(slot_step, **in_name_of(rows, [len(job.slots) for job in rows]))
-        self.blocks.name_job(ids_of(select(lives, own)), 0)
+        named = in_name_of(numbers, cuts)
+        self._commit(step, **named)
+        slot_cuts = cuts_of(job.slots for job in rows)
+        if slot_cuts != cuts:
+            named = in_name_of(numbers, slot_cuts)
+        self._commit(slot_step, **named)
+        self.blocks.name_job(ids if every(own) else ids_of(select(lives, own)), 0)
         self.verdicts += len(rows)
         self.ended[Job.DONE.name] += len(rows)
         self.moved[Direction.STORE.name] += len(lives)
@@ -499,19 +546,19 @@ class Core(Book):
         if len(jobs) < 2:
             return [self._transfer(job) for job in jobs]
         blocks = np.asarray(ids_of(joined([job.lives for job in jobs])), dtype=np.int64)
-        places = np.array(joined([job.cargo.places for job in jobs]), dtype=np.int64)
+        places = np.array(joined([job.places for job in jobs]), dtype=np.int64)
         found, start = [], 0
         for job in jobs:
             here = slice(start, start := start + len(job.lives))
             source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
-            found.append(Transfer(self._id(job), job.direction, source[here], target[here], job.cargo.group_sizes))
+            found.append(Transfer(self._id(job), job.direction, source[here], target[here], job.group_sizes))
         return found
 
     def _transfer(self, job: JobRow) -> Transfer:
         blocks = np.array(ids_of(job.lives), dtype=np.int64)
-        places = np.array(job.cargo.places, dtype=np.int64)
+        places = np.array(job.places, dtype=np.int64)
         source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
-        return Transfer(self._id(job), job.direction, source, target, job.cargo.group_sizes)
+        return Transfer(self._id(job), job.direction, source, target, job.group_sizes)
 
     # --- asking and committing ----------------------------------------------------------------------------------------------
 
@@ -520,19 +567,19 @@ class Core(Book):
 
     def _write_job(self, job: JobRow, event: Event, row: int) -> None:
         self.jobs.column.commit([job.row], row)
-        self._emit(Committed(self._next(), self.plan_number, "job", event.name, [job.number], [row], [], job.number))
+        self._emit("job", event.name, [job.number], [row], [], job.number)
 
     def _write_jobs(self, jobs: Sequence[JobRow], event: Event, rows: list[int]) -> None:
         """Each job takes its row, in one step; all of them are told as one record."""
         self.jobs.column.commit([job.row for job in jobs], rows)
         numbers = [job.number for job in jobs]
         one = numbers[0] if len(numbers) == 1 else 0
-        self._emit(Committed(self._next(), self.plan_number, "job", event.name, numbers, rows, [], one, numbers))
+        self._emit("job", event.name, numbers, rows, [], one, numbers)
 
     def _fire_request(self, request: RequestRow, event: str, job: int = 0) -> None:
         row = self._ask_request(request, event)
         self.request_column.commit([request.row], row)
-        self._emit(Committed(self._next(), self.plan_number, "request", event, [request.row], [row], [], job, (), request.name))
+        self._emit("request", event, [request.row], [row], [], job, (), request.name)
 
     def _commit(self, *steps: Step, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
         """Write steps and tell the listeners. Returns the rows of jobs whose source life ended."""
@@ -540,25 +587,34 @@ class Core(Book):
         for step in steps:
             if len(step.ids) == 0:
                 continue
-            orphans += step.places.apply(step)
-            self._emit_places(step.places.machine, step, job, jobs)
+            places, ids = step.places, step.ids
+            orphans += places.apply(step)
+            epochs: list[int] = []
+            if self._listeners and places is self.blocks:
+                epoch = self.blocks.epoch
+                epochs = [epoch[place] for place in ids] if type(ids) is list else self.blocks.epoch_view[ids].tolist()
+            self._emit(places.machine, step.event.name, ids, step.rows, epochs, job, jobs)
         return list(dict.fromkeys(orphans)) if orphans else orphans
 
-    def _emit_places(self, machine: str, step: Step, job: int, jobs: Sequence[int]) -> None:
-        epochs: list[int] = []
-        if self._listeners and machine == "block":
-            ids = step.ids
-            epochs = [self.blocks.epoch[place] for place in ids] if type(ids) is list else self.blocks.epoch_view[ids].tolist()
-        self._sequence = sequence = self._sequence + 1
-        self._emit(Committed(sequence, self.plan_number, machine, step.event.name, step.ids, step.rows, epochs, job, jobs))
-
-    def _emit(self, record: Committed) -> None:
-        self.journal.append(record)
-        self._journal_size += len(record.ids)
+    def _emit(
+        self,
+        machine: str,
+        event: str,
+        ids: Ids,
+        rows: Rows,
+        epochs: list[int],
+        job: int = 0,
+        jobs: Sequence[int] = (),
+        name: str = "",
+    ) -> None:
+        self._sequence += 1
+        entry = (self._sequence, self.plan_number, machine, event, ids, rows, epochs, job, jobs, name)
+        self._journal.append(entry)
+        self._journal_size += len(ids)
         while self._journal_size > self.limits.max_journal:
-            self._journal_size -= len(self.journal.popleft().ids)
+            self._journal_size -= len(self._journal.popleft()[4])
         if self._listeners:
-            self._untold.append(record)
+            self._untold.append(Committed._make(entry))
 
     def _tell_refusal(self, problem: RefusedError) -> None:
         """Tell who listens for refusals. An error of theirs becomes a note: the verb did nothing, and its caller hears why.
@@ -608,7 +664,3 @@ class Core(Book):
             self._telling = False
         if (first := interrupt or problem) is not None:
             raise first
-
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence

@@ -16,13 +16,14 @@ import operator
 import reprlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from numbers import Real
 from typing import NoReturn, SupportsIndex, TypeGuard, TypeVar
 
 import numpy as np
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.jobs import Batch, Jobs, Parcel, Store
+from blocklife.ledger.jobs import Batch, JobColumns, Jobs, Parcel, Store
 from blocklife.ledger.places import BULK, Ids, Lives
 from blocklife.ledger.records import Completion, JobId, Launched, Placement, Result, Seal
 from blocklife.states import Block
@@ -311,6 +312,46 @@ def stores(values: object, name: str) -> list[Store]:
         if each.sharers != ():
             texts(each.sharers, f"{name}.sharers")
     return found
+
+
+def columns(value: object, name: str, num_groups: int) -> JobColumns:
+    """Jobs as columns: each column is of one kind, and each job has a part of it (I15)."""
+    found = member(value, JobColumns, name)
+    _ids(found.lives, name, ".lives")
+    _ids(found.slots, name, ".slots")
+    _keys(found.keys, name, ".keys")
+    if found.places is not found.slots:
+        _ids(found.places, name, ".places")
+        _check_near(found.places, f"{name}.places")
+    if found.names is not found.keys:
+        keys([each for each in found.names if each is not None], f"{name}.names")
+    for owner, sharers in zip(found.owners, found.sharers, strict=False):
+        if owner is not None and type(owner) is not str:
+            text(owner, f"{name}.owners")
+        if sharers != ():
+            texts(sharers, f"{name}.sharers")
+    _check_spans(found.groups, found.cuts, num_groups, name)
+    if found.slot_groups is not found.groups or found.slot_cuts is not found.cuts:
+        _check_spans(found.slot_groups, found.slot_cuts, num_groups, name)
+    blocks = len(found.lives) == len(found.places) == len(found.names) == len(found.groups)
+    slots = len(found.slots) == len(found.keys) == len(found.slot_groups)
+    jobs = len(found.owners) == len(found.sharers) == len(found.cuts) - 1 == len(found.slot_cuts) - 1
+    if not (blocks and slots and jobs):
+        refuse(name, "columns that are as long as their cuts say (I15)", found)
+    return found
+
+
+def _check_spans(groups: object, cuts: Sequence[int], num_groups: int, name: str) -> None:
+    """Each job has something of a column, and the groups of a job ascend."""
+    if type(groups) is not bytes or not groups or max(groups) >= num_groups:
+        refuse(name, f"columns with groups, which are bytes from 0 to {num_groups - 1}", groups)
+    if cuts[0] != 0 or cuts[-1] != len(groups) or any(start >= stop for start, stop in pairwise(cuts)):
+        refuse(name, f"columns with cuts that ascend from 0 to {len(groups)}", cuts)
+    if num_groups > 1:
+        for start, stop in pairwise(cuts):
+            own = groups[start:stop]
+            if own != bytes(sorted(own)):
+                refuse(name, "columns in which the groups of a job ascend", own)
 
 
 def _check_near(values: Ids, name: str) -> None:

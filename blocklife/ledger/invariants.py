@@ -246,7 +246,7 @@ def only_sealed_content_is_submitted(look: Look) -> Iterator[str]:
     for job, state in look.alive:
         if job.direction is not Direction.STORE:
             continue
-        promised: Sequence[bytes | None] = job.cargo.names or [None] * len(job.lives)
+        promised: Sequence[bytes | None] = job.names or [None] * len(job.lives)
         for life, key in zip(listed(job.lives), promised, strict=True):
             place = life & ID_MASK
             if blocks.epoch[place] != life >> EPOCH_SHIFT or blocks.job[place] != job.row:
@@ -356,11 +356,10 @@ def a_life_is_stored_once(look: Look) -> Iterator[str]:
 def sizes_add_up(look: Look) -> Iterator[str]:
     """I15: the group sizes of a job add up to its blocks, and there is at least one."""
     for job, _ in look.alive:
-        cargo = job.cargo
-        if not len(job.lives) == len(cargo.places) == sum(cargo.group_sizes) > 0:
-            yield f"job {job.number} has {len(job.lives)} blocks, {len(cargo.places)} places, sizes {cargo.group_sizes}"
-        if not len(job.slots) == len(job.keys) == sum(cargo.slot_sizes) > 0:
-            yield f"job {job.number} has {len(job.slots)} slots, {len(job.keys)} keys, sizes {cargo.slot_sizes}"
+        if not len(job.lives) == len(job.places) == sum(job.group_sizes) > 0:
+            yield f"job {job.number} has {len(job.lives)} blocks, {len(job.places)} places, sizes {job.group_sizes}"
+        if not len(job.slots) == len(job.keys) == sum(job.slot_sizes) > 0:
+            yield f"job {job.number} has {len(job.slots)} slots, {len(job.keys)} keys, sizes {job.slot_sizes}"
 
 
 INVARIANTS: Mapping[str, Check] = {

@@ -9,7 +9,7 @@ from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar
 from attrs import define, frozen
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.places import Ids, Lives, joined
+from blocklife.ledger.places import Ids, Lives, joined, listed
 from blocklife.ledger.records import Direction, JobId
 from blocklife.lifecycle import Column
 from blocklife.states import Block, Job, JobLife
@@ -85,34 +85,62 @@ class Store:
 
 
 @define(eq=False)
-class Cargo:
-    """The parcels of one job, put one behind the other; never changed once it is made."""
+class JobColumns:
+    """Jobs that are about to be planned, one behind the other, as columns.
 
+    Job *n* moves the blocks from ``cuts[n]`` up to ``cuts[n + 1]``, and with them the slots from ``slot_cuts[n]`` up to
+    ``slot_cuts[n + 1]``; its groups ascend. Where a slot holds one block, `places` are the slots, `names` the keys, and both
+    kinds of groups and of cuts are one.
+    """
+
+    owners: list[str | None]
+    """For whom each job is made; None for a store on nobody's behalf."""
+    cuts: list[int]
     lives: Lives
-    slots: Ids
+    groups: bytes
+    """The group of each block."""
     places: Ids
+    """The host place of each block."""
+    names: Sequence[bytes | None]
+    """The key of each block; None where it is not known (in a store of chunks of several blocks)."""
+    slot_cuts: list[int]
+    slots: Ids
+    slot_groups: bytes
     keys: list[bytes]
-    names: list[bytes] | None
-    """The key of each block; None where one is not known (a store of chunks of several blocks)."""
-    contents: tuple[tuple[int, Ids, Sequence[bytes]], ...]
-    """Each group that is moved, with its slots and their keys."""
-    group_sizes: tuple[int, ...]
-    """Blocks of each group."""
-    slot_sizes: tuple[int, ...]
-    """Slots of each group."""
+    """The key of each slot."""
+    sharers: list[tuple[str, ...]]
+    """Further requests that each job is made for."""
+
+    def __len__(self) -> int:
+        return len(self.owners)
 
     @classmethod
-    def of(cls, parcels: Sequence[Parcel[BlockT_co]], num_groups: int) -> Cargo:
-        """Count and join. Refuses what no job can be: nothing to copy, groups out of order, numbers that do not agree (I15)."""
-        sizes, slot_sizes = [0] * num_groups, [0] * num_groups
-        lives: list[Lives] = []
-        slots: list[Ids] = []
-        places: list[Ids] = []
-        keys: list[bytes] = []
-        names: list[bytes] | None = []
-        contents = []
+    def of_blocks(
+        cls,
+        owners: list[str | None],
+        sharers: list[tuple[str, ...]],
+        cuts: list[int],
+        lives: Lives,
+        groups: bytes,
+        slots: Ids,
+        keys: list[bytes],
+    ) -> JobColumns:
+        """Where each slot holds one block."""
+        return cls(owners, cuts, lives, groups, slots, keys, cuts, slots, groups, keys, sharers)
+
+
+def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
+    """Count and join. Refuses what no job can be: nothing to copy, groups out of order, numbers that do not agree (I15)."""
+    lives: list[Lives] = []
+    places: list[Ids] = []
+    slots: list[Ids] = []
+    keys: list[bytes] = []
+    names: list[bytes | None] = []
+    groups, slot_groups = bytearray(), bytearray()
+    cuts, slot_cuts = [0], [0]
+    for store in stores:
         last = -1
-        for parcel in parcels:
+        for parcel in store.parcels:
             group, own, chunks, named = parcel.blocks.group, parcel.blocks.lives, parcel.slots, parcel.keys
             where = chunks if parcel.places is None else parcel.places
             known = named if parcel.names is None else parcel.names
@@ -122,21 +150,46 @@ class Cargo:
             if not count or not num_chunks or len(named) != num_chunks or len(where) != count:
                 _refuse_parcel(count, num_chunks, len(named), len(where))
             last = group
-            sizes[group], slot_sizes[group] = count, num_chunks
             lives.append(own)
             slots.append(chunks)
             places.append(where)
-            contents.append((group, chunks.copy(), tuple(named)))
             keys += named
+            groups += bytes((group,)) * count
+            slot_groups += bytes((group,)) * num_chunks
             if len(known) == count:
-                names = None if names is None else [*names, *known]
+                names += known
             elif parcel.names is not None:
                 raise MisuseError(f"{count} blocks and {len(known)} of their keys do not agree")
             else:
-                names = None
+                names += [None] * count
         if last < 0:
             raise MisuseError("a job with nothing to copy cannot be built")
-        return cls(joined(lives), joined(slots), joined(places), keys, names, tuple(contents), tuple(sizes), tuple(slot_sizes))
+        cuts.append(len(groups))
+        slot_cuts.append(len(slot_groups))
+    return JobColumns(
+        [store.owner for store in stores],
+        cuts,
+        joined(lives),
+        bytes(groups),
+        joined(places),
+        names,
+        slot_cuts,
+        joined(slots),
+        bytes(slot_groups),
+        keys,
+        [store.sharers for store in stores],
+    )
+
+
+def sizes_of(groups: bytes, num_groups: int) -> tuple[int, ...]:
+    """How many there are of each group."""
+    return tuple([groups.count(group) for group in range(num_groups)])
+
+
+def _known(names: Sequence[bytes | None]) -> list[bytes] | None:
+    """The keys of the blocks of one job, if all are known."""
+    found = [name for name in names if name is not None]
+    return found if len(found) == len(names) else None
 
 
 def _refuse_parcel(count: int, num_chunks: int, num_keys: int, num_places: int) -> NoReturn:
@@ -161,11 +214,19 @@ class JobRow:
     number: int
     direction: Direction
     owner: str | None
-    cargo: Cargo
     lives: Lives
-    """Those of the cargo, as `slots` and `keys` are: they are asked for at every step of a job."""
     slots: Ids
-    keys: list[bytes]
+    places: Ids
+    """The host place of each block."""
+    keys: Sequence[bytes]
+    """The key of each slot."""
+    names: Sequence[bytes] | None
+    """The key of each block; None where one is not known (a store of chunks of several blocks)."""
+    groups: bytes
+    """The group of each block."""
+    slot_groups: bytes
+    """The group of each slot."""
+    num_groups: int
     reported: int = 0
     """Bit per worker that has reported."""
     failed: bool = False
@@ -174,15 +235,42 @@ class JobRow:
     deadline: float | None = None
     sharers: tuple[str, ...] = ()
     """Requests besides the owner that a store is made for."""
+    _named: dict[int, bytes] | None = None
+
+    def name_of(self, life: int) -> bytes | None:
+        """The key under which the job moves one of its blocks; None where it is not known, or the block is none of them."""
+        if self.names is None:
+            return None
+        if self._named is None:
+            self._named = dict(zip(listed(self.lives), self.names, strict=True))
+        return self._named.get(life)
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Blocks of each group."""
+        return sizes_of(self.groups, self.num_groups)
+
+    @property
+    def slot_sizes(self) -> tuple[int, ...]:
+        """Slots of each group."""
+        return sizes_of(self.slot_groups, self.num_groups)
 
     def serves(self, request: str) -> bool:
         """Whether the job is made for a request."""
         return self.owner == request or request in self.sharers
 
+    def contents(self) -> Iterator[tuple[int, Ids, Sequence[bytes]]]:
+        """Each group that the job moves, with its slots and their keys."""
+        start = 0
+        for group, size in enumerate(self.slot_sizes):
+            if size:
+                yield group, self.slots[start : start + size], self.keys[start : start + size]
+                start += size
+
     def blocks_by_group(self) -> Iterator[tuple[int, slice]]:
         """Each group that the job moves, with where its blocks stand in ``lives``."""
         start = 0
-        for group, size in enumerate(self.cargo.group_sizes):
+        for group, size in enumerate(self.group_sizes):
             if size:
                 yield group, slice(start, start + size)
                 start += size
@@ -224,17 +312,34 @@ class JobTable:
         """How many more jobs can be made now."""
         return len(self._spare)
 
-    def add(self, direction: Direction, owner: str | None, cargo: Cargo, sharers: tuple[str, ...] = ()) -> JobRow:
-        """Make a PLANNED job."""
-        row = self._spare.popleft()
-        if (over := self.rows.get(row)) is not None:
-            del self.by_number[over.number]
-        self.last_number = number = self.last_number + 1
-        job = JobRow(row, number, direction, owner, cargo, cargo.lives, cargo.slots, cargo.keys, sharers=sharers)
-        self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
-        self.own(job)
-        self.column.state[row] = self._initial
-        return job
+    def add(self, direction: Direction, columns: JobColumns, num_groups: int) -> list[JobRow]:
+        """Make PLANNED jobs, one for each span of the columns."""
+        made: list[JobRow] = []
+        sharers = columns.sharers
+        alike = columns.slot_groups is columns.groups
+        names: Sequence[bytes] | None
+        for at, owner in enumerate(columns.owners):
+            row = self._spare.popleft()
+            if (over := self.rows.get(row)) is not None:
+                del self.by_number[over.number]
+            self.last_number = number = self.last_number + 1
+            here = slice(columns.cuts[at], columns.cuts[at + 1])
+            there = here if alike else slice(columns.slot_cuts[at], columns.slot_cuts[at + 1])
+            groups, keys, slots = columns.groups[here], columns.keys[there], columns.slots[there]
+            if alike:
+                places, names, slot_groups = slots, keys, groups
+            else:
+                places, slot_groups = columns.places[here], columns.slot_groups[there]
+                names = _known(columns.names[here])
+            job = JobRow(
+                row, number, direction, owner, columns.lives[here], slots, places, keys, names, groups, slot_groups, num_groups,
+                sharers=sharers[at],
+            )  # fmt: skip
+            self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
+            self.own(job)
+            self.column.state[row] = self._initial
+            made.append(job)
+        return made
 
     def own(self, job: JobRow) -> None:
         """Count a job that is out for those that it serves."""

@@ -27,13 +27,13 @@ import numpy as np
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import edge
 from blocklife.ledger.book import BLOCK, SLOT, Listener, RefusalListener, RequestRow
-from blocklife.ledger.core import Core, contents_by_group, in_name_of, verb
+from blocklife.ledger.core import Core, verb
 from blocklife.ledger.jobs import (
     TERMINAL,
     Allocated,
     Batch,
-    Cargo,
     InFlight,
+    JobColumns,
     Jobs,
     Out,
     Parcel,
@@ -43,6 +43,7 @@ from blocklife.ledger.jobs import (
     Storable,
     Store,
     Submitted,
+    gather,
 )
 from blocklife.ledger.limits import Statistics
 from blocklife.ledger.places import (
@@ -54,14 +55,17 @@ from blocklife.ledger.places import (
     entries,
     extend,
     ids_of,
-    joined,
     listed,
+    packed,
     select,
 )
 from blocklife.ledger.records import Completion, Direction, JobId, Launched, Placement, Plan, Result, Seal, Transfer, Worker
 from blocklife.ledger.snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.lifecycle import painted
 from blocklife.states import MACHINES, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife
+
+_NOTHING: tuple[()] = ()
+"""What is not given: a default that needs no check."""
 
 
 class Ledger(Core):
@@ -248,25 +252,24 @@ class Ledger(Core):
 
         *skips* says how many null blocks go before those of each request, as `skip` would put them.
         """
-        found = [self._request(request) for request in edge.texts(requests, "requests")]
+        tables = self._tables_of(requests, group)
         self._check_pool(own=True)
-        self._check_group(group)
-        counts, skips = edge.counts(counts, "counts"), edge.counts(skips, "skips")
-        if len(counts) != len(found) or min(counts, default=1) < 1:
-            raise MisuseError(f"{len(found)} requests cannot allocate {list(counts)[:8]} blocks (ask for at least 1 each)")
-        if skips and (len(skips) != len(found) or min(skips) < 0):
-            raise MisuseError(f"{len(found)} requests cannot skip {list(skips)[:8]} blocks")
-        if not found:
+        counts = edge.counts(counts, "counts")
+        skips = () if type(skips) is tuple and not skips else edge.counts(skips, "skips")
+        if len(counts) != len(tables) or min(counts, default=1) < 1:
+            raise MisuseError(f"{len(tables)} requests cannot allocate {list(counts)[:8]} blocks (ask for at least 1 each)")
+        if skips and (len(skips) != len(tables) or min(skips) < 0):
+            raise MisuseError(f"{len(tables)} requests cannot skip {list(skips)[:8]} blocks")
+        if not tables:
             return []
-        who = f"request {requests[0]}" if len(found) == 1 else f"{len(found)} requests"
+        who = f"request {requests[0]}" if len(tables) == 1 else f"{len(tables)} requests"
         lives = listed(self._hand_out(self._choose(who, sum(counts)), group))
         given, start = [], 0
-        for number, (row, count) in enumerate(zip(found, counts, strict=True)):
-            own, table = lives[start : start + count], row.tables[group]
+        for number, (table, count) in enumerate(zip(tables, counts, strict=True)):
             if skips and skips[number]:
                 table.extend([NULL] * skips[number])
+            given.append(own := lives[start : start + count])
             table.extend(own)
-            given.append(own)
             start += count
         return given
 
@@ -319,30 +322,34 @@ class Ledger(Core):
     @verb
     def release_many(self, requests: Sequence[str], positions: Sequence[Sequence[int]], group: int = 0) -> None:
         """`release` for several requests at once, all or none."""
-        self._check_group(group)
-        requests, positions = edge.texts(requests, "requests"), edge.spans(positions, "positions")
-        tables = [self._request(request).tables[group] for request in requests]
+        tables, positions = self._tables_of(requests, group), edge.spans(positions, "positions")
         if len(positions) != len(tables) or len(set(requests)) != len(tables):
             raise MisuseError(
                 f"{len(tables)} requests and {len(positions)} lists of positions do not agree, or one comes twice"
             )
         lives: list[int] = []
+        spans: list[slice | None] = []
         for request, table, chosen in zip(requests, tables, positions, strict=True):
             if type(chosen) is range and chosen.step == 1 and 0 <= chosen.start <= chosen.stop <= len(table):
-                lives += table[chosen.start : chosen.stop]
+                spans.append(span := slice(chosen.start, chosen.stop))
+                lives += table[span]
                 continue
             if len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table):
                 raise MisuseError(
                     f"request {request}: positions must be distinct and below {len(table)}, not {list(chosen)[:8]}"
                 )
+            spans.append(None)
             lives += [table[each] for each in chosen]
         if NULL in lives:
             lives = [life for life in lives if life != NULL]
         last = dict.fromkeys(reversed(lives))
         for surplus in _surplus(lives) if len(last) < len(lives) else ():  # a life that several share is let go of by each
             self._release(batch(surplus))
-        self._release(batch(list(reversed(last))))
-        for table, chosen in zip(tables, positions, strict=True):
+        self._release(packed([*reversed(last)]))
+        for table, chosen, where in zip(tables, positions, spans, strict=True):
+            if where is not None:
+                table[where] = array("q", (NULL,)) * len(chosen)
+                continue
             for each in chosen:
                 table[each] = NULL
 
@@ -357,6 +364,8 @@ class Ledger(Core):
         if len(keys) != len(given):
             raise MisuseError(f"{len(given)} blocks to seal and {len(keys)} keys do not agree")
         self._check_group(held.group)
+        if self._are_sealable((Seal(held.group, given, keys),)):
+            return Batch(self._seal(given, keys, held.group, known_fresh=True), held.group)
         self._check_distinct(given, "seal")
         lives, names = self._still_fresh(given, keys)
         self._check_content(ids_of(lives), lives, names, held.group)
@@ -478,9 +487,16 @@ class Ledger(Core):
     ) -> Jobs[Planned]:
         """`plan_stores` of one store with one parcel."""
         where = None if places is None else edge.places(places, "places")
-        blocks: Batch[Storable] = Batch(edge.numbers(edge.held(source, "source"), "source"), source.group)
-        parcel = Parcel(blocks, edge.numbers(slots, "slots"), edge.keys(keys, "keys"), where)
-        return self._make_stores([Store(None if owner is None else edge.text(owner, "owner"), [parcel])])
+        lives, chosen = edge.numbers(edge.held(source, "source"), "source"), edge.numbers(slots, "slots")
+        named, who = edge.keys(keys, "keys"), None if owner is None else edge.text(owner, "owner")
+        if where is not None or not len(lives) == len(chosen) == len(named) > 0:
+            parcel = Parcel(Batch[Storable](lives, source.group), chosen, named, where)
+            return self._make_stores([Store(who, [parcel])])
+        self._check_group(source.group)
+        groups = bytes((source.group,)) * len(lives)
+        stores = JobColumns.of_blocks([who], [()], [0, len(lives)], lives, groups, chosen, list(named))
+        (job,) = self._plan_stores(stores)
+        return Jobs((self._id(job),))
 
     @verb
     def plan_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
@@ -496,29 +512,15 @@ class Ledger(Core):
         """
         return self._make_stores(edge.stores(stores, "stores"))
 
+    @verb
+    def plan_columns(self, stores: JobColumns) -> list[int]:
+        """`plan_stores` for who has its stores as columns; returns the numbers of the jobs."""
+        return [job.number for job in self._plan_stores(edge.columns(stores, "stores", self.limits.num_groups))]
+
     def _make_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
-        cargos = [Cargo.of(store.parcels, self.limits.num_groups) for store in stores]
-        if not cargos:
+        if not stores:
             return Jobs(())
-        lives, slots = joined([cargo.lives for cargo in cargos]), joined([cargo.slots for cargo in cargos])
-        self._check_slots(slots)
-        ids = self._check_fresh(lives, "plan_store")
-        self._check_cargos(cargos, ids)
-        self._check_unstored(cargos)
-        self.jobs.check_room(len(cargos))
-        block_step = self.blocks.ask(BLOCK["plan_store"], ids, pins=+1)
-        slot_step = self.slots.ask(SLOT["plan_store"], slots)
-        self._check_names(cargos, ids)
-        rows = [
-            self.jobs.add(Direction.STORE, store.owner, cargo, store.sharers)
-            for store, cargo in zip(stores, cargos, strict=True)
-        ]
-        self._commit(block_step, **in_name_of(rows, [len(job.lives) for job in rows]))
-        self._commit(slot_step, **in_name_of(rows, [len(job.slots) for job in rows]))
-        self.blocks.name_jobs(ids, [job.row for job in rows], [len(job.lives) for job in rows])
-        for group, own, keys in contents_by_group(cargos):
-            self.slots.name(own, keys, group)
-        return Jobs(tuple(map(self._id, rows)))
+        return Jobs(tuple(map(self._id, self._plan_stores(gather(stores, self.limits.num_groups)))))
 
     @verb
     def plan_load(
@@ -556,14 +558,14 @@ class Ledger(Core):
         return self._make_load(self._request(request), edge.parcels(parcels, "parcels"))
 
     def _make_load(self, found: RequestRow, parcels: Sequence[Parcel[Allocated]]) -> Jobs[Planned]:
-        cargo = Cargo.of(parcels, self.limits.num_groups)
-        if cargo.names is None:
+        columns = gather([Store(found.name, parcels)], self.limits.num_groups)
+        if None in columns.names:
             raise MisuseError(
-                f"request {found.name}: {len(cargo.lives)} blocks to load and {len(cargo.keys)} keys do not agree"
+                f"request {found.name}: {len(columns.lives)} blocks to load and {len(columns.keys)} keys do not agree"
             )
-        self._check_slots(cargo.slots)
-        ids = self._check_fresh(cargo.lives, "plan_load")
-        self._check_cargos([cargo], ids)
+        self._check_slots(columns.slots)
+        ids = self._check_fresh(columns.lives, "plan_load")
+        self._check_columns(columns, ids)
         for parcel in parcels:
             self._check_held(found, parcel.blocks)
             for slot, key in zip(parcel.slots, parcel.keys, strict=True):
@@ -576,8 +578,8 @@ class Ledger(Core):
         self._ask_request(found, "plan_load")
         self.jobs.check_room()
         block_step = self.blocks.ask(BLOCK["plan_load"], ids, pins=+1, writes=+1)
-        slot_step = self.slots.ask(SLOT["pin"], cargo.slots, pins=+1)
-        job = self.jobs.add(Direction.LOAD, found.name, cargo)
+        slot_step = self.slots.ask(SLOT["pin"], columns.slots, pins=+1)
+        (job,) = self.jobs.add(Direction.LOAD, columns, self.limits.num_groups)
         self._commit(block_step, slot_step, job=job.number)
         found.load = job.number
         self._fire_request(found, "plan_load", job.number)
@@ -688,9 +690,9 @@ class Ledger(Core):
         plan: int,
         now: float,
         *,
-        launched: Iterable[Launched] = (),
-        completions: Iterable[Completion] = (),
-        seals: Iterable[Seal] = (),
+        launched: Iterable[Launched] = _NOTHING,
+        completions: Iterable[Completion] = _NOTHING,
+        seals: Iterable[Seal] = _NOTHING,
     ) -> None:
         """Apply what came back from the workers after *every* worker has executed plan *plan*.
 
@@ -702,8 +704,9 @@ class Ledger(Core):
         if edge.whole(plan, "plan") != due:
             known = "no plan is out" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
-        launched, seals = edge.launches(launched, "launched"), edge.seals(seals, "seals")
-        completions = edge.completions(completions, "completions")
+        launched = () if launched is _NOTHING else edge.launches(launched, "launched")
+        seals = () if seals is _NOTHING else edge.seals(seals, "seals")
+        completions = () if completions is _NOTHING else edge.completions(completions, "completions")
         self._check_reports(self._waiting[plan], completions, seals)
         for record in launched:
             self.launched(record, now)
@@ -713,15 +716,18 @@ class Ledger(Core):
         for completion in completions:
             mine = completion.job.incarnation == self.incarnation and completion.job.number in waited
             (first if mine else later).append(completion)
-        self._complete_many(first)
+        if first:
+            self._complete_many(first)
         for number in waited:
             job = self.jobs.by_number.get(number)
             if job is not None and self.jobs.state(job) not in TERMINAL:
                 self._end(job, "quiesce", 0)
-        self._complete_many(later)
+        if later:
+            self._complete_many(later)
         for seal in seals:
             self._seal(batch(seal.lives), seal.keys, seal.group)
-        self.expire(now)
+        if self._deadlines:
+            self.expire(now)
 
     @verb
     def launched(self, record: Launched, now: float) -> None:

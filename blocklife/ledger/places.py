@@ -17,7 +17,7 @@ import enum
 import operator
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import TypeAlias
@@ -27,8 +27,8 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, InvariantError, MisuseError
-from blocklife.lifecycle import Column, Event, Rows, Table
-from blocklife.states import MACHINES, Block, BlockLife, Slot, SlotLife, ends_life
+from blocklife.lifecycle import REFUSED, Column, Event, Rows, Table
+from blocklife.states import Block, BlockLife, Slot, SlotLife, ends_life
 
 Ids: TypeAlias = list[int] | NDArray[np.int64]
 Lives: TypeAlias = list[int] | NDArray[np.int64]
@@ -55,6 +55,11 @@ def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
     return numbers.tolist() if len(numbers) < BULK else numbers.astype(np.int64, copy=False)
 
 
+def packed(values: list[int]) -> Ids:
+    """Whole numbers in the container that suits how many there are; a list that is short is taken as it is."""
+    return values if len(values) < BULK else np.array(values, dtype=np.int64)
+
+
 def joined(parts: Sequence[Ids]) -> Ids:
     """Several batches, one behind the other, in the container that suits their number."""
     if len(parts) == 1:
@@ -64,7 +69,7 @@ def joined(parts: Sequence[Ids]) -> Ids:
         if type(part) is not list:
             return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         values += part
-    return values if len(values) < BULK else np.array(values, dtype=np.int64)
+    return packed(values)
 
 
 def listed(values: Ids) -> list[int]:
@@ -122,25 +127,64 @@ class Situation(enum.IntFlag):
     OK = 64
 
 
+_PINS, _OWN = 2, 32
+"""As plain numbers: an operation on a flag costs as much as asking ten places."""
+_COUNTS = 4
+"""Bits of a `Situation` that are counts of the place; the other bits hold for all places of a batch, or come with it."""
+
+
 def _facts_by_situation(event: Event) -> bytes:
     """Evaluate the guards of *event* once for every situation."""
-    found = bytearray()
-    for situation in range(1 << len(Situation)):
-        payload: dict[str, object] = {}
-        for bit in Situation:
-            on = bool(situation & bit)
-            payload[bit.name.lower() if bit.name else ""] = int(on) if bit < Situation.FENCE else on
-        facts = event.facts({name: payload[name] for name in event.parameters})
-        found.append(int(facts) if isinstance(facts, int) else 0)
-    return bytes(found)
+    every = np.arange(1 << len(Situation))
+    bits = {bit.name.lower(): int(bit) for bit in Situation if bit.name}
+    payload = {name: (every & bits[name]) != 0 for name in event.parameters}
+    # below FENCE the bits stand for counts
+    facts = event.facts({name: on.view(np.uint8) if bits[name] < Situation.FENCE else on for name, on in payload.items()})
+    return np.broadcast_to(np.asarray(facts, dtype=np.uint8), every.shape).tobytes()
 
 
-_FACTS = {
-    event: _facts_by_situation(event) for name in ("block", "slot") for event in MACHINES[name].events.values() if event.guards
-}
-_LOOKS_AT = {event: tuple(name in event.parameters for name in ("refs", "pins", "writes", "doubts")) for event in _FACTS}
-"""Which counts the guards of an event ask about."""
-_FACTS_VIEW = {event: np.frombuffer(facts, dtype=np.uint8) for event, facts in _FACTS.items()}
+class Rule:
+    """One event of blocks or slots, ready to be asked at many places.
+
+    ``tables`` gives the row by what is the same for all places (``situation >> 4``), and then by ``state << 4`` and the
+    counts of the place; ``looks`` has the bits of the counts that the guards ask about. `load` takes what `rows_of` makes
+    of the event's own look-up.
+    """
+
+    __slots__ = ("_facts", "_padded", "event", "looks", "name", "tables")
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.name = event.name
+        self._facts = _facts_by_situation(event)
+        self.looks = sum(1 << bit for bit, name in enumerate(("refs", "pins", "writes", "doubts")) if name in event.parameters)
+        self.tables: tuple[bytes, ...] = ()
+        self._padded: tuple[bytes, ...] = ()
+        self.load(self.rows_of(event.lut))
+
+    def rows_of(self, lut: bytes) -> tuple[bytes, ...]:
+        """The tables that follow from a look-up of the event."""
+        width, states = len(self.event.guards), range(len(self.event.table.states))
+        counts = range(1 << _COUNTS)
+        return tuple(
+            bytes(lut[state << width | self._facts[constant << _COUNTS | each]] for state in states for each in counts)
+            for constant in range(1 << len(Situation) - _COUNTS)
+        )
+
+    def load(self, tables: tuple[bytes, ...]) -> None:
+        """Answer with these tables from now on."""
+        self.tables = tables
+        self._padded = tuple(bytes(table).ljust(256, b"\0") for table in tables)
+
+    def look_up(self, at: NDArray[np.uint8], constant: int) -> NDArray[np.uint8]:
+        """The row of each place, from its state and counts; `REFUSED` where there is none."""
+        # bytes are translated faster than an array is indexed
+        return np.frombuffer(at.tobytes().translate(self._padded[constant >> _COUNTS]), dtype=np.uint8)
+
+
+BLOCK_RULES: Mapping[str, Rule] = {name: Rule(event) for name, event in BlockLife.table.events.items()}
+SLOT_RULES: Mapping[str, Rule] = {name: Rule(event) for name, event in SlotLife.table.events.items()}
+RULES: Mapping[str, Mapping[str, Rule]] = {"block": BLOCK_RULES, "slot": SLOT_RULES}
 
 # What a row means beyond its states, as bits by row index; derived from the states alone.
 ENDS, ENTERS_FREE, LEAVES_FREE, PUBLISHES, WITHDRAWS = 1, 2, 4, 8, 16
@@ -176,7 +220,7 @@ class Step:
     """One event that a batch of places is about to take, with the change of each count."""
 
     places: Places
-    event: Event
+    event: Rule
     ids: Ids
     rows: Rows
     refs: int = 0
@@ -213,6 +257,7 @@ class Places:
         self.free = 0
         self._meaning = meaning
         self._meaning_view = np.frombuffer(meaning, dtype=np.uint8)
+        self._targets = table.targets
 
     def __len__(self) -> int:
         return len(self.column)
@@ -226,12 +271,19 @@ class Places:
         return self.column.at(place)
 
     def name(self, places: Iterable[int], keys: Iterable[bytes], group: int) -> None:
-        """Give content its key. The first place with a key keeps the index entry: a twin is content without a name."""
+        """Give content of the places' own group its key. The first with a key keeps the index entry: a twin has no name."""
         index = self.index[group]
         for place, key in zip(places, keys, strict=True):
             self.key[place] = key
-            self.group[place] = group
             index.setdefault(key, place)
+
+    def name_all(self, places: Ids, keys: Sequence[bytes], groups: bytes) -> None:
+        """`name`, and say which group the content of each place is of."""
+        own, group_of, indexes = self.key, self.group, self.index
+        for place, key, group in zip(listed(places), keys, groups, strict=True):
+            own[place] = key
+            group_of[place] = group
+            indexes[group].setdefault(key, place)
 
     def forget(self, place: int) -> None:
         """Take the key away from a place."""
@@ -261,6 +313,13 @@ class Places:
         effects = self._meaning_view[np.asarray(step.rows)]
         where = effects.nonzero()[0]
         return (ids[where], effects[where]) if len(where) else None
+
+    def _checked(self, event: Rule, ids: Ids, rows: NDArray[np.uint8]) -> Rows:
+        """The rows of many places: one number where all took the same; refuses where one has none."""
+        raw = rows.tobytes()  # bytes are searched faster than a short array is reduced
+        if REFUSED in raw:
+            self.column.refuse(event.event, int(ids[raw.index(REFUSED)]))
+        return raw[0] if raw and raw.count(raw[0]) == len(raw) else rows
 
     @staticmethod
     def _change(column: array[int], view: NDArray[np.unsignedinteger], ids: Ids, delta: int) -> None:
@@ -330,7 +389,7 @@ class Blocks(Places):
 
     def ask(
         self,
-        event: Event,
+        event: Rule,
         ids: Ids,
         *,
         refs: int = 0,
@@ -352,66 +411,63 @@ class Blocks(Places):
             self._check_count("writes", self.writes, self.writes_view, ids, writes)
         if doubts:
             self._check_count("doubts", self.doubts, self.doubts_view, ids, doubts)
-        facts_of = _FACTS.get(event)
-        if facts_of is None:
-            return Step(self, event, ids, self.column.look_up(event, ids, 0), refs, pins, writes, doubts)
+        table, looks = event.tables[constant >> _COUNTS], event.looks
         if type(ids) is list:
-            by_refs, by_pins, by_writes, by_doubts = _LOOKS_AT[event]
-            facts = []
-            for position, place in enumerate(ids):
-                situation = constant
-                if by_refs and self.refs[place] + refs:
-                    situation |= 1
-                if by_pins and self.pins[place] + pins:
-                    situation |= 2
-                if by_writes and self.writes[place] + writes:
-                    situation |= 4
-                if by_doubts and self.doubts[place] + doubts:
-                    situation |= 8
-                if own is not None and own[position]:
-                    situation |= 32
-                facts.append(facts_of[situation])
-            return Step(self, event, ids, self.column.look_up(event, ids, facts), refs, pins, writes, doubts)
-        bits = np.full(len(ids), constant, dtype=np.uint8)
-        needed = event.parameters
-        for bit, name, view, change in (
-            (0, "refs", self.refs_view, refs),
-            (1, "pins", self.pins_view, pins),
-            (2, "writes", self.writes_view, writes),
-            (3, "doubts", self.doubts_view, doubts),
+            state = self.column.state
+            if not looks and own is None:
+                rows = [table[state[place] << _COUNTS] for place in ids]
+            else:
+                ours = event.tables[(constant | _OWN) >> _COUNTS] if own is not None else table
+                all_refs, all_pins, all_writes, all_doubts = self.refs, self.pins, self.writes, self.doubts
+                rows = []
+                for position, place in enumerate(ids):
+                    at = state[place] << _COUNTS
+                    if looks & 1 and all_refs[place] + refs:
+                        at |= 1
+                    if looks & 2 and all_pins[place] + pins:
+                        at |= 2
+                    if looks & 4 and all_writes[place] + writes:
+                        at |= 4
+                    if looks & 8 and all_doubts[place] + doubts:
+                        at |= 8
+                    rows.append((ours if own is not None and own[position] else table)[at])
+            if REFUSED in rows:
+                self.column.refuse(event.event, ids[rows.index(REFUSED)])
+            return Step(self, event, ids, rows, refs, pins, writes, doubts)
+        bits = self.column.view[ids] << np.uint8(_COUNTS)
+        for bit, view, change in (
+            (0, self.refs_view, refs),
+            (1, self.pins_view, pins),
+            (2, self.writes_view, writes),
+            (3, self.doubts_view, doubts),
         ):
-            if name in needed:
+            if looks >> bit & 1:
                 bits |= ((view[ids] > -change) if change <= 0 else np.True_) << np.uint8(bit)
+        found = event.look_up(bits, constant)
         if own is not None:
-            bits |= np.asarray(own, dtype=np.uint8) << np.uint8(5)
-        return Step(self, event, ids, self.column.look_up(event, ids, _FACTS_VIEW[event][bits]), refs, pins, writes, doubts)
+            found = np.where(np.asarray(own, dtype=np.bool_), event.look_up(bits, constant | _OWN), found)
+        return Step(self, event, ids, self._checked(event, ids, found), refs, pins, writes, doubts)
 
     def apply(self, step: Step) -> list[int]:
         """Write a step. Returns the rows of jobs whose source life ended with it."""
         ids = step.ids
-        self.column.commit(ids, step.rows)
         orphaned: list[int] = []
         # refs belong to the life: those of an ended one are gone, and the change below must find what it takes away
         left = -step.refs if step.refs < 0 else 0
         if type(ids) is list and type(step.rows) is list:
-            entering: list[int] = []
-            for place, row in zip(ids, step.rows, strict=True):
-                if meaning := self._meaning[row]:
-                    if meaning & ENDS:
-                        self._end_life(place, left, orphaned)
-                    if meaning & ENTERS_FREE:
-                        entering.append(place)
-                    elif meaning & LEAVES_FREE:
-                        self.free -= 1
-            if entering:
-                self.free += len(entering)
-                self.queue.push(entering)
-        elif (effects := self._effects(step)) is not None:
-            moved, bits = effects
-            self._end_lives(moved[bits & ENDS != 0], left, orphaned)
-            coming = moved[bits & ENTERS_FREE != 0]
-            self.free += len(coming) - int(np.count_nonzero(bits & LEAVES_FREE))
-            self.queue.push(coming)
+            self._take_rows(ids, step.rows, left, orphaned)
+            for column, change in (
+                (self.refs, step.refs),
+                (self.pins, step.pins),
+                (self.writes, step.writes),
+                (self.doubts, step.doubts),
+            ):
+                if change:
+                    for place in ids:
+                        column[place] += change
+            return orphaned
+        self.column.commit(ids, step.rows)
+        self._take_effects(step, left, orphaned)
         if step.refs:
             self._change(self.refs, self.refs_view, ids, step.refs)
         if step.pins:
@@ -421,6 +477,41 @@ class Blocks(Places):
         if step.doubts:
             self._change(self.doubts, self.doubts_view, ids, step.doubts)
         return orphaned
+
+    def _take_rows(self, ids: list[int], rows: list[int], left: int, orphaned: list[int]) -> None:
+        """Write the new states of few blocks, and what their rows mean beyond them."""
+        state, targets, meanings, taken = self.column.state, self._targets, self._meaning, self.column.taken
+        first = rows[0]
+        if not meanings[first] and rows.count(first) == len(rows):
+            target = targets[first]
+            for place in ids:
+                state[place] = target
+            taken[first] += len(rows)
+            return
+        entering: list[int] = []
+        for place, row in zip(ids, rows, strict=True):
+            state[place] = targets[row]
+            taken[row] += 1
+            if meaning := meanings[row]:
+                if meaning & ENDS:
+                    self._end_life(place, left, orphaned)
+                if meaning & ENTERS_FREE:
+                    entering.append(place)
+                elif meaning & LEAVES_FREE:
+                    self.free -= 1
+        if entering:
+            self.free += len(entering)
+            self.queue.push(entering)
+
+    def _take_effects(self, step: Step, left: int, orphaned: list[int]) -> None:
+        """What the rows of many blocks mean beyond their new states."""
+        if (effects := self._effects(step)) is None:
+            return
+        moved, bits = effects
+        self._end_lives(moved[bits & ENDS != 0], left, orphaned)
+        coming = moved[bits & ENTERS_FREE != 0]
+        self.free += len(coming) - int(np.count_nonzero(bits & LEAVES_FREE))
+        self.queue.push(coming)
 
     def _end_life(self, place: int, refs: int, orphaned: list[int]) -> None:
         self.epoch[place] = (self.epoch[place] + 1) & EPOCH_MASK
@@ -448,14 +539,10 @@ class Blocks(Places):
         else:
             self.job_view[ids] = row
 
-    def name_jobs(self, ids: Ids, rows: Sequence[int], sizes: Sequence[int]) -> None:
-        """`name_job` for several jobs, whose lives lie one behind the other in *ids*."""
-        if type(ids) is list:
-            each = (row for row, size in zip(rows, sizes, strict=True) for _ in range(size))
-            for place, row in zip(ids, each, strict=True):
-                self.job[place] = row
-        else:
-            self.job_view[ids] = np.repeat(np.array(rows, dtype=np.int32), sizes)
+    def name_jobs(self, ids: Ids, rows: Sequence[int], cuts: Sequence[int]) -> None:
+        """`name_job` for several jobs: the lives of each lie in *ids* from its cut up to the next."""
+        for at, row in enumerate(rows):
+            self.name_job(ids[cuts[at] : cuts[at + 1]], row)
 
     def unpin(self, ids: Ids) -> None:
         """Take one pin away where no event goes with it: the life that a planned store wanted is over."""
@@ -491,30 +578,52 @@ class Slots(Places):
         self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots - 1, -1, -1))
         self.on_change: SlotWatcher | None = None
 
-    def ask(self, event: Event, ids: Ids, *, pins: int = 0, constant: int = 0, unwanted: frozenset[int] = frozenset()) -> Step:
+    def ask(self, event: Rule, ids: Ids, *, pins: int = 0, constant: int = 0, unwanted: frozenset[int] = frozenset()) -> Step:
         """Find the rows; ``pins`` is a change, judged as it will be afterwards. For *unwanted* slots nothing is OK."""
         if pins:
             self._check_count("pins", self.pins, self.pins_view, ids, pins)
-        facts_of = _FACTS.get(event)
-        if facts_of is None:
-            return Step(self, event, ids, self.column.look_up(event, ids, 0), pins=pins)
+        table, looks = event.tables[constant >> _COUNTS], event.looks & _PINS
         if type(ids) is list:
-            facts = [facts_of[(constant if place not in unwanted else 0) | (self.pins[place] + pins > 0) << 1] for place in ids]
-            return Step(self, event, ids, self.column.look_up(event, ids, facts), pins=pins)
-        bits = np.full(len(ids), constant, dtype=np.uint8)
+            state = self.column.state
+            if not looks and not unwanted:
+                rows = [table[state[place] << _COUNTS] for place in ids]
+            else:
+                refused, all_pins = event.tables[0], self.pins
+                rows = [
+                    (refused if place in unwanted else table)[
+                        state[place] << _COUNTS | (looks if all_pins[place] + pins > 0 else 0)
+                    ]
+                    for place in ids
+                ]
+            if REFUSED in rows:
+                self.column.refuse(event.event, ids[rows.index(REFUSED)])
+            return Step(self, event, ids, rows, pins=pins)
+        bits = self.column.view[ids] << np.uint8(_COUNTS)
+        if looks:
+            bits |= ((self.pins_view[ids] > -pins) if pins <= 0 else np.True_) << np.uint8(1)
+        found = event.look_up(bits, constant)
         if unwanted:
-            bits[np.isin(np.asarray(ids), list(unwanted))] = 0
-        bits |= ((self.pins_view[ids] > -pins) if pins <= 0 else np.True_) << np.uint8(1)
-        return Step(self, event, ids, self.column.look_up(event, ids, _FACTS_VIEW[event][bits]), pins=pins)
+            found = np.where(np.isin(np.asarray(ids), list(unwanted)), event.look_up(bits, 0), found)
+        return Step(self, event, ids, self._checked(event, ids, found), pins=pins)
 
     def apply(self, step: Step) -> list[int]:
         """Write a step. No job loses its source with a slot."""
-        self.column.commit(step.ids, step.rows)
-        places = listed(step.ids)
-        if isinstance(step.rows, int):
-            self._take_effect(places, self._meaning[step.rows])
+        places, rows = listed(step.ids), step.rows
+        if type(rows) is list and type(step.ids) is list:
+            state, targets, taken = self.column.state, self._targets, self.column.taken
+            for place, row in zip(places, rows, strict=True):
+                state[place] = targets[row]
+                taken[row] += 1
+            first = rows[0]
+            if rows.count(first) == len(rows):
+                rows = first
         else:
-            meanings = [self._meaning[row] for row in bytes(step.rows)]
+            self.column.commit(step.ids, rows)
+        if isinstance(rows, int):
+            if meaning := self._meaning[rows]:
+                self._take_effect(places, meaning)
+        else:
+            meanings = [self._meaning[row] for row in bytes(rows)]
             for meaning, run in groupby(zip(meanings, places, strict=True), itemgetter(0)):
                 self._take_effect([place for _, place in run], meaning)
         self.free = len(self._empty)
@@ -634,16 +743,20 @@ class FreeQueue:
 
     def peek(self, count: int) -> Ids:
         """The next *count* blocks, or as many as there are; they leave the queue when their state changes."""
-        self._skip()
         if count >= BULK:
+            self._skip()
             return batch(self._peek_bulk(count))
         found: list[int] = []
+        ring, entry, state, capacity = self._ring, self._entry, self._column.state, self._capacity
+        freed, cached = self._freed, self._cached
         for position in range(self._head, self._tail):
             if len(found) == count:
                 break
-            place = self._ring[position % self._capacity]
-            if self._counts(position, place):
+            place = ring[position % capacity]
+            if (state[place] == freed or state[place] == cached) and entry[place] == position & ID_MASK:
                 found.append(place)
+            elif not found:  # nobody passes over it again
+                self._head = position + 1
         return found
 
     def _counts(self, position: int, place: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from attrs import define
 from blocklife.errors import MisuseError
 from blocklife.ledger.book import RequestRow
 from blocklife.ledger.core import Core
-from blocklife.ledger.jobs import TERMINAL, Cargo, JobRow
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, batch, listed
+from blocklife.ledger.jobs import TERMINAL, JobRow
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, listed
 from blocklife.ledger.records import Direction
 from blocklife.states import Block, BlockLife, Job, JobLife, Slot, SlotLife
 
@@ -50,7 +50,7 @@ class SavedSlot(NamedTuple):
     key: bytes | None
 
 
-class SavedCargo(NamedTuple):
+class SavedPayload(NamedTuple):
     """What a job moves."""
 
     lives: tuple[int, ...]
@@ -58,8 +58,8 @@ class SavedCargo(NamedTuple):
     places: tuple[int, ...]
     keys: tuple[bytes, ...]
     names: tuple[bytes, ...] | None
-    group_sizes: tuple[int, ...]
-    slot_sizes: tuple[int, ...]
+    groups: bytes
+    slot_groups: bytes
 
 
 class SavedJob(NamedTuple):
@@ -70,7 +70,7 @@ class SavedJob(NamedTuple):
     state: int
     direction: Direction
     owner: str | None
-    cargo: SavedCargo
+    payload: SavedPayload
     reported: int
     failed: bool
     doubted: bool
@@ -272,16 +272,15 @@ def take(core: Core, names: Names) -> Snapshot:
 
 
 def _save_job(job: JobRow, core: Core, names: Names, row: int) -> SavedJob:
-    cargo = job.cargo
     lives, slots, size = names.lives, names.slots, names.places_per_slot
-    saved = SavedCargo(
-        tuple([lives[life] for life in listed(cargo.lives)]),
-        tuple([slots[slot] for slot in listed(cargo.slots)]),
-        tuple([slots[place // size] * size + place % size if size else place for place in listed(cargo.places)]),
-        tuple(cargo.keys),
-        None if cargo.names is None else tuple(cargo.names),
-        cargo.group_sizes,
-        cargo.slot_sizes,
+    saved = SavedPayload(
+        tuple([lives[life] for life in listed(job.lives)]),
+        tuple([slots[slot] for slot in listed(job.slots)]),
+        tuple([slots[place // size] * size + place % size if size else place for place in listed(job.places)]),
+        tuple(job.keys),
+        None if job.names is None else tuple(job.names),
+        job.groups,
+        job.slot_groups,
     )
     state = core.jobs.column.state[job.row]
     passed = names.canonical and state in _PASSED
@@ -357,10 +356,9 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
     core._deadlines = []
     planned, quarantined = JobLife.table.index[Job.PLANNED], JobLife.table.index[Job.QUARANTINED]
     for each in saved.jobs:
-        cargo = _cargo(each.cargo)
         deadline = None if each.deadline is None else each.deadline + now
         job = JobRow(
-            each.row, each.number, each.direction, each.owner, cargo, cargo.lives, cargo.slots, cargo.keys,
+            each.row, each.number, each.direction, each.owner, *_columns(each.payload), core.limits.num_groups,
             each.reported, each.failed, each.doubted, deadline, each.sharers,
         )  # fmt: skip
         jobs.by_number[each.number] = jobs.rows[each.row] = job
@@ -379,24 +377,16 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _cargo(saved: SavedCargo) -> Cargo:
-    """A cargo is never changed once it is made, so that equal ones are made once."""
-    return Cargo(
+def _columns(
+    saved: SavedPayload,
+) -> tuple[Lives, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
+    """What a job moves is never changed once it is made, so that equal columns are made once."""
+    return (
         batch(saved.lives),
         batch(saved.slots),
         batch(saved.places),
         list(saved.keys),
         None if saved.names is None else list(saved.names),
-        tuple(_contents(saved)),
-        saved.group_sizes,
-        saved.slot_sizes,
+        saved.groups,
+        saved.slot_groups,
     )
-
-
-def _contents(saved: SavedCargo) -> Iterator[tuple[int, list[int], list[bytes]]]:
-    """Each group that is moved, with its slots and their keys: a part of each, as long as the size of the group."""
-    start = 0
-    for group, size in enumerate(saved.slot_sizes):
-        if size:
-            yield group, list(saved.slots[start : start + size]), list(saved.keys[start : start + size])
-        start += size

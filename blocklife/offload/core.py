@@ -302,11 +302,31 @@ class SchedulerCore(edge.NotCopied):
         """Offer the chunks that this step fills; only requests that cross a boundary are looked at."""
         table = self._progress
         bound = self._bounds(rows, table.ends(rows))
+        alone = self.geometry.blocks_per_chunk == 1 and not self._lost
         for group in self._attention:
-            chunks = bound // self.geometry.chunk_tokens[group]
-            for position in (chunks > table.offered[group, rows]).nonzero()[0].tolist():
-                row = int(rows[position])
-                self._offer_chunks(self._names[row], row, group, int(chunks[position]))
+            chunks, offered = bound // self.geometry.chunk_tokens[group], table.offered[group, rows]
+            where = (chunks > offered).nonzero()[0]
+            if not len(where):
+                continue
+            filled, stops = rows[where], chunks[where]
+            if not alone:
+                for row, stop in zip(filled.tolist(), stops.tolist(), strict=True):
+                    self._offer_chunks(self._names[row], row, group, stop)
+                continue
+            found: list[Chunk] = []
+            for name, lives, keys in self._contents(group, filled, offered[where], stops):
+                found += [Chunk(name, group, key, [life]) for life, key in zip(lives, keys, strict=True) if life != NULL]
+            table.offered[group, filled] = stops
+            self.stores.offer(found)
+
+    def _contents(self, group: int, rows: Rows, starts: Rows, stops: Rows) -> list[tuple[str, Sequence[int], Sequence[bytes]]]:
+        """Of some requests, the lives and the keys of some of their blocks."""
+        found: list[tuple[str, Sequence[int], Sequence[bytes]]] = []
+        names, tracked, requests = self._names, self._requests, self.ledger.requests
+        for row, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            name = names[row]
+            found.append((name, requests[name].tables[group][start:stop], _keys_of(tracked[name], group, start, stop)))
+        return found
 
     def _offer(self, name: str, tracked: Tracked, tokens: int) -> None:
         """Offer what a request leaves behind: the chunks of its first *tokens* that have not had their turn."""
@@ -323,15 +343,14 @@ class SchedulerCore(edge.NotCopied):
         size, table = self.geometry.blocks_per_chunk, self.ledger.requests[name].tables[group]
         start, chunks = int(self._progress.offered[group, row]), list[Chunk]()
         if not self._lost:
-            blocks = _keys_of(self._requests[name], group, start * size, stop * size)
+            keys = _keys_of(self._requests[name], group, start * size, stop * size)
             for chunk in range(start, stop):
                 # a hit reads the end of a chunk at least
                 if table[(chunk + 1) * size - 1] != NULL:
                     lives = table[chunk * size : (chunk + 1) * size].tolist()
-                    chunks.append(Chunk(name, group, blocks[(chunk - start + 1) * size - 1], lives))
+                    chunks.append(Chunk(name, group, keys[(chunk - start + 1) * size - 1], lives))
         self._progress.offered[group, row] = stop
-        for each in chunks:
-            self.stores.offer(each)
+        self.stores.offer(chunks)
 
     def _offer_states(self, name: str, row: int) -> None:
         """Offer the states of one request that were handed off, as far as their tokens are known; others wait."""
@@ -346,8 +365,7 @@ class SchedulerCore(edge.NotCopied):
         del self._states[name]
         if later:
             self._states[name] = later
-        for each in chunks:
-            self.stores.offer(each)
+        self.stores.offer(chunks)
 
     def _cut_states(self, name: str, tokens: int) -> None:
         """Of the states that were handed off and not offered, keep those of the first *tokens*."""
@@ -386,20 +404,19 @@ class SchedulerCore(edge.NotCopied):
         sealed: dict[int, Rows] = {}
         table = self._progress
         for group in self._attention:
-            full = np.maximum(computed // self.geometry.block_tokens[group], table.sealed[group, rows])
-            sealed[group] = full
+            before = table.sealed[group, rows]
+            sealed[group] = full = np.maximum(computed // self.geometry.block_tokens[group], before)
+            where = (full > before).nonzero()[0]
+            if not len(where):
+                continue
             lives: list[int] = []
             keys: list[bytes] = []
-            for position in (full > table.sealed[group, rows]).nonzero()[0].tolist():
-                row = int(rows[position])
-                name, start, stop = self._names[row], int(table.sealed[group, row]), int(full[position])
-                held = self.ledger.requests[name].tables[group][start:stop].tolist()
-                names = _keys_of(self._requests[name], group, start, stop)
-                if NULL in held:
-                    names = [key for key, life in zip(names, held, strict=True) if life != NULL]
-                    held = [life for life in held if life != NULL]
+            for _, held, names in self._contents(group, rows[where], before[where], full[where]):
                 lives += held
                 keys += names
+            if NULL in lives:
+                keys = [key for key, life in zip(keys, lives, strict=True) if life != NULL]
+                lives = [life for life in lives if life != NULL]
             if lives:
                 seals.append(Seal(group, lives, keys))
         return seals, sealed
@@ -600,7 +617,10 @@ class SchedulerCore(edge.NotCopied):
 
 def _keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
     """The keys of some blocks, from a function of the engine's."""
-    return edge.keys(tracked.keys(group, start, stop), "keys")
+    keys = edge.keys(tracked.keys(group, start, stop), "keys")
+    if len(keys) < stop - start:
+        raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
+    return keys
 
 
 def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:

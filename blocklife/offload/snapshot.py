@@ -79,7 +79,7 @@ class SavedLine(NamedTuple):
     line: tuple[tuple[str, tuple[int, ...]], ...]
     candidates: tuple[tuple[int, int], ...]
     exposed: tuple[tuple[int, tuple[int, ...]], ...]
-    made: tuple[tuple[int, str, tuple[int, ...]], ...]
+    made: tuple[tuple[int, tuple[int, ...]], ...]
     entered: int
     suffix: bytes
 
@@ -131,7 +131,7 @@ def _remembered(core: SchedulerCore, hits: Iterable[Hit | None]) -> list[int]:
     stores = core.stores
     chunks = [chunk for line in stores._line.values() for chunk in line]
     chunks += stores._candidates.values()
-    chunks += [chunk for _, made in stores._made.values() for chunk in made]
+    chunks += [chunk for made in stores._made.values() for chunk in made]
     lives = [life for chunk in chunks for life in chunk.lives]
     lives += [life for exposed in stores._exposed.values() for life in exposed]
     lives += [life for states in core._states.values() for _, _, life in states]
@@ -250,9 +250,7 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
         return tuple([place(chunk) for chunk in some])
 
     line = tuple([(owner, places(own)) for owner, own in stores._line.items()])
-    made = tuple(
-        [(names.jobs[number], owner, places(own)) for number, (owner, own) in stores._made.items() if number in names.jobs]
-    )
+    made = tuple([(names.jobs[number], places(own)) for number, own in stores._made.items() if number in names.jobs])
     by_block = sorted([(names.blocks[block], block) for block in stores._candidates])
     candidates = tuple([(name, place(stores._candidates[block])) for name, block in by_block])
     suffix = bytearray(len(stores.suffix))
@@ -349,6 +347,6 @@ def _put_back_line(stores: StoreLine, saved: SavedLine) -> None:
     stores._line = {owner: deque(some(places)) for owner, places in saved.line}
     stores._candidates = {block: chunks[place] for block, place in saved.candidates}
     stores._exposed = {number: list(lives) for number, lives in saved.exposed}
-    stores._made = {number: (owner, some(places)) for number, owner, places in saved.made}
+    stores._made = {number: some(places) for number, places in saved.made}
     stores._entered = saved.entered
     stores.suffix[:] = saved.suffix

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define
 
-from blocklife.ledger import Batch, Ledger
-from blocklife.ledger.jobs import Parcel, Storable, Store
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, listed
+from blocklife.ledger import Ledger
+from blocklife.ledger.jobs import JobColumns
+from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, listed, packed
 from blocklife.offload.groups import Geometry
 from blocklife.offload.host import HostTier
 from blocklife.offload.records import Mode, Policies
@@ -29,7 +29,7 @@ from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Slot, SlotLi
 _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
 _FINAL = frozenset(_INDEX[state] for state in KEYED)
-_LATER = frozenset({_INDEX[Block.FLUSHED], _INDEX[Block.LOADING]})
+_AFTER = frozenset({_INDEX[Block.FLUSHED], _INDEX[Block.LOADING]})
 """States from which it can be once a wait is proven, or a load has landed."""
 _READY = SlotLife.table.index[Slot.READY]
 
@@ -58,6 +58,9 @@ class _Verdict(enum.Enum):
     DROP = "it need not, or cannot, be stored"
 
 
+_STORE, _LATER, _DROP = _Verdict.STORE, _Verdict.LATER, _Verdict.DROP
+
+
 class StoreLine:
     """Chunks in the order in which they are to be stored.
 
@@ -84,8 +87,8 @@ class StoreLine:
         self._candidates: dict[int, Chunk] = {}
         self._exposed: dict[int, list[int]] = {}
         """Lazy stores that are out, by job number, with their lives."""
-        self._made: dict[int, tuple[str, list[Chunk]]] = {}
-        """Stores that were planned and, when last looked at, not submitted, by job number, with their owner and chunks."""
+        self._made: dict[int, list[Chunk]] = {}
+        """Stores that were planned and, when last looked at, not submitted, by job number, with their chunks."""
         self._entered = 0
         """Chunks that entered the line since it was swept."""
         # Of a chunk of several blocks that was there before, nobody knows how much is there: it is not found.
@@ -105,21 +108,24 @@ class StoreLine:
         self._exposed.clear()
         self._made.clear()
 
-    def offer(self, chunk: Chunk) -> None:
-        """A chunk is full: it enters the line, or, in lazy mode, waits until one of its blocks is about to go."""
+    def offer(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks are full: they enter the line, or, in lazy mode, wait until one of their blocks is about to go."""
         if not self._lazy:
-            self._enter(chunk)
+            self._enter(chunks)
             return
-        for life in chunk.lives:
-            if life != NULL:
-                self._candidates[life & ID_MASK] = chunk
+        for chunk in chunks:
+            for life in chunk.lives:
+                if life != NULL:
+                    self._candidates[life & ID_MASK] = chunk
 
-    def _enter(self, chunk: Chunk) -> None:
-        found = self._line.get(chunk.owner)
-        if found is None:
-            found = self._line[chunk.owner] = deque()
-        found.append(chunk)
-        self._entered += 1
+    def _enter(self, chunks: Sequence[Chunk]) -> None:
+        line = self._line
+        for chunk in chunks:
+            found = line.get(chunk.owner)
+            if found is None:
+                found = line[chunk.owner] = deque()
+            found.append(chunk)
+        self._entered += len(chunks)
         if self._entered > len(self._ledger.blocks) + _SPARE:
             self._sweep()
 
@@ -139,7 +145,7 @@ class StoreLine:
             self._settle_exposed()
             if owners is None and self._ledger.own_pool:
                 self.collect(listed(self._ledger.blocks.queue.peek(self._policies.lazy_blocks)))
-        orders: list[tuple[str, list[Chunk]]] = []
+        orders: list[list[Chunk]] = []
         lives: set[int] = set()
         room = self._ledger.jobs.room
         for owner in list(self._line) if owners is None else [each for each in owners if each in self._line]:
@@ -147,14 +153,14 @@ class StoreLine:
                 self.counts["refused"] += 1
                 break
             if chunks := self._ripe(owner, lives):
-                orders.append((owner, chunks))
+                orders.append(chunks)
         if not orders or self._make(orders):
             return
         # what is in quarantine may never come back: a job that needs it would be refused for ever
         slots = self._ledger.slots.column.count()
         usable = max(1, len(self._ledger.slots) - slots[Slot.QUARANTINED])
-        for owner, chunks in orders:
-            if not self._make([(owner, chunks[:usable])]):
+        for chunks in orders:
+            if not self._make([chunks[:usable]]):
                 self.counts["refused"] += 1
                 return
 
@@ -194,9 +200,9 @@ class StoreLine:
         while line and len(chosen) < self._max_chunks:
             chunk = line.popleft()
             verdict = self._judge(chunk)
-            if verdict is _Verdict.DROP:
+            if verdict is _DROP:
                 continue
-            if verdict is _Verdict.LATER or not lives.isdisjoint(chunk.lives):
+            if verdict is _LATER or not lives.isdisjoint(chunk.lives):
                 kept.append(chunk)
             elif (chunk.group, chunk.key) in names:
                 self.counts["already stored"] += 1
@@ -206,7 +212,8 @@ class StoreLine:
                 lives.discard(NULL)
                 chosen.append(chunk)
         # what is chosen stays in the line until its job is made
-        line.extendleft(reversed(kept))
+        if kept:
+            line.extendleft(reversed(kept))
         line.extendleft(reversed(chosen))
         if not line:
             del self._line[owner]
@@ -215,7 +222,7 @@ class StoreLine:
     def _judge(self, chunk: Chunk) -> _Verdict:
         """Look at a chunk whose turn has come: stale blocks become holes."""
         if self.is_stored(chunk.group, chunk.key):
-            return _Verdict.DROP
+            return _DROP
         blocks = self._ledger.blocks
         epoch, state = blocks.epoch, blocks.column.state
         later = False
@@ -231,73 +238,88 @@ class StoreLine:
             if at in _COPYING:
                 if position == len(chunk.lives) - 1:  # the chunk is named after this life: it is on its way
                     self.counts["in flight"] += 1
-                    return _Verdict.DROP
+                    return _DROP
                 later = True  # it is part of another chunk, too
-            elif at in _LATER or (self._lazy and at not in _FINAL):
+            elif at in _AFTER or (self._lazy and at not in _FINAL):
                 later = True
         chunk.suffix = _suffix(chunk.lives)
         if chunk.suffix < self._required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):
             if any(chunk.lives):
                 self.counts["partial"] += 1
-            return _Verdict.DROP
-        return _Verdict.LATER if later else _Verdict.STORE
+            return _DROP
+        return _LATER if later else _STORE
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
-    def _make(self, orders: Sequence[tuple[str, list[Chunk]]]) -> bool:
+    def _make(self, orders: Sequence[list[Chunk]]) -> bool:
         """Reserve slots for these chunks and plan their stores, all or none; False where the tier refuses."""
         # copies: the line has them in the order in which they were offered
-        orders = [(owner, sorted(chunks, key=_group)) for owner, chunks in orders]
-        slots = self._tier.reserve([(chunk.group, chunk.key) for _, chunks in orders for chunk in chunks])
+        ordered = [sorted(chunks, key=_group) for chunks in orders]
+        slots = self._tier.reserve([(chunk.group, chunk.key) for chunks in ordered for chunk in chunks])
         if slots is None:
             return False
-        stores = []
-        at = 0
-        for owner, chunks in orders:
-            stores.append(Store(owner, self._parcels(chunks, slots[at : at + len(chunks)])))
-            at += len(chunks)
-        jobs = self._ledger.plan_stores(stores)
-        for (owner, chunks), job in zip(orders, jobs.ids, strict=True):
+        numbers = self._ledger.plan_columns(self._columns(ordered, slots))
+        for chunks, number in zip(ordered, numbers, strict=True):
+            owner = chunks[0].owner
             line = self._line[owner]
             for _ in chunks:
                 line.popleft()
-            self._made[job.number] = owner, chunks
             if not line:
                 del self._line[owner]
+            self._made[number] = chunks
             if self._lazy:
-                self._exposed[job.number] = [life for chunk in chunks for life in chunk.lives if life != NULL]
+                self._exposed[number] = [life for chunk in chunks for life in chunk.lives if life != NULL]
         return True
 
     def _take_back(self) -> None:
         """A store that was cancelled before it was submitted has lost one of its blocks: the others get another turn, first."""
         jobs = self._ledger.jobs
         for number in [each for each in self._made if each not in jobs.planned]:
-            (owner, chunks), job = self._made.pop(number), jobs.by_number.get(number)
+            chunks, job = self._made.pop(number), jobs.by_number.get(number)
             if job is not None and jobs.state(job) is Job.CANCELLED:
-                self._line.setdefault(owner, deque()).extendleft(reversed(chunks))
+                self._line.setdefault(chunks[0].owner, deque()).extendleft(reversed(chunks))
 
-    def _parcels(self, chunks: Sequence[Chunk], slots: Sequence[int]) -> list[Parcel[Storable]]:
-        """The chunks of one job, by group; sizes count what is appended, whatever the holes (vLLM's change 42945)."""
-        parcels: list[Parcel[Storable]] = []
+    def _columns(self, orders: Sequence[Sequence[Chunk]], slots: list[int]) -> JobColumns:
+        """One job after the other; sizes count what is appended, whatever the holes (vLLM's change 42945)."""
         size, suffix = self._size, self.suffix
-        group = -1
-        lives, own, keys, places = list[int](), list[int](), list[bytes](), list[int]()
-        for chunk, slot in zip(chunks, slots, strict=True):
-            suffix[slot] = chunk.suffix
-            if chunk.group != group:
-                group = chunk.group
-                lives, own, keys, places = [], [], [], []
-                parcels.append(Parcel(Batch(lives, group), own, keys, places if size > 1 else None))
-            own.append(slot)
-            keys.append(chunk.key)
-            if size == 1:
-                lives.append(chunk.lives[0])
-                continue
-            for position, life in enumerate(chunk.lives):
-                if life != NULL:
-                    lives.append(life)
-                    places.append(slot * size + position)
-        return parcels
+        owners: list[str | None] = [chunks[0].owner for chunks in orders]
+        sharers: list[tuple[str, ...]] = [()] * len(orders)
+        cuts, slot_cuts = [0], [0]
+        lives, places, keys, names = list[int](), list[int](), list[bytes](), list[bytes | None]()
+        groups, slot_groups = bytearray(), bytearray()
+        given = iter(slots)
+        for chunks in orders:
+            for chunk in chunks:
+                slot = next(given)
+                suffix[slot] = chunk.suffix
+                keys.append(chunk.key)
+                slot_groups.append(chunk.group)
+                if size == 1:
+                    lives.append(chunk.lives[0])
+                    continue
+                for position, life in enumerate(chunk.lives):
+                    if life != NULL:
+                        lives.append(life)
+                        places.append(slot * size + position)
+                        groups.append(chunk.group)
+                        names.append(chunk.key if position == size - 1 else None)
+            cuts.append(len(lives))
+            slot_cuts.append(len(keys))
+        if size == 1:
+            return JobColumns.of_blocks(owners, sharers, cuts, packed(lives), bytes(slot_groups), packed(slots), keys)
+        return JobColumns(
+            owners,
+            cuts,
+            packed(lives),
+            bytes(groups),
+            packed(places),
+            names,
+            slot_cuts,
+            packed(slots),
+            bytes(slot_groups),
+            keys,
+            sharers,
+        )
 
     # --- lazy ---------------------------------------------------------------------------------------------------------------
 
@@ -309,7 +331,7 @@ class StoreLine:
             if chunk is None:
                 continue
             if epoch[place] << EPOCH_SHIFT | place in chunk.lives:
-                self._enter(chunk)
+                self._enter([chunk])
             for life in chunk.lives:
                 if self._candidates.get(life & ID_MASK) is chunk:
                     del self._candidates[life & ID_MASK]

@@ -38,9 +38,9 @@ from blocklife.ledger import core as ledger_core
 from blocklife.ledger import snapshot as ledger_snapshot
 from blocklife.ledger.book import Book
 from blocklife.ledger.core import Core
-from blocklife.ledger.jobs import Cargo, JobTable
+from blocklife.ledger.jobs import JobTable
 from blocklife.ledger.ledger import Ledger
-from blocklife.ledger.places import Blocks, Places, Slots, Step
+from blocklife.ledger.places import RULES, Blocks, Places, Rule, Slots, Step
 from blocklife.lifecycle import Event
 from blocklife.offload import search as scheduler_search
 from blocklife.offload import snapshot as scheduler_snapshot
@@ -162,31 +162,60 @@ def _without_guard(machine: str, index: int) -> bytearray:
 
 
 def _forget_guard(machine: str, index: int) -> Undo:
-    return _look_up(MACHINES[machine].events[MACHINES[machine].row(index).event], bytes(_without_guard(machine, index)))
+    return rewire(MACHINES[machine].events[MACHINES[machine].row(index).event], bytes(_without_guard(machine, index)))
 
 
 def _note_rows(machine: str, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
     """Watch where forgotten guards of one event would make a difference."""
     event = MACHINES[machine].events[name]
-    places: dict[int, list[str]] = {}
-    for site, mutant in names.items():
-        if (site.owner, site.name) == (machine, name):
-            wrong = _without_guard(machine, site.number)
-            for place in range(len(wrong)):
-                if wrong[place] != event.lut[place]:
-                    places.setdefault(place, []).append(mutant)
-    return _look_up(event, _Watched(event.lut, places, reached))
+    wrong = {
+        mutant: bytes(_without_guard(machine, site.number))
+        for site, mutant in names.items()
+        if (site.owner, site.name) == (machine, name)
+    }
+    if machine not in RULES:
+        return rewire(event, _Watched(event.lut, _differing(event.lut, wrong), reached))
+    rule = RULES[machine][name]
+    tables = {mutant: rule.rows_of(lut) for mutant, lut in wrong.items()}
+    return _load(
+        rule,
+        tuple(
+            _Watched(right, _differing(right, {mutant: each[at] for mutant, each in tables.items()}), reached)
+            for at, right in enumerate(rule.tables)
+        ),
+    )
 
 
-def _look_up(event: Event, instead: bytes) -> Undo:
-    """Give an event another look-up; a table is frozen for everybody else."""
+def _differing(right: bytes, wrong: Mapping[str, bytes]) -> dict[int, list[str]]:
+    """At which places which mutants would make a difference."""
+    found: dict[int, list[str]] = {}
+    for mutant, table in wrong.items():
+        for place, row in enumerate(table):
+            if row != right[place]:
+                found.setdefault(place, []).append(mutant)
+    return found
+
+
+def _load(rule: Rule, tables: tuple[bytes, ...]) -> Undo:
+    """Let blocks or slots be asked by other tables."""
+    right = rule.tables
+    rule.load(tables)
+    return functools.partial(rule.load, right)
+
+
+def rewire(event: Event, lut: bytes) -> Undo:
+    """Give an event another look-up, for single machines and for places; a table is frozen for everybody else."""
+    rules = RULES.get(event.table.name.removesuffix("Life").lower(), {})
     right, view = event.lut, event._lut_view
-    object.__setattr__(event, "lut", instead)
-    object.__setattr__(event, "_lut_view", np.frombuffer(bytes(instead), dtype=np.uint8))
+    object.__setattr__(event, "lut", lut)
+    object.__setattr__(event, "_lut_view", np.frombuffer(bytes(lut), dtype=np.uint8))
+    undo_rule = _load(rule, rule.rows_of(lut)) if (rule := rules.get(event.name)) is not None and rule.event is event else None
 
     def undo() -> None:
         object.__setattr__(event, "lut", right)
         object.__setattr__(event, "_lut_view", view)
+        if undo_rule is not None:
+            undo_rule()
 
     return undo
 
@@ -221,7 +250,7 @@ def effect_mutants() -> Iterator[Mutant]:
 _CAUSED_IN = {
     "block.*": (Core, "_cancel_orphans"),
     "block.allocate": (Core, "_hand_out"),
-    "job.plan(store)": (Ledger, "_make_stores"),
+    "job.plan(store)": (Core, "_plan_stores"),
     "job.plan(load)": (Ledger, "_make_load"),
     "job.submit": (Core, "_submit"),
     "request.preempt|finish|load_failed": (Core, "_give_up"),
@@ -558,7 +587,12 @@ SEEDS: tuple[Seed, ...] = (
         "_judge",
         {"if at in _COPYING:": "if False:"},
     ),
-    Seed("S3: a chunk counts as whole, holes or not", Cargo, "of", {"] = count, num_chunks": "] = 3 * num_chunks, num_chunks"}),
+    Seed(
+        "S3: a chunk counts as whole, holes or not",
+        JobTable,
+        "add",
+        {"names, groups, slot": "names, 3 * columns.slot_groups[there], slot"},
+    ),
     Seed(
         "S4: a sliding window needs its last chunk only",
         scheduler_search,

@@ -175,7 +175,7 @@ def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[st
     last = before.saved.ledger.last_number
     for number, job in ledger.jobs.by_number.items():
         if number > last and job.direction is Direction.STORE:
-            for group, _, keys in job.cargo.contents:
+            for group, _, keys in job.contents():
                 for key in keys:
                     where = [at for at, each in enumerate(ledger.slots.key) if each == key and ledger.slots.group[at] == group]
                     if any(before.slots[at] == ledger.slots.at(at).name == Slot.READY.name for at in where):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -29,8 +29,8 @@ from attrs import define, field
 
 from blocklife.engines.vllm.connector.ledger import EngineLedger, Growth
 from blocklife.ledger import Batch, Direction, Seal
-from blocklife.ledger.jobs import Allocated, Jobs, Parcel, Storable, Store
-from blocklife.ledger.places import ID_MASK, NULL, batch
+from blocklife.ledger.jobs import Allocated, JobColumns, Jobs
+from blocklife.ledger.places import ID_MASK, NULL, packed
 from blocklife.ledger.records import Completion, JobId, Launched
 from blocklife.offload import Geometry, Hit, HostTier, Mode, OffloadScheduler, Policies, Settled
 from blocklife.offload.core import Rows
@@ -400,8 +400,8 @@ class EngineScheduler(OffloadScheduler):
         if self.stores.counts["refused"] > refused or not self._store(turns):
             self.stores.counts["refused"] += 1
             for turn in turns:
-                for owner, life, key in zip(turn.owners, turn.lives, turn.keys, strict=True):
-                    self.stores.offer(Chunk(owner, turn.group, key, [life]))
+                found = zip(turn.owners, turn.lives, turn.keys, strict=True)
+                self.stores.offer([Chunk(owner, turn.group, key, [life]) for owner, life, key in found])
 
     def _offer_filled(self, rows: Rows) -> None:
         if not self._direct or self._lost:
@@ -444,30 +444,22 @@ class EngineScheduler(OffloadScheduler):
             return True
         if -(-len(names) // self._max_direct) > self.ledger.jobs.room or (slots := self.tier.reserve(names)) is None:
             return False
-        self.ledger.plan_stores(list(self._jobs_of(turns, slots)))
+        self.ledger.plan_columns(self._columns(turns, slots))
         for slot in slots:
             self.stores.suffix[slot] = 1
         return True
 
-    def _jobs_of(self, turns: Sequence[_Turn], slots: Sequence[int]) -> Iterator[Store]:
+    def _columns(self, turns: Sequence[_Turn], slots: list[int]) -> JobColumns:
         """As few stores as there can be, each for all the requests whose blocks it moves."""
-        parcels: list[Parcel[Storable]] = []
-        owners: dict[str, None] = {}
-        at, room = 0, self._max_direct
-        for turn in turns:
-            start = 0
-            while start < len(turn.lives):
-                stop = min(len(turn.lives), start + room)
-                count = stop - start
-                source = Batch[Storable](batch(turn.lives[start:stop]), turn.group)
-                parcels.append(Parcel(source, batch(slots[at : at + count]), turn.keys[start:stop]))
-                owners.update(dict.fromkeys(turn.owners[start:stop]))
-                start, at, room = stop, at + count, room - count
-                if not room:
-                    yield _store_of(owners, parcels)
-                    parcels, owners, room = [], {}, self._max_direct
-        if parcels:
-            yield _store_of(owners, parcels)
+        lives = [life for turn in turns for life in turn.lives]
+        keys = [key for turn in turns for key in turn.keys]
+        groups = b"".join(bytes((turn.group,)) * len(turn.lives) for turn in turns)
+        who = [owner for turn in turns for owner in turn.owners]
+        cuts = [*range(0, len(lives), self._max_direct), len(lives)]
+        served = [list(dict.fromkeys(who[start:stop])) for start, stop in itertools.pairwise(cuts)]
+        owners: list[str | None] = [own[0] for own in served]
+        sharers = [tuple(own[1:]) for own in served]
+        return JobColumns.of_blocks(owners, sharers, cuts, packed(lives), groups, packed(slots), keys)
 
     def _leave_out_stored(self, turn: _Turn) -> None:
         """Take out what is stored, on its way, over, or there twice."""
@@ -579,8 +571,3 @@ class EngineScheduler(OffloadScheduler):
         for group in self._attention:
             named = rows[table.offered[group, rows] < _NEVER]
             table.offered[group, named] = table.first[group, named] // self.geometry.blocks_per_chunk
-
-
-def _store_of(owners: Iterable[str], parcels: Sequence[Parcel[Storable]]) -> Store:
-    first, *others = owners
-    return Store(first, parcels, tuple(others))
