@@ -1,8 +1,129 @@
-"""Typed state machines for the life of every KV-cache block."""
+"""Typed state machines for the life of every KV-cache block.
+
+What most programs need has its name here: ``from blocklife import Ledger, Limits, OffloadScheduler``. A name is looked up when
+it is asked for, so that `import blocklife` imports nothing. What moves bytes (`blocklife.copiers`), draws (`blocklife.drawing`)
+or follows an engine (`blocklife.engines`) is asked for where it is.
+"""
 
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blocklife.errors import (
+        BlocklifeError,
+        CapacityError,
+        DefinitionError,
+        InvariantError,
+        LateError,
+        MisuseError,
+        RefusedError,
+    )
+    from blocklife.ledger import (
+        Batch,
+        Checking,
+        Completion,
+        Contract,
+        Direction,
+        JobId,
+        Launched,
+        Ledger,
+        Limits,
+        Plan,
+        Result,
+        Seal,
+        Transfer,
+        Worker,
+    )
+    from blocklife.lifecycle import (
+        Lifecycle,
+        Pool,
+        edge,
+        guard,
+    )
+    from blocklife.offload import (
+        Geometry,
+        Hit,
+        HostTier,
+        LastStep,
+        Mode,
+        OffloadScheduler,
+        Placed,
+        Policies,
+        Settled,
+        Step,
+    )
+    from blocklife.states import (
+        Block,
+        Job,
+        Request,
+        Slot,
+    )
 
 __version__ = "0.1.0"
+
+_MODULES = ("errors", "lifecycle", "states", "ledger", "offload")
+"""Where the names come from; each of these knows only those before it, so that a name costs what its module needs."""
+
+__all__ = [
+    "Batch",
+    "Block",
+    "BlocklifeError",
+    "CapacityError",
+    "Checking",
+    "Completion",
+    "Contract",
+    "DefinitionError",
+    "Direction",
+    "Geometry",
+    "Hit",
+    "HostTier",
+    "InvariantError",
+    "Job",
+    "JobId",
+    "LastStep",
+    "LateError",
+    "Launched",
+    "Ledger",
+    "Lifecycle",
+    "Limits",
+    "MisuseError",
+    "Mode",
+    "OffloadScheduler",
+    "Placed",
+    "Plan",
+    "Policies",
+    "Pool",
+    "RefusedError",
+    "Request",
+    "Result",
+    "Seal",
+    "Settled",
+    "Slot",
+    "Step",
+    "Transfer",
+    "Worker",
+    "__version__",
+    "edge",
+    "guard",
+]
+
+
+if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+
+    def __getattr__(name: str) -> object:
+        """Called for a name that is not there yet."""
+        if name in __all__:
+            for each in _MODULES:
+                module = import_module(f"{__name__}.{each}")
+                if hasattr(module, name):
+                    return globals().setdefault(name, getattr(module, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 _shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 if _shell is not None:  # in a notebook things show themselves without being asked; elsewhere nothing is imported here

@@ -6,6 +6,7 @@ are held against the modules, so that no command is missing in the help, and no 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import blocklife
 from blocklife import cli
 from blocklife.cli import recording
 from blocklife.cli.common import Parser
@@ -85,6 +87,33 @@ def test_startup_of_an_import_is_light(module: str) -> None:
     assert module in modules
     assert not packages(modules) & HEAVY
     assert not [name for name in modules if name.startswith(("blocklife.drawing", "blocklife.testing", "blocklife.cli"))]
+
+
+def test_startup_hands_on_what_who_checks_types_is_told() -> None:
+    """Each public name is the very thing of the module that the type checker takes it from, and `dir` shows it."""
+    tree = ast.parse((ROOT / "blocklife" / "__init__.py").read_text(encoding="utf-8"))
+    told = {
+        each.name: importlib.import_module(str(node.module))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module) in {f"blocklife.{each}" for each in blocklife._MODULES}
+        for each in node.names
+    }
+
+    assert {"__version__", *told} == set(blocklife.__all__)
+    assert [name for name, module in told.items() if getattr(blocklife, name) is not getattr(module, name)] == []
+    assert set(blocklife.__all__) <= set(dir(blocklife))
+    with pytest.raises(AttributeError, match="module 'blocklife' has no attribute 'Leger'"):
+        _ = blocklife.Leger  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "last"), [("MisuseError", "errors"), ("Block", "states"), ("Ledger", "ledger")])
+def test_startup_a_name_costs_what_its_module_needs(name: str, last: str) -> None:
+    """Of the modules that names come from, none behind its own is imported."""
+    modules = brought_in(f"{TELL} from blocklife import {name}")
+    known = list(blocklife._MODULES)
+
+    assert [each for each in known if f"blocklife.{each}" in modules] == known[: known.index(last) + 1]
+    assert not packages(modules) & HEAVY
 
 
 def test_startup_tables_name_every_command() -> None:
