@@ -31,8 +31,8 @@ from blocklife.ledger import (
 )
 from blocklife.ledger.book import SLOT
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import Parcel, Store
-from blocklife.ledger.places import BULK, ID_MASK, NULL, Ids, Situation, Step
+from blocklife.ledger.jobs import JobColumns, Parcel, Store
+from blocklife.ledger.places import BULK, ID_MASK, NULL, Ids, Situation, Step, listed, packed
 from blocklife.states import Block, Job, Request, Slot
 from tests.worlds import (
     BOTH,
@@ -367,6 +367,24 @@ def test_rule_of_sizes_is_counted_for_every_group() -> None:
             setattr(job, name, value)
 
         assert [each.message for each in check(ledger, "I15")] == [message]
+
+
+@pytest.mark.parametrize("count", [2, 60], ids=["few", "many"])
+def test_columns_stay_their_caller_s(count: int) -> None:
+    """What a job moves is what was handed in, whatever becomes of the caller's lists and arrays."""
+    ledger = make_ledger(num_blocks=count + 1, num_slots=count)
+    final = sealed(ledger, "a", keys(*map(str, range(count))))
+    lives, slots = packed(listed(final.lives).copy()), packed(list(range(count)))
+    columns = JobColumns.of_blocks(["a"], [()], [0, count], lives, bytes(count), slots, keys(*map(str, range(count))))
+    (number,) = ledger.plan_columns(columns)
+    lives[0] = slots[0] = lives[1]
+    columns.keys[0] = b"other"
+    job = ledger.jobs.by_number[number]
+
+    assert listed(job.lives) == listed(final.lives)
+    assert listed(job.slots) == list(range(count))
+    assert job.keys[0] == keys("0")[0]
+    assert check(ledger) == []
 
 
 # --- twins: two stores of one content at once ---------------------------------------------------------------------------

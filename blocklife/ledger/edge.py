@@ -21,6 +21,7 @@ from numbers import Real
 from typing import NoReturn, SupportsIndex, TypeGuard, TypeVar
 
 import numpy as np
+from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger.jobs import Batch, JobColumns, Jobs, Parcel, Store
@@ -315,7 +316,7 @@ def stores(values: object, name: str) -> list[Store]:
 
 
 def columns(value: object, name: str, num_groups: int) -> JobColumns:
-    """Jobs as columns: each column is of one kind, and each job has a part of it (I15)."""
+    """Jobs as columns, copied: each column is of one kind, and each job has a part of it (I15)."""
     found = member(value, JobColumns, name)
     _ids(found.lives, name, ".lives")
     _ids(found.slots, name, ".slots")
@@ -338,7 +339,15 @@ def columns(value: object, name: str, num_groups: int) -> JobColumns:
     jobs = len(found.owners) == len(found.sharers) == len(found.cuts) - 1 == len(found.slot_cuts) - 1
     if not (blocks and slots and jobs):
         refuse(name, "columns that are as long as their cuts say (I15)", found)
-    return found
+    chosen, named = found.slots.copy(), list(found.keys)  # they are kept, and the caller's stay the caller's
+    return evolve(
+        found,
+        lives=found.lives.copy(),
+        slots=chosen,
+        keys=named,
+        places=chosen if found.places is found.slots else found.places.copy(),
+        names=named if found.names is found.keys else list(found.names),
+    )
 
 
 def _check_spans(groups: object, cuts: Sequence[int], num_groups: int, name: str) -> None:
