@@ -120,7 +120,7 @@ class Book(edge.NotCopied):
         self.moved: Counter[str] = Counter()
         """Blocks of jobs that are DONE, by direction."""
         self._journal: deque[Entry] = deque()
-        """The latest steps, each as the fields of a `Committed`, which is made of it when somebody looks."""
+        """The latest steps as plain tuples; `journal` builds the records from them."""
         self._journal_size = 0
         self.plan_number = 0
         self._listeners: list[Listener] = []

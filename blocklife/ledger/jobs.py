@@ -94,7 +94,7 @@ class JobColumns:
     """
 
     owners: list[str | None]
-    """For whom each job is made; None for a store on nobody's behalf."""
+    """The request that each job serves; None for a store that serves none."""
     cuts: list[int]
     lives: Lives
     groups: bytes
