@@ -10,16 +10,18 @@ in the same order, so that both hand out the same blocks.
 
 from __future__ import annotations
 
+import enum
 import functools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import attrs
 import pytest
 from attrs import define, field
 
-from blocklife.errors import CapacityError, MisuseError, RefusedError
+from blocklife.errors import CapacityError, DefinitionError, MisuseError, RefusedError
 from blocklife.ledger import (
     Batch,
     Committed,
@@ -901,3 +903,13 @@ def test_free_blocks_keep_their_order_for_ever(count: int) -> None:
         free = free[count:] + ids
         assert ledger.blocks.queue.order() == free, turn
         assert check(ledger) == []
+
+
+def test_a_machine_with_more_states_than_a_byte_holds_is_refused() -> None:
+    """At import, and not when many places are asked at once for the first time."""
+    state = enum.Enum("State", {f"S{number}": number for number in range(17)})  # type: ignore[misc]
+    table = attrs.evolve(MACHINES["block"], name="Wide", states=tuple(state))
+    event = attrs.evolve(MACHINES["block"].events["seal"], table=table)
+
+    with pytest.raises(DefinitionError, match="Wide: 17 states and four counts do not fit one byte"):
+        places_module.Rule(event)

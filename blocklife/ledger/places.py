@@ -26,7 +26,7 @@ import numpy as np
 from attrs import define
 from numpy.typing import NDArray
 
-from blocklife.errors import CapacityError, InvariantError, MisuseError
+from blocklife.errors import CapacityError, DefinitionError, InvariantError, MisuseError
 from blocklife.lifecycle import REFUSED, Column, Event, Rows, Table
 from blocklife.states import Block, BlockLife, Slot, SlotLife, ends_life
 
@@ -133,6 +133,10 @@ _COUNTS = 4
 """Bits of a `Situation` that are counts of the place; the other bits hold for all places of a batch, or come with it."""
 
 
+_MOST_STATES = 256 >> _COUNTS
+"""A state and the counts are one byte, so that many places are translated at once."""
+
+
 def _facts_by_situation(event: Event) -> bytes:
     """Evaluate the guards of *event* once for every situation."""
     every = np.arange(1 << len(Situation))
@@ -154,6 +158,10 @@ class Rule:
     __slots__ = ("_facts", "_padded", "event", "looks", "name", "tables")
 
     def __init__(self, event: Event) -> None:
+        if (states := len(event.table.states)) > _MOST_STATES:
+            raise DefinitionError(
+                f"{event.table.name}: {states} states and four counts do not fit one byte (at most {_MOST_STATES})"
+            )
         self.event = event
         self.name = event.name
         self._facts = _facts_by_situation(event)

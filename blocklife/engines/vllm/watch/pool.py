@@ -51,7 +51,7 @@ class PoolEar:
             (group, manager, window, size)
             for group, manager in enumerate(managers)
             if isinstance(window := getattr(manager, "sliding_window", None), int)
-            and window > 1  # who reads only what it computes has let go of nothing that it needs
+            and window > 1  # a request with a window of one token reads no earlier block
             and (size := getattr(manager, "block_size", 0))
         ]
         self.names = Names(mirrors, pool, managers, sample)

@@ -43,7 +43,7 @@ class Progress:
             reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
 
     def leave(self) -> None:
-        """All have heard of the plan. It is not kept: a plan is large, and whoever has it last takes the time to free it."""
+        """Every part of the watch has read the plan. It is dropped here: freeing a large plan would cost the watch time."""
         self._last = None
 
     def _look(self, names: Sequence[str], computed: Sequence[int], resumed: Collection[str]) -> None:
