@@ -4,6 +4,8 @@ Rules of this file:
 
 * Every rule that can be a row is a row. What is not a row is a refusal.
 * This file decides what is legal. It does not know which block is chosen, when a copy runs, or how columns are kept.
+* What holds of a state, whatever comes next, stands once: in `BLOCKS`, `SLOTS`, `JOBS` or `REQUESTS`, one row for each state.
+  Sets of states elsewhere are read off these tables, and a state without a row stops the import.
 * A machine does not know the others. Where two must move together, a row of `COUPLINGS` says so.
 
 Theory. There are four machines. A *block* is a place on the device, a *slot* a place in the tier below; a *job* moves bytes
@@ -43,6 +45,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeVar
 
 from attrs import frozen
 
@@ -101,6 +105,144 @@ class Request(enum.Enum):
     LOADING = "waits for its load; not in the batch"
     PREEMPTED = "gave its blocks back; will be admitted again"
     FINISHED = "over"
+
+
+# --- what each state is ------------------------------------------------------------------------------------------------
+
+
+@enum.unique
+class Trait(enum.Enum):
+    """What holds of a block, a slot, a job or a request in some states always and in the others never."""
+
+    FREE = "can be handed out at once, and no copy is given up or waited for"
+    ALIVE = "the epoch of the block names a life"
+    HELD = "one request at least holds the life"
+    KEYED = "found under its key: the content of a block is final, that of a slot is final or on its way"
+    COPYING = "one store names the life as its source"
+    READ = "a submitted copy may read the place"
+    WRITTEN = "a submitted copy may write the place"
+    OUT = "the workers have the job"
+    WANTED = "somebody wants the result of the job"
+    ADMITTED = "the request was let in, and can be preempted"
+    OVER = "nothing comes after it"
+
+
+@enum.unique
+class Tone(enum.Enum):
+    """What sort of state it is: one colour each, in every drawing."""
+
+    REST = "at rest"
+    USE = "in use"
+    COPY = "a copy is planned or runs"
+    TROUBLE = "given up, though a copy may still touch it"
+    OVER = "ended"
+
+
+@frozen(init=False)
+class Nature:
+    """What is said of one state, whatever event comes next."""
+
+    tone: Tone
+    traits: frozenset[Trait]
+
+    def __init__(self, tone: Tone, *traits: Trait) -> None:
+        self.__attrs_init__(tone, frozenset(traits))
+
+
+StateT = TypeVar("StateT", bound=enum.Enum)
+
+
+def natures(states: type[StateT], given: Mapping[StateT, Nature]) -> Mapping[enum.Enum, Nature]:
+    """A total table: every state has a row, and nothing else has one."""
+    if unknown := [state for state in given if not isinstance(state, states)]:
+        raise DefinitionError(f"{unknown[0]} is no state of {states.__name__}")
+    if forgotten := [state.name for state in states if state not in given]:
+        raise DefinitionError(f"{states.__name__}: nothing is said of {', '.join(forgotten)}; give it a tone and its traits")
+    return MappingProxyType({state: given[state] for state in states})
+
+
+BLOCKS = natures(
+    Block,
+    {
+        Block.FREED: Nature(Tone.REST, Trait.FREE),
+        Block.CACHED: Nature(Tone.REST, Trait.FREE, Trait.ALIVE, Trait.KEYED),
+        Block.ALLOCATED: Nature(Tone.USE, Trait.ALIVE, Trait.HELD),
+        Block.PLEDGED: Nature(Tone.COPY, Trait.ALIVE, Trait.HELD, Trait.COPYING),
+        Block.LOADING: Nature(Tone.COPY, Trait.ALIVE, Trait.HELD, Trait.READ, Trait.WRITTEN),
+        Block.SEALED: Nature(Tone.USE, Trait.ALIVE, Trait.HELD, Trait.KEYED),
+        Block.PENDING_STORE: Nature(Tone.COPY, Trait.ALIVE, Trait.KEYED, Trait.COPYING),
+        Block.IN_FLIGHT: Nature(Tone.COPY, Trait.ALIVE, Trait.KEYED, Trait.COPYING, Trait.READ),
+        Block.FLUSHED: Nature(Tone.COPY, Trait.ALIVE, Trait.HELD, Trait.READ),
+        Block.STALE: Nature(Tone.TROUBLE, Trait.READ, Trait.WRITTEN),
+        Block.QUARANTINED: Nature(Tone.TROUBLE, Trait.READ, Trait.WRITTEN),
+    },
+)
+"""Behind a fence a load may be planned while an older store still reads its target: `LOADING` is read as well as written."""
+
+SLOTS = natures(
+    Slot,
+    {
+        Slot.EMPTY: Nature(Tone.REST, Trait.FREE),
+        Slot.WRITING: Nature(Tone.COPY, Trait.KEYED, Trait.WRITTEN),
+        Slot.READY: Nature(Tone.USE, Trait.KEYED, Trait.READ),
+        Slot.STALE: Nature(Tone.TROUBLE, Trait.READ),
+        Slot.QUARANTINED: Nature(Tone.TROUBLE, Trait.WRITTEN),
+    },
+)
+
+JOBS = natures(
+    Job,
+    {
+        Job.PLANNED: Nature(Tone.REST, Trait.WANTED),
+        Job.IN_FLIGHT: Nature(Tone.COPY, Trait.OUT, Trait.WANTED),
+        Job.FLUSHED: Nature(Tone.COPY, Trait.OUT, Trait.WANTED),
+        Job.STALE: Nature(Tone.TROUBLE, Trait.OUT),
+        Job.QUARANTINED: Nature(Tone.TROUBLE, Trait.OUT),
+        Job.DONE: Nature(Tone.OVER, Trait.OVER),
+        Job.FAILED: Nature(Tone.OVER, Trait.OVER),
+        Job.CANCELLED: Nature(Tone.OVER, Trait.OVER),
+    },
+)
+
+REQUESTS = natures(
+    Request,
+    {
+        Request.WAITING: Nature(Tone.REST),
+        Request.RUNNING: Nature(Tone.USE, Trait.ADMITTED),
+        Request.LOADING: Nature(Tone.COPY, Trait.ADMITTED),
+        Request.PREEMPTED: Nature(Tone.REST),
+        Request.FINISHED: Nature(Tone.OVER, Trait.OVER),
+    },
+)
+
+NATURES: Mapping[enum.Enum, Nature] = MappingProxyType({**BLOCKS, **SLOTS, **JOBS, **REQUESTS})
+
+
+def states_with(trait: Trait, states: type[StateT]) -> frozenset[StateT]:
+    """The states of one machine that have a trait."""
+    return frozenset(state for state in states if trait in NATURES[state].traits)
+
+
+KEYED = states_with(Trait.KEYED, Block)
+"""States in which the content of a block is final and may be read under its key."""
+
+COPYING = states_with(Trait.COPYING, Block)
+"""States in which one store names the life as its source."""
+
+LIFELESS = frozenset(Block) - states_with(Trait.ALIVE, Block)
+"""States in which a block has no life. In every other state its current epoch names one."""
+
+STORE_READS, LOAD_WRITES = states_with(Trait.READ, Block), states_with(Trait.WRITTEN, Block)
+"""Where a block may stand while a submitted store reads it, and while a submitted load writes it."""
+
+STORE_WRITES, LOAD_READS = states_with(Trait.WRITTEN, Slot), states_with(Trait.READ, Slot)
+"""Where a slot may stand while a submitted store writes it, and while a submitted load reads it."""
+
+PINNED = COPYING | STORE_READS | LOAD_WRITES
+"""States in which at least one job pins a block."""
+
+TERMINAL = states_with(Trait.OVER, Job)
+"""States in which a job is over."""
 
 
 # --- guards ------------------------------------------------------------------------------------------------------------
@@ -409,16 +551,11 @@ MACHINES: Mapping[str, Table] = {
     "request": RequestLife.table,
 }
 
+for _table in MACHINES.values():
+    if {state for state in _table.states if Trait.OVER in NATURES[state].traits} != _table.finals:
+        raise DefinitionError(f"{_table.name}: its final states are those that are over")
+
 # --- lives -------------------------------------------------------------------------------------------------------------
-
-LIFELESS = frozenset({Block.FREED, Block.STALE, Block.QUARANTINED})
-"""States in which a block has no life. In every other state its current epoch names one."""
-
-KEYED = frozenset({Block.CACHED, Block.SEALED, Block.PENDING_STORE, Block.IN_FLIGHT})
-"""States in which the content of a block is final and may be read under its key."""
-
-COPYING = frozenset({Block.PLEDGED, Block.PENDING_STORE, Block.IN_FLIGHT})
-"""States in which one store names the life as its source."""
 
 
 def ends_life(row: Row) -> bool:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from blocklife.drawing.layout import WIDTH_MAX, Box, Layout, Line, Point, layout, numbers_of, ranges
 from blocklife.drawing.lettering import FIXED, fixed_width, prose_width, wrapped
-from blocklife.drawing.picture import Arrow, Emphasis, Kind, Label, Mark, Marks, Node, Panel, Picture, picture
+from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
 from blocklife.errors import DefinitionError
-from blocklife.states import COUPLINGS, MACHINES
+from blocklife.states import COUPLINGS, MACHINES, Tone
 
 every_machine = pytest.mark.parametrize("name", MACHINES)
 
@@ -144,7 +144,7 @@ def panels(draw: st.DrawFn) -> Panel:
     """A picture of up to twelve states with arrows anywhere, guards, couplings and notes."""
     names = draw(st.lists(words, min_size=1, max_size=12, unique=True))
     first = draw(st.sampled_from(names))
-    nodes = tuple(Node(name, "about", name == first, draw(st.booleans()), draw(st.sampled_from(list(Kind)))) for name in names)
+    nodes = tuple(Node(name, "about", name == first, draw(st.booleans()), draw(st.sampled_from(list(Tone)))) for name in names)
     ends = st.tuples(st.sampled_from(names), st.sampled_from(names))
     pairs = draw(st.lists(ends, max_size=3 * len(names), unique=True))
     named = tuple(each.name for each in COUPLINGS)

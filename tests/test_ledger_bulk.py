@@ -39,9 +39,9 @@ from blocklife.ledger import (
 )
 from blocklife.ledger import places as places_module
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import TERMINAL, Parcel, Store
+from blocklife.ledger.jobs import Parcel, Store
 from blocklife.ledger.places import ID_MASK, NULL, listed
-from blocklife.states import MACHINES, Block, Job, Request, Slot, SlotLife
+from blocklife.states import MACHINES, TERMINAL, Block, Job, Request, Slot, SlotLife
 from tests.test_ledger_groups import sound
 from tests.worlds import BOTH, in_flight, keys, make_ledger, ready, refuses, report, sealed, unchanged
 

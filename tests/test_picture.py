@@ -9,9 +9,9 @@ import enum
 
 import pytest
 
-from blocklife.drawing.picture import Arrow, Emphasis, Kind, Label, Mark, Marks, Panel, kind_of, picture
+from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Marks, Panel, picture, tone_of
 from blocklife.lifecycle import Lifecycle, Table, edge, guard
-from blocklife.states import COUPLINGS, MACHINES, Block, Job, coupled
+from blocklife.states import COUPLINGS, MACHINES, Block, Job, Tone, coupled
 
 
 class Door(enum.Enum):
@@ -126,20 +126,20 @@ def test_picture_names_the_couplings_that_force_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "state", "kind"),
+    ("table", "state", "tone"),
     [
-        (MACHINES["block"], Block.FREED, Kind.REST),
-        (MACHINES["block"], Block.SEALED, Kind.USE),
-        (MACHINES["block"], Block.IN_FLIGHT, Kind.COPY),
-        (MACHINES["block"], Block.QUARANTINED, Kind.TROUBLE),
-        (MACHINES["job"], Job.FAILED, Kind.OVER),
-        (DoorLife.table, Door.OPEN, Kind.REST),
-        (DoorLife.table, Door.SHUT, Kind.USE),
-        (DoorLife.table, Door.GONE, Kind.OVER),
+        (MACHINES["block"], Block.FREED, Tone.REST),
+        (MACHINES["block"], Block.SEALED, Tone.USE),
+        (MACHINES["block"], Block.IN_FLIGHT, Tone.COPY),
+        (MACHINES["block"], Block.QUARANTINED, Tone.TROUBLE),
+        (MACHINES["job"], Job.FAILED, Tone.OVER),
+        (DoorLife.table, Door.OPEN, Tone.REST),
+        (DoorLife.table, Door.SHUT, Tone.USE),
+        (DoorLife.table, Door.GONE, Tone.OVER),
     ],
 )
-def test_picture_knows_what_sort_a_state_is(table: Table, state: enum.Enum, kind: Kind) -> None:
-    assert kind_of(table, state) is kind
+def test_picture_knows_what_sort_a_state_is(table: Table, state: enum.Enum, tone: Tone) -> None:
+    assert tone_of(table, state) is tone
 
 
 def test_marks_are_plain_where_nothing_is_said() -> None:

@@ -30,7 +30,6 @@ from blocklife.drawing.messages import (
     folded,
     said,
 )
-from blocklife.drawing.picture import Kind
 from blocklife.drawing.sequence import Band, Item, Message, Note, Party, Sequence, Way, mermaid
 from blocklife.drawing.sequence_svg import SIZE, TITLE_SIZE, svg
 from blocklife.drawing.theme import Theme
@@ -39,7 +38,7 @@ from blocklife.engines.toy.workload import generate_workload
 from blocklife.recording import Recorder
 from blocklife.recording.lives import Lives, Step
 from blocklife.recording.reading import open_recording
-from blocklife.states import MACHINES
+from blocklife.states import MACHINES, Tone
 from tests.worlds import keys, make_ledger, ready, report, sealed, store
 
 STATEMENT = re.compile(
@@ -424,8 +423,8 @@ def test_svg_has_no_overlapping_text_whatever_is_said(parties: int) -> None:
         items.append(Message(one, other, long, Way.LOST, "plan 1000000000"))
         items.append(Message(one, other, "short", Way.ANSWERS, one + other))
     for each in who:
-        items += [Note((each.key,), (long, "x"), Kind.TROUBLE, "plan 7"), Band(long), Band("x", faint=True)]
-    items.append(Note((who[0].key, who[-1].key), (long,), Kind.OVER))
+        items += [Note((each.key,), (long, "x"), Tone.TROUBLE, "plan 7"), Band(long), Band("x", faint=True)]
+    items.append(Note((who[0].key, who[-1].key), (long,), Tone.OVER))
 
     check_boxes(svg(Sequence(who, tuple(items), long)))
 
@@ -491,7 +490,7 @@ def test_svg_survives_any_text() -> None:
 @pytest.mark.parametrize("theme", [None, *Theme], ids=lambda each: "auto" if each is None else each.name)
 def test_svg_has_the_colours_of_its_theme(theme: Theme | None) -> None:
     """Without one it has both, and asks the reader's system; every class that is used has a colour."""
-    items = [Note(("A",), (kind.name,), kind) for kind in Kind] + [Band("a"), Band("b", faint=True)]
+    items = [Note(("A",), (tone.name,), tone) for tone in Tone] + [Band("a"), Band("b", faint=True)]
     text = svg(Sequence(TWO, (*items, Message("A", "B", "x", Way.LOST)), "title"), theme)
     style = text.partition("<style>")[2].partition("</style>")[0]
     used = {name for names in re.findall(r'class="([^"]+)"', text) for name in names.split()}

@@ -5,10 +5,13 @@ A change of `blocklife/states.py` has to be repeated here, where a reviewer sees
 
 from __future__ import annotations
 
+import enum
 import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,22 +19,33 @@ from attrs import evolve
 
 from blocklife import states
 from blocklife.errors import DefinitionError, RefusedError
+from blocklife.ledger import jobs
 from blocklife.lifecycle import Column, Lifecycle, Row, Table
 from blocklife.states import (
     COPYING,
     COUPLINGS,
     KEYED,
     LIFELESS,
+    LOAD_WRITES,
     MACHINES,
+    NATURES,
+    STORE_READS,
     Block,
     BlockLife,
     Coupling,
     Job,
     JobLife,
+    Nature,
+    Request,
     RequestLife,
+    Slot,
     SlotLife,
+    Tone,
+    Trait,
     coupled,
     ends_life,
+    natures,
+    states_with,
 )
 
 LIVES: Mapping[str, type[Lifecycle]] = {"block": BlockLife, "slot": SlotLife, "job": JobLife, "request": RequestLife}
@@ -331,6 +345,100 @@ def test_content_becomes_final_only_by_seal_or_landing() -> None:
     finals = {row.event for row in BlockLife.table.rows if row.source not in KEYED and row.target in KEYED}
 
     assert finals == {"seal", "land"}
+
+
+# --- natures -----------------------------------------------------------------------------------------------------------
+
+TRAITS: Mapping[type[enum.Enum], Mapping[str, str]] = {
+    Block: {
+        "FREE": "FREED CACHED",
+        "ALIVE": "CACHED ALLOCATED PLEDGED LOADING SEALED PENDING_STORE IN_FLIGHT FLUSHED",
+        "HELD": "ALLOCATED PLEDGED LOADING SEALED FLUSHED",
+        "KEYED": "CACHED SEALED PENDING_STORE IN_FLIGHT",
+        "COPYING": "PLEDGED PENDING_STORE IN_FLIGHT",
+        "READ": "LOADING IN_FLIGHT FLUSHED STALE QUARANTINED",
+        "WRITTEN": "LOADING STALE QUARANTINED",
+    },
+    Slot: {"FREE": "EMPTY", "KEYED": "WRITING READY", "READ": "READY STALE", "WRITTEN": "WRITING QUARANTINED"},
+    Job: {
+        "OUT": "IN_FLIGHT FLUSHED STALE QUARANTINED",
+        "WANTED": "PLANNED IN_FLIGHT FLUSHED",
+        "OVER": "DONE FAILED CANCELLED",
+    },
+    Request: {"ADMITTED": "RUNNING LOADING", "OVER": "FINISHED"},
+}
+TONES = {
+    Block: "REST REST USE COPY COPY USE COPY COPY COPY TROUBLE TROUBLE",
+    Slot: "REST COPY USE TROUBLE TROUBLE",
+    Job: "REST COPY COPY TROUBLE TROUBLE OVER OVER OVER",
+    Request: "REST USE COPY REST OVER",
+}
+
+
+@pytest.mark.parametrize("machine", TRAITS, ids=lambda each: each.__name__)
+def test_natures_are_exactly_these(machine: type[enum.Enum]) -> None:
+    """Every trait and every tone of every state."""
+    found = {trait.name: {state.name for state in states_with(trait, machine)} for trait in Trait}
+
+    assert {name: names for name, names in found.items() if names} == {
+        name: set(names.split()) for name, names in TRAITS[machine].items()
+    }
+    assert [NATURES[state].tone.name for state in machine] == TONES[machine].split()
+
+
+def test_natures_agree_with_the_rows() -> None:
+    """What the rows say about a trait is what the table says: neither is changed without the other."""
+
+    def sources(life: type[Lifecycle], event: str, *, guarded: bool = True) -> set[enum.Enum]:
+        return {row.source for row in life.table.rows if row.event == event and (guarded or row.guard is None)}
+
+    assert sources(BlockLife, "allocate", guarded=False) == states_with(Trait.FREE, Block)
+    assert sources(BlockLife, "acquire") == states_with(Trait.KEYED, Block)
+    assert sources(BlockLife, "cancel") == states_with(Trait.COPYING, Block) - states_with(Trait.READ, Block)
+    assert sources(BlockLife, "release") == states_with(Trait.HELD, Block) | {Block.PENDING_STORE, Block.IN_FLIGHT}
+    assert sources(BlockLife, "land") == STORE_READS | LOAD_WRITES
+    assert sources(SlotLife, "plan_store") == states_with(Trait.FREE, Slot)
+    assert sources(SlotLife, "land") == states_with(Trait.WRITTEN, Slot)
+    assert sources(SlotLife, "unpin") == states_with(Trait.READ, Slot)
+    assert sources(JobLife, "finish") == states_with(Trait.OUT, Job) | states_with(Trait.OVER, Job)
+    assert sources(JobLife, "abandon") == states_with(Trait.OUT, Job) & states_with(Trait.WANTED, Job)
+    assert sources(RequestLife, "preempt") == states_with(Trait.ADMITTED, Request)
+
+
+@pytest.mark.parametrize("state", NATURES, ids=str)
+def test_a_forgotten_state_is_an_error_at_import(state: enum.Enum) -> None:
+    """The file without the row of one state is refused when it is imported, by the name of the state."""
+    text = Path(states.__file__).read_text(encoding="utf-8")
+    row = re.compile(rf"^ +{re.escape(str(state))}: Nature\(.*\n", re.MULTILINE)
+    assert len(row.findall(text)) == 1
+
+    with pytest.raises(DefinitionError, match=f"^{type(state).__name__}: nothing is said of {state.name};"):
+        exec(compile(row.sub("", text), states.__file__, "exec"), {"__name__": "states_without_a_row"})
+
+
+def test_natures_of_another_machine_are_refused() -> None:
+    """A row belongs to the machine of its table."""
+    given: dict[enum.Enum, Nature] = {state: Nature(Tone.REST) for state in (*Slot, Block.FREED)}
+
+    with pytest.raises(DefinitionError, match=r"^Block.FREED is no state of Slot$"):
+        natures(Slot, given)
+
+
+def test_what_is_final_is_over() -> None:
+    """A final state that is not said to be over is refused at import."""
+    text = Path(states.__file__).read_text(encoding="utf-8")
+    planted = text.replace("Job.DONE: Nature(Tone.OVER, Trait.OVER)", "Job.DONE: Nature(Tone.OVER)")
+    assert planted != text
+
+    with pytest.raises(DefinitionError, match=r"^JobLife: its final states are those that are over$"):
+        exec(compile(planted, states.__file__, "exec"), {"__name__": "states_of_two_minds"})
+
+
+def test_handles_name_the_states_of_the_table() -> None:
+    """What mypy is told in `ledger.jobs` is what the table says."""
+    assert set(get_args(jobs.Out)) == states_with(Trait.OUT, Job)
+    assert set(get_args(jobs.Submitted)) == states_with(Trait.OUT, Job) & states_with(Trait.WANTED, Job)
+    assert set(get_args(jobs.Storable)) == {row.source for row in BlockLife.table.rows if row.event == "plan_store"}
 
 
 # --- couplings ---------------------------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocklife.drawing import ink
-from blocklife.drawing.picture import Arrow, Emphasis, Kind, Label, Mark, Marks, Node, Panel, Picture, picture
+from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
 from blocklife.drawing.png import SCALE, png
 from blocklife.drawing.svg import row_told, slug, state_told, svg
 from blocklife.drawing.theme import Theme, Tint
-from blocklife.states import COUPLINGS, MACHINES
+from blocklife.states import COUPLINGS, MACHINES, Tone
 
 ROOT = Path(__file__).parent.parent
 NS = {"svg": "http://www.w3.org/2000/svg"}
@@ -277,7 +277,7 @@ def contrast(one: str, two: str) -> float:
 def test_theme_has_text_that_can_be_read(theme: Theme) -> None:
     """4.5 to 1 for text on all that it stands on; what never happened may be fainter, though not gone."""
     palette = theme.value
-    tints: list[tuple[Kind | Emphasis, Tint]] = [*palette.kinds.items(), *palette.emphases.items()]
+    tints: list[tuple[Tone | Emphasis, Tint]] = [*palette.tones.items(), *palette.emphases.items()]
 
     for colour in (palette.text, palette.faint, palette.guard):
         assert contrast(colour, palette.ground) >= 4.5
@@ -287,7 +287,7 @@ def test_theme_has_text_that_can_be_read(theme: Theme) -> None:
         assert contrast(tint.text, palette.panel) >= least, which
         assert contrast(tint.text, tint.fill) >= least, which
         assert contrast(palette.guard, tint.fill) >= least, which
-    assert set(palette.kinds) == set(Kind)
+    assert set(palette.tones) == set(Tone)
     assert set(palette.emphases) == set(Emphasis)
 
 
@@ -346,7 +346,7 @@ def unfiltered(kind: int, line: bytes, above: bytes) -> bytes:
 
 @pytest.mark.parametrize("theme", Theme, ids=lambda theme: theme.name.lower())
 def test_png_has_the_size_of_the_drawing_and_is_not_blank(theme: Theme) -> None:
-    """Ground, text and every kind of state that the machine has are there in their colours."""
+    """Ground, text and every tone that the machine has are there in their colours."""
     panel = Panel(picture(MACHINES["request"], "request"))
     root = read(svg([panel], theme))
     width, height, lines = pixels_of(png([panel], theme))
@@ -358,8 +358,8 @@ def test_png_has_the_size_of_the_drawing_and_is_not_blank(theme: Theme) -> None:
     assert width == pytest.approx(float(root.get("width", "")) * SCALE, abs=2)
     assert height == pytest.approx(float(root.get("height", "")) * SCALE, abs=2)
     assert colour(theme.value.panel) in seen
-    for kind in {node.kind for node in panel.picture.nodes}:
-        assert colour(theme.value.kinds[kind].fill) in seen
+    for tone in {node.tone for node in panel.picture.nodes}:
+        assert colour(theme.value.tones[tone].fill) in seen
     assert len(seen) > 100, "letters have soft edges"
 
 

@@ -51,17 +51,17 @@ def _machine(panel: Panel, prefix: str, palette: Palette) -> Iterator[str]:
     for node in picture.nodes:
         if node.initial:
             yield f'{quoted(f"{prefix}(begin)")} -> {quoted(prefix + node.name)} [color="{palette.text}"]'
-    kinds = {node.name: node.kind for node in picture.nodes}
+    tones = {node.name: node.tone for node in picture.nodes}
     for arrow in picture.arrows:
         mark = panel.mark_of(arrow)
-        tint = palette.emphases[mark.emphasis] if panel.marked else palette.kinds[kinds[arrow.target]]
+        tint = palette.emphases[mark.emphasis] if panel.marked else palette.tones[tones[arrow.target]]
         ends = f"{quoted(prefix + arrow.source)} -> {quoted(prefix + arrow.target)}"
         yield f"{ends} [{_edge(panel, arrow, mark, tint)}]"
 
 
 def _node(panel: Panel, node: Node, palette: Palette) -> str:
     mark = panel.marks.state(node)
-    tint = palette.kinds[node.kind] if mark.emphasis is Emphasis.PLAIN else palette.emphases[mark.emphasis]
+    tint = palette.tones[node.tone] if mark.emphasis is Emphasis.PLAIN else palette.emphases[mark.emphasis]
     words = [
         f"label={_label([node.name, mark.note] if mark.note else [node.name])}",
         f'color="{tint.line}"',

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from blocklife.drawing.layout import PILL, SMALL, Box, Piece, Point, Role
 from blocklife.drawing.lettering import fixed_width
-from blocklife.drawing.picture import Emphasis, Kind
+from blocklife.drawing.picture import Emphasis
 from blocklife.drawing.theme import Palette, Theme
+from blocklife.states import Tone
 
 FIXED_FONT = "'Fira Mono',ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
 PROSE_FONT = "FiraGO,system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
@@ -110,9 +111,9 @@ def piece(one: Piece, class_: str, *, faint: bool = False) -> str:
 # --- colours -----------------------------------------------------------------------------------------------------------
 
 
-def kind_class(kind: Kind) -> str:
-    """The class of a kind of state, and of arrows into it."""
-    return f"bl-{kind.name.lower()}"
+def tone_class(tone: Tone) -> str:
+    """The class of a tone, and of arrows into it."""
+    return f"bl-{tone.name.lower()}"
 
 
 def emphasis_class(emphasis: Emphasis) -> str:
@@ -168,7 +169,7 @@ def _colours(palette: Palette) -> str:
         f".bl-follows{{fill:{palette.ground};stroke:{palette.faint}}}",
         f".bl-follows-text{{fill:{palette.faint}}}",
     ]
-    tints = {kind_class(kind): tint for kind, tint in palette.kinds.items()}
+    tints = {tone_class(tone): tint for tone, tint in palette.tones.items()}
     tints |= {emphasis_class(emphasis): tint for emphasis, tint in palette.emphases.items()}
     for name, tint in tints.items():
         rules.append(

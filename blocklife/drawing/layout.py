@@ -23,8 +23,9 @@ from typing import NamedTuple, TypedDict
 from attrs import evolve, frozen
 
 from blocklife.drawing.lettering import fixed_width
-from blocklife.drawing.picture import Arrow, Kind, Label, Node, Panel
+from blocklife.drawing.picture import Arrow, Label, Node, Panel
 from blocklife.errors import MisuseError
+from blocklife.states import Tone
 
 TITLE, TEXT, SMALL = 13.0, 11.0, 8.5
 """Sizes of letters: names of states, labels, numbers of couplings."""
@@ -353,8 +354,8 @@ def _order(panel: Panel, sizes: Mapping[str, tuple[float, float]], style: _Style
 
 def _weight(panel: Panel, arrow: Arrow) -> int:
     """Ordinary arrows are kept short and straight before those into trouble."""
-    kinds = {node.name: node.kind for node in panel.picture.nodes}
-    return 1 if kinds[arrow.target] is Kind.TROUBLE else 3
+    tones = {node.name: node.tone for node in panel.picture.nodes}
+    return 1 if tones[arrow.target] is Tone.TROUBLE else 3
 
 
 def _points(pos: str) -> list[Point]:

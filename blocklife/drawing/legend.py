@@ -9,8 +9,8 @@ from attrs import frozen
 from blocklife.drawing import ink
 from blocklife.drawing.layout import Box, Point, Role
 from blocklife.drawing.lettering import BOLD, prose_width, wrapped
-from blocklife.drawing.picture import Emphasis, Kind, Panel
-from blocklife.states import Coupling
+from blocklife.drawing.picture import Emphasis, Panel
+from blocklife.states import Coupling, Tone
 
 SIZE = 11.0
 LINE = 15.0
@@ -72,8 +72,8 @@ def _known(panels: Sequence[Panel]) -> Iterable[_Sign]:
     yield _Sign(10, lambda x, y: ink.element("circle", cx=x + 5, cy=y, r=4.0, class_="bl-start"), "begins")
     if any(node.final for node in nodes):
         yield _Sign(22, _double, "ends")
-    for kind in (each for each in Kind if any(node.kind is each for node in nodes)):
-        yield _Sign(16, _swatch(ink.kind_class(kind)), kind.value)
+    for tone in (each for each in Tone if any(node.tone is each for node in nodes)):
+        yield _Sign(16, _swatch(ink.tone_class(tone)), tone.value)
     if any(arrow.loop for arrow in arrows):
         yield _Sign(9, lambda x, y: ink.loop(x, y - 5.5, "bl-loop"), "stays in its state")
     if any(label.guard for label in labels):

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from blocklife.drawing.picture import Kind, kind_of
+from blocklife.drawing.picture import tone_of
 from blocklife.drawing.sequence import Band, Item, Message, Note, Party, Way
 from blocklife.drawing.sequence import Sequence as Diagram
 from blocklife.recording.format import show_name
 from blocklife.recording.lives import OVER, Life, Lives, Refusal, Step
-from blocklife.states import MACHINES
+from blocklife.states import MACHINES, Tone
 
 REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
     Party("R", "request"),
@@ -222,9 +222,9 @@ class _Teller:
                 after.append(item)
                 continue
             if notes:
-                kind = next((note.kind for note, mine in reversed(notes) if mine), notes[-1][0].kind)
+                tone = next((note.tone for note, mine in reversed(notes) if mine), notes[-1][0].tone)
                 lines = tuple(line for note, _ in notes for line in note.lines)
-                yield evolve(notes[0][0], lines=lines, kind=kind)
+                yield evolve(notes[0][0], lines=lines, tone=tone)
             yield from after
             notes, after = [], []
             if item is not None:
@@ -273,7 +273,7 @@ class _Teller:
                 yield Message(each.source.key, each.target.key, text, each.way, when), each.after
         name = self._job(step) if step.machine == "job" else place
         own = step.machine == self.chosen[0].machine and step.id in {life.id for life in self.chosen}
-        yield Note((LEDGER.key,), (changed(step, name, many=len(alike) > 1),), kind_at(step), when), own
+        yield Note((LEDGER.key,), (changed(step, name, many=len(alike) > 1),), tone_at(step), when), own
 
     def _alike(self, step: Step) -> list[int]:
         """In the story of a job: all its places that take this step together."""
@@ -326,11 +326,11 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def kind_at(step: Step) -> Kind:
-    """The kind of the state that a step leads to."""
+def tone_at(step: Step) -> Tone:
+    """The tone of the state that a step leads to."""
     table = MACHINES.get(step.machine)
     state = next((each for each in table.states if each.name == step.target), None) if table else None
-    return Kind.REST if table is None or state is None else kind_of(table, state)
+    return Tone.REST if table is None or state is None else tone_of(table, state)
 
 
 def _refusal(refusal: Refusal) -> Iterator[tuple[Item, bool]]:

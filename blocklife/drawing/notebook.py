@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from blocklife.drawing.ink import escaped
-from blocklife.drawing.picture import Emphasis, Mark, Marks, Panel, kind_of, picture
+from blocklife.drawing.picture import Emphasis, Mark, Marks, Panel, picture, tone_of
 from blocklife.drawing.theme import Theme
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
@@ -175,7 +175,7 @@ def _bars(title: str, machine: str, counts: Mapping[str, int]) -> Iterator[Seque
     yield (_CELL, f"<b>{title}</b>"), (_NUMBER, f"<b>{total:,}</b>"), (_BAR, "")
     for state in table.states:
         if count := counts.get(state.name, 0):
-            tint = Theme.LIGHT.value.kinds[kind_of(table, state)].line  # strong enough on a dark ground too
+            tint = Theme.LIGHT.value.tones[tone_of(table, state)].line  # strong enough on a dark ground too
             style = f"height:10px;border-radius:2px;background:{tint};width:{max(2, round(_BAR_PIXELS * count / total))}px"
             bar = f'<div style="{style}" title="{escaped(str(state.value))}"></div>'
             yield (_CELL, f"<code>{state.name}</code>"), (_NUMBER, f"{count:,}"), (_BAR, bar)

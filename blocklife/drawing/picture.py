@@ -15,34 +15,14 @@ from collections.abc import Mapping, Sequence
 from attrs import field, frozen
 
 from blocklife.lifecycle import Guard, Row, Table
-from blocklife.states import Block, Coupling, Job, Request, Slot, ends_life
+from blocklife.states import NATURES, Coupling, Tone, ends_life
 
 
-class Kind(enum.Enum):
-    """What sort of state it is: one colour each, in every drawing."""
-
-    REST = "at rest"
-    USE = "in use"
-    COPY = "a copy is planned or runs"
-    TROUBLE = "given up, though a copy may still touch it"
-    OVER = "ended"
-
-
-_KINDS: Mapping[enum.Enum, Kind] = {
-    **dict.fromkeys((Block.FREED, Block.CACHED, Slot.EMPTY, Job.PLANNED, Request.WAITING, Request.PREEMPTED), Kind.REST),
-    **dict.fromkeys((Block.PLEDGED, Block.PENDING_STORE, Block.IN_FLIGHT, Block.LOADING, Block.FLUSHED), Kind.COPY),
-    **dict.fromkeys((Slot.WRITING, Job.IN_FLIGHT, Job.FLUSHED, Request.LOADING), Kind.COPY),
-    **dict.fromkeys((Block.STALE, Block.QUARANTINED, Slot.STALE, Slot.QUARANTINED), Kind.TROUBLE),
-    **dict.fromkeys((Job.STALE, Job.QUARANTINED), Kind.TROUBLE),
-}
-"""States of the four machines that are not simply in use; a lifecycle of a user's own has its first and its final ones."""
-
-
-def kind_of(table: Table, state: enum.Enum) -> Kind:
-    """The kind of one state."""
-    if state in table.finals:
-        return Kind.OVER
-    return _KINDS.get(state, Kind.REST if state is table.initial else Kind.USE)
+def tone_of(table: Table, state: enum.Enum) -> Tone:
+    """The tone of one state; in a lifecycle of a user's own the first state is at rest and the final ones are over."""
+    if (nature := NATURES.get(state)) is not None:
+        return nature.tone
+    return Tone.OVER if state in table.finals else Tone.REST if state is table.initial else Tone.USE
 
 
 @frozen
@@ -54,7 +34,7 @@ class Node:
     """What it means, in one line; empty where the table does not say."""
     initial: bool = False
     final: bool = False
-    kind: Kind = Kind.USE
+    tone: Tone = Tone.USE
 
 
 @frozen
@@ -217,7 +197,7 @@ def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) ->
     """
     name = name or table.name
     nodes = tuple(
-        Node(state.name, _line(state.value), state is table.initial, state in table.finals, kind_of(table, state))
+        Node(state.name, _line(state.value), state is table.initial, state in table.finals, tone_of(table, state))
         for state in table.states
     )
     grouped: dict[tuple[str, str], list[Label]] = {}

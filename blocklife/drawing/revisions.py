@@ -24,9 +24,9 @@ from typing import IO
 
 from attrs import frozen
 
-from blocklife.drawing.picture import Arrow, Kind, Label, Node, Picture, Word, picture
+from blocklife.drawing.picture import Arrow, Label, Node, Picture, Word, picture
 from blocklife.errors import MisuseError
-from blocklife.states import MACHINES
+from blocklife.states import MACHINES, Tone
 
 _ASK = """
 import functools, importlib, json, os, sys
@@ -169,7 +169,7 @@ def _drawn(said: object, machine: str, name: str) -> Picture:
         raise MisuseError(f"{name}: its code wrote what is no table")
     table = _Said(name, said)
     try:
-        today = {node.name: node.kind for node in picture(MACHINES[machine]).nodes} if machine in MACHINES else {}
+        today = {node.name: node.tone for node in picture(MACHINES[machine]).nodes} if machine in MACHINES else {}
         nodes = [_node(today, *each) for each in table.listed("states")]
         grouped: dict[tuple[str, str], list[Label]] = {}
         rows = [
@@ -193,10 +193,10 @@ def _drawn(said: object, machine: str, name: str) -> Picture:
     )
 
 
-def _node(today: Mapping[str, Kind], name: object, about: object, initial: object, final: object) -> Node:
-    """A state; of which kind it is, the machines of the cache say *today*."""
-    kind = today.get(str(name), Kind.OVER if final else Kind.REST if initial else Kind.USE)
-    return Node(str(name), str(about), bool(initial), bool(final), kind)
+def _node(today: Mapping[str, Tone], name: object, about: object, initial: object, final: object) -> Node:
+    """A state; which tone it has, the machines of the cache say *today*."""
+    tone = today.get(str(name), Tone.OVER if final else Tone.REST if initial else Tone.USE)
+    return Node(str(name), str(about), bool(initial), bool(final), tone)
 
 
 def _label(index: object, event: object, guard: object) -> Label:

@@ -20,7 +20,7 @@ from blocklife.drawing.verbs import HANDWRITTEN, INVARIANTS, actions, variables
 from blocklife.errors import DefinitionError
 from blocklife.ledger.limits import Contract
 from blocklife.lifecycle import Event, Guard
-from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, coupled, ends_life
+from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, Slot, Trait, coupled, ends_life, states_with
 
 NONE, STORE, LOAD = 0, 0, 1
 """No job, no block; and the two kinds of jobs."""
@@ -134,7 +134,7 @@ def fire(machine: str, event: Event) -> str:
     return "\n".join([*lines, "    else:", "        refused = 1"])
 
 
-_NAMED = frozenset(state for state in MACHINES["slot"].states if state.name in ("WRITING", "READY"))
+_NAMED = states_with(Trait.KEYED, Slot)
 
 
 def can(machine: str, event: Event) -> str:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from blocklife.drawing.mermaid import escaped
-from blocklife.drawing.picture import Kind
+from blocklife.states import Tone
 
 
 class Way(enum.Enum):
@@ -49,11 +49,11 @@ class Message:
 
 @frozen
 class Note:
-    """Something about one party, or about all from one to another; ``kind`` gives its colour."""
+    """Something about one party, or about all from one to another; ``tone`` gives its colour."""
 
     over: tuple[str, ...]
     lines: tuple[str, ...]
-    kind: Kind = Kind.REST
+    tone: Tone = Tone.REST
     when: str = ""
 
 

@@ -16,9 +16,9 @@ from attrs import define, field
 
 from blocklife.drawing import ink
 from blocklife.drawing.lettering import prose_width, wrapped
-from blocklife.drawing.picture import Kind
 from blocklife.drawing.sequence import Band, Item, Message, Note, Sequence, Way
 from blocklife.drawing.theme import Palette, Theme
+from blocklife.states import Tone
 
 SIZE, LINE = 12.0, 16.0
 """Size of the letters, and from one line of text to the next."""
@@ -145,10 +145,10 @@ class _Drawing:
         height = len(lines) * LINE + PAD
         self.y += PAD / 2
         x = min(max((max(xs) + min(xs) - width) / 2, self.gutter + PAD), self.width - MARGIN - width)
-        kind = note.kind.name.lower()
-        self.parts.append(_box(x, self.y, width, height, f"note {kind}"))
+        tone = note.tone.name.lower()
+        self.parts.append(_box(x, self.y, width, height, f"note {tone}"))
         for at, line in enumerate(lines):
-            self.parts.append(_text(x + width / 2, self.y + PAD / 2 + (at + 0.76) * LINE, line, f"on-{kind}"))
+            self.parts.append(_text(x + width / 2, self.y + PAD / 2 + (at + 0.76) * LINE, line, f"on-{tone}"))
         self.y += height + PAD / 2
 
 
@@ -214,7 +214,7 @@ def _colours(palette: Palette) -> Iterator[str]:
     yield f".lifeline {{ stroke: {palette.faint}; }}"
     yield f".arrow {{ stroke: {palette.text}; }}"
     yield f".head {{ fill: {palette.text}; }}"
-    for kind in Kind:
-        tint, name = palette.kinds[kind], kind.name.lower()
+    for tone in Tone:
+        tint, name = palette.tones[tone], tone.name.lower()
         yield f".{name} {{ fill: {tint.fill}; stroke: {tint.line}; }}"
         yield f".on-{name} {{ fill: {tint.text}; }}"

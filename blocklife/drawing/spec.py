@@ -11,7 +11,7 @@ import enum
 import functools
 import os
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from attrs import frozen
@@ -19,10 +19,18 @@ from attrs import frozen
 from blocklife.drawing.mermaid import mermaid
 from blocklife.drawing.picture import Panel, picture
 from blocklife.drawing.svg import svg
-from blocklife.drawing.tables import coupling_table, event_table, guard_table, row_table, state_event_table, state_table
+from blocklife.drawing.tables import (
+    coupling_table,
+    event_table,
+    guard_table,
+    markdown,
+    row_table,
+    state_event_table,
+    state_table,
+)
 from blocklife.files import read_text
 from blocklife.lifecycle import Table
-from blocklife.states import COPYING, COUPLINGS, KEYED, LIFELESS, MACHINES
+from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
 
 END = "<!-- end -->"
 DRAWINGS = "drawings"
@@ -33,18 +41,14 @@ _HINT = "run: blocklife spec --write"
 
 
 def _states(table: Table) -> str:
-    """The states; those of the block also say what holds of the life in them."""
-    if table is not MACHINES["block"]:
-        return state_table(table)
+    """The states, what each means, and its traits."""
 
-    def member(states: Container[enum.Enum]) -> Callable[[enum.Enum], str]:
-        return lambda state: "yes" if state in states else ""
+    def has(trait: Trait) -> Callable[[enum.Enum], str]:
+        return lambda state: "yes" if trait in NATURES[state].traits else ""
 
-    living = frozenset(table.states) - LIFELESS
-    return state_table(
-        table,
-        {"has a life": member(living), "has a key": member(KEYED), "is a store's source": member(COPYING)},
-    )
+    traits = [trait for trait in Trait if any(trait in NATURES[state].traits for state in table.states)]
+    meanings = markdown(["trait", "means"], [[trait.name.lower(), trait.value] for trait in traits])
+    return state_table(table, {trait.name.lower(): has(trait) for trait in traits}) + "\n" + meanings
 
 
 def _drawing(table: Table) -> str:

@@ -19,8 +19,9 @@ from blocklife.drawing import ink
 from blocklife.drawing.layout import DOT, INSET, WIDTH_MAX, Layout, Line, PlacedArrow, PlacedNode, layout, numbers_of
 from blocklife.drawing.legend import legend
 from blocklife.drawing.lettering import prose_width, wrapped
-from blocklife.drawing.picture import Arrow, Emphasis, Kind, Label, Mark, Node, Panel
+from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Node, Panel
 from blocklife.drawing.theme import Theme
+from blocklife.states import Tone
 
 MARGIN = 12.0
 PADDING = 14.0
@@ -148,15 +149,15 @@ def _machine(found: Layout) -> str:
     )
 
 
-def _kind(panel: Panel, state: str) -> Kind:
-    return next(node.kind for node in panel.picture.nodes if node.name == state)
+def _tone(panel: Panel, state: str) -> Tone:
+    return next(node.tone for node in panel.picture.nodes if node.name == state)
 
 
 def _lines(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
     """The line of an arrow, past its label, with its head."""
     arrow = placed.arrow
     mark = panel.mark_of(arrow)
-    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.kind_class(_kind(panel, arrow.target))
+    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.tone_class(_tone(panel, arrow.target))
     style = f"stroke-width:{ink.number(1.2 + 3 * mark.weight)}" if mark.weight > 0 else None
     drawn = "".join(ink.curve(path, f"bl-line {class_}", style) for path in placed.paths)
     drawn += ink.head(placed.paths[-1][-1], placed.tip, f"bl-head {class_}")
@@ -171,15 +172,15 @@ def _lines(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
 
 def _labels(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
     """The labels of an arrow, on ground of their own."""
-    kind = _kind(panel, placed.arrow.target)
-    drawn = [_row(panel, placed.arrow, line, kind, marked=marked) for line in placed.lines]
+    tone = _tone(panel, placed.arrow.target)
+    drawn = [_row(panel, placed.arrow, line, tone, marked=marked) for line in placed.lines]
     return ink.rect(placed.box, "bl-chip", 4) + "".join(drawn)
 
 
-def _row(panel: Panel, arrow: Arrow, line: Line, kind: Kind, *, marked: bool) -> str:
+def _row(panel: Panel, arrow: Arrow, line: Line, tone: Tone, *, marked: bool) -> str:
     """One row of the table, with its tooltip."""
     mark = panel.marks.row(line.label)
-    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.kind_class(kind)
+    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.tone_class(tone)
     told = ink.element("title", ink.escaped(row_told(panel, arrow, line.label)))
     return ink.element(
         "g",
@@ -194,7 +195,7 @@ def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
     """A state: its box, a second border where a life ends, its name, and what it stays on."""
     node, mark = placed.node, panel.marks.state(placed.node)
     emphasised = marked and mark.emphasis not in (Emphasis.PLAIN, Emphasis.USED)  # what is used keeps its own colour
-    class_ = ink.emphasis_class(mark.emphasis) if emphasised else ink.kind_class(node.kind)
+    class_ = ink.emphasis_class(mark.emphasis) if emphasised else ink.tone_class(node.tone)
     style = f"stroke-width:{ink.number(1.2 + 2.5 * mark.weight)}" if mark.weight > 0 else None
     drawn = [ink.element("title", ink.escaped(state_told(panel, node))), ink.rect(placed.box, f"bl-box {class_}", 7)]
     if style:
@@ -203,7 +204,7 @@ def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
         drawn.append(ink.rect(placed.box, f"bl-box {class_}", 5, inset=INSET))
     drawn += [ink.piece(piece, f"{class_}-text") for piece in placed.pieces]
     loops = {label.row: arrow for arrow in panel.picture.arrows if arrow.loop for label in arrow.labels}
-    drawn += [_row(panel, loops[line.label.row], line, node.kind, marked=marked) for line in placed.loops]
+    drawn += [_row(panel, loops[line.label.row], line, node.tone, marked=marked) for line in placed.loops]
     identity = f"{slug(panel.picture.name)}-{slug(node.name)}"
     return ink.element("g", "".join(drawn), id=identity, class_="bl-state", data_state=node.name)
 

@@ -6,8 +6,9 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from blocklife.drawing.picture import Emphasis, Kind, Mark, Node, Panel
+from blocklife.drawing.picture import Emphasis, Mark, Node, Panel
 from blocklife.drawing.tables import REFUSAL
+from blocklife.states import Tone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,12 +21,12 @@ _BETWEEN = 3
 COLUMNS = 120
 """Of text that goes to no terminal."""
 
-_KINDS: Mapping[Kind, str] = {
-    Kind.REST: "",
-    Kind.USE: "blue",
-    Kind.COPY: "magenta",
-    Kind.TROUBLE: "red",
-    Kind.OVER: "cyan",
+_TONES: Mapping[Tone, str] = {
+    Tone.REST: "",
+    Tone.USE: "blue",
+    Tone.COPY: "magenta",
+    Tone.TROUBLE: "red",
+    Tone.OVER: "cyan",
 }
 _STYLES: Mapping[Emphasis, str] = {
     Emphasis.USED: "blue",
@@ -112,7 +113,7 @@ def _state(panel: Panel, node: Node) -> Text:
 
     mark = panel.marks.state(node)
     where = "begins" if node.initial else "ends" if node.final else ""
-    found = Text.assemble((_said(node.name, mark), _STYLES.get(mark.emphasis, _KINDS[node.kind])))
+    found = Text.assemble((_said(node.name, mark), _STYLES.get(mark.emphasis, _TONES[node.tone])))
     return Text.assemble(found, (f"\n  {where}", "dim")) if where else found
 
 
@@ -120,12 +121,12 @@ def _cell(panel: Panel, node: Node, event: str) -> Text:
     """The targets of one event from one state, one below the other; a refusal stands last where all rows can say no."""
     from rich.text import Text
 
-    kinds = {each.name: each.kind for each in panel.picture.nodes}
+    tones = {each.name: each.tone for each in panel.picture.nodes}
     rows = panel.picture.rows_of(node.name, event)
     lines = []
     for target, label in rows:
         mark = panel.marks.row(label)
-        style = _STYLES.get(mark.emphasis, _KINDS[kinds[target]])
+        style = _STYLES.get(mark.emphasis, _TONES[tones[target]])
         guard = (f" [{label.guard}]", "yellow") if label.guard is not None else ""
         note = f" {mark.note}" if mark.note else ""
         lines.append(Text.assemble((_said(target, mark, noted=False), style), guard, note))

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from blocklife.drawing.picture import Emphasis, Kind
+from blocklife.drawing.picture import Emphasis
+from blocklife.states import Tone
 
 
 @frozen
@@ -34,7 +35,7 @@ class Palette:
     """Text and lines of less weight."""
     rule: str
     guard: str
-    kinds: Mapping[Kind, Tint]
+    tones: Mapping[Tone, Tint]
     emphases: Mapping[Emphasis, Tint]
 
 
@@ -48,12 +49,12 @@ class Theme(enum.Enum):
         faint="#59636e",
         rule="#d1d9e0",
         guard="#7a4a00",
-        kinds={
-            Kind.REST: Tint("#3f4a56", "#818b98", "#eef1f4"),
-            Kind.USE: Tint("#0550ae", "#2f7de1", "#e3f0ff"),
-            Kind.COPY: Tint("#6639ba", "#8f63d9", "#f3ecff"),
-            Kind.TROUBLE: Tint("#b3201f", "#d9534a", "#ffebe9"),
-            Kind.OVER: Tint("#0b5f63", "#2c9297", "#def5f5"),
+        tones={
+            Tone.REST: Tint("#3f4a56", "#818b98", "#eef1f4"),
+            Tone.USE: Tint("#0550ae", "#2f7de1", "#e3f0ff"),
+            Tone.COPY: Tint("#6639ba", "#8f63d9", "#f3ecff"),
+            Tone.TROUBLE: Tint("#b3201f", "#d9534a", "#ffebe9"),
+            Tone.OVER: Tint("#0b5f63", "#2c9297", "#def5f5"),
         },
         emphases={
             Emphasis.PLAIN: Tint("#1f2328", "#818b98", "#ffffff"),
@@ -72,12 +73,12 @@ class Theme(enum.Enum):
         faint="#9198a1",
         rule="#3d444d",
         guard="#e3b341",
-        kinds={
-            Kind.REST: Tint("#c9d1d9", "#7d8590", "#21262d"),
-            Kind.USE: Tint("#79c0ff", "#388bfd", "#0f2a4d"),
-            Kind.COPY: Tint("#d2a8ff", "#8957e5", "#2a1a47"),
-            Kind.TROUBLE: Tint("#ff9d95", "#da5a52", "#48171a"),
-            Kind.OVER: Tint("#76d9dc", "#2c9297", "#0c3335"),
+        tones={
+            Tone.REST: Tint("#c9d1d9", "#7d8590", "#21262d"),
+            Tone.USE: Tint("#79c0ff", "#388bfd", "#0f2a4d"),
+            Tone.COPY: Tint("#d2a8ff", "#8957e5", "#2a1a47"),
+            Tone.TROUBLE: Tint("#ff9d95", "#da5a52", "#48171a"),
+            Tone.OVER: Tint("#76d9dc", "#2c9297", "#0c3335"),
         },
         emphases={
             Emphasis.PLAIN: Tint("#e6edf3", "#7d8590", "#0d1117"),

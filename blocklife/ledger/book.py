@@ -19,14 +19,7 @@ from attrs import define
 
 from blocklife.errors import InvariantError, LateError, MisuseError
 from blocklife.ledger import edge
-from blocklife.ledger.jobs import (
-    TERMINAL,
-    Allocated,
-    Batch,
-    JobColumns,
-    JobRow,
-    JobTable,
-)
+from blocklife.ledger.jobs import Allocated, Batch, JobColumns, JobRow, JobTable
 from blocklife.ledger.limits import Checking, Contract, Limits, check_member
 from blocklife.ledger.places import (
     BLOCK_RULES,
@@ -47,7 +40,7 @@ from blocklife.ledger.places import (
 )
 from blocklife.ledger.records import Committed, Completion, Direction, JobId, Refusal, Seal
 from blocklife.lifecycle import Column, Rows
-from blocklife.states import Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
+from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
 
 Listener: TypeAlias = Callable[[Committed], None]
 RefusalListener: TypeAlias = Callable[[Refusal], None]

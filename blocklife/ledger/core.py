@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger.book import BLOCK, JOB, PLEDGED, READY, SLOT, Book, RequestRow
-from blocklife.ledger.jobs import TERMINAL, JobColumns, JobRow
+from blocklife.ledger.jobs import JobColumns, JobRow
 from blocklife.ledger.limits import Checking
 from blocklife.ledger.places import (
     BULK,
@@ -43,7 +43,7 @@ from blocklife.ledger.places import (
 )
 from blocklife.ledger.records import Committed, Completion, Direction, Refusal, Result, Transfer
 from blocklife.lifecycle import Event, Rows
-from blocklife.states import MACHINES, Block, BlockLife, Job, JobLife, coupled
+from blocklife.states import MACHINES, TERMINAL, Block, BlockLife, Job, JobLife, Trait, coupled, states_with
 
 P = ParamSpec("P")
 ReturnT = TypeVar("ReturnT")
@@ -59,7 +59,7 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
 _INTO = [Job.PLANNED, *(Job[row.target.name] for row in JobLife.table.rows)]
 """Where each row of a job leads; the first is no row."""
 _STALE = BlockLife.table.index[Block.STALE]
-_WANTED = frozenset(JobLife.table.index[state] for state in (Job.IN_FLIGHT, Job.FLUSHED))
+_WANTED = frozenset(JobLife.table.index[state] for state in states_with(Trait.OUT, Job) & states_with(Trait.WANTED, Job))
 """Jobs that the workers have and whose result somebody wants."""
 _OK = int(Situation.OK)
 MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)

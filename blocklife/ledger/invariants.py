@@ -20,11 +20,27 @@ from itertools import compress
 from attrs import frozen
 
 from blocklife.ledger.core import Core
-from blocklife.ledger.jobs import TERMINAL, JobRow
+from blocklife.ledger.jobs import JobRow
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, listed
 from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Column
-from blocklife.states import COPYING, KEYED, LIFELESS, MACHINES, Block, Job, Request, Slot
+from blocklife.states import (
+    COPYING,
+    KEYED,
+    LIFELESS,
+    LOAD_READS,
+    MACHINES,
+    PINNED,
+    STORE_READS,
+    STORE_WRITES,
+    TERMINAL,
+    Block,
+    Job,
+    Request,
+    Slot,
+    Trait,
+    states_with,
+)
 
 
 @frozen
@@ -87,20 +103,19 @@ def _name(state: int) -> str:
     return MACHINES["job"].states[state].name
 
 
-_HELD = _flags((Block.ALLOCATED, Block.PLEDGED, Block.LOADING, Block.SEALED, Block.FLUSHED))
-_GIVEN_UP = _flags((Block.IN_FLIGHT, Block.STALE, Block.QUARANTINED))
-_UNTOUCHED = frozenset({Block.FREED, Block.CACHED, Block.ALLOCATED, Block.SEALED})
-_TOUCHED = _flags(set(Block) - _UNTOUCHED)
-_FREE = _flags((Block.FREED, Block.CACHED))
+_HELD = _flags(states_with(Trait.HELD, Block))
+_GIVEN_UP = _flags(STORE_READS - states_with(Trait.HELD, Block))
+_TOUCHED = _flags(PINNED)
+_FREE = _flags(states_with(Trait.FREE, Block))
 _FENCED = _flags((Block.FLUSHED,))
 _FINAL, _DEAD, _SOURCES = _flags(KEYED), _flags(LIFELESS), _flags(COPYING)
-_FILLING = _flags((Slot.WRITING, Slot.QUARANTINED))
-_FOUND = _flags((Slot.READY, Slot.WRITING))
-_READ = _flags((Slot.READY, Slot.STALE))
+_FILLING = _flags(STORE_WRITES)
+_FOUND = _flags(states_with(Trait.KEYED, Slot))
+_READ = _flags(LOAD_READS)
 _READABLE, _DYING = _flags((Slot.READY,)), _flags((Slot.STALE,))
 _OVER = frozenset(_JOB[each] for each in TERMINAL)
-_UNWANTED = frozenset({_JOB[Job.STALE], _JOB[Job.QUARANTINED]})
-_LOST = frozenset({_JOB[Job.FAILED], _JOB[Job.CANCELLED]})
+_UNWANTED = frozenset(_JOB[each] for each in states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job))
+_LOST = frozenset(_JOB[each] for each in TERMINAL - {Job.DONE})
 _PLANNED, _DOUBTFUL, _DONE = _JOB[Job.PLANNED], _JOB[Job.QUARANTINED], _JOB[Job.DONE]
 
 

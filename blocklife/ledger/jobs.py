@@ -34,8 +34,6 @@ Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED]
 Out: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, Job.QUARANTINED]
 """States of a job that the workers have."""
 
-TERMINAL = (Job.DONE, Job.FAILED, Job.CANCELLED)
-
 
 @frozen
 class Jobs(Generic[JobT_co]):

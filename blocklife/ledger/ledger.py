@@ -29,7 +29,6 @@ from blocklife.ledger import edge
 from blocklife.ledger.book import BLOCK, SLOT, Listener, RefusalListener, RequestRow
 from blocklife.ledger.core import Core, verb
 from blocklife.ledger.jobs import (
-    TERMINAL,
     Allocated,
     Batch,
     InFlight,
@@ -62,7 +61,7 @@ from blocklife.ledger.places import (
 from blocklife.ledger.records import Completion, Direction, JobId, Launched, Placement, Plan, Result, Seal, Transfer, Worker
 from blocklife.ledger.snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.lifecycle import painted
-from blocklife.states import MACHINES, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife
+from blocklife.states import MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife, Trait, states_with
 
 _NOTHING: tuple[()] = ()
 """What is not given: a default that needs no check."""
@@ -840,7 +839,7 @@ class Ledger(Core):
         edge.flag(host, "host")
         if drain and self.jobs.live:
             raise CapacityError(f"{self.jobs.live} jobs are still out (let them land, then reset again)")
-        running = {RequestLife.table.index[state] for state in (Request.RUNNING, Request.LOADING)}
+        running = {RequestLife.table.index[state] for state in states_with(Trait.ADMITTED, Request)}
         for request in list(self.requests.values()):
             if self.request_column.state[request.row] in running:
                 self._give_up(request, "preempt")

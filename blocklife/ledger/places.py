@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, DefinitionError, InvariantError, MisuseError
 from blocklife.lifecycle import REFUSED, Column, Event, Rows, Table
-from blocklife.states import Block, BlockLife, Slot, SlotLife, ends_life
+from blocklife.states import Block, BlockLife, Slot, SlotLife, Trait, ends_life, states_with
 
 Ids: TypeAlias = list[int] | NDArray[np.int64]
 Lives: TypeAlias = list[int] | NDArray[np.int64]
@@ -196,8 +196,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {"block": BLOCK_RULES, "slot": SLOT_RU
 
 # What a row means beyond its states, as bits by row index; derived from the states alone.
 ENDS, ENTERS_FREE, LEAVES_FREE, PUBLISHES, WITHDRAWS = 1, 2, 4, 8, 16
-_FREE = frozenset({Block.FREED, Block.CACHED})
-_KEYED_SLOTS = frozenset({Slot.WRITING, Slot.READY})
+_FREE = states_with(Trait.FREE, Block)
+_KEYED_SLOTS = states_with(Trait.KEYED, Slot)
 
 
 def _meaning(table: Table, ends: Callable[..., bool], free: frozenset[enum.Enum]) -> bytes:
@@ -219,7 +219,7 @@ _BLOCK_MEANING = _meaning(BlockLife.table, ends_life, _FREE)
 _SLOT_MEANING = _meaning(
     SlotLife.table,
     lambda row: row.source in _KEYED_SLOTS and row.target not in _KEYED_SLOTS,
-    frozenset({Slot.EMPTY}),
+    states_with(Trait.FREE, Slot),
 )
 
 

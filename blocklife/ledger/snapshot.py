@@ -21,10 +21,10 @@ from attrs import define
 from blocklife.errors import MisuseError
 from blocklife.ledger.book import RequestRow
 from blocklife.ledger.core import Core
-from blocklife.ledger.jobs import TERMINAL, JobRow
+from blocklife.ledger.jobs import JobRow
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, listed
 from blocklife.ledger.records import Direction
-from blocklife.states import Block, BlockLife, Job, JobLife, Slot, SlotLife
+from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife
 
 
 class SavedBlock(NamedTuple):

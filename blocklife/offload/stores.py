@@ -24,12 +24,12 @@ from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, listed, packed
 from blocklife.offload.groups import Geometry
 from blocklife.offload.host import HostTier
 from blocklife.offload.records import Mode, Policies
-from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Slot, SlotLife
+from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, SlotLife, Trait, states_with
 
 _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
 _FINAL = frozenset(_INDEX[state] for state in KEYED)
-_AFTER = frozenset({_INDEX[Block.FLUSHED], _INDEX[Block.LOADING]})
+_AFTER = frozenset(_INDEX[state] for state in states_with(Trait.HELD, Block) & STORE_READS)
 """States from which it can be once a wait is proven, or a load has landed."""
 _READY = SlotLife.table.index[Slot.READY]
 

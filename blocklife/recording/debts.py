@@ -20,9 +20,8 @@ from blocklife.recording.traces import (
     effects_of,
     illegal,
 )
-from blocklife.states import MACHINES, Job
+from blocklife.states import MACHINES, TERMINAL, Job
 
-TERMINAL = frozenset({Job.DONE, Job.FAILED, Job.CANCELLED})
 _KIND_OF = {"plan_store": "store", "plan_load": "load"}
 
 

@@ -43,7 +43,7 @@ from attrs import define, field, frozen
 from blocklife.lifecycle import Row
 from blocklife.recording.format import At, Head, Line, Refused, show_name
 from blocklife.recording.reading import Progress, Recording
-from blocklife.states import COUPLINGS, MACHINES, Block, Job, Request, ends_life
+from blocklife.states import COUPLINGS, MACHINES, TERMINAL, Block, Job, Request, ends_life
 
 PLANNING = {"plan_store": "store", "plan_load": "load"}
 """Steps that reserve a block for a job, and what the job then is."""
@@ -51,7 +51,7 @@ _SLOT_JOINS = frozenset({"plan_store", "pin"})
 LETS_GO = frozenset({"land", "cancel", "unpin"})
 """The steps with which a job lets go of a place."""
 _GIVES_UP = frozenset({"preempt", "finish", "load_failed"})
-OVER = frozenset({"DONE", "FAILED", "CANCELLED"})
+OVER = frozenset(state.name for state in TERMINAL)
 _HAND_OUT = frozenset({("block", "allocate"), ("job", "cancel"), ("job", "flush"), ("block", "cancel"), ("slot", "cancel")})
 """What one hand-out writes: the allocation, and then what it does to the jobs of the places."""
 _LIFE_ENDS, _FLUSHES, _GIVE_UP = "life-ends", "hand-out-flushes", "request-gives-up"

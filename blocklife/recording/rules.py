@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from blocklife.errors import MisuseError
 from blocklife.ledger.places import EPOCH_MASK
-from blocklife.recording.debts import TERMINAL, Debts
+from blocklife.recording.debts import Debts
 from blocklife.recording.format import NAMED, Head, Line, number_of, spell_row
 from blocklife.recording.traces import (
     BITS,
@@ -36,9 +36,8 @@ from blocklife.recording.traces import (
     rows_by_situation,
     spelt,
 )
-from blocklife.states import MACHINES, Block, Job, Request
+from blocklife.states import MACHINES, PINNED, TERMINAL, Block, Job, Request
 
-_UNTOUCHED = frozenset({Block.FREED, Block.CACHED, Block.ALLOCATED, Block.SEALED})
 _NUMBER = r"(0|[1-9]\d{0,18})"
 _COMMIT = re.compile(rf'\{{"n":{_NUMBER},(?:"of":{_NUMBER},)?"plan":{_NUMBER},"machine":"(\w+)"', re.ASCII)
 
@@ -102,7 +101,7 @@ class Checker(Debts):
         self._slot_lands, self._unpins, self._evicts, self._slot_drops = (
             rows_by_situation(MACHINES["slot"].events[event]) for event in ("land", "unpin", "evict", "drop")
         )
-        self._untouched = bytes(state in _UNTOUCHED for state in MACHINES["block"].states)
+        self._untouched = bytes(state not in PINNED for state in MACHINES["block"].states)
         self._take: Callable[[str], bool] = self._block_line
         self._takes: Mapping[str, Callable[[str], bool]] = {
             "block": self._block_line,

@@ -11,6 +11,9 @@ import colorsys
 import zlib
 from collections.abc import Mapping
 
+from blocklife.errors import DefinitionError
+from blocklife.states import NATURES
+
 PALETTE: Mapping[str, tuple[str, str]] = {
     "FREED": ("#e6ecf2", "#272c31"),
     "EMPTY": ("#e6ecf2", "#272c31"),
@@ -35,6 +38,9 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "PREEMPTED": ("#ea8000", "#e97e00"),
     "FINISHED": ("#a7c3e3", "#484f56"),
 }
+
+if _bare := {state.name for state in NATURES} - PALETTE.keys():
+    raise DefinitionError(f"no colour is given to {', '.join(sorted(_bare))}")
 
 
 def colours(name: str) -> tuple[str, str]:

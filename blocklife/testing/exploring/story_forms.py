@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from blocklife.drawing.picture import Kind
 from blocklife.drawing.sequence import Item, Message, Note, Party, Sequence, Way, mermaid
 from blocklife.errors import MisuseError
+from blocklife.states import Tone
 from blocklife.testing.exploring.story import Change, Happened, Story
 from blocklife.testing.scenarios.format import ORDINALS, Scenario, Step, write_scenario
 from blocklife.testing.scenarios.running import Outcome, parse_scenario, run_scenario
@@ -245,7 +245,7 @@ def sequence(story: Story) -> Sequence:
             items.append(Note((LEDGER.key,), tuple(_change(each) for each in step.changes)))
     if story.rule:
         across = ENGINE.key, workers[-1].key
-        items.append(Note(across, (f"{story.rule} is broken: {story.message}",), Kind.TROUBLE))
+        items.append(Note(across, (f"{story.rule} is broken: {story.message}",), Tone.TROUBLE))
     return Sequence((ENGINE, LEDGER, *workers), tuple(items))
 
 
@@ -253,7 +253,7 @@ def _messages(number: int, step: Happened, ranks: range) -> Iterator[Item]:
     """What is passed in one step."""
     named, sentence = step.named, f"{number}. {step.sentence}"
     if named.verb in ("land", "fail", "hang"):
-        yield Note((_worker(named.worker),), (sentence,), Kind.COPY)
+        yield Note((_worker(named.worker),), (sentence,), Tone.COPY)
         return
     if named.verb in ("lose", "repeat", "echo"):
         yield Message(_worker(named.worker), ENGINE.key, sentence, Way.LOST if named.verb == "lose" else Way.ANSWERS)
@@ -269,7 +269,7 @@ def _messages(number: int, step: Happened, ranks: range) -> Iterator[Item]:
         plan = f"plan {step.orders.plan}{waits}{loads}{stores}"
         yield from (Message(LEDGER.key, _worker(rank), plan) for rank in ranks)
     for each in step.landed:
-        yield Note((_worker(each.worker),), (f"job {each.job} {'lands' if each.ok else 'fails'}",), Kind.COPY)
+        yield Note((_worker(each.worker),), (f"job {each.job} {'lands' if each.ok else 'fails'}",), Tone.COPY)
 
 
 def _worker(rank: int) -> str:

@@ -19,11 +19,10 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Batch, Committed, Completion, Contract, Direction, JobId, Jobs, Ledger, Limits, Result, Transfer
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import TERMINAL
 from blocklife.ledger.places import ID_MASK
 from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler
 from blocklife.offload.records import Hit
-from blocklife.states import MACHINES, Block, JobLife, Slot
+from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, states_with
 from blocklife.testing.scenarios.driver import NOBODY, Driver, Found, Problem, Progress, Settled, Stepped, Unsupported, World
 from blocklife.testing.worlds.device import Device, Landing
 from blocklife.testing.worlds.engine import Engine, Settings
@@ -32,6 +31,7 @@ from blocklife.testing.worlds.touching import blocks_touched, slots_touched
 _SAID = 200
 """Tokens that a request samples if nobody says when it ends."""
 _ALIEN = "alien"
+_FREE = states_with(Trait.FREE, Block)
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
 
 
@@ -475,7 +475,7 @@ class OurDriver(Driver):
         found = [
             f"block {each} {ledger.blocks.at(each).name}"
             for each in range(1, len(ledger.blocks))
-            if ledger.blocks.at(each) not in (Block.FREED, Block.CACHED)
+            if ledger.blocks.at(each) not in _FREE
         ]
         found += [
             f"slot {each} {ledger.slots.at(each).name}"

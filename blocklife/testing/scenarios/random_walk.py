@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from blocklife.errors import CapacityError
+from blocklife.states import Request, RequestLife, Trait, states_with
 
 if TYPE_CHECKING:
     from blocklife.testing.scenarios.stage import Stage
 
 _PROMPTS = ("abcdefghijklmnopqrstuvwx", "abcdefghzzzzyyyyxxxxwwww", "mnopqrstuvwxabcdefghijkl")
 """What requests say; the first two share a beginning."""
-_WAITS, _RUNS = frozenset({"WAITING", "PREEMPTED"}), frozenset({"RUNNING", "LOADING"})
+_RUNS = frozenset(state.name for state in states_with(Trait.ADMITTED, Request))
+_WAITS = frozenset(state.name for state in Request if state not in RequestLife.table.finals) - _RUNS
 _MOST = 5
 
 

@@ -35,9 +35,8 @@ from blocklife.ledger import (
     Transfer,
     Worker,
 )
-from blocklife.ledger.jobs import TERMINAL
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL
-from blocklife.states import MACHINES, JobLife, Request
+from blocklife.states import MACHINES, TERMINAL, JobLife, Request
 from blocklife.testing.worlds.device import CopyOrder, Orders
 
 DEADLINE = 8.0

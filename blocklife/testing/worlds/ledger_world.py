@@ -26,7 +26,7 @@ from blocklife.drawing.rules import FAILED, HELD_BACK, LANDED, RUNS
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
-from blocklife.states import KEYED, MACHINES, Block, Job, Slot
+from blocklife.states import KEYED, LOAD_READS, MACHINES, Block, Job, Slot, Trait, states_with
 from blocklife.testing.exploring.explore import Broken, Kind, Property
 from blocklife.testing.worlds.device import (
     CopyOrder,
@@ -56,9 +56,9 @@ _LAWFUL = {
 _READABLE = frozenset(BLOCK[each] for each in KEYED)
 _READY = SLOT[Slot.READY]
 _KEPT_BLOCKS = _READABLE | {BLOCK[Block.LOADING]}
-_KEPT_SLOTS = frozenset(SLOT[each] for each in (Slot.WRITING, Slot.READY, Slot.STALE))
+_KEPT_SLOTS = frozenset(SLOT[each] for each in states_with(Trait.KEYED, Slot) | LOAD_READS)
 """Places whose content somebody may read, now or when a copy has landed. What a copy reads is kept, too."""
-_SUBMITTED = frozenset(1 + JOB[each] for each in (Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, Job.QUARANTINED))
+_SUBMITTED = frozenset(1 + JOB[each] for each in states_with(Trait.OUT, Job))
 
 RULES = ("I1", "I2", "I5", "I6", "ledger", "refusals")
 """What is watched in every step: the device's own rules, those of `ledger.invariants`, that a refusal changes nothing, and that

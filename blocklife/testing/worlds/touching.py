@@ -1,14 +1,8 @@
-"""Where a place may stand while a copy touches it: the one table that every comparison of the two truths uses."""
+"""Where a place may stand while a copy touches it, by the direction of the copy; read off the table in `blocklife.states`."""
 
 from __future__ import annotations
 
-from blocklife.states import Block, Slot
-
-STORE_READS = frozenset({Block.IN_FLIGHT, Block.FLUSHED, Block.LOADING, Block.STALE, Block.QUARANTINED})
-"""Where a block may stand while a store reads it. Behind a fence a load may be planned already; it runs after the wait."""
-LOAD_WRITES = frozenset({Block.LOADING, Block.STALE, Block.QUARANTINED})
-STORE_WRITES = frozenset({Slot.WRITING, Slot.QUARANTINED})
-LOAD_READS = frozenset({Slot.READY, Slot.STALE})
+from blocklife.states import LOAD_READS, LOAD_WRITES, STORE_READS, STORE_WRITES, Block, Slot
 
 
 def blocks_touched(*, stores: bool) -> frozenset[Block]:

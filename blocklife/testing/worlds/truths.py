@@ -18,7 +18,7 @@ from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload.snapshot import SavedScheduler
-from blocklife.states import LIFELESS, MACHINES, Block, Job, Request, Slot
+from blocklife.states import LIFELESS, MACHINES, TERMINAL, Block, Job, Request, Slot, Trait, states_with
 from blocklife.testing.worlds.device import CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds.engine import Engine
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
@@ -75,13 +75,13 @@ class Core:
 
 _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
 _EMPTY = MACHINES["slot"].index[Slot.EMPTY]
-OVER = frozenset(MACHINES["job"].index[state] for state in (Job.DONE, Job.FAILED, Job.CANCELLED))
+OVER = frozenset(MACHINES["job"].index[state] for state in TERMINAL)
 _BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
 _SOURCES = {name: bytes([0, *(table.index[row.source] for row in table.rows)]) for name, table in MACHINES.items()}
 """Where each row of each table starts, by its number."""
 _NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
 _REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
-_ALONE = frozenset({Job.STALE, Job.QUARANTINED})
+_ALONE = states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job)
 """Jobs that are out and that nobody waits for."""
 _DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
 _LOST = OVER | {_DOUBTFUL}

@@ -8,15 +8,15 @@ from attrs import frozen
 
 from blocklife.drawing import ink
 from blocklife.drawing.layout import Box
-from blocklife.drawing.picture import Kind
 from blocklife.drawing.theme import Theme
+from blocklife.states import Tone
 from tests.model.bench.records import Report, Row, Source, Spread
 
 WIDTH = 900.0
 _LEFT, _GAP, _TOP, _LINE, _BAR = 250.0, 14.0, 56.0, 34.0, 16.0
 _FIGURE = 118.0
 """Room for the figure right of a bar."""
-_KINDS = {Source.NOWHERE: Kind.REST, Source.HOST: Kind.COPY, Source.DEVICE: Kind.USE}
+_TONES = {Source.NOWHERE: Tone.REST, Source.HOST: Tone.COPY, Source.DEVICE: Tone.USE}
 _SIZE = 11.0
 
 
@@ -80,8 +80,8 @@ def _row(row: Row, y: float, panels: tuple[_Panel, _Panel], rows: list[Row]) -> 
 
 def _bar(row: Row, spread: Spread, highest: float, panel: _Panel, ratio: float, y: float) -> Iterator[str]:
     low, middle, high = (panel.x + panel.width * value / highest for value in (spread.low, spread.median, spread.high))
-    kind = f"blc-{_KINDS[row.variant.source].name.lower()}"
-    yield ink.rect(Box(panel.x, y, max(middle - panel.x, 1.0), _BAR), f"blc-bar {kind}", 2)
+    tone = f"blc-{_TONES[row.variant.source].name.lower()}"
+    yield ink.rect(Box(panel.x, y, max(middle - panel.x, 1.0), _BAR), f"blc-bar {tone}", 2)
     centre = y + _BAR / 2
     ends = f"M{ink.number(low)} {ink.number(centre)}H{ink.number(high)}"
     marks = "".join(f"M{ink.number(x)} {ink.number(centre - 3)}v6" for x in (low, high))
@@ -106,7 +106,7 @@ def _colours(theme: Theme) -> str:
         f".blc-panel{{fill:{palette.panel};stroke:{palette.rule}}}",
         f".blc-said{{fill:{palette.text}}}.blc-faint{{fill:{palette.faint}}}.blc-range{{stroke:{palette.text}}}",
     ]
-    for kind in _KINDS.values():
-        tint = palette.kinds[kind]
-        rules.append(f".blc-{kind.name.lower()}{{fill:{tint.line};stroke:{tint.line}}}")
+    for tone in _TONES.values():
+        tint = palette.tones[tone]
+        rules.append(f".blc-{tone.name.lower()}{{fill:{tint.line};stroke:{tint.line}}}")
     return "".join(f"{each}\n" for each in rules)

@@ -35,19 +35,19 @@ from blocklife.ledger.records import Completion, JobId, Launched
 from blocklife.offload import Geometry, Hit, HostTier, Mode, OffloadScheduler, Policies, Settled
 from blocklife.offload.core import Rows
 from blocklife.offload.stores import Chunk
-from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Request, Slot, SlotLife
+from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife, Trait, states_with
 
 _INDEX = BlockLife.table.index
 _KEYED = frozenset(_INDEX[state] for state in KEYED)
+_COPYING = frozenset(_INDEX[state] for state in COPYING)
 _ALLOCATED, _PLEDGED = _INDEX[Block.ALLOCATED], _INDEX[Block.PLEDGED]
-_OPEN = frozenset({_ALLOCATED, _PLEDGED})
+_OPEN = frozenset(_INDEX[row.source] for row in BlockLife.table.rows if row.event == "seal")
 """States of content that is being made, from which it can be sealed."""
 _SEALED, _CACHED = _INDEX[Block.SEALED], _INDEX[Block.CACHED]
-_STORABLE = frozenset({_SEALED, _CACHED})
+_STORABLE = _KEYED - _COPYING
 """States of final content that no store reads."""
-_COPYING = frozenset(_INDEX[state] for state in COPYING)
 _READY = SlotLife.table.index[Slot.READY]
-_HOLDING_NOTHING = frozenset({Request.WAITING, Request.PREEMPTED})
+_HOLDING_NOTHING = frozenset(Request) - states_with(Trait.ADMITTED, Request) - RequestLife.table.finals
 _NEVER = 1 << 40
 """More tokens than a request has."""
 

@@ -14,18 +14,19 @@ from typing import NamedTuple
 
 from blocklife.engines.vllm.watch.holders import Holders
 from blocklife.engines.vllm.watch.host import Filing, Host, Piece
-from blocklife.engines.vllm.watch.lives import ALLOCATED, CACHED, FREED, SEALED
+from blocklife.engines.vllm.watch.lives import ALLOCATED, FREED
 from blocklife.engines.vllm.watch.story import Story
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Completion, Result, Worker
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.records import JobId
+from blocklife.states import COPYING, KEYED, BlockLife
 
 NUM_ENDED = 4096
 """Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
 
-_STORABLE = frozenset((SEALED, CACHED))
+_STORABLE = frozenset(BlockLife.table.index[state] for state in KEYED - COPYING)
 
 
 class Copy(NamedTuple):

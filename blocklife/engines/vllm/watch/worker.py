@@ -21,12 +21,12 @@ from blocklife.engines.vllm.watch.options import Mode, Options
 from blocklife.engines.vllm.watch.telling import Teller
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import MisuseError
-from blocklife.states import Job, JobLife
+from blocklife.states import Job, JobLife, Trait, states_with
 
 NUM_ENDED = 4096
 """Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
 _HISTORY = 16
-_OUT = (Job.IN_FLIGHT, Job.FLUSHED)
+_OUT = states_with(Trait.OUT, Job) & states_with(Trait.WANTED, Job)
 _RUNS = (Job.IN_FLIGHT,)
 
 
