@@ -23,8 +23,8 @@ import pytest
 from blocklife.states import MACHINES
 from blocklife.testing.mutants import judging
 from blocklife.testing.mutants.planting import all_mutants, planted
+from blocklife.testing.worlds.cross_checks import RULES
 from blocklife.testing.worlds.pinned import COUNTS, WORLDS
-from blocklife.testing.worlds.truths import RULES
 from blocklife.testing.worlds.world import Action, State, World
 from tests.interrupts import interruptible
 from tests.test_cli import COMMAND, ROOT, SECONDS_MAX, Capture, call, on_terminal, refused

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocklife.drawing.layout import WIDTH_MAX, Box, Layout, Line, Point, layout, numbers_of, ranges
-from blocklife.drawing.lettering import FIXED, fixed_width, prose_width, wrapped
 from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
+from blocklife.drawing.text_width import FIXED, fixed_width, prose_width, wrapped
 from blocklife.errors import DefinitionError
 from blocklife.states import COUPLINGS, MACHINES, Tone
 

@@ -25,7 +25,7 @@ from blocklife.engines.toy.replay import Replay, ReplayOptions
 from blocklife.engines.toy.workload import generate_workload
 from blocklife.errors import MisuseError
 from blocklife.recording import Recorder
-from blocklife.recording.beside import open_beside
+from blocklife.recording.external_trace import open_external_trace
 from blocklife.recording.perfetto import PLAN_NS, Traced, write_perfetto
 from blocklife.recording.reading import open_recording
 from blocklife.states import MACHINES
@@ -442,8 +442,8 @@ def merged(folder: Path, recording: Path, profile: object, **options: Any) -> An
     file = folder / "profile.json"
     file.write_text(profile if isinstance(profile, str) else json.dumps(profile))
     sink = io.StringIO()
-    with open_recording(str(recording)) as opened, open_beside(str(file)) as beside:
-        write_perfetto(opened, sink, beside=beside, **options)
+    with open_recording(str(recording)) as opened, open_external_trace(str(file)) as external:
+        write_perfetto(opened, sink, external=external, **options)
     return json.loads(sink.getvalue())
 
 

@@ -303,7 +303,7 @@ def test_check_names_what_was_spoiled(lines: Lines, what: str, respelt: bool) ->
 
 MISSING: dict[str, tuple[dict[str, str], str]] = {
     "unpin of a load": ({**SLOT, "event": "unpin", "source": "READY"}, r"slot \d+.* no unpin in the name of job|let go"),
-    "land of a store": ({**BLOCK, "event": "land", "source": "IN_FLIGHT"}, r"\(it owes block\.land first\)"),
+    "land of a store": ({**BLOCK, "event": "land", "source": "IN_FLIGHT"}, r"\(block\.land is due first\)"),
     "land of a slot": ({**SLOT, "event": "land", "to": "READY"}, r"slot \d+ has had no land .*store-ended"),
     "submit of a block": ({**BLOCK, "event": "submit"}, r"block \d+ has had no submit .*submitted"),
     "flush after a hand-out": ({**JOB, "event": "flush"}, r"job \d+: it has had no flush \(coupling hand-out-flushes\)"),
@@ -325,8 +325,8 @@ def test_check_names_the_effect_that_is_missing(lines: Lines, what: str) -> None
     assert illegal.rule == ("table" if "drop" in what else "coupling")
     assert at < illegal.line <= at + 200
     assert re.search(message, illegal.message), illegal.message
-    if owing := re.search(r"in the name of job (\d+)", illegal.message):
-        assert illegal.places[0].startswith(f"job {owing[1]}: a ")
+    if job := re.search(r"in the name of job (\d+)", illegal.message):
+        assert illegal.places[0].startswith(f"job {job[1]}: a ")
 
 
 def test_check_lets_only_a_done_store_publish(lines: Lines) -> None:

@@ -37,7 +37,7 @@ from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Contract, Direction
 from blocklife.ledger.records import Completion, Ids, Transfer, Worker
 from blocklife.offload import Mode
-from blocklife.testing.streams import FakeDevice, FakeEvent, FakeStream, Operation, Span
+from blocklife.testing.fake_device import FakeDevice, FakeEvent, FakeStream, Operation, Span
 from tests.test_replay import BAD_DAY, TIMINGS, assert_clean, chats, options, run
 from tests.test_replay_groups import HYBRID
 from tests.test_replay_groups import options as options_of_groups

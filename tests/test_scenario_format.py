@@ -24,8 +24,7 @@ from blocklife.testing.scenarios.format import (
     write_scenario,
 )
 from blocklife.testing.scenarios.judge import JUDGED
-from blocklife.testing.scenarios.stage import Stage
-from blocklife.testing.scenarios.words import (
+from blocklife.testing.scenarios.schema import (
     CHOICES,
     COMMON,
     COUNTS,
@@ -35,6 +34,7 @@ from blocklife.testing.scenarios.words import (
     VERBS,
     tables,
 )
+from blocklife.testing.scenarios.stage import Stage
 
 FOLDER = Path(__file__).parent.parent / "specs" / "scenarios"
 FILES = sorted(FOLDER.glob("*.toml"))

@@ -18,7 +18,6 @@ import pytest
 from attrs import evolve, frozen
 
 from blocklife.copiers.faults import FaultRates
-from blocklife.drawing.lettering import prose_width
 from blocklife.drawing.messages import (
     ENTRIES_DRAWN_MAX,
     ENTRIES_MAX,
@@ -32,6 +31,7 @@ from blocklife.drawing.messages import (
 )
 from blocklife.drawing.sequence import Band, Item, Message, Note, Party, Sequence, Way, mermaid
 from blocklife.drawing.sequence_svg import SIZE, TITLE_SIZE, svg
+from blocklife.drawing.text_width import prose_width
 from blocklife.drawing.theme import Theme
 from blocklife.engines.toy.replay import Replay, ReplayOptions
 from blocklife.engines.toy.workload import generate_workload

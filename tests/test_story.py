@@ -22,9 +22,9 @@ from blocklife.testing.exploring.story import Story, retell, tell
 from blocklife.testing.exploring.story_forms import diagram, program, replayed, scenario_text
 from blocklife.testing.mutants.planting import Mutant, all_mutants, planted
 from blocklife.testing.scenarios.running import Outcome, parse_scenario, run_scenario
+from blocklife.testing.worlds.cross_checks import LAST_STEP
 from blocklife.testing.worlds.engine import Engine, Settings
 from blocklife.testing.worlds.pinned import pinned_world
-from blocklife.testing.worlds.truths import LAST_STEP
 from blocklife.testing.worlds.world import Action, Faults, World, WorldSettings
 
 MUTANTS = {each.name: each for each in all_mutants()}

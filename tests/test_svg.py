@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocklife.drawing import ink
+from blocklife.drawing import elements
 from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
 from blocklife.drawing.png import SCALE, png
 from blocklife.drawing.svg import row_told, slug, state_told, svg
@@ -253,8 +253,8 @@ def test_escaped_text_survives_a_parser() -> None:
     """What XML can hold comes back as it was; what it cannot is replaced."""
     text = "a<b & \"c\" > 'd' \N{SNOWMAN}"
 
-    assert ET.fromstring(f'<a b="{ink.escaped(text)}">{ink.escaped(text)}</a>').text == text
-    assert ink.escaped("\x00\x1b\ud800") == "\ufffd" * 3
+    assert ET.fromstring(f'<a b="{elements.escaped(text)}">{elements.escaped(text)}</a>').text == text
+    assert elements.escaped("\x00\x1b\ud800") == "\ufffd" * 3
     assert slug("my module:Door") == "my-module-Door"
 
 

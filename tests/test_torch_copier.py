@@ -24,7 +24,7 @@ from blocklife.copiers.torch.layout import Layout
 from blocklife.copiers.torch.streams import DeviceLostError, HostDevice, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Plan, Result, Transfer, Worker
-from blocklife.testing.streams import FakeDevice, FakeEvent
+from blocklife.testing.fake_device import FakeDevice, FakeEvent
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 OK, FAILED = Result.OK, Result.FAILED

@@ -28,7 +28,7 @@ from blocklife.copiers.torch.order import WAITS, Mark, Order, Side, Use, Wait
 from blocklife.copiers.torch.streams import DeviceLostError
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
-from blocklife.testing.streams import FakeDevice, Operation, Span, StuckError, conflict
+from blocklife.testing.fake_device import FakeDevice, Operation, Span, StuckError, conflict
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 BLOCKS, PLACES = 6, 6

@@ -1,6 +1,6 @@
 """The mirror of the watch: each rule is shown falling, and the lawful step that looks most like it is shown silent.
 
-Goal: no missed alarm and no false one. Method: facts are told to a `Mirror` by hand, as the ears tell them; no engine takes
+Goal: no missed alarm and no false one. Method: facts are told to a `Mirror` by hand, as the hooks tell them; no engine takes
 part. After every violation the same mirror must go on in silence, for what was done is believed.
 """
 
@@ -93,7 +93,7 @@ class Told:
         return not IS_TOLD[0] or self.mirror.ledger.moved == blocks
 
     def _sampled(self, copy: Copy) -> Copy:
-        """What the ears tell of a copy: the pieces that are followed."""
+        """What the hooks tell of a copy: the pieces that are followed."""
         return copy._replace(pieces=[piece for piece in copy.pieces if self.mirror.follows(piece.block)])
 
     @property

@@ -23,7 +23,7 @@ from attrs import field, frozen
 from blocklife.cli import main
 from blocklife.engines.vllm.watch import LOGGER, Mode, Options, WatchError, attach, detach, plugin, watch_of
 from blocklife.engines.vllm.watch.metrics import COUNTED, FOLDER, PREFIX, Collector, InFolder, Metrics, OfLibrary
-from blocklife.engines.vllm.watch.telling import NUM_KEPT, NUM_LOGGED, WHILE_S, Teller
+from blocklife.engines.vllm.watch.reporter import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
 from blocklife.engines.vllm.watch.violations import RULES, Violation
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
 from tests.interrupts import interruptible
@@ -99,28 +99,28 @@ def test_log_writes_one_line(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_flood_of_one_rule_is_one_line_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     """The first ones are told each; later a line says how many there were. Another rule is not held back by it."""
     now = [0.0]
-    teller = Teller(Mode.LOG, lambda rule: None, clock=lambda: now[0])
+    reporter = ViolationReporter(Mode.LOG, lambda rule: None, clock=lambda: now[0])
     with caplog.at_level(logging.WARNING, LOGGER.name):
         for _ in range(NUM_LOGGED + 5):
-            teller([Violation("I1", "again", 1)])
-        teller([Violation("I8", "something else", 1)])
+            reporter([Violation("I1", "again", 1)])
+        reporter([Violation("I8", "something else", 1)])
         now[0] = WHILE_S
-        teller([Violation("I1", "again", 1)])
+        reporter([Violation("I1", "again", 1)])
 
     assert len(caplog.records) == NUM_LOGGED + 2
     assert "I8" in caplog.records[-2].getMessage()
     assert "and 5 more of this rule since the last line" in caplog.records[-1].getMessage()
-    assert teller.counts == {"I1": NUM_LOGGED + 6, "I8": 1}
+    assert reporter.counts == {"I1": NUM_LOGGED + 6, "I8": 1}
 
 
 def test_violations_are_kept_up_to_a_limit_and_counted_beyond() -> None:
     """A long illegal run does not fill the memory."""
-    teller = Teller(Mode.COUNT, lambda rule: None)
+    reporter = ViolationReporter(Mode.COUNT, lambda rule: None)
     for _ in range(NUM_KEPT + 10):
-        teller([Violation("I1", "again", 1)])
+        reporter([Violation("I1", "again", 1)])
 
-    assert len(teller.violations) == NUM_KEPT
-    assert teller.counts["I1"] == NUM_KEPT + 10
+    assert len(reporter.violations) == NUM_KEPT
+    assert reporter.counts["I1"] == NUM_KEPT + 10
 
 
 def test_a_report_is_plain_json() -> None:

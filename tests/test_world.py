@@ -20,11 +20,11 @@ from blocklife.offload import LastStep, Mode
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import Bounds, Broken, Kind, Verdict, explore
-from blocklife.testing.worlds import truths
+from blocklife.testing.worlds import cross_checks
+from blocklife.testing.worlds.cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, Core
 from blocklife.testing.worlds.device import Device, Landing
 from blocklife.testing.worlds.engine import Engine, Settings
 from blocklife.testing.worlds.pinned import pinned_world
-from blocklife.testing.worlds.truths import LAST_STEP, LAWFUL, RULES, TOLD, Core
 from blocklife.testing.worlds.world import Action, CoreStep, Faults, Script, State, World, WorldSettings
 
 TEXTS = ("abc.defgh", "abc.dexy", "abcd.uvw", "qrs.tuvwx")
@@ -316,7 +316,7 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
     world = World(WorldSettings())
     state = walked(world, BEGIN)
     said = tuple("FREED" for _ in world.core(state).blocks)
-    right = truths.described
+    right = cross_checks.described
 
     def mistaken(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
         return evolve(right(engine, saved, weights), blocks=said)

@@ -43,17 +43,17 @@ def add_options(parser: Parser) -> None:
 
 
 def _perfetto(args: argparse.Namespace) -> int:
-    from blocklife.recording.beside import open_beside
+    from blocklife.recording.external_trace import open_external_trace
     from blocklife.recording.perfetto import write_perfetto
     from blocklife.recording.reading import open_recording
 
     refuse_overwriting(args.output, args.file, args.merge)
     with contextlib.ExitStack() as stack:
         recording = stack.enter_context(open_recording(args.file))
-        beside = None if args.merge is None else stack.enter_context(open_beside(args.merge))
+        external = None if args.merge is None else stack.enter_context(open_external_trace(args.merge))
         sink = stack.enter_context(_sink(args.output))
         progress = stack.enter_context(reading())
-        traced = write_perfetto(recording, sink, offset_ns=args.offset_ns, beside=beside, progress=progress)
+        traced = write_perfetto(recording, sink, offset_ns=args.offset_ns, external=external, progress=progress)
     if args.output != "-":
         print(printable(f"{args.output}: {traced}"))
     return OK

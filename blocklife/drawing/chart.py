@@ -12,10 +12,10 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from blocklife.drawing import ink
+from blocklife.drawing import elements
 from blocklife.drawing.layout import Box
-from blocklife.drawing.lettering import fixed_width, prose_width
 from blocklife.drawing.svg import slug
+from blocklife.drawing.text_width import fixed_width, prose_width
 from blocklife.drawing.theme import Theme
 from blocklife.drawing.viewer.palette import colours
 from blocklife.recording.statistics import MachineStatistics, RunStatistics
@@ -42,19 +42,19 @@ def population_chart(run: RunStatistics, machine: str, theme: Theme | None = Non
     legend, below = _legend(areas.states, name, _TOP + HEIGHT + 26)
     title = f"{machine}s in each state, over {run.last_plan:,} plans"
     parts = [
-        ink.element("title", ink.escaped(title)),
+        elements.element("title", elements.escaped(title)),
         f"<style>\n{_style(name, areas.states, theme)}</style>",
-        ink.rect(Box(0, 0, WIDTH, below), f"{name}-panel", 6),
-        ink.text(title, _GAP, 20, f"{name}-said {name}-head"),
+        elements.rect(Box(0, 0, WIDTH, below), f"{name}-panel", 6),
+        elements.text(title, _GAP, 20, f"{name}-said {name}-head"),
         *areas.drawn(plot, name),
         *_axes(areas, plot, name),
         *legend,
     ]
-    return ink.element(
+    return elements.element(
         "svg",
         "\n" + "\n".join(parts) + "\n",
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {ink.number(WIDTH)} {ink.number(below)}",
+        viewBox=f"0 0 {elements.number(WIDTH)} {elements.number(below)}",
         width=WIDTH,
         height=float(below),
         role="img",
@@ -107,9 +107,11 @@ class _Areas:
         for at, state in enumerate(self.states):
             above = self.tops[:, at]
             there, back = self._steps(above, edges, plot), reversed(self._steps(below, edges, plot))
-            path = "M" + "L".join(f"{ink.number(x)} {ink.number(y)}" for x, y in (*there, *back)) + "Z"
+            path = "M" + "L".join(f"{elements.number(x)} {elements.number(y)}" for x, y in (*there, *back)) + "Z"
             told = f"{state}: at most {int(self.counts[:, at].max()):,}, at the end {int(self.counts[-1, at]):,}"
-            yield ink.element("path", f"<title>{ink.escaped(told)}</title>", d=path, class_=f"{name}-area {name}-{slug(state)}")
+            yield elements.element(
+                "path", f"<title>{elements.escaped(told)}</title>", d=path, class_=f"{name}-area {name}-{slug(state)}"
+            )
             below = above
 
     def _steps(self, counts: NDArray[np.int64], edges: Sequence[float], plot: Box) -> list[tuple[float, float]]:
@@ -127,15 +129,17 @@ def _axes(areas: _Areas, plot: Box, name: str) -> Iterator[str]:
     for count in dict.fromkeys((0, areas.highest)):
         y = areas.y(count, plot)
         said = f"{count:,}"
-        yield ink.text(said, plot.x - 6 - fixed_width(said, _SIZE), y + (10 if count else 0), f"{name}-said {name}-faint")
-    yield ink.element("rect", x=plot.x, y=plot.y, width=plot.width, height=plot.height, class_=f"{name}-frame")
+        yield elements.text(said, plot.x - 6 - fixed_width(said, _SIZE), y + (10 if count else 0), f"{name}-said {name}-faint")
+    yield elements.element("rect", x=plot.x, y=plot.y, width=plot.width, height=plot.height, class_=f"{name}-frame")
     first = int(areas.plans[0])
     step = _round_step((areas.last - first) / _TICKS)
     for plan in range(first + -first % step, areas.last, step):
         said, x = f"{plan:,}", areas.x(plan, plot)
-        yield ink.element("path", d=f"M{ink.number(x)} {ink.number(plot.y + plot.height)}v4", class_=f"{name}-frame")
+        yield elements.element(
+            "path", d=f"M{elements.number(x)} {elements.number(plot.y + plot.height)}v4", class_=f"{name}-frame"
+        )
         place = min(max(x - fixed_width(said, _SIZE) / 2, plot.x), plot.x + plot.width - fixed_width(said, _SIZE))
-        yield ink.text(said, place, plot.y + plot.height + 15, f"{name}-said {name}-faint")
+        yield elements.text(said, place, plot.y + plot.height + 15, f"{name}-said {name}-faint")
 
 
 def _round_step(least: float) -> int:
@@ -156,18 +160,18 @@ def _legend(states: Sequence[str], name: str, top: float) -> tuple[list[str], fl
         width = 16 + prose_width(state, _SIZE) + 16
         if x > _GAP and x + width > WIDTH:
             x, y = _GAP, y + _LINE
-        parts.append(ink.rect(Box(x, y, 11, 11), f"{name}-area {name}-{slug(state)}", 2))
-        parts.append(ink.text(state, x + 16, y + 9.5, f"{name}-said"))
+        parts.append(elements.rect(Box(x, y, 11, 11), f"{name}-area {name}-{slug(state)}", 2))
+        parts.append(elements.text(state, x + 16, y + 9.5, f"{name}-said"))
         x += width
     return parts, y + _LINE + 3
 
 
 def _style(name: str, states: Sequence[str], theme: Theme | None) -> str:
     shapes = (
-        f".{name}-said{{font-family:{ink.PROSE_FONT};font-size:{ink.number(_SIZE)}px}}\n"
+        f".{name}-said{{font-family:{elements.PROSE_FONT};font-size:{elements.number(_SIZE)}px}}\n"
         f".{name}-head{{font-weight:bold}}\n.{name}-area{{stroke-width:.5}}\n.{name}-frame{{fill:none;stroke-width:1}}\n"
     )
-    return ink.themed(shapes, lambda each: _colours(name, states, each), theme)
+    return elements.themed(shapes, lambda each: _colours(name, states, each), theme)
 
 
 def _colours(name: str, states: Sequence[str], theme: Theme) -> str:

@@ -22,8 +22,8 @@ from typing import NamedTuple, TypedDict
 
 from attrs import evolve, frozen
 
-from blocklife.drawing.lettering import fixed_width
 from blocklife.drawing.picture import Arrow, Label, Node, Panel
+from blocklife.drawing.text_width import fixed_width
 from blocklife.errors import MisuseError
 from blocklife.states import Tone
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from blocklife.drawing import ink
+from blocklife.drawing import elements
 from blocklife.drawing.layout import Box, Point, Role
-from blocklife.drawing.lettering import BOLD, prose_width, wrapped
 from blocklife.drawing.picture import Emphasis, Panel
+from blocklife.drawing.text_width import BOLD, prose_width, wrapped
 from blocklife.states import Coupling, Tone
 
 SIZE = 11.0
@@ -59,7 +59,7 @@ def _flow(signs: Sequence[_Sign], width: float, y: float, parts: list[str]) -> f
         wide = sign.width + 6 + prose_width(sign.means, SIZE)
         if x and x + wide > width:
             x, y = 0.0, y + LINE + 2
-        parts.append(sign.draw(x, y + LINE / 2) + ink.text(sign.means, x + sign.width + 6, y + 11.5, "bl-prose bl-faint"))
+        parts.append(sign.draw(x, y + LINE / 2) + elements.text(sign.means, x + sign.width + 6, y + 11.5, "bl-prose bl-faint"))
         x += wide + 18
     return y + LINE + 8 if signs else y
 
@@ -69,34 +69,36 @@ def _known(panels: Sequence[Panel]) -> Iterable[_Sign]:
     nodes = [node for panel in panels for node in panel.picture.nodes]
     arrows = [arrow for panel in panels for arrow in panel.picture.arrows]
     labels = [label for arrow in arrows for label in arrow.labels]
-    yield _Sign(10, lambda x, y: ink.element("circle", cx=x + 5, cy=y, r=4.0, class_="bl-start"), "begins")
+    yield _Sign(10, lambda x, y: elements.element("circle", cx=x + 5, cy=y, r=4.0, class_="bl-start"), "begins")
     if any(node.final for node in nodes):
         yield _Sign(22, _double, "ends")
     for tone in (each for each in Tone if any(node.tone is each for node in nodes)):
-        yield _Sign(16, _swatch(ink.tone_class(tone)), tone.value)
+        yield _Sign(16, _swatch(elements.tone_class(tone)), tone.value)
     if any(arrow.loop for arrow in arrows):
-        yield _Sign(9, lambda x, y: ink.loop(x, y - 5.5, "bl-loop"), "stays in its state")
+        yield _Sign(9, lambda x, y: elements.loop(x, y - 5.5, "bl-loop"), "stays in its state")
     if any(label.guard for label in labels):
         guard = _Sign(
-            48, lambda x, y: ink.text("[guard]", x, y + 4, "bl-mono bl-guard"), "if it holds; tried in the table's order"
+            48,
+            lambda x, y: elements.text("[guard]", x, y + 4, "bl-mono bl-guard"),
+            "if it holds; tried in the table's order",
         )
         yield guard
     for role, means in ((Role.CAUSES, "takes others along"), (Role.FOLLOWS, "is taken along by another machine's step")):
         if any(label.causes if role is Role.CAUSES else label.follows for label in labels):
-            yield _Sign(ink.pill_width("1"), _pill(causes=role is Role.CAUSES), means)
+            yield _Sign(elements.pill_width("1"), _pill(causes=role is Role.CAUSES), means)
 
 
 def _double(x: float, y: float) -> str:
     outer = Box(x, y - 6, 22, 12)
-    return ink.rect(outer, "bl-box bl-over", 3) + ink.rect(outer, "bl-box bl-over", 2, inset=2.5)
+    return elements.rect(outer, "bl-box bl-over", 3) + elements.rect(outer, "bl-box bl-over", 2, inset=2.5)
 
 
 def _swatch(class_: str) -> Callable[[float, float], str]:
-    return lambda x, y: ink.rect(Box(x, y - 5, 16, 10), f"bl-box {class_}", 3)
+    return lambda x, y: elements.rect(Box(x, y - 5, 16, 10), f"bl-box {class_}", 3)
 
 
 def _pill(*, causes: bool) -> Callable[[float, float], str]:
-    return lambda x, y: ink.pill("1", x, y - 6, causes=causes)
+    return lambda x, y: elements.pill("1", x, y - 6, causes=causes)
 
 
 # --- marks -------------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def _marks(panels: Sequence[Panel], width: float, y: float, parts: list[str]) ->
     used = set().union(*(panel.emphases() for panel in panels if panel.marked))
     shown = [each for each in Emphasis if each in used and each is not Emphasis.PLAIN]
     meanings = {each: means for panel in panels for each, means in panel.marks.meanings.items()}
-    signs = [_Sign(28, _stroke(ink.emphasis_class(each)), meanings.get(each, each.value)) for each in shown]
+    signs = [_Sign(28, _stroke(elements.emphasis_class(each)), meanings.get(each, each.value)) for each in shown]
     y = _flow(signs, width, y, parts)
     for note in dict.fromkeys(note for panel in panels for note in panel.marks.notes):
         y = _prose(note, width, y, parts, "bl-prose bl-text")
@@ -120,14 +122,14 @@ def _marks(panels: Sequence[Panel], width: float, y: float, parts: list[str]) ->
 def _stroke(class_: str) -> Callable[[float, float], str]:
     def draw(x: float, y: float) -> str:
         line = (Point(x, y), Point(x + 6, y), Point(x + 12, y), Point(x + 21, y))
-        return ink.curve(line, f"bl-line {class_}") + ink.head(line[-1], Point(x + 28, y), f"bl-head {class_}")
+        return elements.curve(line, f"bl-line {class_}") + elements.head(line[-1], Point(x + 28, y), f"bl-head {class_}")
 
     return draw
 
 
 def _prose(said: str, width: float, y: float, parts: list[str], class_: str) -> float:
     for line in wrapped(said, SIZE * (BOLD if "strong" in class_ else 1.0), width):
-        parts.append(ink.text(line, 0, y + 11.5, class_))
+        parts.append(elements.text(line, 0, y + 11.5, class_))
         y += LINE
     return y + 2
 
@@ -163,12 +165,12 @@ def _entry(coupling: Coupling, number: int, width: float) -> tuple[float, Callab
     def draw(x: float, y: float) -> str:
         said = str(number)
         found = [
-            ink.pill(said, x + 22 - ink.pill_width(said), y + 1.5, causes=True),
-            ink.text(coupling.name, x + indent, y + 11.5, "bl-prose bl-strong"),
+            elements.pill(said, x + 22 - elements.pill_width(said), y + 1.5, causes=True),
+            elements.text(coupling.name, x + indent, y + 11.5, "bl-prose bl-strong"),
         ]
         for line, class_ in (*((each, "bl-text") for each in told), *((each, "bl-faint") for each in why)):
             y += LINE - 1
-            found.append(ink.text(line, x + indent, y + 11.5, f"bl-prose {class_}"))
-        return ink.element("g", "".join(found), class_="bl-coupling", data_coupling=coupling.name)
+            found.append(elements.text(line, x + indent, y + 11.5, f"bl-prose {class_}"))
+        return elements.element("g", "".join(found), class_="bl-coupling", data_coupling=coupling.name)
 
     return LINE + (LINE - 1) * (len(told) + len(why)) + 7, draw

@@ -172,7 +172,7 @@ def diagram(lives: Lives, chosen: Sequence[Life], title: str = "") -> Diagram:
         if shown and size > ENTRIES_DRAWN_MAX:
             break
         shown.insert(0, life)
-    items = list(_Teller(lives, shown).items())
+    items = list(_DiagramItems(lives, shown).items())
     if len(shown) < len(chosen):
         items.insert(0, Band(f"{counted(len(chosen) - len(shown), 'older life', 'older lives')} not shown", faint=True))
     return Diagram(PARTIES, tuple(items), title)
@@ -199,8 +199,8 @@ def _first(entry: int | Fold) -> int:
 
 
 @define(eq=False)
-class _Teller:
-    """Tells some lives of one place, oldest first.
+class _DiagramItems:
+    """The items of a sequence diagram: some lives of one place, oldest first.
 
     Invariant: ``told`` are the steps that were told; ``asked`` what was said, with its commit (0: it is said once).
     """

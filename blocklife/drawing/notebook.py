@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from blocklife.drawing.ink import escaped
+from blocklife.drawing.elements import escaped
 from blocklife.drawing.picture import Emphasis, Mark, Marks, Panel, picture, tone_of
 from blocklife.drawing.theme import Theme
 from blocklife.errors import MisuseError

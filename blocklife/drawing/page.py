@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from blocklife.drawing import ink
+from blocklife.drawing import elements
 from blocklife.drawing.picture import Emphasis, Label, Mark, Node, Panel, Word
 from blocklife.drawing.svg import slug, svg
 from blocklife.drawing.tables import REFUSAL
@@ -24,9 +24,9 @@ def page(panels: Sequence[Panel], theme: Theme | None = None, charts: Mapping[st
     title = "Lifecycle: " + ", ".join(panel.picture.name for panel in panels)
     sections = "\n".join(_section(panel, charts.get(panel.picture.name, "")) for panel in panels)
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{ink.escaped(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{elements.escaped(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{_style(theme)}</style>\n</head>\n'
-        f"<body>\n<main>\n<h1>{ink.escaped(title)}</h1>\n<figure>\n{svg(panels, theme)}</figure>\n{sections}\n"
+        f"<body>\n<main>\n<h1>{elements.escaped(title)}</h1>\n<figure>\n{svg(panels, theme)}</figure>\n{sections}\n"
         f"{_couplings(panels)}</main>\n</body>\n</html>\n"
     )
 
@@ -37,9 +37,16 @@ def page(panels: Sequence[Panel], theme: Theme | None = None, charts: Mapping[st
 def _section(panel: Panel, chart: str) -> str:
     picture, marks = panel.picture, panel.marks
     name = slug(picture.name)
-    parts = [f'<section id="{name}">', f"<h2>{ink.escaped(picture.name)}</h2>", f"<p>{ink.escaped(picture.about)}</p>"]
+    parts = [
+        f'<section id="{name}">',
+        f"<h2>{elements.escaped(picture.name)}</h2>",
+        f"<p>{elements.escaped(picture.about)}</p>",
+    ]
     if marks.title or marks.notes:
-        parts += [f"<h3>{ink.escaped(marks.title or 'Marks')}</h3>", *(f"<p>{ink.escaped(each)}</p>" for each in marks.notes)]
+        parts += [
+            f"<h3>{elements.escaped(marks.title or 'Marks')}</h3>",
+            *(f"<p>{elements.escaped(each)}</p>" for each in marks.notes),
+        ]
     if chart:
         parts.append(f"<figure>\n{chart}\n</figure>")
     parts.append(_titled("State by event", _matrix(panel)))
@@ -61,8 +68,8 @@ def _rows(panel: Panel) -> str:
             _code(arrow.source),
             _event(label, panel.marks.row(label)),
             _code(arrow.target),
-            ink.escaped(", ".join(label.causes)),
-            ink.escaped(", ".join(label.follows)),
+            elements.escaped(", ".join(label.causes)),
+            elements.escaped(", ".join(label.follows)),
             *_mark_cells(panel.marks.row(label)),
         ]
         for label, arrow in found
@@ -81,7 +88,7 @@ def _couplings(panels: Sequence[Panel]) -> str:
             _code(each.cause),
             ", ".join(_code(state.name) for state in each.into) or "any state",
             "<br>".join(_code(effect) for effect in each.effects),
-            ink.escaped(each.why),
+            elements.escaped(each.why),
         ]
         for each in found.values()
     ]
@@ -101,8 +108,8 @@ def _cell(panel: Panel, node: Node, event: str) -> str:
     lines = []
     for target, label in rows:
         mark = panel.marks.row(label)
-        guard = f' <span class="guard">[{ink.escaped(label.guard)}]</span>' if label.guard is not None else ""
-        note = f" <b>{ink.escaped(mark.note)}</b>" if mark.note else ""
+        guard = f' <span class="guard">[{elements.escaped(label.guard)}]</span>' if label.guard is not None else ""
+        note = f" <b>{elements.escaped(mark.note)}</b>" if mark.note else ""
         lines.append(f"<span{_classed(mark)}>{_code(target)}</span>{guard}{note}")
     if all(label.guard is not None for _, label in rows):
         lines.append(f'<span class="refused">{REFUSAL}</span>')
@@ -111,20 +118,20 @@ def _cell(panel: Panel, node: Node, event: str) -> str:
 
 def _words(words: Iterable[Word], heading: Sequence[str]) -> str:
     cells = [
-        [_code(word.name), ", ".join(_code(each) for each in word.reads) or "nothing", ink.escaped(word.about)]
+        [_code(word.name), ", ".join(_code(each) for each in word.reads) or "nothing", elements.escaped(word.about)]
         for word in words
     ]
     return _table(heading, cells)
 
 
 def _event(label: Label, mark: Mark) -> str:
-    guard = f' <span class="guard">[{ink.escaped(label.guard)}]</span>' if label.guard is not None else ""
+    guard = f' <span class="guard">[{elements.escaped(label.guard)}]</span>' if label.guard is not None else ""
     return f"<span{_classed(mark)}>{_code(label.event)}</span>{guard}"
 
 
 def _node_about(node: Node) -> str:
     where = " <i>(initial)</i>" if node.initial else " <i>(final)</i>" if node.final else ""
-    return ink.escaped(node.about) + where
+    return elements.escaped(node.about) + where
 
 
 # --- markup ------------------------------------------------------------------------------------------------------------
@@ -137,7 +144,7 @@ def _titled(title: str, table: str) -> str:
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table that scrolls by itself where it is too wide; columns without a word in them are left out."""
     kept = [at for at, title in enumerate(heading) if title not in _OPTIONAL or any(row[at] for row in rows)]
-    head = "".join(f'<th scope="col">{ink.escaped(heading[at])}</th>' for at in kept)
+    head = "".join(f'<th scope="col">{elements.escaped(heading[at])}</th>' for at in kept)
     body = "\n".join(f"<tr>{''.join(f'<td>{row[at]}</td>' for at in kept)}</tr>" for row in rows)
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
@@ -146,7 +153,7 @@ _OPTIONAL = ("mark", "about", "takes along", "is taken along by")
 
 
 def _mark_cells(mark: Mark) -> tuple[str, str]:
-    return ink.escaped(mark.note or _MARKS.get(mark.emphasis, "")), ink.escaped(mark.about)
+    return elements.escaped(mark.note or _MARKS.get(mark.emphasis, "")), elements.escaped(mark.about)
 
 
 _MARKS = {
@@ -159,7 +166,7 @@ _MARKS = {
 
 
 def _code(said: str) -> str:
-    return f"<code>{ink.escaped(said)}</code>"
+    return f"<code>{elements.escaped(said)}</code>"
 
 
 def _classed(mark: Mark) -> str:
@@ -167,18 +174,18 @@ def _classed(mark: Mark) -> str:
 
 
 def _style(theme: Theme | None) -> str:
-    return ink.themed(_SHAPES, lambda each: _colours(each.value), theme)
+    return elements.themed(_SHAPES, lambda each: _colours(each.value), theme)
 
 
 _SHAPES = f"""\
-body{{margin:0;font:15px/1.5 {ink.PROSE_FONT}}}
+body{{margin:0;font:15px/1.5 {elements.PROSE_FONT}}}
 main{{max-width:980px;margin:0 auto;padding:16px}}
 figure{{margin:0 0 24px;overflow-x:auto}}
 figure svg{{max-width:100%;height:auto}}
 .wide{{overflow-x:auto;margin-bottom:20px}}
 table{{border-collapse:collapse;font-size:13px}}
 th,td{{border:1px solid;padding:4px 8px;text-align:left;vertical-align:top}}
-code{{font-family:{ink.FIXED_FONT};font-size:12px;white-space:nowrap}}
+code{{font-family:{elements.FIXED_FONT};font-size:12px;white-space:nowrap}}
 .removed{{text-decoration:line-through}}
 """
 

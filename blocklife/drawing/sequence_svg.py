@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* Text is measured by `lettering`, which takes widths that no usual font exceeds, and is broken into lines that fit. Each item
+* Text is measured by `text_width`, which takes widths that no usual font exceeds, and is broken into lines that fit. Each item
   has rows of its own, so that no text can lie upon another.
 * Colours are those of every other drawing (`theme`); a drawing for both themes has both, and the reader's system chooses.
 * Same sequence, same bytes; nothing but ASCII.
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from attrs import define, field
 
-from blocklife.drawing import ink
-from blocklife.drawing.lettering import prose_width, wrapped
+from blocklife.drawing import elements
 from blocklife.drawing.sequence import Band, Item, Message, Note, Sequence, Way
+from blocklife.drawing.text_width import prose_width, wrapped
 from blocklife.drawing.theme import Palette, Theme
 from blocklife.states import Tone
 
@@ -178,7 +178,7 @@ def _text(x: float, y: float, text: str, name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return ink.escaped(text).encode("ascii", "xmlcharrefreplace").decode("ascii")
+    return elements.escaped(text).encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _n(number: float) -> str:

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from blocklife.drawing import ink
+from blocklife.drawing import elements
 from blocklife.drawing.layout import DOT, INSET, WIDTH_MAX, Layout, Line, PlacedArrow, PlacedNode, layout, numbers_of
 from blocklife.drawing.legend import legend
-from blocklife.drawing.lettering import prose_width, wrapped
 from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Node, Panel
+from blocklife.drawing.text_width import prose_width, wrapped
 from blocklife.drawing.theme import Theme
 from blocklife.states import Tone
 
@@ -39,18 +39,18 @@ def svg(panels: Sequence[Panel], theme: Theme | None = None) -> str:
     total, tall = width + 2 * MARGIN, MARGIN + height + PADDING + below.height + MARGIN
     title = "Lifecycle: " + ", ".join(panel.picture.name for panel in panels)
     parts = [
-        ink.element("title", ink.escaped(title), id="bl-title"),
-        ink.element("desc", ink.escaped(_description(panels)), id="bl-desc"),
-        f"<style>\n{ink.style(theme)}</style>",
-        f'<rect width="{ink.number(total)}" height="{ink.number(tall)}" rx="6" class="bl-ground"/>',
+        elements.element("title", elements.escaped(title), id="bl-title"),
+        elements.element("desc", elements.escaped(_description(panels)), id="bl-desc"),
+        f"<style>\n{elements.style(theme)}</style>",
+        f'<rect width="{elements.number(total)}" height="{elements.number(tall)}" rx="6" class="bl-ground"/>',
         *(_at(MARGIN + x, MARGIN + y, each.draw(wide)) for each, x, y, wide in placed),
         _at(MARGIN + PADDING, MARGIN + height + PADDING, below.markup, class_="bl-legend"),
     ]
-    shown = ink.element(
+    shown = elements.element(
         "svg",
         "\n" + "\n".join(parts) + "\n",
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {ink.number(total)} {ink.number(tall)}",
+        viewBox=f"0 0 {elements.number(total)} {elements.number(tall)}",
         width=float(total),
         height=float(tall),
         role="img",
@@ -76,7 +76,9 @@ def _description(panels: Sequence[Panel]) -> str:
 
 
 def _at(x: float, y: float, markup: str, class_: str | None = None) -> str:
-    return ink.element("g", f"\n{markup}\n", transform=f"translate({ink.number(x)} {ink.number(y)})", class_=class_)
+    return elements.element(
+        "g", f"\n{markup}\n", transform=f"translate({elements.number(x)} {elements.number(y)})", class_=class_
+    )
 
 
 # --- panels ------------------------------------------------------------------------------------------------------------
@@ -96,9 +98,9 @@ class _Framed:
         panel = self.layout.panel
         top = self.height - PADDING - self.layout.height
         parts = [
-            f'<rect width="{ink.number(width)}" height="{ink.number(self.height)}" rx="6" class="bl-panel"/>',
-            ink.text(panel.picture.name, PADDING, 22, "bl-mono bl-head1 bl-text"),
-            *(ink.text(line, PADDING, HEADING + 12 + 15 * at, "bl-prose bl-faint") for at, line in enumerate(self.about)),
+            f'<rect width="{elements.number(width)}" height="{elements.number(self.height)}" rx="6" class="bl-panel"/>',
+            elements.text(panel.picture.name, PADDING, 22, "bl-mono bl-head1 bl-text"),
+            *(elements.text(line, PADDING, HEADING + 12 + 15 * at, "bl-prose bl-faint") for at, line in enumerate(self.about)),
             _at((width - self.layout.width) / 2, top, _machine(self.layout)),
         ]
         return "\n".join(parts)
@@ -137,8 +139,8 @@ def _shelved(framed: Sequence[_Framed], least: float) -> tuple[list[tuple[_Frame
 
 def _machine(found: Layout) -> str:
     marked = found.panel.marked
-    start = ink.element("circle", cx=found.start.x, cy=found.start.y, r=DOT / 2, class_="bl-start")
-    entry = ink.curve(found.entry, "bl-line bl-entry") + ink.head(found.entry[-1], found.entry_tip, "bl-start")
+    start = elements.element("circle", cx=found.start.x, cy=found.start.y, r=DOT / 2, class_="bl-start")
+    entry = elements.curve(found.entry, "bl-line bl-entry") + elements.head(found.entry[-1], found.entry_tip, "bl-start")
     return "\n".join(
         [
             *(_lines(found.panel, each, marked=marked) for each in found.arrows),
@@ -157,13 +159,13 @@ def _lines(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
     """The line of an arrow, past its label, with its head."""
     arrow = placed.arrow
     mark = panel.mark_of(arrow)
-    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.tone_class(_tone(panel, arrow.target))
-    style = f"stroke-width:{ink.number(1.2 + 3 * mark.weight)}" if mark.weight > 0 else None
-    drawn = "".join(ink.curve(path, f"bl-line {class_}", style) for path in placed.paths)
-    drawn += ink.head(placed.paths[-1][-1], placed.tip, f"bl-head {class_}")
-    return ink.element(
+    class_ = elements.emphasis_class(mark.emphasis) if marked else elements.tone_class(_tone(panel, arrow.target))
+    style = f"stroke-width:{elements.number(1.2 + 3 * mark.weight)}" if mark.weight > 0 else None
+    drawn = "".join(elements.curve(path, f"bl-line {class_}", style) for path in placed.paths)
+    drawn += elements.head(placed.paths[-1][-1], placed.tip, f"bl-head {class_}")
+    return elements.element(
         "g",
-        f"<title>{ink.escaped(f'{arrow.source} → {arrow.target}')}</title>{drawn}",
+        f"<title>{elements.escaped(f'{arrow.source} → {arrow.target}')}</title>{drawn}",
         class_="bl-arrow",
         data_source=arrow.source,
         data_target=arrow.target,
@@ -174,17 +176,18 @@ def _labels(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
     """The labels of an arrow, on ground of their own."""
     tone = _tone(panel, placed.arrow.target)
     drawn = [_row(panel, placed.arrow, line, tone, marked=marked) for line in placed.lines]
-    return ink.rect(placed.box, "bl-chip", 4) + "".join(drawn)
+    return elements.rect(placed.box, "bl-chip", 4) + "".join(drawn)
 
 
 def _row(panel: Panel, arrow: Arrow, line: Line, tone: Tone, *, marked: bool) -> str:
     """One row of the table, with its tooltip."""
     mark = panel.marks.row(line.label)
-    class_ = ink.emphasis_class(mark.emphasis) if marked else ink.tone_class(tone)
-    told = ink.element("title", ink.escaped(row_told(panel, arrow, line.label)))
-    return ink.element(
+    class_ = elements.emphasis_class(mark.emphasis) if marked else elements.tone_class(tone)
+    told = elements.element("title", elements.escaped(row_told(panel, arrow, line.label)))
+    return elements.element(
         "g",
-        told + "".join(ink.piece(piece, f"{class_}-text", faint=mark.emphasis is Emphasis.UNUSED) for piece in line.pieces),
+        told
+        + "".join(elements.piece(piece, f"{class_}-text", faint=mark.emphasis is Emphasis.UNUSED) for piece in line.pieces),
         id=f"{slug(panel.picture.name)}-row-{line.label.row}",
         class_="bl-row",
         data_row=line.label.row,
@@ -195,18 +198,21 @@ def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
     """A state: its box, a second border where a life ends, its name, and what it stays on."""
     node, mark = placed.node, panel.marks.state(placed.node)
     emphasised = marked and mark.emphasis not in (Emphasis.PLAIN, Emphasis.USED)  # what is used keeps its own colour
-    class_ = ink.emphasis_class(mark.emphasis) if emphasised else ink.tone_class(node.tone)
-    style = f"stroke-width:{ink.number(1.2 + 2.5 * mark.weight)}" if mark.weight > 0 else None
-    drawn = [ink.element("title", ink.escaped(state_told(panel, node))), ink.rect(placed.box, f"bl-box {class_}", 7)]
+    class_ = elements.emphasis_class(mark.emphasis) if emphasised else elements.tone_class(node.tone)
+    style = f"stroke-width:{elements.number(1.2 + 2.5 * mark.weight)}" if mark.weight > 0 else None
+    drawn = [
+        elements.element("title", elements.escaped(state_told(panel, node))),
+        elements.rect(placed.box, f"bl-box {class_}", 7),
+    ]
     if style:
         drawn[-1] = drawn[-1].removesuffix("/>") + f' style="{style}"/>'
     if node.final:
-        drawn.append(ink.rect(placed.box, f"bl-box {class_}", 5, inset=INSET))
-    drawn += [ink.piece(piece, f"{class_}-text") for piece in placed.pieces]
+        drawn.append(elements.rect(placed.box, f"bl-box {class_}", 5, inset=INSET))
+    drawn += [elements.piece(piece, f"{class_}-text") for piece in placed.pieces]
     loops = {label.row: arrow for arrow in panel.picture.arrows if arrow.loop for label in arrow.labels}
     drawn += [_row(panel, loops[line.label.row], line, node.tone, marked=marked) for line in placed.loops]
     identity = f"{slug(panel.picture.name)}-{slug(node.name)}"
-    return ink.element("g", "".join(drawn), id=identity, class_="bl-state", data_state=node.name)
+    return elements.element("g", "".join(drawn), id=identity, class_="bl-state", data_state=node.name)
 
 
 # --- what is told ------------------------------------------------------------------------------------------------------

@@ -245,8 +245,8 @@ class _Run:
         self._count(checker)
         try:
             checker.check_whole()
-            if checker.owes:
-                raise checker.debt()
+            if checker.pending:
+                raise checker.missing()
             if self.whole:
                 checker.check_end()
         except IllegalError as problem:

@@ -29,7 +29,7 @@ from typing import TextIO, TypeAlias
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.recording.beside import Beside
+from blocklife.recording.external_trace import ExternalTrace
 from blocklife.recording.format import At, Head, Line, Refused, show_name
 from blocklife.recording.lives import PLANNING
 from blocklife.recording.reading import NUMBER_MAX, Progress, Recording
@@ -73,7 +73,7 @@ def write_perfetto(
     sink: TextIO,
     *,
     offset_ns: int = 0,
-    beside: Beside | None = None,
+    external: ExternalTrace | None = None,
     progress: Progress | None = None,
 ) -> Traced:
     """Write a recording as one JSON object, or into another trace, ahead of its events.
@@ -86,9 +86,9 @@ def write_perfetto(
     clock = _Clock(recording, offset_ns, progress)
     items = clock.items()
     first = next(items, None)
-    base = _zero(clock, first) if beside is None else _zero_beside(clock, first, beside)
+    base = _zero(clock, first) if external is None else _zero_of_both(clock, first, external)
     zero = f'"baseTimeNanoseconds":{base},' if base else ""
-    sink.write(f'{{"displayTimeUnit":"ms",{zero}"traceEvents":[\n' if beside is None else beside.head)
+    sink.write(f'{{"displayTimeUnit":"ms",{zero}"traceEvents":[\n' if external is None else external.head)
     writer = _Writer(sink, base, _note(clock))
     run = _Run(recording.head, writer)
     lines = 0
@@ -96,12 +96,12 @@ def write_perfetto(
         run.take(now, item)
         lines += 1
     run.close(clock.end)
-    if beside is None:
+    if external is None:
         about = {"made by": "blocklife", "recording": recording.name, "clock": _note(clock), "whole": recording.end is not None}
         sink.write(f'\n],"otherData":{json.dumps(about)}}}\n')
     else:
-        sink.write(",\n" if beside.more and writer.events else "")
-        for text in beside.rest():
+        sink.write(",\n" if external.more and writer.events else "")
+        for text in external.rest():
             sink.write(text)
     return Traced(lines, writer.events, clock.timed)
 
@@ -114,15 +114,15 @@ def _zero(clock: _Clock, first: tuple[int, Item] | None) -> int:
     return first[0] if first is not None and clock.timed and first[0] >= _SINCE_1970 else 0
 
 
-def _zero_beside(clock: _Clock, first: tuple[int, Item] | None, beside: Beside) -> int:
+def _zero_of_both(clock: _Clock, first: tuple[int, Item] | None, external: ExternalTrace) -> int:
     """Which time is zero beside another trace."""
     name = clock.recording.name
     if first is not None and not clock.timed:
         raise MisuseError(f"{name}: it tells no times, so it has no place beside another trace (record it with a clock)")
-    if first is not None and first[0] < beside.base_ns:
-        early = f"it begins {(beside.base_ns - first[0]) / 1e9:,.3f} s before the zero of {beside.name}"
+    if first is not None and first[0] < external.base_ns:
+        early = f"it begins {(external.base_ns - first[0]) / 1e9:,.3f} s before the zero of {external.name}"
         raise MisuseError(f"{name}: {early} (its clock is another one: add the difference with --offset-ns)")
-    return beside.base_ns
+    return external.base_ns
 
 
 # --- time ----------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Rules of this file:
 * The first broken rule ends the check of counts, for nothing recounted can be trusted after it. `Checker.follow` goes on with
   the tables alone, each place standing where the line before has left it.
 
-The couplings, which are debts of jobs, stand in `debts`.
+The effects that couplings demand stand in `pending_effects`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 
 from blocklife.errors import MisuseError
 from blocklife.ledger.places import EPOCH_MASK
-from blocklife.recording.debts import Debts
 from blocklife.recording.format import NAMED, Head, Line, number_of, spell_row
+from blocklife.recording.pending_effects import PendingEffects
 from blocklife.recording.traces import (
     BITS,
     BlockTrace,
@@ -45,7 +45,7 @@ _COMMIT = re.compile(rf'\{{"n":{_NUMBER},(?:"of":{_NUMBER},)?"plan":{_NUMBER},"m
 # --- the check ---------------------------------------------------------------------------------------------------------
 
 
-class Checker(Debts):
+class Checker(PendingEffects):
     """Takes the lines of one recording in order; raises `IllegalError` at the first that breaks a rule."""
 
     def __init__(self, head: Head) -> None:
@@ -249,10 +249,10 @@ class Checker(Debts):
     # --- what a line must come after ---------------------------------------------------------------------------------------
 
     def _arrive(self, machine: str, place: Trace, step: Step[TraceT], job: JobTrace | None) -> None:
-        """Check what holds for all: debts come first, a commit is one event and no place twice, a place leaves its state."""
+        """Check what holds for all: pending effects first, one event and no place twice a commit, a place leaves its state."""
         if not self._event:
             self._event = step.event
-            if self._owing or self._wanted:
+            if self._pending or self._wanted:
                 self._check_service(machine, place, step.event, job)
         elif step.event != self._event:
             raise illegal("commit", machine, place, f"commit {self.n} is a {self._event}, and no {step.event}")
@@ -303,7 +303,7 @@ class Checker(Debts):
         if job is None:
             raise self._serveless("block", place, step.event)
         if not job.kind:
-            self._bear(job, step.event)
+            self._start(job, step.event)
         elif job.reserving != self.n:
             problem = f"{step.event} in the name of job {job.number}, which has its places already"
             raise illegal("I3", "block", place, problem)
@@ -386,7 +386,7 @@ class Checker(Debts):
             raise self._serveless("slot", place, step.event)
         if job.due and job.due[-1].event == f"slot.{step.event}" and job.due[-1].places is None:
             job.reserving = self.n
-            self._paid(job)
+            self._served(job)
         elif job.reserving != self.n:
             raise self._unasked(job, "slot", place, step.event)
         job.slots[place] = None
@@ -451,10 +451,10 @@ class Checker(Debts):
                 problem = f"it is {into.name} after {job.reports} of {self.head.num_workers} reports"
                 raise illegal("I9", "job", job, problem)
         if event == "submit":
-            self._owe(job, "job.submit", into)
+            self._expect(job, "job.submit", into)
         elif into in TERMINAL or event == "expire":
             job.doubted = job.doubted or event == "expire"
-            self._owe(job, f"job.{cause}({job.kind})", into)
+            self._expect(job, f"job.{cause}({job.kind})", into)
         if event in ("cancel", "abandon") and job.request is not None and job.request.load is job:
             self._wanted[job.request] = (("preempt", "finish"), "request-gives-up")
 
@@ -465,7 +465,7 @@ class Checker(Debts):
             if job is None or not job.due or job.due[-1].event != "request.plan_load":
                 raise illegal("I10", "request", place, "it waits for a load that is not being planned for it")
             place.load, job.request = job, place
-            self._paid(job)
+            self._served(job)
             return
         if event in ("loaded", "load_failed"):
             if wanted is None or (job is not None and job.number != place.load_number):

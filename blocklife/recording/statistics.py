@@ -341,7 +341,7 @@ class _Count:
         number, source, target = row
         track.taken[number] += 1
         if line.job is not None and line.machine == "block" and line.event in _PLANNING:
-            self._bear(line.job)
+            self._start(line.job)
         place = track.places.get(line.id)
         if place is None:
             place = self._first_seen(track, source)
@@ -365,7 +365,7 @@ class _Count:
             return source, -1, -1
         return track.initial, 0, self.began
 
-    def _bear(self, number: int) -> None:
+    def _start(self, number: int) -> None:
         """The first line that reserves a block for a job is its first."""
         jobs = self.tracks["job"]
         if number not in jobs.places:

@@ -34,7 +34,7 @@ _EITHER = frozenset({("slot", "pin"), ("slot", "unpin"), ("slot", "drop")})
 class IllegalError(Exception):
     """A line that breaks a rule. ``rule`` names which, ``machine`` and ``place`` the place it is about, if one.
 
-    ``job`` is the job that owes what did not come; 0 for none.
+    ``job`` is the job whose effect did not come; 0 for none.
     """
 
     def __init__(self, rule: str, machine: str, place: int, problem: str, job: int = 0) -> None:
@@ -93,7 +93,7 @@ class RequestTrace(Trace):
 
 @define(eq=False)
 class Due:
-    """What a job still owes: one event to each of these places; any places of one commit where they are not known yet."""
+    """A pending effect of a job: one event to each of these places; any places of one commit where they are not known yet."""
 
     event: str
     places: set[Trace] | None
@@ -117,7 +117,7 @@ class JobTrace(Trace):
     doubted: bool = False
     request: RequestTrace | None = None
     due: list[Due] = field(factory=list)
-    """What is owed next stands last."""
+    """What comes next stands last."""
 
 
 TraceT = TypeVar("TraceT", bound=Trace)

@@ -1,8 +1,8 @@
 """Devices on which something can be slow on purpose, so that whoever does not wait for it comes too early.
 
 A `Stage` is what a scene is played on. `CudaStage` is a GPU: a kernel that only counts cycles keeps a stream busy. `FakeStage`
-is the fake device of `blocklife.testing.streams` with bytes: what was given to a slow stream lands after everything else that
-may land. So each scene, and what decides whether its bytes are right, is tried without a GPU, too.
+is the fake device of `blocklife.testing.fake_device` with bytes: what was given to a slow stream lands after everything
+else that may land. So each scene, and what decides whether its bytes are right, is tried without a GPU, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blocklife.copiers.torch.layout import Layout, Pages
 from blocklife.copiers.torch.moves import Mover, RunMover
 from blocklife.copiers.torch.streams import Device
 from blocklife.ledger.records import Direction
-from blocklife.testing.streams import FakeDevice, FakeStream, Operation
+from blocklife.testing.fake_device import FakeDevice, FakeStream, Operation
 from tests.gpu.movers import ForcedCuda, made
 
 NAP_MS = 15.0

@@ -38,7 +38,7 @@ NOT_JUDGES = frozenset(
     | {"test_layers", "test_startup", "test_typing", "test_mutants", "test_source_mutants"}
     # the watch: a room of its own, over a ledger
     | {
-        "test_watch_ears",
+        "test_watch_hooks",
         "test_watch_engine",
         "test_watch_mirror",
         "test_watch_plans",

@@ -5,7 +5,7 @@ stream, marks the point that stream has reached; another stream that is told to 
 passed. Nothing here blocks the host but ``synchronize``.
 
 *What is not here, and why.* Whom to wait for: that is `order`. How the bytes travel: that is `moves`. The fake device, which
-records everything and finds races, is in `blocklife.testing.streams`.
+records everything and finds races, is in `blocklife.testing.fake_device`.
 
 *Priorities, and why there are none.* torch's streams have the lowest priority unless told otherwise, which is what a copy
 should have. They are few, and dealt out in turn: one may be a stream that the engine has too. That orders more than it must,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from importlib import resources
 
-from blocklife.drawing import ink
+from blocklife.drawing import elements
 from blocklife.drawing.viewer.run import MAX_EVENTS, Settings, told_run
 from blocklife.recording.checking import Verdict
 from blocklife.recording.lives import Lives
@@ -28,7 +28,7 @@ def view(lives: Lives, verdict: Verdict, settings: Settings, drawings: Mapping[s
     """
     told = told_run(lives, verdict, settings, drawings or {})
     gaps = {
-        "title": ink.escaped(str(told["name"])),
+        "title": elements.escaped(str(told["name"])),
         "style": _part("page.css"),
         "recording": json.dumps(told, separators=(",", ":")).replace("<", "\\u003c"),
         "script": "\n".join(_part(name) for name in _SCRIPTS),

@@ -23,9 +23,9 @@ from blocklife.ledger import Committed, Direction
 from blocklife.ledger.places import ID_MASK
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import Broken, Counterexample
+from blocklife.testing.worlds.cross_checks import Core
 from blocklife.testing.worlds.device import CopyOrder, FrozenDevice, Landing, Orders, Pass
 from blocklife.testing.worlds.engine import Engine
-from blocklife.testing.worlds.truths import Core
 from blocklife.testing.worlds.world import Action, CoreStep, State, World, WorldSettings
 
 

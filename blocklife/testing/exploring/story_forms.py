@@ -19,10 +19,10 @@ from blocklife.states import Tone
 from blocklife.testing.exploring.story import Change, Happened, Story
 from blocklife.testing.scenarios.format import ORDINALS, Scenario, Step, write_scenario
 from blocklife.testing.scenarios.running import Outcome, parse_scenario, run_scenario
-from blocklife.testing.scenarios.words import RULES, Value
+from blocklife.testing.scenarios.schema import RULES, Value
+from blocklife.testing.worlds.cross_checks import LAST_STEP
 from blocklife.testing.worlds.device import Landing
 from blocklife.testing.worlds.format import PYTHON_IMPORTS, as_python
-from blocklife.testing.worlds.truths import LAST_STEP
 from blocklife.testing.worlds.world import Action
 
 DEADLINE = 1_000_000

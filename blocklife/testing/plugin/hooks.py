@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blocklife.testing.plugin.coverage import Coverage
     from blocklife.testing.plugin.visit import Visit
     from blocklife.testing.scenarios.running import Scenario, Verdict
-    from blocklife.testing.scenarios.words import Value
+    from blocklife.testing.scenarios.schema import Value
     from blocklife.testing.worlds.engine import Settings
 
 REPORT, REQUIRE, DRIVER = "--blocklife-report", "--blocklife-require-rows", "blocklife_driver"

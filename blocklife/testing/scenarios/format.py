@@ -24,7 +24,7 @@ from attrs import define, field, frozen
 from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
 from blocklife.offload import Geometry
-from blocklife.testing.scenarios.words import (
+from blocklife.testing.scenarios.schema import (
     CHOICES,
     COMMON,
     COUNTS,

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from blocklife.testing.scenarios.driver import Found
 from blocklife.testing.scenarios.format import COMPARED
+from blocklife.testing.scenarios.schema import Value
 from blocklife.testing.scenarios.stage import GARBAGE, Stage, StageError, worded
-from blocklife.testing.scenarios.words import Value
 from blocklife.testing.worlds.device import CopyOrder
 
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {

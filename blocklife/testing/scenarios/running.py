@@ -36,8 +36,8 @@ from blocklife.testing.scenarios.format import (
 )
 from blocklife.testing.scenarios.judge import judge
 from blocklife.testing.scenarios.our_driver import OurDriver
+from blocklife.testing.scenarios.schema import SETTINGS, Value
 from blocklife.testing.scenarios.stage import Stage, StageError
-from blocklife.testing.scenarios.words import SETTINGS, Value
 from blocklife.testing.worlds.device import DeviceFault
 
 __all__ = [

@@ -34,10 +34,7 @@ from blocklife.offload.groups import Group
 from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES, Request
 from blocklife.testing.exploring.explore import Broken, Kind, Property
-from blocklife.testing.worlds.device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
-from blocklife.testing.worlds.device import Names as DeviceNames
-from blocklife.testing.worlds.engine import LONG_OVER, Engine, Settings
-from blocklife.testing.worlds.truths import (
+from blocklife.testing.worlds.cross_checks import (
     KEPT,
     LAST_STEP,
     LAWFUL,
@@ -54,6 +51,9 @@ from blocklife.testing.worlds.truths import (
     not_kept,
     unheeded,
 )
+from blocklife.testing.worlds.device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
+from blocklife.testing.worlds.device import Names as DeviceNames
+from blocklife.testing.worlds.engine import LONG_OVER, Engine, Settings
 
 
 @frozen(kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from blocklife.drawing import ink
+from blocklife.drawing import elements
 from blocklife.drawing.layout import Box
 from blocklife.drawing.theme import Theme
 from blocklife.states import Tone
@@ -47,20 +47,20 @@ def chart(report: Report, theme: Theme | None = None) -> str:
         f"({facts.get('processor', '?')}, {facts.get('cores', '?')} cores); {facts.get('date', '')}"
     )
     parts = [
-        ink.element("title", ink.escaped(title)),
+        elements.element("title", elements.escaped(title)),
         f"<style>\n{_style(theme)}</style>",
-        ink.rect(Box(0, 0, WIDTH, height), "blc-panel", 6),
-        ink.text(title, _GAP, 22, "blc-said blc-head"),
-        *(ink.text(panel.title, panel.x, 44, "blc-said blc-faint") for panel in panels),
+        elements.rect(Box(0, 0, WIDTH, height), "blc-panel", 6),
+        elements.text(title, _GAP, 22, "blc-said blc-head"),
+        *(elements.text(panel.title, panel.x, 44, "blc-said blc-faint") for panel in panels),
         *(line for at, row in enumerate(rows) for line in _row(row, _TOP + at * _LINE, panels, rows)),
-        ink.text(below, _GAP, height - 12, "blc-said blc-faint"),
+        elements.text(below, _GAP, height - 12, "blc-said blc-faint"),
     ]
     return (
-        ink.element(
+        elements.element(
             "svg",
             "\n" + "\n".join(parts) + "\n",
             xmlns="http://www.w3.org/2000/svg",
-            viewBox=f"0 0 {ink.number(WIDTH)} {ink.number(height)}",
+            viewBox=f"0 0 {elements.number(WIDTH)} {elements.number(height)}",
             width=WIDTH,
             height=height,
             role="img",
@@ -71,7 +71,7 @@ def chart(report: Report, theme: Theme | None = None) -> str:
 
 
 def _row(row: Row, y: float, panels: tuple[_Panel, _Panel], rows: list[Row]) -> Iterator[str]:
-    yield ink.text(row.variant.what, _GAP, y + _BAR - 4, "blc-said")
+    yield elements.text(row.variant.what, _GAP, y + _BAR - 4, "blc-said")
     ratios = (row.sooner, row.faster)
     spreads = ((row.first_s, [each.first_s for each in rows]), (row.tokens_per_s, [each.tokens_per_s for each in rows]))
     for panel, ratio, (spread, beside) in zip(panels, ratios, spreads, strict=True):
@@ -81,23 +81,23 @@ def _row(row: Row, y: float, panels: tuple[_Panel, _Panel], rows: list[Row]) -> 
 def _bar(row: Row, spread: Spread, highest: float, panel: _Panel, ratio: float, y: float) -> Iterator[str]:
     low, middle, high = (panel.x + panel.width * value / highest for value in (spread.low, spread.median, spread.high))
     tone = f"blc-{_TONES[row.variant.source].name.lower()}"
-    yield ink.rect(Box(panel.x, y, max(middle - panel.x, 1.0), _BAR), f"blc-bar {tone}", 2)
+    yield elements.rect(Box(panel.x, y, max(middle - panel.x, 1.0), _BAR), f"blc-bar {tone}", 2)
     centre = y + _BAR / 2
-    ends = f"M{ink.number(low)} {ink.number(centre)}H{ink.number(high)}"
-    marks = "".join(f"M{ink.number(x)} {ink.number(centre - 3)}v6" for x in (low, high))
-    yield ink.element("path", d=ends + marks, class_="blc-range")
+    ends = f"M{elements.number(low)} {elements.number(centre)}H{elements.number(high)}"
+    marks = "".join(f"M{elements.number(x)} {elements.number(centre - 3)}v6" for x in (low, high))
+    yield elements.element("path", d=ends + marks, class_="blc-range")
     value = spread.median * panel.scale
     figure = f"{value:,.0f} {panel.unit}" if value >= 100 else f"{value:.1f} {panel.unit}"
     said = figure if row.variant.source is Source.NOWHERE else f"{figure}, {ratio:.1f} x"
-    yield ink.text(said, max(middle, high) + 6, y + _BAR - 4, "blc-said blc-mono")
+    yield elements.text(said, max(middle, high) + 6, y + _BAR - 4, "blc-said blc-mono")
 
 
 def _style(theme: Theme | None) -> str:
     shapes = (
-        f".blc-said{{font-family:{ink.PROSE_FONT};font-size:{ink.number(_SIZE)}px}}\n"
+        f".blc-said{{font-family:{elements.PROSE_FONT};font-size:{elements.number(_SIZE)}px}}\n"
         ".blc-head{font-weight:bold}\n.blc-range{fill:none;stroke-width:1}\n.blc-bar{stroke-width:1}\n"
     )
-    return ink.themed(shapes, _colours, theme)
+    return elements.themed(shapes, _colours, theme)
 
 
 def _colours(theme: Theme) -> str:

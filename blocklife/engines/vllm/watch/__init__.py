@@ -7,7 +7,7 @@ itself, through its own plug-in entry point. `specs/vllm-watch.md` tells what is
 from __future__ import annotations
 
 from blocklife.engines.vllm.watch.options import Mode, Options
-from blocklife.engines.vllm.watch.telling import LOGGER
+from blocklife.engines.vllm.watch.reporter import LOGGER
 from blocklife.engines.vllm.watch.violations import RULES, Violation, WatchError
 from blocklife.engines.vllm.watch.watching import Parts, Watch
 from blocklife.engines.vllm.watch.worker import WorkerWatch

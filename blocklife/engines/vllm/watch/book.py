@@ -71,7 +71,7 @@ class Book:
 _QUEUED = "is held, and is still in the queue of free blocks"
 
 
-class SlotsEar:
+class SlotsHooks:
     """Listens to a pool of slots on the host, which is of the same kind as the device's."""
 
     def __init__(self, pool: object, tell: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""What all ears share: how a call goes through somebody else first, and how vLLM's own parts are looked at."""
+"""What all hooks share: how a call goes through a wrapper first, and how vLLM's own parts are looked at."""
 
 from __future__ import annotations
 

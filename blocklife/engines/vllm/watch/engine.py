@@ -32,7 +32,7 @@ _WAITING = {"WAITING", "PREEMPTED", "WAITING_FOR_REMOTE_KVS"}
 _STILL_NAMED = 4
 
 
-class EngineEar:
+class EngineHooks:
     """Listens to one scheduler. *after* is called when a step has come back and was asked for all that it can break."""
 
     def __init__(self, engine: object, mirrors: Sequence[Mirror], after: Callable[[], None]) -> None:

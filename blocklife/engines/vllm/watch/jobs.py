@@ -104,7 +104,7 @@ class Jobs:
         """Jobs that are known no more, and whether a report of them is still lawful."""
         self.forgotten = -1
         """The latest job of before the watch, or a reset: late and repeated reports of it, and of those before, are lawful."""
-        self._debts: dict[int, Violation] = {}
+        self._unflushed: dict[int, Violation] = {}
 
     def __len__(self) -> int:
         """How many are kept."""
@@ -298,25 +298,25 @@ class Jobs:
 
     # --- the end of jobs ----------------------------------------------------------------------------------------------------
 
-    def owe(self, block: int, name: str) -> None:
+    def must_flush(self, block: int, name: str) -> None:
         """A block is handed out while jobs touch it: the step must wait for those that read it."""
         for job in self.touching.get(block, ()):
             number, owner = job.copy.number, of(job.copy.request)
             if job.is_store:
                 what = f"block {block} is handed out to {name} while job {number}{owner} reads it, unwaited"
-                self._debts[number] = self._story.violation("I1", what, block=block, request=name, job=number)
+                self._unflushed[number] = self._story.violation("I1", what, block=block, request=name, job=number)
             else:
                 what = f"block {block} is handed out to {name} while job {number}{owner} writes it"
                 self._story.violate("I1", what, block=block, request=name, job=number)
                 self.finish(job)
 
     def wait(self, waits: Collection[int]) -> None:
-        """The step waits for these jobs before it computes: they are over, and no debt is left."""
-        debts, self._debts = self._debts, {}
+        """The step waits for these jobs before it computes: they are over. Not to flush one that had to be is a violation."""
+        unflushed, self._unflushed = self._unflushed, {}
         for number in waits:
             if (job := self._known.get(number)) is not None:
                 self.finish(job)
-        for number, violation in debts.items():
+        for number, violation in unflushed.items():
             if number not in waits:
                 self._story.add(violation)
 

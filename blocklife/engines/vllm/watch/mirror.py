@@ -1,6 +1,6 @@
 """A ledger that follows an engine which knows nothing of it, and says where a step of that engine was not legal.
 
-*Rules of this file.* It knows no engine: the ears (`pool`, `offloading`, `simple`) tell it facts. It never decides what the
+*Rules of this file.* It knows no engine: the hooks (`pool`, `offloading`, `simple`) tell it facts. It never decides what the
 engine does. What was done is believed in the end: after a violation the ledger is brought to where the device is, and the
 watch goes on. Nobody is told of a violation before that is so.
 
@@ -10,9 +10,9 @@ flushes, then compute, then load. So facts are only noted while a step is made, 
 
 1. what happened before the step's first hand-out: reports, releases, resets;
 2. stores that this very step makes and flushes: they read what their blocks held before this step handed them out;
-3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and makes
-   a debt: the step must flush that job. A load that ends before the step computes is over where its target is first hit;
-4. the step's flushes: debts that they do not cover are violations, and all flushed jobs are over;
+3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and
+   the step must flush that job. A load that ends before the step computes is over where its target is first hit;
+4. the step's flushes: jobs that had to be flushed and are not are violations, and all flushed jobs are over;
 5. loads, then what was handed out counts as filled, then the other stores.
 
 Where a ledger is told (`LedgerLives`, `Filing`) each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*),
@@ -20,7 +20,7 @@ whose tables know what is legal; else it is a change of some columns that come t
 final as soon as its step is made, for the device computes it before any store of that step. Whether it is the *right* content
 is asked by comparing lives: the one that the request had at that place of its table, and the one that the block has now.
 
-*Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy; the ears tell of no
+*Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy; the hooks tell of no
 others (`follows`). A rule about one block needs that block alone, so each can be kept in a sample. What a slot holds cannot be
 told from a sample of its stores, so that nothing is claimed of it then.
 """
@@ -305,7 +305,7 @@ class Mirror:
                 self.story.violate("I4", what, block=block, request=name)
                 self.holders.drop(block)
         for block in fenced:
-            self.jobs.owe(block, name)
+            self.jobs.must_flush(block, name)
         self.holders.hand_out(name, group, blocks, positions)
         self._new.update(blocks)
         for block in fenced:  # the wait is this step's own, so that the new content comes after it

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
 from blocklife.engines.vllm.watch.calls import Original, ending_of
-from blocklife.engines.vllm.watch.ear import ConnectorEar
+from blocklife.engines.vllm.watch.connector_hooks import ConnectorHooks
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
@@ -43,7 +43,7 @@ class GroupState(Protocol):
     offload_keys: Sequence[bytes]
 
 
-class OffloadingEar(ConnectorEar):
+class OffloadingHooks(ConnectorHooks):
     """Listens to an OffloadingConnectorScheduler."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:

@@ -28,7 +28,7 @@ _NEAR = 4
 """New blocks stand so near to the end of a table, mostly."""
 
 
-class PoolEar:
+class PoolHooks:
     """Listens to one pool, to the manager that owns it, and to whatever says which request has which blocks in its groups.
 
     Of *sample* blocks one is heard of: most calls are about blocks that nobody follows, and end here.
@@ -197,19 +197,19 @@ class PoolEar:
 
     def _for_request(self, original: Original) -> Original:
         """Called once for each request that runs, in every step: nothing is spent where nothing is done."""
-        ear = self
+        hooks = self
 
         def through(*args: object, **kwargs: object) -> object:
-            if ear._request is not None:
+            if hooks._request is not None:
                 return original(*args, **kwargs)
-            ear._request = request = args[0] if args else _named(kwargs)  # None, where it works for nobody
+            hooks._request = request = args[0] if args else _named(kwargs)  # None, where it works for nobody
             try:
                 return original(*args, **kwargs)
             finally:
-                ear._request = None
-                if ear._done:
-                    ear._tell_all(request, whole=False)
-                    ear._ask_windows(request, kwargs)
+                hooks._request = None
+                if hooks._done:
+                    hooks._tell_all(request, whole=False)
+                    hooks._ask_windows(request, kwargs)
 
         return through
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from blocklife.engines.vllm.watch.book import SlotsEar
+from blocklife.engines.vllm.watch.book import SlotsHooks
 from blocklife.engines.vllm.watch.calls import BlockLike, Original, ending_of
-from blocklife.engines.vllm.watch.ear import ConnectorEar
+from blocklife.engines.vllm.watch.connector_hooks import ConnectorHooks
 from blocklife.engines.vllm.watch.host import Piece
 from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror
@@ -28,7 +28,7 @@ class LoadState(Protocol):
     transfer_meta: Transfer | None
 
 
-class SimpleEar(ConnectorEar):
+class SimpleHooks(ConnectorHooks):
     """Listens to a SimpleCPUOffloadScheduler. It counts its stores and its loads apart: stores are even here, loads odd."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
@@ -40,7 +40,7 @@ class SimpleEar(ConnectorEar):
         mirror.hears_all = True
         mirror.host.sees_all = not self._num_loads
         mirror.num_held = self._num_held
-        self._slots = SlotsEar(getattr(scheduler, "cpu_block_pool", None), lambda what: mirror.story.violate("I4", what))
+        self._slots = SlotsHooks(getattr(scheduler, "cpu_block_pool", None), lambda what: mirror.story.violate("I4", what))
         self.all_calls.append(self._slots.calls)
         groups = getattr(getattr(scheduler, "cpu_kv_cache_config", None), "kv_cache_groups", ())
         found = getattr(scheduler, "group_block_sizes", None) or [each.kv_cache_spec.block_size for each in groups]

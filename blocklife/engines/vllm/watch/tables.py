@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from blocklife.engines.vllm.watch.calls import CallsThrough, Original, Tables, blocks_of, tables_of
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.pool import PoolEar
+from blocklife.engines.vllm.watch.pool import PoolHooks
 
 _GROWING = ("FullAttentionManager", "SlidingWindowManager", "ChunkedLocalAttentionManager")
 """Managers whose tables grow at their end only, and whose every place, as far as it is read, has a block."""
 
 
-class TablesEar:
+class TablesHooks:
     """Listens to one engine. *pool* tells what it was given in a step."""
 
-    def __init__(self, engine: object, mirrors: Sequence[Mirror], pool: PoolEar, managers: Sequence[object]) -> None:
+    def __init__(self, engine: object, mirrors: Sequence[Mirror], pool: PoolHooks, managers: Sequence[object]) -> None:
         self._engine = engine
         self._mirrors = mirrors
         self._pool = pool

@@ -13,15 +13,15 @@ from typing import Protocol, TextIO
 from attrs import asdict, frozen
 
 from blocklife.engines.vllm.watch.calls import CallsThrough
-from blocklife.engines.vllm.watch.engine import EngineEar
+from blocklife.engines.vllm.watch.engine import EngineHooks
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.offloading import OffloadingEar, blocks_per_chunk_of
+from blocklife.engines.vllm.watch.offloading import OffloadingHooks, blocks_per_chunk_of
 from blocklife.engines.vllm.watch.options import Mode, Options, RecordError, of_this_process, unusable
-from blocklife.engines.vllm.watch.pool import PoolEar
-from blocklife.engines.vllm.watch.simple import SimpleEar
-from blocklife.engines.vllm.watch.tables import TablesEar
-from blocklife.engines.vllm.watch.telling import LOGGER, Teller
+from blocklife.engines.vllm.watch.pool import PoolHooks
+from blocklife.engines.vllm.watch.reporter import LOGGER, ViolationReporter
+from blocklife.engines.vllm.watch.simple import SimpleHooks
+from blocklife.engines.vllm.watch.tables import TablesHooks
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.recording import BusyError, Recorder, open_file
@@ -32,8 +32,8 @@ _TOLD_EVERY = 64
 """Metrics are brought up to date once in so many steps."""
 
 
-class Ear(Protocol):
-    """Whoever listens to a connector."""
+class Hooks(Protocol):
+    """Hooks on a connector, whichever it is."""
 
     all_calls: list[CallsThrough]
 
@@ -97,7 +97,9 @@ class Watch:
         self.of = f"the scheduler's side of {_names_of(parts.connectors)}"
         """What it watches, in words."""
         self._metrics = of_process() if options.mode is Mode.COUNT else None
-        self._teller = Teller(options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None)
+        self._reporter = ViolationReporter(
+            options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
+        )
         self._recordings: list[Recording] = []
         self._calls: list[CallsThrough] = []
         self._is_open = True
@@ -118,12 +120,12 @@ class Watch:
     @property
     def violations(self) -> list[Violation]:
         """The first violations; `counts` has them all."""
-        return self._teller.violations
+        return self._reporter.violations
 
     @property
     def counts(self) -> Counter[str]:
         """How often each rule fell."""
-        return self._teller.counts
+        return self._reporter.counts
 
     @property
     def steps(self) -> int:
@@ -187,22 +189,22 @@ class Watch:
 
     def _listen(self, parts: Parts) -> None:
         if parts.pool is not None:
-            ear = PoolEar(self.mirrors, parts.pool, parts.cache_manager, parts.managers, self.options.sample)
-            self._calls.append(ear.calls)
+            pool_hooks = PoolHooks(self.mirrors, parts.pool, parts.cache_manager, parts.managers, self.options.sample)
+            self._calls.append(pool_hooks.calls)
             if parts.engine is not None:
-                ear.adopt()
-                self._calls.append(TablesEar(parts.engine, self.mirrors, ear, parts.managers).calls)
+                pool_hooks.adopt()
+                self._calls.append(TablesHooks(parts.engine, self.mirrors, pool_hooks, parts.managers).calls)
         for mirror in self.mirrors:
             mirror.progress = self.mirrors[0].progress
         for mirror, each in zip(self.mirrors, parts.connectors, strict=True):
-            self._calls += _ear(mirror, each).all_calls
+            self._calls += _connector_hooks(mirror, each).all_calls
         if parts.engine is not None:
-            self._calls.append(EngineEar(parts.engine, self.mirrors, self._settled).calls)
+            self._calls.append(EngineHooks(parts.engine, self.mirrors, self._settled).calls)
 
     def _tell(self, found: list[Violation]) -> None:
         for recording in self._recordings:
             recording.flush()
-        self._teller(found)
+        self._reporter(found)
 
     def _lose(self, error: Exception) -> None:
         """The watch itself is wrong somewhere: it stops, and the engine goes on."""
@@ -260,8 +262,8 @@ def _is_simple(scheduler: object) -> bool:
     return hasattr(scheduler, "_reqs_to_load") and hasattr(scheduler, "build_connector_meta")
 
 
-def _ear(mirror: Mirror, scheduler: object) -> Ear:
-    return SimpleEar(mirror, scheduler) if _is_simple(scheduler) else OffloadingEar(mirror, scheduler)
+def _connector_hooks(mirror: Mirror, scheduler: object) -> Hooks:
+    return SimpleHooks(mirror, scheduler) if _is_simple(scheduler) else OffloadingHooks(mirror, scheduler)
 
 
 def _connectors_of(connector: object) -> Iterator[object]:

@@ -18,7 +18,7 @@ from blocklife.engines.vllm.watch.calls import CallsThrough, Original
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.offloading import launches_flushed
 from blocklife.engines.vllm.watch.options import Mode, Options
-from blocklife.engines.vllm.watch.telling import Teller
+from blocklife.engines.vllm.watch.reporter import ViolationReporter
 from blocklife.engines.vllm.watch.violations import Violation
 from blocklife.errors import MisuseError
 from blocklife.states import Job, JobLife, Trait, states_with
@@ -64,7 +64,9 @@ class WorkerWatch:
         self.of = f"a worker's side of {name}"
         """What it watches, in words."""
         self._metrics = of_process() if options.mode is Mode.COUNT else None
-        self.teller = Teller(options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None)
+        self.reporter = ViolationReporter(
+            options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
+        )
         self.steps = 0
         self._found: list[Violation] = []
         self._ended: OrderedDict[int, bool] = OrderedDict()
@@ -73,26 +75,26 @@ class WorkerWatch:
         self._tells = hasattr(worker, "build_connector_worker_meta")
         self._untold: dict[int, Share] = {}
         """Jobs that have landed, and of which the scheduler has not heard, where the worker is the one who tells it."""
-        self.ear = _ear(self, worker)
+        self.hooks = _worker_hooks(self, worker)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
     @property
     def violations(self) -> list[Violation]:
         """The first violations."""
-        return self.teller.violations
+        return self.reporter.violations
 
     def report(self) -> dict[str, object]:
         """All that was found, as plain values for JSON."""
         return {
             "mode": self.options.mode.name.lower(),
             "steps": self.steps,
-            "violations_by_rule": dict(self.teller.counts),
+            "violations_by_rule": dict(self.reporter.counts),
             "violations": [asdict(violation) for violation in self.violations],
         }
 
     def close(self) -> None:
         """Watch no more. A second call does nothing."""
-        self.ear.undo()
+        self.hooks.undo()
         self._at_exit.cancel()
 
     # --- facts --------------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class WorkerWatch:
         """Tell of what was found."""
         if self._found:
             found, self._found = self._found, []
-            self.teller(found)
+            self.reporter(found)
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -206,7 +208,7 @@ class WorkerWatch:
         self._found.append(Violation(rule, what, self.steps, request=request, job=job, history=tuple(events)))
 
 
-class OffloadingWorkerEar:
+class OffloadingWorkerHooks:
     """Listens to an OffloadingConnectorWorker, and to the copier below it as soon as there is one."""
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
@@ -362,7 +364,7 @@ def _both(source: object = None, target: object = None) -> Places:
     return (plain[0], plain[1]) if len(plain) == 2 else None
 
 
-class SimpleWorkerEar:
+class SimpleWorkerHooks:
     """Listens to a SimpleCPUOffloadWorker, which launches its events in order: stores are even here, loads odd."""
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
@@ -457,10 +459,10 @@ def is_worker(thing: object) -> bool:
     return hasattr(thing, "start_kv_transfers") or (hasattr(thing, "handle_preemptions") and hasattr(thing, "_load_hwm"))
 
 
-def _ear(watch: WorkerWatch, worker: object) -> OffloadingWorkerEar | SimpleWorkerEar:
+def _worker_hooks(watch: WorkerWatch, worker: object) -> OffloadingWorkerHooks | SimpleWorkerHooks:
     if not is_worker(worker):
         raise MisuseError(f"a {type(worker).__name__} is no worker that can be watched (attach to that of a connector)")
-    return OffloadingWorkerEar(watch, worker) if hasattr(worker, "start_kv_transfers") else SimpleWorkerEar(watch, worker)
+    return OffloadingWorkerHooks(watch, worker) if hasattr(worker, "start_kv_transfers") else SimpleWorkerHooks(watch, worker)
 
 
 def _mapping(found: object) -> Mapping[int, object]:

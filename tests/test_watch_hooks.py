@@ -1,4 +1,4 @@
-"""The ears of the watch: what a scheduler, its pool and its connectors do arrives at the mirror in its words.
+"""The hooks of the watch: what a scheduler, its pool and its connectors do arrives at the mirror in its words.
 
 Goal: nothing is misheard. Method: fakes with vLLM's names do what a test says; the rules that fall, and what the ledger then
 holds, tell what was heard. A detached watch leaves no trace.

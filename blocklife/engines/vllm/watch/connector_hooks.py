@@ -1,4 +1,4 @@
-"""What is heard of every offloading connector in the same way: reports of the workers, and requests that are over."""
+"""The hooks that every offloading connector has in common: reports of the workers, and requests that are over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from blocklife.engines.vllm.watch.jobs import Copy
 from blocklife.engines.vllm.watch.mirror import Mirror, Missing
 
 
-class ConnectorEar:
-    """Listens to the scheduler side of a connector; a subclass knows what its metadata means."""
+class ConnectorHooks:
+    """Hooks on the scheduler side of a connector; a subclass knows what the metadata of its connector means."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
         self._mirror = mirror

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blocklife.drawing.layout import PILL, SMALL, Box, Piece, Point, Role
-from blocklife.drawing.lettering import fixed_width
 from blocklife.drawing.picture import Emphasis
+from blocklife.drawing.text_width import fixed_width
 from blocklife.drawing.theme import Palette, Theme
 from blocklife.states import Tone
 

@@ -1,10 +1,11 @@
-"""What jobs owe: the couplings of a recorded run, noted at the step that causes them and paid by the lines that follow.
+"""Effects that a recording still has to show: noted at the step that causes them, struck off by the lines that follow.
 
 Rules of this file:
 
-* What is owed comes from the rows of `states.COUPLINGS`. By hand are written only the three whose cause is no step of a job:
+* What is pending comes from the rows of `states.COUPLINGS`. By hand are written only the three whose cause is no step of a job:
   *life-ends*, *hand-out-flushes* and *request-gives-up*.
-* While anything is owed, a commit that pays nothing is illegal; what one job owes is paid in the order of its coupling.
+* While anything is pending, a commit that carries out none of it is illegal; the effects of one job come in the order of its
+  coupling.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from blocklife.states import MACHINES, TERMINAL, Job
 _KIND_OF = {"plan_store": "store", "plan_load": "load"}
 
 
-class Debts:
-    """The jobs of a recording, and what they owe.
+class PendingEffects:
+    """The jobs of a recording, and the effects of their steps that have not come yet.
 
-    Invariant: ``jobs`` has the jobs that are not over, or that still owe something; ``ended`` the state of all others.
-    Invariant: ``_owing`` has exactly the jobs that owe something; ``_wanted`` the jobs and requests whose own step is owed.
+    Invariant: ``jobs`` has the jobs that are not over, or that have effects pending; ``ended`` the state of all others.
+    Invariant: ``_pending`` has exactly the jobs with effects on places; ``_wanted`` the jobs and requests whose own step is
+    pending.
     """
 
     def __init__(self, head: Head) -> None:
@@ -39,10 +41,10 @@ class Debts:
         self.born = 0
         self.jobs: dict[str, JobTrace] = {}
         self.ended: dict[int, int] = {}
-        self._owing: dict[JobTrace, None] = {}
+        self._pending: dict[JobTrace, None] = {}
         self._wanted: dict[JobTrace | RequestTrace, tuple[tuple[str, ...], str]] = {}
 
-    def _bear(self, job: JobTrace, event: str) -> None:
+    def _start(self, job: JobTrace, event: str) -> None:
         if job.over:
             state = MACHINES["job"].states[job.state].name
             raise illegal("I3", "job", job, f"it is {state}, and its number is given out again")
@@ -56,9 +58,9 @@ class Debts:
         effects, coupling = effects_of(f"job.plan({job.kind})", Job.PLANNED)
         job.due = [Due(effect, None, coupling) for effect in reversed(effects[1:])]
         self.jobs[f"{job.number}}}"] = job
-        self._owing[job] = None
+        self._pending[job] = None
 
-    def _owe(self, job: JobTrace, cause: str, into: Job) -> None:
+    def _expect(self, job: JobTrace, cause: str, into: Job) -> None:
         """Note the effects of a step of *job* on its places and its request."""
         effects, coupling = effects_of(cause, into)
         fresh = [place for place, epoch in job.blocks.items() if place.epoch == epoch]
@@ -83,30 +85,30 @@ class Debts:
                 )
         if due:
             job.due = due[::-1]
-            self._owing[job] = None
+            self._pending[job] = None
         job.over = into in TERMINAL
         self._forget(job)
 
     def _serve(self, job: JobTrace | None, machine: str, place: Trace, event: str) -> JobTrace:
-        """Pay what *job* owes to one place."""
+        """Strike off the effect of *job* on one place."""
         if job is None:
             raise illegal("coupling", machine, place, f"{event} happens in the name of a job, and the line names none")
-        owed = job.due[-1] if job.due else None
-        if owed is None or owed.event != f"{machine}.{event}" or owed.places is None or place not in owed.places:
+        due = job.due[-1] if job.due else None
+        if due is None or due.event != f"{machine}.{event}" or due.places is None or place not in due.places:
             raise self._unasked(job, machine, place, event)
-        owed.places.remove(place)
-        if not owed.places:
-            self._paid(job)
+        due.places.remove(place)
+        if not due.places:
+            self._served(job)
         return job
 
-    def _paid(self, job: JobTrace) -> None:
+    def _served(self, job: JobTrace) -> None:
         job.due.pop()
         if not job.due:
-            del self._owing[job]
+            del self._pending[job]
             self._forget(job)
 
     def _forget(self, job: JobTrace) -> None:
-        """Drop a job that is over and owes nothing any more: of its places nothing is needed."""
+        """Drop a job that is over and has nothing pending: of its places nothing is needed."""
         if job.over and not job.due:
             self.ended[job.number] = job.state
             self.jobs.pop(f"{job.number}}}", None)
@@ -117,35 +119,35 @@ class Debts:
             raise illegal("I4", "block", place, "its pins fall below zero")
 
     @property
-    def owes(self) -> bool:
+    def pending(self) -> bool:
         """Whether a coupling has not been carried out to its end."""
-        return bool(self._owing or self._wanted)
+        return bool(self._pending or self._wanted)
 
     def _check_service(self, machine: str, place: Trace, event: str, job: JobTrace | None) -> None:
-        """While something is owed, only what pays it may come; the releases of a request that gives up do."""
+        """While effects are pending, only they may come; the releases of a request that gives up may."""
         mine = isinstance(place, JobTrace | RequestTrace) and place in self._wanted and event in self._wanted[place][0]
         if machine == "job":
-            paid = mine
-        elif job is not None and job in self._owing:
-            paid = True
-        elif self._owing:
-            paid = False
+            allowed = mine
+        elif job is not None and job in self._pending:
+            allowed = True
+        elif self._pending:
+            allowed = False
         elif (machine, event) == ("block", "release"):
-            paid = any(isinstance(each, RequestTrace) for each in self._wanted)
+            allowed = any(isinstance(each, RequestTrace) for each in self._wanted)
         else:
-            paid = mine
-        if not paid:
-            raise self.debt()
+            allowed = mine
+        if not allowed:
+            raise self.missing()
 
-    def debt(self) -> IllegalError:
-        """What is owed, and why, as the error that it is when something else comes first."""
-        for job in self._owing:
-            owed = job.due[-1]
-            machine, _, event = owed.event.partition(".")
-            why = f"job {job.number} is {MACHINES['job'].states[job.state].name}; coupling {owed.coupling}"
+    def missing(self) -> IllegalError:
+        """What is pending, and why, as the error that it is when something else comes first."""
+        for job in self._pending:
+            due = job.due[-1]
+            machine, _, event = due.event.partition(".")
+            why = f"job {job.number} is {MACHINES['job'].states[job.state].name}; coupling {due.coupling}"
             place: Trace = job
-            if owed.places is not None and machine != "request":
-                place = min(owed.places, key=lambda each: each.number)
+            if due.places is not None and machine != "request":
+                place = min(due.places, key=lambda each: each.number)
             name = f"{machine} {place.number}" if place is not job else f"a {machine}"
             problem = f"{name} has had no {event} in the name of job {job.number} ({why})"
             return IllegalError("coupling", "job" if place is job else machine, place.number, problem, job.number)
@@ -153,7 +155,7 @@ class Debts:
             machine = "job" if isinstance(trace, JobTrace) else "request"
             problem = f"{machine} {trace.number}: it has had no {' or '.join(events)} (coupling {coupling})"
             return IllegalError("coupling", machine, trace.number, problem)
-        raise LookupError("nothing is owed")
+        raise LookupError("nothing is pending")
 
     def _unasked(self, job: JobTrace, machine: str, place: Trace, event: str) -> IllegalError:
         if not job.kind:
@@ -161,9 +163,9 @@ class Debts:
             return illegal("I3", machine, place, f"{event} in the name of job {job.number}, which {known}")
         state = MACHINES["job"].states[job.state].name
         mine = place in job.blocks or place in job.slots
-        owed = f"it owes {job.due[-1].event} first" if job.due and mine else "nothing of the kind is due"
+        first = f"{job.due[-1].event} is due first" if job.due and mine else "nothing of the kind is due"
         held = "" if mine else ", which holds no such place"
-        return illegal("coupling", machine, place, f"{event} in the name of job {job.number}{held}, which is {state} ({owed})")
+        return illegal("coupling", machine, place, f"{event} in the name of job {job.number}{held}, which is {state} ({first})")
 
     def _serveless(self, machine: str, place: Trace, event: str) -> IllegalError:
         return illegal("coupling", machine, place, f"{event} happens in the name of a job, and the line names none")

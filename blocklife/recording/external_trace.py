@@ -27,7 +27,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,"]|[^\s{}\[\]:,"]+', re.DOTA
 
 
 @define(eq=False)
-class Beside:
+class ExternalTrace:
     """A trace that is open: what stands before its events was read."""
 
     name: str
@@ -55,7 +55,7 @@ class Beside:
 
 
 @contextmanager
-def open_beside(path: str) -> Iterator[Beside]:
+def open_external_trace(path: str) -> Iterator[ExternalTrace]:
     """A trace in a file, plain or gzipped, such as ``torch.profiler`` exports. `MisuseError` where it is none."""
     try:
         with Path(path).open("rb") as raw:
@@ -73,7 +73,7 @@ def open_beside(path: str) -> Iterator[Beside]:
             if not more or len(text) > HEAD_MAX:
                 raise MisuseError(f"{path}: it is no Chrome trace (no list of traceEvents in it)")
             size = len(text)
-        yield Beside(path, text[: found[0]] + "\n", found[1], text[found[0] :], stream)
+        yield ExternalTrace(path, text[: found[0]] + "\n", found[1], text[found[0] :], stream)
 
 
 def _read(path: str, stream: IO[str], size: int) -> str:

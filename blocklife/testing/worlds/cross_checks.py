@@ -1,4 +1,4 @@
-"""Both truths held side by side: what is asked about a value of the core, and everything that can be wrong with it.
+"""The cross checks of ledger and device: what is asked about a value of the core, and everything that can be wrong with it.
 
 Rules of this file:
 

@@ -18,8 +18,11 @@ NUM_LOGGED = 10
 WHILE_S = 60.0
 
 
-class Teller:
-    """Invariant: ``counts`` counts every violation; ``violations`` are the first of them."""
+class ViolationReporter:
+    """Counts violations, keeps the first, and logs or raises them.
+
+    Invariant: ``counts`` counts every violation; ``violations`` are the first of them.
+    """
 
     def __init__(self, mode: Mode, count: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._mode = mode
@@ -31,7 +34,7 @@ class Teller:
         self._logged_at: dict[str, float] = {}
 
     def __call__(self, found: Sequence[Violation]) -> None:
-        """Tell of what was found; all of it is counted before the first is raised."""
+        """Report what was found; all of it is counted before the first is raised."""
         for violation in found:
             self.counts[violation.rule] += 1
             self._count(violation.rule)

@@ -1,4 +1,4 @@
-"""The words of a scenario file: every verb with what it takes, every expectation, every setting, each with its sentence.
+"""The schema of a scenario file: every verb with what it takes, every expectation, every setting, each with its sentence.
 
 Rules of this file:
 
