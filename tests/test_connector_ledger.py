@@ -17,7 +17,7 @@ import pytest
 from blocklife.engines.vllm.connector.ledger import EngineLedger, Growth
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Batch, Checking, Completion, Contract, JobId, Limits, Result, Seal, Worker
-from blocklife.ledger.jobs import Parcel, Storable, Store
+from blocklife.ledger.jobs import GroupTransfer, Storable, Store
 from blocklife.ledger.places import ID_MASK, NULL
 from blocklife.states import KEYED, Block, Request, Slot
 from tests.test_ledger_bulk import facts
@@ -144,8 +144,8 @@ class Program:
                 continue
             if key in slots.index[group] or not self.many.jobs.room:
                 continue
-            parcel: Parcel[Storable] = Parcel(Batch([self.many.life(place)], group), spare, [key])
-            self.do(lambda ledger, parcel=parcel: ledger.plan_stores([Store("a", [parcel], ("b",))]))  # type: ignore[misc]
+            transfer: GroupTransfer[Storable] = GroupTransfer(Batch([self.many.life(place)], group), spare, [key])
+            self.do(lambda ledger, transfer=transfer: ledger.plan_stores([Store("a", [transfer], ("b",))]))  # type: ignore[misc]
             if self.random.random() < 0.5:
                 return
 
@@ -178,7 +178,7 @@ class Program:
 
         def one(ledger: EngineLedger) -> None:
             target = ledger.observe_allocate(waiting[0], free, 0)
-            ledger.plan_group_load(waiting[0], [Parcel(target, ready, [slots.key[slot] or b"" for slot in ready])])
+            ledger.plan_group_load(waiting[0], [GroupTransfer(target, ready, [slots.key[slot] or b"" for slot in ready])])
 
         self.do(one)
         self.seen["loads"] += 1

@@ -20,7 +20,7 @@ from attrs import define, evolve, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Completion, JobId, Jobs, Launched, Ledger, Limits, Result, Seal, Worker
-from blocklife.ledger.jobs import Allocated, JobColumns, Parcel, Planned, Sealed, Store
+from blocklife.ledger.jobs import Allocated, GroupTransfer, JobColumns, Planned, Sealed, Store
 from blocklife.ledger.places import ID_MASK
 from blocklife.ledger.records import Placement, Plan
 from blocklife.ledger.snapshot import own_names
@@ -58,7 +58,7 @@ DONE: Any = Completion
 BEGUN: Any = Launched
 SEAL: Any = Seal
 PUT: Any = Placement
-CARRY: Any = Parcel
+GROUP: Any = GroupTransfer
 STORE: Any = Store
 PLACED: Any = Placed
 FREED: Any = Freed
@@ -127,20 +127,20 @@ def columns_with(**wrong: Any) -> JobColumns:
 
 
 LIVES = Batch[Allocated]([1])
-NO_PARCEL = [
+NO_TRANSFER = [
     *(5, "a"),
-    *(CARRY(each, [4], [b"s"]) for each in near(NO_BATCH)),
-    *(CARRY(LIVES, each, [b"s"]) for each in (None, (4,), *NO_NUMBERS)),
-    *(CARRY(LIVES, [4], each) for each in (None, *NO_KEYS)),
-    *(CARRY(LIVES, [4], [b"s"], each) for each in ((4,), *NO_NUMBERS)),
-    *(CARRY(LIVES, [4], [b"s"], [4], each) for each in NO_KEYS),
-    *(Far(each) for each in (CARRY(LIVES, [-1], [b"s"]), CARRY(LIVES, [HUGE], [b"s"]), CARRY(LIVES, [4], [b"s"], [-1]))),
+    *(GROUP(each, [4], [b"s"]) for each in near(NO_BATCH)),
+    *(GROUP(LIVES, each, [b"s"]) for each in (None, (4,), *NO_NUMBERS)),
+    *(GROUP(LIVES, [4], each) for each in (None, *NO_KEYS)),
+    *(GROUP(LIVES, [4], [b"s"], each) for each in ((4,), *NO_NUMBERS)),
+    *(GROUP(LIVES, [4], [b"s"], [4], each) for each in NO_KEYS),
+    *(Far(each) for each in (GROUP(LIVES, [-1], [b"s"]), GROUP(LIVES, [HUGE], [b"s"]), GROUP(LIVES, [4], [b"s"], [-1]))),
 ]
 NO_STORE = [
     *(5, "a"),
     *(STORE(each, []) for each in NO_TEXT),
-    *(STORE("a", each) for each in (None, *NO_LIST, *in_lists(near(NO_PARCEL)))),
-    *(STORE("a", [CARRY(LIVES, [4], [b"s"])], each) for each in (None, *NO_TEXTS)),
+    *(STORE("a", each) for each in (None, *NO_LIST, *in_lists(near(NO_TRANSFER)))),
+    *(STORE("a", [GROUP(LIVES, [4], [b"s"])], each) for each in (None, *NO_TEXTS)),
 ]
 NO_TOKENS = [
     *(5, "a", ["a"], [("a", 1)], {1: 1}, {b"a": 1}),
@@ -196,7 +196,7 @@ WRONG: Mapping[str, Sequence[object]] = {
     "Iterable[Seal]": [*NO_LIST, *in_lists(NO_SEAL)],
     "Sequence[Placement]": [*NO_LIST, *in_lists(NO_PLACEMENT)],
     "Sequence[Store]": [*NO_LIST, *in_lists(NO_STORE)],
-    "Sequence[Parcel[Allocated]]": [*NO_LIST, *in_lists(NO_PARCEL)],
+    "Sequence[GroupTransfer[Allocated]]": [*NO_LIST, *in_lists(NO_TRANSFER)],
     "Names": [5, "a", {}, []],
     "Snapshot": [5, "a", (), {}],
     "SavedScheduler": [5, "a", (), {}],
@@ -341,12 +341,15 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "seal": lambda at: {"held": at.opened, "keys": keys("o")},
     "drop": lambda at: {"lives": [at.cached]},
     "demote": lambda at: {"lives": [at.cached]},
-    "let_go": lambda at: {"request": "w"},
+    "roll_back": lambda at: {"request": "w"},
     "plan_store": lambda at: {"source": at.final, "slots": [4], "keys": keys("s"), "owner": "a", "places": [4]},
-    "plan_stores": lambda at: {"stores": [Store("a", [Parcel(at.final, [4], keys("s"), [4])], ("b",))]},
+    "plan_stores": lambda at: {"stores": [Store("a", [GroupTransfer(at.final, [4], keys("s"), [4])], ("b",))]},
     "plan_columns": lambda at: {"stores": JobColumns.of_blocks(["a"], [("b",)], [0, 1], at.final.lives, b"\0", [4], keys("s"))},
     "plan_load": lambda at: {"request": "w", "target": held(at.ledger, "w"), "slots": [0], "keys": keys("k"), "places": [0]},
-    "plan_group_load": lambda at: {"request": "w", "parcels": [Parcel(held(at.ledger, "w"), [0], keys("k"), [0], keys("k"))]},
+    "plan_group_load": lambda at: {
+        "request": "w",
+        "transfers": [GroupTransfer(held(at.ledger, "w"), [0], keys("k"), [0], keys("k"))],
+    },
     "submit": lambda at: {"jobs": at.planned},
     "cancel": lambda at: {"jobs": at.planned},
     "abandon": lambda at: {"jobs": Jobs((at.flying,))},

@@ -32,7 +32,7 @@ from blocklife.ledger import (
     Worker,
 )
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import Allocated, Parcel, Sealed, Storable, Store
+from blocklife.ledger.jobs import Allocated, GroupTransfer, Sealed, Storable, Store
 from blocklife.ledger.places import BULK, EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import MACHINES, Block, Job, Request, Slot
 from tests.worlds import (
@@ -625,8 +625,8 @@ def test_job_does_not_share_arrays_with_its_caller() -> None:
     lives = np.array(sealed(ledger, "a", keys(*range(MANY))).lives)
     slots, places = np.arange(MANY), np.arange(MANY) + 100
     names = keys(*range(MANY))
-    parcel = Parcel(Batch[Storable](lives), slots, names, places)
-    (job,) = ledger.plan_stores([Store("a", [parcel])]).ids
+    transfer = GroupTransfer(Batch[Storable](lives), slots, names, places)
+    (job,) = ledger.plan_stores([Store("a", [transfer])]).ids
     before = ledger.snapshot()
     for each in (lives, slots, places):
         each[:] = 0

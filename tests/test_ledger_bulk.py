@@ -39,7 +39,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger import places as places_module
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import Parcel, Store
+from blocklife.ledger.jobs import GroupTransfer, Store
 from blocklife.ledger.places import ID_MASK, NULL, listed
 from blocklife.states import MACHINES, TERMINAL, Block, Job, Request, Slot, SlotLife
 from tests.test_ledger_groups import sound
@@ -215,7 +215,7 @@ class Program:
             (self.dispatch, 8),
             (self.settle, 10),
             (self.release, 5),
-            (self.let_go, 3),
+            (self.give_back, 3),
             (self.job_verb, 4),
             (self.slot_verb, 2),
             (self.rare, 1),
@@ -301,7 +301,7 @@ class Program:
 
         self.pair.do(f"release_many({names}, {chosen}, {group})", lambda x: x.release_many(names, chosen, group), one)
 
-    def let_go(self) -> None:
+    def give_back(self) -> None:
         """A request gives everything back, and comes again."""
         (request,) = self.some_requests(1)
         event = self.random.choice(["preempt", "finish", "drop"])
@@ -319,7 +319,7 @@ class Program:
 
     # --- jobs -----------------------------------------------------------------------------------------------------------
 
-    def parcel(self, request: str, group: int, spare: list[int]) -> Parcel[Any] | None:
+    def transfer(self, request: str, group: int, spare: list[int]) -> GroupTransfer[Any] | None:
         """Chunks of one or two blocks of one group; takes the slots from *spare*, and no key twice."""
         blocks, slots = self.world.blocks, self.world.slots
         lives = self.held_lives(request, group, Block.ALLOCATED, Block.SEALED)
@@ -344,7 +344,7 @@ class Program:
             return None
         if len(chosen) == len(names):
             self.promised.update(zip(chosen, names, strict=True))
-        return Parcel(Batch(chosen, group), taken, names, places)
+        return GroupTransfer(Batch(chosen, group), taken, names, places)
 
     def plan_stores(self) -> None:
         """Several stores of one or two groups; content of equal keys is stored twice at once."""
@@ -353,17 +353,17 @@ class Program:
         used: set[str] = set()
         for request in self.some_requests(3)[: self.world.jobs.room]:
             groups = range(GROUPS) if self.random.random() < 0.4 else [self.random.randrange(GROUPS)]
-            parcels = [parcel for group in groups if (parcel := self.parcel(request, group, spare)) is not None]
-            lives = [int(life) for parcel in parcels for life in parcel.blocks.lives]
-            if parcels and used.isdisjoint(map(str, lives)):
-                stores.append(Store(self.random.choice([request, None]), parcels))
+            transfers = [transfer for group in groups if (transfer := self.transfer(request, group, spare)) is not None]
+            lives = [int(life) for transfer in transfers for life in transfer.blocks.lives]
+            if transfers and used.isdisjoint(map(str, lives)):
+                stores.append(Store(self.random.choice([request, None]), transfers))
                 used.update(map(str, lives))
 
         def one(ledger: Ledger) -> None:
             for store in stores:
                 ledger.plan_stores([store])
 
-        names = [(group.blocks.group, group.keys) for store in stores for group in store.parcels]
+        names = [(group.blocks.group, group.keys) for store in stores for group in store.transfers]
         if not self.pair.do(f"plan_stores({names})", lambda x: x.plan_stores(stores), one):
             raise AssertionError(self.pair.done[-1])
         self.pair.seen["several stores in one call"] += len(stores) > 1
@@ -384,13 +384,13 @@ class Program:
         parts = [(group, [slot for slot in ready if slots.group[slot] == group]) for group in range(GROUPS)]
 
         def load(ledger: Ledger) -> None:
-            parcels: list[Parcel[Any]] = []
+            transfers: list[GroupTransfer[Any]] = []
             for group, own in parts:
                 names = [key for slot in own if (key := ledger.slots.key[slot]) is not None]
                 if own:
                     places = [slot * SUB + SUB - 1 for slot in own]
-                    parcels.append(Parcel(ledger.allocate(request, len(own), group), own, names, places, names))
-            ledger.plan_group_load(request, parcels)
+                    transfers.append(GroupTransfer(ledger.allocate(request, len(own), group), own, names, places, names))
+            ledger.plan_group_load(request, transfers)
 
         self.pair.do(f"plan_group_load({request}, {parts})", load)
 
@@ -557,9 +557,9 @@ def test_programs_do_what_they_are_for() -> None:
 # --- what many refuse ---------------------------------------------------------------------------------------------------
 
 
-def source(ledger: Ledger, name: str, request: str = "a") -> Parcel[Any]:
+def source(ledger: Ledger, name: str, request: str = "a") -> GroupTransfer[Any]:
     """One sealed block that is to go into the slot of its number, under its name."""
-    return Parcel(sealed(ledger, request, keys(name)), [int(name)], keys(name))
+    return GroupTransfer(sealed(ledger, request, keys(name)), [int(name)], keys(name))
 
 
 REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
@@ -638,23 +638,23 @@ def test_several_stores_are_planned_all_or_none() -> None:
     ready(ledger, "r", 0)
     good, other, third, fourth = (source(ledger, name) for name in "1234")
     stale = Batch[Any]([int(ledger.life(1)) + (1 << 32)])
-    cases: list[tuple[Parcel[Any], type[Exception], str]] = [
-        (Parcel(other.blocks, [1], other.keys), MisuseError, "slot 1: it is named twice in one call"),
-        (Parcel(other.blocks, [0], other.keys), RefusedError, "slot 0: cannot PLAN_STORE while READY"),
-        (Parcel(other.blocks, [2], keys("r")), MisuseError, "key 72: it is stored already"),
-        (Parcel(other.blocks, [2], keys("x")), MisuseError, "block 3: it holds 32, which cannot be stored as 78"),
-        (Parcel(good.blocks, [2], good.keys), MisuseError, "plan_store: a block is named twice in one call"),
-        (Parcel(stale, [2], keys("x")), MisuseError, "block 1: cannot plan_store its life 1, which is over"),
-        (Parcel(other.blocks, [2, 3], other.keys), MisuseError, "2 slots and 1 keys do not agree"),
-        (Parcel(Batch([]), [], []), MisuseError, "a job with nothing to copy cannot be built"),
+    cases: list[tuple[GroupTransfer[Any], type[Exception], str]] = [
+        (GroupTransfer(other.blocks, [1], other.keys), MisuseError, "slot 1: it is named twice in one call"),
+        (GroupTransfer(other.blocks, [0], other.keys), RefusedError, "slot 0: cannot PLAN_STORE while READY"),
+        (GroupTransfer(other.blocks, [2], keys("r")), MisuseError, "key 72: it is stored already"),
+        (GroupTransfer(other.blocks, [2], keys("x")), MisuseError, "block 3: it holds 32, which cannot be stored as 78"),
+        (GroupTransfer(good.blocks, [2], good.keys), MisuseError, "plan_store: a block is named twice in one call"),
+        (GroupTransfer(stale, [2], keys("x")), MisuseError, "block 1: cannot plan_store its life 1, which is over"),
+        (GroupTransfer(other.blocks, [2, 3], other.keys), MisuseError, "2 slots and 1 keys do not agree"),
+        (GroupTransfer(Batch([]), [], []), MisuseError, "a job with nothing to copy cannot be built"),
     ]
     for bad, error, match in cases:
         for stores in ([good, bad], [bad, good]):
             with refuses(ledger, error, match):
-                ledger.plan_stores([Store("a", [parcel]) for parcel in stores])
+                ledger.plan_stores([Store("a", [transfer]) for transfer in stores])
     with refuses(ledger, CapacityError, r"4 jobs wanted, 3 of 3 can be made; let some land first \(max_jobs\)"):
-        ledger.plan_stores([Store("a", [parcel]) for parcel in (good, other, third, fourth)])
-    ledger.plan_stores([Store("a", [parcel]) for parcel in (good, other, third)])
+        ledger.plan_stores([Store("a", [transfer]) for transfer in (good, other, third, fourth)])
+    ledger.plan_stores([Store("a", [transfer]) for transfer in (good, other, third)])
     with refuses(ledger, CapacityError, r"all 3 jobs are out; let one land first \(max_jobs\)"):
         ledger.plan_stores([Store("a", [fourth])])
 

@@ -31,7 +31,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger.book import SLOT
 from blocklife.ledger.invariants import check
-from blocklife.ledger.jobs import JobColumns, Parcel, Store
+from blocklife.ledger.jobs import GroupTransfer, JobColumns, Store
 from blocklife.ledger.places import BULK, ID_MASK, NULL, Ids, Situation, Step, listed, packed
 from blocklife.states import Block, Job, Request, Slot
 from tests.worlds import (
@@ -73,20 +73,20 @@ def slot_states(ledger: Ledger, count: int = 3) -> list[str]:
 # --- stores and loads of several groups ---------------------------------------------------------------------------------
 
 
-def open_parcels(ledger: Ledger) -> list[Parcel[Any]]:
+def open_transfers(ledger: Ledger) -> list[GroupTransfer[Any]]:
     """Of group 0 a chunk of two blocks and one whose first block is a hole; of group 2 one chunk. Group 1 moves nothing."""
     first, third = ledger.allocate("a", 3, 0), ledger.allocate("a", 2, 2)
     ledger.seal(first, keys("f0", "f1", "f3"))
     ledger.seal(third, keys("t0", "t1"))
     return [
-        Parcel(first, [0, 1], keys("f1", "f3"), places=[0, 1, 3]),
-        Parcel(third, [2], keys("t1"), places=[4, 5]),
+        GroupTransfer(first, [0, 1], keys("f1", "f3"), places=[0, 1, 3]),
+        GroupTransfer(third, [2], keys("t1"), places=[4, 5]),
     ]
 
 
 def stored(ledger: Ledger) -> Plan:
-    """The store of `open_parcels`, submitted and landed; the request has let go of everything."""
-    jobs = ledger.plan_stores([Store("a", open_parcels(ledger))])
+    """The store of `open_transfers`, submitted and landed; the request has let go of everything."""
+    jobs = ledger.plan_stores([Store("a", open_transfers(ledger))])
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=map(report, jobs.ids))
     ledger.preempt("a")
@@ -98,12 +98,12 @@ def group_ledger(**named: Any) -> Ledger:
     return make_ledger(num_blocks=12, num_slots=4, groups=3, **named)
 
 
-def load_parcels(ledger: Ledger, request: str) -> list[Parcel[Any]]:
+def load_transfers(ledger: Ledger, request: str) -> list[GroupTransfer[Any]]:
     """What brings the content of `stored` back: both blocks of the first chunk, and the last one of each other chunk."""
     first, third = ledger.allocate(request, 3, 0), ledger.allocate(request, 1, 2)
     return [
-        Parcel(first, [0, 1], keys("f1", "f3"), places=[0, 1, 3], names=keys("f0", "f1", "f3")),
-        Parcel(third, [2], keys("t1"), places=[5], names=keys("t1")),
+        GroupTransfer(first, [0, 1], keys("f1", "f3"), places=[0, 1, 3], names=keys("f0", "f1", "f3")),
+        GroupTransfer(third, [2], keys("t1"), places=[5], names=keys("t1")),
     ]
 
 
@@ -123,20 +123,20 @@ def test_store_counts_exactly_what_was_put_into_it() -> None:
 
 
 def test_load_gives_every_block_of_every_group_its_key() -> None:
-    """One job fills two groups; a slot of several blocks names none of them, the parcel does."""
+    """One job fills two groups; a slot of several blocks names none of them, the transfer does."""
     ledger = group_ledger()
     stored(ledger)
     ledger.reset(host=False)
     ledger.add_request("w")
-    parcels = load_parcels(ledger, "w")
-    jobs = ledger.plan_group_load("w", parcels)
+    transfers = load_transfers(ledger, "w")
+    jobs = ledger.plan_group_load("w", transfers)
     waiting = ledger.request_state("w")
     plan = ledger.dispatch(0.0)
     (transfer,) = plan.loads
     before = [ledger.find_blocks(keys("f0"), 0), ledger.find_blocks(keys("t1"), 2)]
     sound(ledger)
     ledger.settle(plan.number, 0.0, completions=map(report, jobs.ids))
-    first, third = ([int(life) for life in parcel.blocks.lives] for parcel in parcels)
+    first, third = ([int(life) for life in transfer.blocks.lives] for transfer in transfers)
 
     assert (waiting, ledger.request_state("w")) == (Request.LOADING, Request.RUNNING)
     assert transfer.group_sizes == (3, 0, 1)
@@ -157,7 +157,7 @@ def test_failed_load_drops_its_keys_in_every_group() -> None:
     stored(ledger)
     ready(ledger, "other", 3)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_parcels(ledger, "w"))
+    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(jobs.ids[0], Result.FAILED)])
 
@@ -173,11 +173,11 @@ def test_load_that_is_given_up_keeps_its_keys() -> None:
     ledger = group_ledger()
     stored(ledger)
     ledger.add_request("w")
-    parcels = load_parcels(ledger, "w")
-    jobs = ledger.plan_group_load("w", parcels)
+    transfers = load_transfers(ledger, "w")
+    jobs = ledger.plan_group_load("w", transfers)
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.finish("w")
-    places = [int(life) & ID_MASK for parcel in parcels for life in parcel.blocks.lives]
+    places = [int(life) & ID_MASK for transfer in transfers for life in transfer.blocks.lives]
     busy = [ledger.blocks.at(place) for place in places]
     sound(ledger)
     ledger.complete(report(jobs.ids[0]))
@@ -191,7 +191,7 @@ def test_load_that_is_given_up_keeps_its_keys() -> None:
 def test_store_lands_in_every_group_or_in_none() -> None:
     """One worker failed: no slot of any group can be read."""
     ledger = group_ledger(workers=2)
-    jobs = ledger.plan_stores([Store("a", open_parcels(ledger))])
+    jobs = ledger.plan_stores([Store("a", open_transfers(ledger))])
     plan = ledger.dispatch(0.0)
     reports = [report(jobs.ids[0]), report(jobs.ids[0], Result.FAILED, worker=1)]
     ledger.settle(plan.number, 0.0, completions=reports)
@@ -204,8 +204,10 @@ def test_store_lands_in_every_group_or_in_none() -> None:
 def test_same_key_names_other_content_in_another_group() -> None:
     """Two groups may store one key in one job, and neither is a twin of the other."""
     ledger = group_ledger()
-    parcels = [Parcel[Any](ledger.seal(ledger.allocate("a", 1, group), keys("k")), [group], keys("k")) for group in range(3)]
-    jobs = ledger.plan_stores([Store("a", parcels)])
+    transfers = [
+        GroupTransfer[Any](ledger.seal(ledger.allocate("a", 1, group), keys("k")), [group], keys("k")) for group in range(3)
+    ]
+    jobs = ledger.plan_stores([Store("a", transfers)])
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, jobs.ids))
 
     assert [ledger.find_slots(keys("k"), group) for group in range(3)] == [[0], [1], [2]]
@@ -216,7 +218,7 @@ def test_pledge_of_one_group_holds_the_whole_job_back() -> None:
     """A job goes out when the content of all its groups is final."""
     ledger = group_ledger()
     done, late = ledger.seal(ledger.allocate("a", 1, 0), keys("d")), ledger.allocate("a", 1, 1)
-    ledger.plan_stores([Store("a", [Parcel(done, [0], keys("d")), Parcel(late, [1], keys("l"))])])
+    ledger.plan_stores([Store("a", [GroupTransfer(done, [0], keys("d")), GroupTransfer(late, [1], keys("l"))])])
     first = ledger.dispatch(0.0)
     with refuses(ledger, MisuseError, r"block 2: cannot SEAL it as 78, its store 1.1 will publish 6c"):
         ledger.seal(Batch(late.lives, 1), keys("x"))
@@ -235,14 +237,14 @@ def test_group_job_of_many_is_one_of_few(count: int) -> None:
     names = [keys(*(f"{group}.{number}" for number in range(count))) for group in range(2)]
     sources = [ledger.seal(ledger.allocate("a", count, group), names[group]) for group in range(2)]
     slots = [list(range(group * count, (group + 1) * count)) for group in range(2)]
-    jobs = ledger.plan_stores([Store("a", [Parcel(sources[group], slots[group], names[group]) for group in range(2)])])
+    jobs = ledger.plan_stores([Store("a", [GroupTransfer(sources[group], slots[group], names[group]) for group in range(2)])])
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=map(report, jobs.ids))
     ledger.add_request("w")
     targets = [ledger.allocate("w", count, group) for group in range(2)]
     ledger.finish("a")
     ledger.drop([life for group in range(2) for life in ledger.find_blocks(names[group], group)])
-    load = ledger.plan_group_load("w", [Parcel(targets[group], slots[group], names[group]) for group in range(2)])
+    load = ledger.plan_group_load("w", [GroupTransfer(targets[group], slots[group], names[group]) for group in range(2)])
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, load.ids))
 
     assert plan.stores[0].group_sizes == (count, count)
@@ -255,51 +257,57 @@ def test_group_job_of_many_is_one_of_few(count: int) -> None:
 # --- what no job can be -------------------------------------------------------------------------------------------------
 
 
-def bad_parcels(ledger: Ledger) -> dict[str, tuple[list[Parcel[Any]], str]]:
+def bad_transfers(ledger: Ledger) -> dict[str, tuple[list[GroupTransfer[Any]], str]]:
     """Jobs that do not add up, with what is said about them."""
     zero, one = (ledger.seal(ledger.allocate("a", 2, group), keys("x", "y")) for group in range(2))
-    good, other = Parcel[Any](zero, [0, 1], keys("x", "y")), Parcel[Any](one, [2, 3], keys("x", "y"))
+    good, other = GroupTransfer[Any](zero, [0, 1], keys("x", "y")), GroupTransfer[Any](one, [2, 3], keys("x", "y"))
     return {
         "none": ([], "a job with nothing to copy cannot be built"),
         "out of order": ([other, good], r"group 0: the groups of a job ascend, from 0 to 2"),
         "group twice": ([good, attrs.evolve(good)], r"group 0: the groups of a job ascend"),
-        "group beyond": ([good, Parcel(Batch(one.lives, 3), [2, 3], keys("x", "y"))], "group 3: the groups of a job ascend"),
-        "group below": ([Parcel(Batch(one.lives, -1), [2, 3], keys("x", "y"))], "group -1: the groups of a job ascend"),
-        "empty parcel": ([good, Parcel(Batch([], 1), [], [])], "a job with nothing to copy cannot be built"),
-        "no slot": ([Parcel(zero, [], [], places=[0, 1])], "a job without a slot cannot be built"),
-        "keys": ([good, Parcel(one, [2, 3], keys("x"))], "2 slots and 1 keys do not agree"),
-        "places": ([good, Parcel(one, [2, 3], keys("x", "y"), places=[4])], "2 blocks and 1 host places do not agree"),
-        "places left out": ([good, Parcel(one, [2], keys("y"))], "2 blocks and 1 host places do not agree"),
+        "group beyond": (
+            [good, GroupTransfer(Batch(one.lives, 3), [2, 3], keys("x", "y"))],
+            "group 3: the groups of a job ascend",
+        ),
+        "group below": ([GroupTransfer(Batch(one.lives, -1), [2, 3], keys("x", "y"))], "group -1: the groups of a job ascend"),
+        "empty transfer": ([good, GroupTransfer(Batch([], 1), [], [])], "a job with nothing to copy cannot be built"),
+        "no slot": ([GroupTransfer(zero, [], [], places=[0, 1])], "a job without a slot cannot be built"),
+        "keys": ([good, GroupTransfer(one, [2, 3], keys("x"))], "2 slots and 1 keys do not agree"),
+        "places": ([good, GroupTransfer(one, [2, 3], keys("x", "y"), places=[4])], "2 blocks and 1 host places do not agree"),
+        "places left out": ([good, GroupTransfer(one, [2], keys("y"))], "2 blocks and 1 host places do not agree"),
         "names": (
-            [good, Parcel(one, [2, 3], keys("x", "y"), names=keys("y"))],
+            [good, GroupTransfer(one, [2, 3], keys("x", "y"), names=keys("y"))],
             "2 blocks and 1 of their keys do not agree",
         ),
         "place twice": (
-            [good, Parcel(one, [2, 3], keys("x", "y"), places=[1, 2])],
+            [good, GroupTransfer(one, [2, 3], keys("x", "y"), places=[1, 2])],
             "the host places of a job are distinct and not negative",
         ),
-        "place below": ([Parcel(zero, [0, 1], keys("x", "y"), places=[-1, 0])], "the host places of a job are distinct"),
-        "slot twice": ([good, Parcel(one, [1, 2], keys("x", "y"), places=[4, 5])], "slot 1: it is named twice in one call"),
-        "slot beyond": ([good, Parcel(one, [2, 4], keys("x", "y"))], "slot 4: slots are 0 to 3"),
+        "place below": ([GroupTransfer(zero, [0, 1], keys("x", "y"), places=[-1, 0])], "the host places of a job are distinct"),
+        "slot twice": (
+            [good, GroupTransfer(one, [1, 2], keys("x", "y"), places=[4, 5])],
+            "slot 1: it is named twice in one call",
+        ),
+        "slot beyond": ([good, GroupTransfer(one, [2, 4], keys("x", "y"))], "slot 4: slots are 0 to 3"),
         "block twice": (
-            [good, Parcel(Batch(zero.lives, 1), [2, 3], keys("x", "y"))],
+            [good, GroupTransfer(Batch(zero.lives, 1), [2, 3], keys("x", "y"))],
             "plan_store: a block is named twice in one call",
         ),
-        "key twice": ([Parcel(zero, [0, 1], keys("x", "x"))], "key 78: it is named twice in one job"),
+        "key twice": ([GroupTransfer(zero, [0, 1], keys("x", "x"))], "key 78: it is named twice in one job"),
         "other group": (
-            [Parcel(Batch(one.lives, 0), [0, 1], keys("x", "y"))],
+            [GroupTransfer(Batch(one.lives, 0), [0, 1], keys("x", "y"))],
             "block 3: it was handed out for group 1, not 0",
         ),
     }
 
 
-@pytest.mark.parametrize("case", bad_parcels(make_ledger(num_blocks=12, groups=3)), ids=lambda case: case.replace(" ", "-"))
+@pytest.mark.parametrize("case", bad_transfers(make_ledger(num_blocks=12, groups=3)), ids=lambda case: case.replace(" ", "-"))
 def test_store_that_cannot_be_is_refused(case: str) -> None:
     """Sizes are counted and never given, so that what does not add up is refused, and nothing has changed (I15)."""
     ledger = group_ledger()
-    parcels, match = bad_parcels(ledger)[case]
+    transfers, match = bad_transfers(ledger)[case]
     with refuses(ledger, MisuseError, match):
-        ledger.plan_stores([Store("a", parcels)])
+        ledger.plan_stores([Store("a", transfers)])
 
 
 def test_transfer_of_other_sizes_cannot_be_built() -> None:
@@ -316,10 +324,10 @@ def test_load_that_cannot_be_is_refused() -> None:
     stored(ledger)
     ledger.add_request("w")
     ledger.add_request("v")
-    first, third = load_parcels(ledger, "w")
+    first, third = load_transfers(ledger, "w")
     foreign = ledger.allocate("v", 1, 2)
-    swapped = Parcel[Any](third.blocks, [0], keys("f1"), places=[5], names=keys("t1"))
-    cases: list[tuple[list[Parcel[Any]], type[Exception], str]] = [
+    swapped = GroupTransfer[Any](third.blocks, [0], keys("f1"), places=[5], names=keys("t1"))
+    cases: list[tuple[list[GroupTransfer[Any]], type[Exception], str]] = [
         ([third, first], MisuseError, "group 0: the groups of a job ascend, from 0 to 2"),
         ([first, attrs.evolve(third, keys=keys("t0"))], MisuseError, r"slot 2: it does not hold 7430 \(look it up again\)"),
         ([swapped], MisuseError, r"slot 0: it holds content of group 0, not 2 \(look it up again\)"),
@@ -330,9 +338,9 @@ def test_load_that_cannot_be_is_refused() -> None:
         ([first, attrs.evolve(third, places=[3])], MisuseError, "the host places of a job are distinct"),
         ([], MisuseError, "a job with nothing to copy cannot be built"),
     ]
-    for parcels, error, match in cases:
+    for transfers, error, match in cases:
         with refuses(ledger, error, match):
-            ledger.plan_group_load("w", parcels)
+            ledger.plan_group_load("w", transfers)
     with refuses(ledger, MisuseError, "request z: it is not known"):
         ledger.plan_group_load("z", [first])
     ledger.admit("w")
@@ -361,7 +369,7 @@ def test_rule_of_sizes_is_counted_for_every_group() -> None:
         ({"places": [0, 1, 3, 4]}, "job 1 has 5 blocks, 4 places, sizes (3, 0, 2)"),
     ):
         ledger = group_ledger()
-        ledger.plan_stores([Store("a", open_parcels(ledger))])
+        ledger.plan_stores([Store("a", open_transfers(ledger))])
         job = ledger.jobs.by_number[1]
         for name, value in wrong.items():
             setattr(job, name, value)
@@ -392,11 +400,11 @@ def test_columns_stay_their_caller_s(count: int) -> None:
 
 def twins(ledger: Ledger, *, late: bool = False) -> list[JobId]:
     """Two submitted stores of key *k*: blocks 1 and 2, slots 0 and 1. With *late*, the second is planned in a later call."""
-    parcels = [Parcel[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(2)]
+    transfers = [GroupTransfer[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(2)]
     if late:
-        ids = [job for parcel in parcels for job in ledger.plan_stores([Store("a", [parcel])]).ids]
+        ids = [job for transfer in transfers for job in ledger.plan_stores([Store("a", [transfer])]).ids]
     else:
-        ids = list(ledger.plan_stores([Store("a", [parcel]) for parcel in parcels]).ids)
+        ids = list(ledger.plan_stores([Store("a", [transfer]) for transfer in transfers]).ids)
     assert slot_states(ledger) == ["WRITING", "WRITING", "EMPTY"]
     sound(ledger)
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
@@ -451,11 +459,11 @@ def test_twins_that_land_in_one_settle_publish_the_first_report(first: int, coun
     ids = twins(ledger)
     others = keys(*range(count - 2))
     source = sealed(ledger, "a", others) if others else None
-    parcels = [
-        Parcel[Any](Batch([life]), [slot], [key])
+    transfers = [
+        GroupTransfer[Any](Batch([life]), [slot], [key])
         for slot, (life, key) in enumerate(zip(source.lives if source else [], others, strict=True), 2)
     ]
-    more = list(ledger.plan_stores([Store(None, [parcel]) for parcel in parcels]).ids)
+    more = list(ledger.plan_stores([Store(None, [transfer]) for transfer in transfers]).ids)
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=map(report, [ids[first], *more, ids[1 - first]]))
 
@@ -530,8 +538,8 @@ def test_twin_does_not_care_how_the_other_ends(first: int, end: str) -> None:
     """Given up before or after it was submitted, proven quiet, lost with its worker: the other is what its report says."""
     ledger = make_ledger(workers=2)
     if end == "cancelled":
-        parcels = [Parcel[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(2)]
-        ids = list(ledger.plan_stores([Store("a", [parcel]) for parcel in parcels]).ids)
+        transfers = [GroupTransfer[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(2)]
+        ids = list(ledger.plan_stores([Store("a", [transfer]) for transfer in transfers]).ids)
         ledger.cancel(Jobs((ids[first],)))
         ledger.settle(ledger.dispatch(0.0).number, 0.0)
     else:
@@ -586,8 +594,8 @@ def test_twins_survive_a_snapshot() -> None:
 def test_twins_that_lost_the_name_land_together(loser: str) -> None:
     """Of three the one that the index named is gone; the two that land in one settle have no name yet, and get one slot."""
     ledger = make_ledger(num_blocks=8)
-    parcels = [Parcel[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(3)]
-    ids = ledger.plan_stores([Store("a", [parcel]) for parcel in parcels]).ids
+    transfers = [GroupTransfer[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(3)]
+    ids = ledger.plan_stores([Store("a", [transfer]) for transfer in transfers]).ids
     if loser == "cancelled":
         ledger.cancel(Jobs(ids[:1]))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
@@ -730,7 +738,7 @@ def test_lost_worker_fails_a_load_of_every_group() -> None:
     ledger = group_ledger()
     stored(ledger)
     ledger.add_request("w")
-    ledger.plan_group_load("w", load_parcels(ledger, "w"))
+    ledger.plan_group_load("w", load_transfers(ledger, "w"))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.lose(Worker(0))
 
@@ -805,7 +813,7 @@ def test_reset_without_the_host_gives_loads_up(submitted: bool) -> None:
     ledger = group_ledger()
     stored(ledger)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_parcels(ledger, "w"))
+    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
     if submitted:
         ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.reset(host=False)
@@ -868,7 +876,7 @@ def test_watcher_hears_what_can_be_read_and_what_no_longer() -> None:
     stored(ledger)
     published = list(heard)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_parcels(ledger, "w"))
+    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, jobs.ids))
     ledger.pin("p", [0])
     ledger.unpin("p", [0])
@@ -937,7 +945,7 @@ def test_watcher_hears_of_a_failed_load_in_every_group() -> None:
     stored(ledger)
     heard = watched(ledger)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_parcels(ledger, "w"))
+    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.complete(report(jobs.ids[0], Result.FAILED))
 

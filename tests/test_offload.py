@@ -1333,7 +1333,7 @@ def test_what_the_engine_took_back_itself_is_not_placed() -> None:
     rig = Rig(blocks=16, own_pool=False)
     rig.add("a", letters(8))
     rig.scheduler.place("a", [Placed(0, fresh=(1, 2))])
-    rig.ledger.let_go("a")
+    rig.ledger.roll_back("a")
     hit = rig.scheduler.lookup("a", 8, device_tokens=0)
     with pytest.raises(MisuseError, match=r"group 0 has 0 places, and the tokens before 8 need 2 \(place them first\)"):
         rig.scheduler.admit("a", hit, 8)

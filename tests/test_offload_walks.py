@@ -956,11 +956,11 @@ def plant_loads_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
     """The blocks of a chunk come back in the wrong order."""
     right = Ledger.plan_group_load
 
-    def wrong(ledger: Ledger, request: str, parcels: Sequence[Any]) -> Any:
-        for parcel in parcels:
-            if parcel.places is not None:
-                parcel.places = list(reversed(parcel.places))
-        return right(ledger, request, parcels)
+    def wrong(ledger: Ledger, request: str, transfers: Sequence[Any]) -> Any:
+        for transfer in transfers:
+            if transfer.places is not None:
+                transfer.places = list(reversed(transfer.places))
+        return right(ledger, request, transfers)
 
     patch.setattr(Ledger, "plan_group_load", wrong)
 

@@ -461,15 +461,17 @@ def lookup_ignores_the_window(patch: Patch) -> None:
 def load_skips_a_group(patch: Patch) -> None:
     """(h) The load of a hybrid hit brings all groups but the last."""
     real = Ledger.plan_group_load
-    patch.setattr(Ledger, "plan_group_load", lambda ledger, request, parcels: real(ledger, request, parcels[:-1] or parcels))
+    patch.setattr(
+        Ledger, "plan_group_load", lambda ledger, request, transfers: real(ledger, request, transfers[:-1] or transfers)
+    )
 
 
 def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
     """(h) The blocks of a chunk come back in another order."""
     real = Ledger.plan_group_load
 
-    def plan(ledger: Ledger, request: str, parcels: Sequence[Any]) -> Any:
-        turned = [attrs.evolve(each, places=None if each.places is None else list(each.places)[::-1]) for each in parcels]
+    def plan(ledger: Ledger, request: str, transfers: Sequence[Any]) -> Any:
+        turned = [attrs.evolve(each, places=None if each.places is None else list(each.places)[::-1]) for each in transfers]
         return real(ledger, request, turned)
 
     patch.setattr(Ledger, "plan_group_load", plan)

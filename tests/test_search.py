@@ -11,7 +11,7 @@ import random
 import pytest
 
 from blocklife.ledger import Ledger, Limits
-from blocklife.ledger.jobs import Batch, Parcel, Store
+from blocklife.ledger.jobs import Batch, GroupTransfer, Store
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 from blocklife.offload import FullHit, Geometry, Hit, HostTier, Mamba, Policies, SlidingWindow
 from blocklife.offload.search import Search
@@ -58,7 +58,9 @@ class Shelf:
         # of a chunk with one block the key is the block's own
         self.ledger.seal(batch, names[-1:] if suffix == 1 else [b"copy of %d " % self.slot + name for name in names[-suffix:]])
         places = [self.slot * self.size + at for at in range(self.size - suffix, self.size)]
-        (job,) = self.ledger.plan_stores([Store("w", [Parcel(Batch(batch.lives, group), [self.slot], names[-1:], places)])]).ids
+        (job,) = self.ledger.plan_stores(
+            [Store("w", [GroupTransfer(Batch(batch.lives, group), [self.slot], names[-1:], places)])]
+        ).ids
         plan = self.ledger.dispatch(0.0)
         self.ledger.settle(plan.number, 0.0, completions=[report(job)] if landed else [])
         table = self.ledger.table("w", group)

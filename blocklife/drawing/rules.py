@@ -174,7 +174,7 @@ _ELSE: Mapping[tuple[str, str], str] = {
     ("load-planned", "request.plan_load"): "request_plan_load(r)",
     ("submitted", "block.submit"): "submit_block(j)",
     ("request-gives-up", "job.cancel|abandon"): "give_up_load(r)",
-    ("request-gives-up", "block.release"): "let_go(r)",
+    ("request-gives-up", "block.release"): "release_all(r)",
     ("reset-now", "request.preempt"): "reset_requests()",
     ("reset-now", "job.cancel"): "reset_planned()",
     ("reset-now", "job.abandon"): "reset_submitted()",

@@ -152,7 +152,7 @@ def release_block(b):
     block_release(b)
     {life_ends}
 
-def let_go(r):
+def release_all(r):
     held = table[r]
     table[r] = NONE
     if held > 0 and held <= BLOCKS:
@@ -196,7 +196,7 @@ def reset_requests():
             give_up(q)
             request_preempt(q)
         else:
-            let_go(q)
+            release_all(q)
 
 def reset_planned():
     for k in range(JOBS):
@@ -297,7 +297,7 @@ def may_release(r):
     return table[r] > 0 and table[r] <= BLOCKS
 
 def do_release(r):
-    let_go(r)
+    release_all(r)
     table[r] = BLOCKS + 1
 """
 

@@ -235,7 +235,7 @@ class Core(Book):
         if load is not None:
             self._give_up_job(load)
         request.load = 0
-        self._let_go(request)
+        self._release_all(request)
         self._fire_request(request, event)
 
     def _give_up_job(self, job: JobRow) -> None:
@@ -252,7 +252,7 @@ class Core(Book):
         if job.direction is Direction.STORE:
             self.slots.unfile(job.slots)
 
-    def _let_go(self, request: RequestRow) -> None:
+    def _release_all(self, request: RequestRow) -> None:
         """Release every block, the last of a table first to be handed out again."""
         for group, table in enumerate(request.tables):
             if table:
@@ -369,12 +369,12 @@ class Core(Book):
             for _, content in landing
             if (named := index[content[0]].get(content[1])) is not None and state[named] == READY
         }
-        losers = []
+        duplicates = []
         for slot, content in landing:
             if content in taken:
-                losers.append(slot)
+                duplicates.append(slot)
             taken.add(content)
-        return self.slots.ask(SLOT["land"], slots, constant=_OK, unwanted=frozenset(losers))
+        return self.slots.ask(SLOT["land"], slots, constant=_OK, unwanted=frozenset(duplicates))
 
     def _cancel_blocks(self, job: JobRow, ok: bool) -> Step:
         """Only lives that are not over go back to what they were; every place loses its pin."""

@@ -24,7 +24,7 @@ import numpy as np
 from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.jobs import Batch, JobColumns, Jobs, Parcel, Store
+from blocklife.ledger.jobs import Batch, GroupTransfer, JobColumns, Jobs, Store
 from blocklife.ledger.places import BULK, Ids, Lives
 from blocklife.ledger.records import Completion, JobId, Launched, Placement, Result, Seal
 from blocklife.states import Block
@@ -285,9 +285,9 @@ def placements(values: object, name: str) -> list[Placement]:
     return found
 
 
-def parcels(values: Sequence[Parcel[BlockT]], name: str) -> list[Parcel[BlockT]]:
+def transfers(values: Sequence[GroupTransfer[BlockT]], name: str) -> list[GroupTransfer[BlockT]]:
     """What a job moves, group by group."""
-    found: list[Parcel[BlockT]] = members(values, Parcel, name)
+    found: list[GroupTransfer[BlockT]] = members(values, GroupTransfer, name)
     for each in found:
         if type(each.blocks) is not Batch:
             refuse(f"{name}.blocks", "a handle on blocks (Batch)", each.blocks)
@@ -309,7 +309,7 @@ def stores(values: object, name: str) -> list[Store]:
     for each in found:
         if each.owner is not None and type(each.owner) is not str:
             text(each.owner, f"{name}.owner")
-        parcels(each.parcels, f"{name}.parcels")
+        transfers(each.transfers, f"{name}.transfers")
         if each.sharers != ():
             texts(each.sharers, f"{name}.sharers")
     return found

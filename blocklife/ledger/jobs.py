@@ -54,10 +54,10 @@ class Batch(Generic[BlockT_co]):
 
 
 @define(eq=False)
-class Parcel(Generic[BlockT_co]):
+class GroupTransfer(Generic[BlockT_co]):
     """What one job moves in one group.
 
-    A slot holds a chunk of one or several blocks. The group sizes of a job are counted from its parcels, holes inside a chunk
+    A slot holds a chunk of one or several blocks. The group sizes of a job are counted from its transfers, holes inside a chunk
     left out by themselves, so that they cannot be wrong (I15).
     """
 
@@ -77,7 +77,7 @@ class Store:
 
     owner: str | None
     """The request that it is made for; None for a store that the engine makes on nobody's behalf."""
-    parcels: Sequence[Parcel[Storable]]
+    transfers: Sequence[GroupTransfer[Storable]]
     sharers: tuple[str, ...] = ()
     """Further requests that it is made for, where one store serves several."""
 
@@ -138,10 +138,10 @@ def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
     cuts, slot_cuts = [0], [0]
     for store in stores:
         last = -1
-        for parcel in store.parcels:
-            group, own, chunks, named = parcel.blocks.group, parcel.blocks.lives, parcel.slots, parcel.keys
-            where = chunks if parcel.places is None else parcel.places
-            known = named if parcel.names is None else parcel.names
+        for transfer in store.transfers:
+            group, own, chunks, named = transfer.blocks.group, transfer.blocks.lives, transfer.slots, transfer.keys
+            where = chunks if transfer.places is None else transfer.places
+            known = named if transfer.names is None else transfer.names
             count, num_chunks = len(own), len(chunks)
             if not last < group < num_groups:
                 raise MisuseError(f"group {group}: the groups of a job ascend, from 0 to {num_groups - 1}")
@@ -156,7 +156,7 @@ def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
             slot_groups += bytes((group,)) * num_chunks
             if len(known) == count:
                 names += known
-            elif parcel.names is not None:
+            elif transfer.names is not None:
                 raise MisuseError(f"{count} blocks and {len(known)} of their keys do not agree")
             else:
                 names += [None] * count
@@ -191,7 +191,7 @@ def _known(names: Sequence[bytes | None]) -> list[bytes] | None:
 
 
 def _refuse_parcel(count: int, num_chunks: int, num_keys: int, num_places: int) -> NoReturn:
-    """Say which numbers of a parcel do not agree (I15)."""
+    """Say which numbers of a transfer do not agree (I15)."""
     if not count:
         raise MisuseError("a job with nothing to copy cannot be built")
     if not num_chunks:

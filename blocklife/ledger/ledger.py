@@ -31,11 +31,11 @@ from blocklife.ledger.core import Core, verb
 from blocklife.ledger.jobs import (
     Allocated,
     Batch,
+    GroupTransfer,
     InFlight,
     JobColumns,
     Jobs,
     Out,
-    Parcel,
     Planned,
     Sealed,
     Stale,
@@ -393,16 +393,16 @@ class Ledger(Core):
         self.blocks.queue.push_front([place for place in listed(ids_of(chosen)) if state[place] == cached])
 
     @verb
-    def let_go(self, request: str) -> None:
-        """Give back all that a request holds that does not run: its admission came to nothing. Its state stays.
+    def roll_back(self, request: str) -> None:
+        """Roll back an admission that came to nothing: release all that a waiting request holds. Its state stays.
 
         Refuses a request that is RUNNING or LOADING (preempt or finish it).
         """
         found = self._request(request)
         state = self.request_column.at(found.row)
         if state not in (Request.WAITING, Request.PREEMPTED):
-            raise MisuseError(f"request {request}: cannot LET_GO while {state.name} (preempt or finish it)")
-        self._let_go(found)
+            raise MisuseError(f"request {request}: cannot ROLL_BACK while {state.name} (preempt or finish it)")
+        self._release_all(found)
 
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
@@ -484,13 +484,13 @@ class Ledger(Core):
         owner: str | None = None,
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
-        """`plan_stores` of one store with one parcel."""
+        """`plan_stores` of one store with one transfer."""
         where = None if places is None else edge.places(places, "places")
         lives, chosen = edge.numbers(edge.held(source, "source"), "source"), edge.numbers(slots, "slots")
         named, who = edge.keys(keys, "keys"), None if owner is None else edge.text(owner, "owner")
         if where is not None or not len(lives) == len(chosen) == len(named) > 0:
-            parcel = Parcel(Batch[Storable](lives, source.group), chosen, named, where)
-            return self._make_stores([Store(who, [parcel])])
+            transfer = GroupTransfer(Batch[Storable](lives, source.group), chosen, named, where)
+            return self._make_stores([Store(who, [transfer])])
         self._check_group(source.group)
         groups = bytes((source.group,)) * len(lives)
         stores = JobColumns.of_blocks([who], [()], [0, len(lives)], lives, groups, chosen, list(named))
@@ -531,7 +531,7 @@ class Ledger(Core):
         keys: Sequence[bytes] | None = None,
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
-        """`plan_group_load` with one parcel; *keys* are those of the blocks, where a slot holds several."""
+        """`plan_group_load` with one transfer; *keys* are those of the blocks, where a slot holds several."""
         blocks: Batch[Allocated] = Batch(edge.numbers(edge.held(target, "target"), "target"), target.group)
         chosen = edge.numbers(slots, "slots")
         where = None if places is None else edge.places(places, "places")
@@ -541,10 +541,10 @@ class Ledger(Core):
         named = [key for key in (self.slots.key[slot] for slot in listed(chosen)) if key is not None]
         if len(named) != len(chosen):  # an empty slot: its refusal says so better than a missing key could
             self.slots.ask(SLOT["pin"], chosen, pins=+1)
-        return self._make_load(self._request(request), [Parcel(blocks, chosen, named, where, names)])
+        return self._make_load(self._request(request), [GroupTransfer(blocks, chosen, named, where, names)])
 
     @verb
-    def plan_group_load(self, request: str, parcels: Sequence[Parcel[Allocated]]) -> Jobs[Planned]:
+    def plan_group_load(self, request: str, transfers: Sequence[GroupTransfer[Allocated]]) -> Jobs[Planned]:
         """Fill blocks that *request* holds from READY slots, in one job for all groups; the request waits.
 
         Edges: job (new) → PLANNED; block ALLOCATED, FLUSHED → LOADING; slot READY, pinned; request → LOADING.
@@ -554,10 +554,10 @@ class Ledger(Core):
         a second live load; `CapacityError` as `plan_stores`.
         Next: `dispatch`; the request hears ``loaded`` or ``load_failed`` through `settle`.
         """
-        return self._make_load(self._request(request), edge.parcels(parcels, "parcels"))
+        return self._make_load(self._request(request), edge.transfers(transfers, "transfers"))
 
-    def _make_load(self, found: RequestRow, parcels: Sequence[Parcel[Allocated]]) -> Jobs[Planned]:
-        columns = gather([Store(found.name, parcels)], self.limits.num_groups)
+    def _make_load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]]) -> Jobs[Planned]:
+        columns = gather([Store(found.name, transfers)], self.limits.num_groups)
         if None in columns.names:
             raise MisuseError(
                 f"request {found.name}: {len(columns.lives)} blocks to load and {len(columns.keys)} keys do not agree"
@@ -565,14 +565,14 @@ class Ledger(Core):
         self._check_slots(columns.slots)
         ids = self._check_fresh(columns.lives, "plan_load")
         self._check_columns(columns, ids)
-        for parcel in parcels:
-            self._check_held(found, parcel.blocks)
-            for slot, key in zip(parcel.slots, parcel.keys, strict=True):
+        for transfer in transfers:
+            self._check_held(found, transfer.blocks)
+            for slot, key in zip(transfer.slots, transfer.keys, strict=True):
                 if self.slots.key[slot] is not None and self.slots.key[slot] != key:
                     raise MisuseError(f"slot {slot}: it does not hold {key.hex()} (look it up again)")
-                if self.slots.key[slot] is not None and (own := self.slots.group[slot]) != parcel.blocks.group:
+                if self.slots.key[slot] is not None and (own := self.slots.group[slot]) != transfer.blocks.group:
                     raise MisuseError(
-                        f"slot {slot}: it holds content of group {own}, not {parcel.blocks.group} (look it up again)"
+                        f"slot {slot}: it holds content of group {own}, not {transfer.blocks.group} (look it up again)"
                     )
         self._ask_request(found, "plan_load")
         self.jobs.check_room()
@@ -844,7 +844,7 @@ class Ledger(Core):
             if self.request_column.state[request.row] in running:
                 self._give_up(request, "preempt")
             else:
-                self._let_go(request)
+                self._release_all(request)
         for job in self.jobs.alive():
             if host or job.number in self.jobs.planned:
                 self._give_up_job(job)

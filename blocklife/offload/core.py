@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Contract, Ledger, Seal, edge
-from blocklife.ledger.jobs import Allocated, Batch, Parcel
+from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.offload.groups import FullAttention, Geometry, Mamba
 from blocklife.offload.host import HostTier
@@ -169,7 +169,7 @@ class SchedulerCore(edge.NotCopied):
 
     def _load(self, name: str, tracked: Tracked, hit: Hit) -> None:
         """Plan the one load of all groups, into the places behind the device's hit."""
-        parcels: list[Parcel[Allocated]] = []
+        transfers: list[GroupTransfer[Allocated]] = []
         size = self.geometry.blocks_per_chunk
         for group in self._groups:
             slots = hit.slots[group]
@@ -181,9 +181,9 @@ class SchedulerCore(edge.NotCopied):
             names = list(_keys_of(tracked, group, start, stop))
             keys = names[(chunk + 1) * size - 1 - start :: size]
             places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
-            parcels.append(Parcel(Batch(lives, group), list(slots), keys, places, names))
+            transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
             self._host_hits[group] += len(lives)
-        self.ledger.plan_group_load(name, parcels)
+        self.ledger.plan_group_load(name, transfers)
         self._loading.update(dict.fromkeys(self._brought(tracked, hit), name))
 
     def _brought(self, tracked: Tracked, hit: Hit) -> Iterator[tuple[int, bytes]]:

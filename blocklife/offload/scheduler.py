@@ -180,7 +180,7 @@ class OffloadScheduler(SchedulerCore):
                 self._load(name, tracked, hit)
         except Exception as problem:  # of the request's keys, too
             if self.ledger.own_pool or isinstance(problem, CapacityError):
-                self.ledger.let_go(name)
+                self.ledger.roll_back(name)
                 self._note_placed(name, tracked.row)
             raise
         self._start(name, tracked, hit, 0 if loads else tokens)

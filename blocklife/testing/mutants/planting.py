@@ -345,7 +345,7 @@ _CLASSES: tuple[type, ...] = (
     Core, Ledger, JobTable, Places, Blocks, Slots, SchedulerCore, OffloadScheduler, StoreLine, HostTier, ProgressTable,
 )  # fmt: skip
 _ENDINGS = frozenset(
-    {"finish", "preempt", "release", "release_many", "let_go", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
+    {"finish", "preempt", "release", "release_many", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
     | {"evict", "unpin", "lose", "reset", "settle"}
     | {"abort", "renew", "sleep", "wake", "lose_worker", "regain_worker"}
 )

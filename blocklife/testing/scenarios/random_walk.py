@@ -43,7 +43,7 @@ class Walk:
         elif roll < 0.48:
             self.hang()
         elif roll < 0.53:
-            self.let_go()
+            self.finish_or_abort()
         elif roll < 0.56:
             self.give_way()
         elif roll < 0.575:
@@ -101,7 +101,7 @@ class Walk:
             self.stage.prove_quiet(list(self.hung))
             self.hung.clear()
 
-    def let_go(self) -> None:
+    def finish_or_abort(self) -> None:
         """Somebody ends, or goes away."""
         if self.alive:
             name = self.alive.pop(self.chance.randrange(len(self.alive)))

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from blocklife.errors import CapacityError
 from blocklife.ledger import Completion, Ledger, Result, Worker
-from blocklife.ledger.jobs import Allocated, Batch, Jobs, Parcel, Planned, Storable, Store
+from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer, Jobs, Planned, Storable, Store
 from blocklife.ledger.records import JobId
 from blocklife.states import Slot, SlotLife
 
@@ -131,7 +131,7 @@ class Filing:
         """Stores of sealed blocks, each into its slot. A slot is EMPTY, or READY and not read: then it makes room."""
         blocks, stores = self._ledger.blocks, list[Store]()
         for owner, pieces, slots in wanted:
-            parcels: list[Parcel[Storable]] = []
+            transfers: list[GroupTransfer[Storable]] = []
             for group, own, places in self._by_group(pieces, slots):
                 order = list(dict.fromkeys(slot for _, slot in own))
                 self._evict([slot for slot in order if self._state[slot] == _READY])
@@ -141,13 +141,13 @@ class Filing:
                     self._evict([slot for key in keys for slot in self._ledger.find_slots([key], group)])  # older ones
                 else:
                     keys = [self._name() for _ in order]
-                parcels.append(Parcel[Storable](Batch(lives, group), order, keys, places))
-            stores.append(Store(owner, parcels))
+                transfers.append(GroupTransfer[Storable](Batch(lives, group), order, keys, places))
+            stores.append(Store(owner, transfers))
         return self._submitted(self._ledger.plan_stores(stores))
 
     def load(self, request: str, pieces: Sequence[Piece], slots: Sequence[int]) -> tuple[JobId, ...]:
         """A load of allocated blocks, each from its slot. A slot is READY, or EMPTY: then its content is believed."""
-        blocks, parcels = self._ledger.blocks, list[Parcel[Allocated]]()
+        blocks, transfers = self._ledger.blocks, list[GroupTransfer[Allocated]]()
         for group, own, places in self._by_group(pieces, slots):
             order = list(dict.fromkeys(slot for _, slot in own))
             others = [slot for slot in order if self._ledger.slots.group[slot] != group]
@@ -159,8 +159,8 @@ class Filing:
             named = dict(zip(order, keys, strict=True))
             names = [named[slot] if self._size == 1 else named[slot] + b".%d" % piece.offset for piece, slot in own]
             lives = blocks.lives([piece.block for piece, _ in own])
-            parcels.append(Parcel[Allocated](Batch(lives, group), order, keys, places, names))
-        return self._submitted(self._ledger.plan_group_load(request, parcels))
+            transfers.append(GroupTransfer[Allocated](Batch(lives, group), order, keys, places, names))
+        return self._submitted(self._ledger.plan_group_load(request, transfers))
 
     def _submitted(self, jobs: Jobs[Planned]) -> tuple[JobId, ...]:
         self._ledger.submit(jobs)
@@ -186,7 +186,7 @@ class Filing:
         ledger.add_request(name)
         key = self._name()
         source: Batch[Storable] = ledger.seal(ledger.observe_allocate(name, [self._anchors[group]], group), [key])
-        jobs = ledger.plan_stores([Store(None, [Parcel(source, [slot], [key], [slot * self._size])])])
+        jobs = ledger.plan_stores([Store(None, [GroupTransfer(source, [slot], [key], [slot * self._size])])])
         ledger.submit(jobs)
         for worker in range(self._num_workers):
             self.complete(jobs.ids[0], worker)
