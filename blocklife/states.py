@@ -10,9 +10,9 @@ Rules of this file:
 
 Theory. There are four machines. A *block* is a place on the device, a *slot* a place in the tier below; a *job* moves bytes
 between them; a *request* holds blocks. Three counts belong to a place and are orthogonal to its state: `refs`, the requests
-that hold its life; `pins`, the jobs whose copy may still touch the place; `doubts`, the pinning jobs that are past their
-deadline. Refs and content belong to the life, pins and doubts to the physical place: a life can end while a copy still reads
-it, and then the place, not the life, has to wait. Counts reach the tables as payload, taken *after* the change that the event
+that hold its life; `pins`, the jobs whose copy may still touch the place; `overdue`, those of the pins whose job is past
+its deadline. Refs and content belong to the life, the pins to the physical place: a life can end while a copy still reads it,
+and then the place, not the life, has to wait. Counts reach the tables as payload, taken *after* the change that the event
 stands for; guards turn them into facts.
 
 A life begins with `allocate` and ends when its content is forgotten or its block is handed out again. A released block that
@@ -246,7 +246,7 @@ TERMINAL = states_with(Trait.OVER, Job)
 
 
 # --- guards ------------------------------------------------------------------------------------------------------------
-# Counts are those after the event's own change: `refs` after the release, `pins` and `doubts` after the landing's unpin.
+# Counts are those after the event's own change: `refs` after the release, `pins` and `overdue` after the landing's unpin.
 
 
 @guard
@@ -280,15 +280,15 @@ def pinned(pins: int) -> bool:
 
 
 @guard
-def doubt(doubts: int) -> bool:
+def is_overdue(overdue: int) -> bool:
     """One of the jobs that may touch the place is past its deadline."""
-    return doubts > 0
+    return overdue > 0
 
 
 @guard
-def orphaned(refs: int, doubts: int) -> bool:
+def orphaned(refs: int, overdue: int) -> bool:
     """Nobody holds the life, and one of the jobs that may touch the place is past its deadline."""
-    return (refs == 0) & (doubts > 0)
+    return (refs == 0) & (overdue > 0)
 
 
 @guard
@@ -298,9 +298,9 @@ def arrived(own: bool, ok: bool) -> bool:
 
 
 @guard
-def own_doubt(own: bool, doubts: int) -> bool:
+def own_overdue(own: bool, overdue: int) -> bool:
     """The landing job is the load of this life, and another job that may touch the place is past its deadline."""
-    return own & (doubts > 0)
+    return own & (overdue > 0)
 
 
 @guard
@@ -384,20 +384,20 @@ class BlockLife(Lifecycle, initial=Block.FREED):
         """The planned store is given up."""
 
     @edge(Block.ALLOCATED, Block.PLEDGED, to=Block.FREED)
-    @edge(Block.LOADING, to=Block.QUARANTINED, when=doubt)
+    @edge(Block.LOADING, to=Block.QUARANTINED, when=is_overdue)
     @edge(Block.LOADING, to=Block.STALE)
     @edge(Block.SEALED, to=Block.SEALED, when=held)
     @edge(Block.SEALED, to=Block.CACHED)
     @edge(Block.PENDING_STORE, to=Block.PENDING_STORE)
     @edge(Block.IN_FLIGHT, to=Block.QUARANTINED, when=orphaned)
     @edge(Block.IN_FLIGHT, to=Block.IN_FLIGHT)
-    @edge(Block.FLUSHED, to=Block.QUARANTINED, when=doubt)
+    @edge(Block.FLUSHED, to=Block.QUARANTINED, when=is_overdue)
     @edge(Block.FLUSHED, to=Block.STALE)
-    def release(self, refs: int, doubts: int) -> None:
+    def release(self, refs: int, overdue: int) -> None:
         """One request lets go."""
 
     @edge(Block.LOADING, to=Block.SEALED, when=arrived)
-    @edge(Block.LOADING, to=Block.QUARANTINED, when=own_doubt)
+    @edge(Block.LOADING, to=Block.QUARANTINED, when=own_overdue)
     @edge(Block.LOADING, to=Block.STALE, when=own_pinned)
     @edge(Block.LOADING, to=Block.FREED, when=is_own)
     @edge(Block.LOADING, to=Block.LOADING)
@@ -406,10 +406,10 @@ class BlockLife(Lifecycle, initial=Block.FREED):
     @edge(Block.FLUSHED, to=Block.ALLOCATED)
     @edge(Block.STALE, to=Block.STALE, when=pinned)
     @edge(Block.STALE, to=Block.FREED)
-    @edge(Block.QUARANTINED, to=Block.QUARANTINED, when=doubt)
+    @edge(Block.QUARANTINED, to=Block.QUARANTINED, when=is_overdue)
     @edge(Block.QUARANTINED, to=Block.STALE, when=pinned)
     @edge(Block.QUARANTINED, to=Block.FREED)
-    def land(self, refs: int, pins: int, doubts: int, own: bool, ok: bool) -> None:
+    def land(self, refs: int, pins: int, overdue: int, own: bool, ok: bool) -> None:
         """A submitted job no longer touches the place."""
 
     @edge(Block.LOADING, to=Block.QUARANTINED, when=is_own)

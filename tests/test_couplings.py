@@ -287,7 +287,7 @@ def test_store_ended_not_before_the_last_worker() -> None:
 
 
 @pytest.mark.parametrize("holder", [True, False], ids=["held", "let go"])
-def test_store_expired_leaves_both_ends_in_doubt(holder: bool) -> None:
+def test_store_expired_leaves_both_ends_overdue(holder: bool) -> None:
     """Its key can be stored again elsewhere; a block that nobody holds is out of reach, one that is held stays readable."""
     ledger = make_ledger(deadline=8.0)
     source, job = in_flight(ledger)
@@ -299,7 +299,7 @@ def test_store_expired_leaves_both_ends_in_doubt(holder: bool) -> None:
 
     assert story == ["job.expire", "block.expire", "slot.expire"]
     assert ledger.blocks.at(block) is (Block.IN_FLIGHT if holder else Block.QUARANTINED)
-    assert (ledger.blocks.doubts[block], ledger.slots.at(0)) == (1, Slot.QUARANTINED)
+    assert (ledger.blocks.overdue[block], ledger.slots.at(0)) == (1, Slot.QUARANTINED)
 
 
 def test_store_expired_not_without_a_deadline() -> None:
@@ -437,7 +437,7 @@ def test_load_expired_wakes_its_request_and_keeps_its_places() -> None:
 
 
 def test_load_expired_not_heard_by_a_request_that_gave_it_up() -> None:
-    """Only the places are in doubt then; the request goes its own way."""
+    """Only the pins of the places are overdue then; the request goes its own way."""
     ledger = make_ledger(deadline=8.0)
     block, _ = loading(ledger)
     ledger.preempt("w")

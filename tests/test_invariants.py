@@ -96,12 +96,12 @@ def test_every_invariant_has_smoke() -> None:
         (lambda x: x.blocks.pins.__setitem__(IN_FLIGHT, 0), "pins of place 2 say 0, counted 1"),
         (lambda x: x.blocks.pins.__setitem__(SEALED, 1), "pins of place 7 say 1, counted 0"),
         (lambda x: x.blocks.writes.__setitem__(LOADING, 0), "writes of place 8 say 0, counted 1"),
-        (lambda x: x.blocks.doubts.__setitem__(QUARANTINED, 0), "doubts of place 3 say 0, counted 1"),
+        (lambda x: x.blocks.overdue.__setitem__(QUARANTINED, 0), "overdue of place 3 say 0, counted 1"),
     ],
-    ids=["pin lost", "pin too many", "write lost", "doubt lost"],
+    ids=["pin lost", "pin too many", "write lost", "overdue pin lost"],
 )
 def test_i1_pins_count_the_jobs_that_touch_a_block(change: Callable[[Ledger], None], message: str) -> None:
-    """Pins, writes and doubts are those of the jobs that are out."""
+    """Pins, writes and overdue pins are those of the jobs that are out."""
     ledger = busy()
     change(ledger)
 
@@ -145,18 +145,18 @@ def test_i3_job_owns_its_row() -> None:
     breaks(ledger, "I3", "job 1 does not own row")
 
 
-def test_i1_what_nobody_has_is_quarantined_exactly_if_in_doubt() -> None:
-    """A place that is in doubt could be handed out under fence; one that is not would never come back."""
-    for state, doubts, said in ((Block.STALE, 1, "STALE with 1"), (Block.QUARANTINED, 0, "QUARANTINED with 0")):
+def test_i1_what_nobody_has_is_quarantined_exactly_if_overdue() -> None:
+    """A place with an overdue pin could be handed out under fence; one without would never come back."""
+    for state, overdue, said in ((Block.STALE, 1, "STALE with 1"), (Block.QUARANTINED, 0, "QUARANTINED with 0")):
         ledger = make_ledger()
         source, job = in_flight(ledger)
         ledger.release("a", [0])
         place = block_of(source)
         ledger.blocks.column.state[place] = BlockLife.table.index[state]
-        ledger.blocks.doubts[place] = doubts
+        ledger.blocks.overdue[place] = overdue
         row = ledger.jobs.by_number[job.number]
-        row.doubted = bool(doubts)
-        put_job(ledger, job.number, Job.QUARANTINED if doubts else Job.STALE)
+        row.expired = bool(overdue)
+        put_job(ledger, job.number, Job.QUARANTINED if overdue else Job.STALE)
 
         assert any(f"is {said} copies past their deadline" in each.message for each in check(ledger, "I1"))
 
@@ -391,7 +391,7 @@ def test_i12_nobody_waits_for_what_is_over() -> None:
     ("state", "said"), [(Slot.EMPTY, "its store is IN_FLIGHT"), (Slot.QUARANTINED, "its store is IN_FLIGHT")]
 )
 def test_i13_slot_is_reserved_by_its_store(state: Slot, said: str) -> None:
-    """A slot that a store fills is nobody else's, and in doubt only with its store."""
+    """A slot that a store fills is nobody else's, and overdue only with its store."""
     ledger = make_ledger()
     in_flight(ledger)
     ledger.slots.column.state[0] = SlotLife.table.index[state]

@@ -178,7 +178,7 @@ def abandoned_behind_fence() -> tuple[Ledger, int, JobId, JobId]:
     return ledger, block_of(target), old, load
 
 
-def test_load_that_is_given_up_behind_a_copy_in_doubt_leaves_its_target_in_quarantine() -> None:
+def test_load_that_is_given_up_behind_an_overdue_copy_leaves_its_target_in_quarantine() -> None:
     """The old copy is past its deadline when the planned load is given up: the block was STALE then, and under fence went on.
 
     Whoever got it would have been written over, or read, by a copy of which nobody knows whether the device is done with it.
@@ -241,7 +241,7 @@ def test_place_with_two_copies_is_not_handed_out_while_one_of_them_writes() -> N
 
 
 def test_old_copy_expires_behind_a_load() -> None:
-    """The load goes on, and the place is in doubt when its request lets go."""
+    """The load goes on, and its pin is overdue when its request lets go."""
     ledger = make_ledger(num_blocks=2, deadline=8.0)
     target, old = behind_fence(ledger)
     load = ledger.plan_load("b", target, [0]).ids[0]
@@ -259,7 +259,7 @@ def test_old_copy_expires_behind_a_load() -> None:
     assert ledger.blocks.at(1) is Block.FREED
     assert {
         "LOADING --expire--> LOADING",
-        "LOADING --release [doubt]--> QUARANTINED",
+        "LOADING --release [is_overdue]--> QUARANTINED",
         "QUARANTINED --land [pinned]--> STALE",
     } <= taken(ledger)
 
@@ -277,7 +277,7 @@ def test_old_copy_expires_behind_a_new_tenant() -> None:
     ledger.settle(plan.number, 8.0)
 
     assert between is Block.FLUSHED
-    assert "FLUSHED --release [doubt]--> QUARANTINED" in taken(ledger)
+    assert "FLUSHED --release [is_overdue]--> QUARANTINED" in taken(ledger)
     assert ledger.blocks.at(1) is Block.FREED
 
 
@@ -294,7 +294,7 @@ def test_place_with_two_expired_copies_needs_both_proofs() -> None:
     assert (first.ids, second.ids) == ((old,), (load,))
     assert between is Block.QUARANTINED
     assert ledger.blocks.at(block) is Block.FREED
-    assert {"QUARANTINED --expire--> QUARANTINED", "QUARANTINED --land [doubt]--> QUARANTINED"} <= taken(ledger)
+    assert {"QUARANTINED --expire--> QUARANTINED", "QUARANTINED --land [is_overdue]--> QUARANTINED"} <= taken(ledger)
 
 
 # --- acceptance cases ---------------------------------------------------------------------------------------------------

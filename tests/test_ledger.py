@@ -1395,7 +1395,7 @@ def test_places_of_a_job_of_many_move_as_those_of_a_job_of_few(contract: Contrac
             ledger.finish("a")
         end_store(ledger, jobs.ids[0], end, lend=not held_on and contract is Contract.FENCE)
         places = {(state, ledger.slots.at(0).name) for state in states(ledger)}
-        counts = set(zip(ledger.blocks.refs[1:], ledger.blocks.pins[1:], ledger.blocks.doubts[1:], strict=True))
+        counts = set(zip(ledger.blocks.refs[1:], ledger.blocks.pins[1:], ledger.blocks.overdue[1:], strict=True))
         seen.append((places, counts, set(ledger.blocks.epoch[1:]), ledger.free // count))
 
         assert check(ledger) == []
@@ -1466,7 +1466,7 @@ def quarantined_load(ledger: Ledger) -> JobId:
     return job
 
 
-@pytest.mark.parametrize("what", ["refs", "pins", "writes", "doubts"])
+@pytest.mark.parametrize("what", ["refs", "pins", "writes", "overdue"])
 def test_count_below_zero_is_an_error_and_never_clamped(what: str) -> None:
     """At every level, and before anything is written: a report that takes away what is not there."""
     ledger = make_ledger(checking=Checking.OFF)

@@ -378,7 +378,7 @@ class Walker:
         """Nothing is alive, held or pinned, and every place is accounted for."""
         ledger, now = self.ledger, self.ledger.statistics()
         blocks, slots = ledger.blocks, ledger.slots
-        counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.doubts, *blocks.job, *slots.pins]
+        counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.overdue, *blocks.job, *slots.pins]
         if any(counts) or now.jobs_alive or now.requests or ledger.holders or self.scheduler.has_pending_work():
             raise Finding(f"something is still held: {now}, holders {dict(ledger.holders)}")
         if now.blocks["FREED"] + now.blocks["CACHED"] != self.num_blocks - 1 or now.free != self.num_blocks - 1:
@@ -824,14 +824,14 @@ class Walker:
         if not self.faults or int(self.now) % 9:
             return
         jobs = self.ledger.submitted()
-        doubtful = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
-        if doubtful:
+        quarantined = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
+        if quarantined:
             self.seen["proofs"] += 1
-            for station, job in product(self.stations, doubtful):
+            for station, job in product(self.stations, quarantined):
                 station.held_back = [copy for copy in station.held_back if copy.transfer.job != job]
                 if job in station.copies:
                     station.land(job)
-            self.call(self.ledger.quiesce, Jobs(tuple(doubtful)))
+            self.call(self.ledger.quiesce, Jobs(tuple(quarantined)))
 
     # --- judging ------------------------------------------------------------------------------------------------------------
 

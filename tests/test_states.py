@@ -75,17 +75,17 @@ PINNED = {
         PENDING_STORE cancel -> CACHED
         ALLOCATED release -> FREED
         PLEDGED release -> FREED
-        LOADING release -> QUARANTINED [doubt]
+        LOADING release -> QUARANTINED [is_overdue]
         LOADING release -> STALE
         SEALED release -> SEALED [held]
         SEALED release -> CACHED
         PENDING_STORE release -> PENDING_STORE
         IN_FLIGHT release -> QUARANTINED [orphaned]
         IN_FLIGHT release -> IN_FLIGHT
-        FLUSHED release -> QUARANTINED [doubt]
+        FLUSHED release -> QUARANTINED [is_overdue]
         FLUSHED release -> STALE
         LOADING land -> SEALED [arrived]
-        LOADING land -> QUARANTINED [own_doubt]
+        LOADING land -> QUARANTINED [own_overdue]
         LOADING land -> STALE [own_pinned]
         LOADING land -> FREED [is_own]
         LOADING land -> LOADING
@@ -94,7 +94,7 @@ PINNED = {
         FLUSHED land -> ALLOCATED
         STALE land -> STALE [pinned]
         STALE land -> FREED
-        QUARANTINED land -> QUARANTINED [doubt]
+        QUARANTINED land -> QUARANTINED [is_overdue]
         QUARANTINED land -> STALE [pinned]
         QUARANTINED land -> FREED
         LOADING expire -> QUARANTINED [is_own]
@@ -175,11 +175,11 @@ GUARDS: Mapping[str, Callable[[Mapping[str, int]], bool]] = {
     "fenced": lambda given: bool(given["fence"]) and given["writes"] == 0,
     "held": lambda given: given["refs"] > 0,
     "pinned": lambda given: given["pins"] > 0,
-    "doubt": lambda given: given["doubts"] > 0,
+    "is_overdue": lambda given: given["overdue"] > 0,
     "idle": lambda given: given["refs"] == 0,
-    "orphaned": lambda given: given["refs"] == 0 and given["doubts"] > 0,
+    "orphaned": lambda given: given["refs"] == 0 and given["overdue"] > 0,
     "arrived": lambda given: bool(given["own"] and given["ok"]),
-    "own_doubt": lambda given: bool(given["own"]) and given["doubts"] > 0,
+    "own_overdue": lambda given: bool(given["own"]) and given["overdue"] > 0,
     "own_pinned": lambda given: bool(given["own"]) and given["pins"] > 0,
     "is_own": lambda given: bool(given["own"]),
     "published": lambda given: bool(given["ok"]),
@@ -195,12 +195,12 @@ ENDS_LIFE = """
     IN_FLIGHT allocate -> FLUSHED [lendable]
     ALLOCATED release -> FREED
     PLEDGED release -> FREED
-    LOADING release -> QUARANTINED [doubt]
+    LOADING release -> QUARANTINED [is_overdue]
     LOADING release -> STALE
     IN_FLIGHT release -> QUARANTINED [orphaned]
-    FLUSHED release -> QUARANTINED [doubt]
+    FLUSHED release -> QUARANTINED [is_overdue]
     FLUSHED release -> STALE
-    LOADING land -> QUARANTINED [own_doubt]
+    LOADING land -> QUARANTINED [own_overdue]
     LOADING land -> STALE [own_pinned]
     LOADING land -> FREED [is_own]
     LOADING expire -> QUARANTINED [is_own]
@@ -534,7 +534,7 @@ def test_couplings_cover_every_end_of_a_job(event: str, state: Job, kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_couplings_cover_plan_and_expiry(kind: str) -> None:
-    """Both kinds of job pin their places when planned and leave them in doubt when expired."""
+    """Both kinds of job pin their places when planned and leave the pins overdue when expired."""
     assert coupled(f"job.plan({kind})", Job.PLANNED)[0] == f"block.plan_{kind}"
     assert coupled(f"job.expire({kind})", Job.QUARANTINED)[0] == "block.expire"
 

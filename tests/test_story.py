@@ -194,7 +194,7 @@ def test_program_says_what_a_path_does_not_break() -> None:
 WORLDS = (
     "loads-fence",
     "loads-hold",
-    "doubts-hold",
+    "overdue-hold",
     "two-workers",
     "ahead-fence",
     "windows",

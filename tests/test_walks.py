@@ -87,13 +87,13 @@ VERBS = [
 
 DEEP = {
     "block: LOADING --land [own_pinned]--> STALE": "a load behind a fence is given up before the older copy is proven quiet",
-    "block: LOADING --land [own_doubt]--> QUARANTINED": "the same, and the older copy is past its deadline by then",
+    "block: LOADING --land [own_overdue]--> QUARANTINED": "the same, and the older copy is past its deadline by then",
     "block: LOADING --expire--> LOADING": "the older copy expires between the plan that waits for it and its settling",
-    "block: LOADING --release [doubt]--> QUARANTINED": "the same, and then the request lets go",
-    "block: FLUSHED --release [doubt]--> QUARANTINED": "the same, without a load",
+    "block: LOADING --release [is_overdue]--> QUARANTINED": "the same, and then the request lets go",
+    "block: FLUSHED --release [is_overdue]--> QUARANTINED": "the same, without a load",
     "block: STALE --land [pinned]--> STALE": "an older copy and an abandoned load, one of which lands",
     "block: QUARANTINED --expire--> QUARANTINED": "an older copy and an abandoned load, and both expire",
-    "block: QUARANTINED --land [doubt]--> QUARANTINED": "the same, and one of them lands",
+    "block: QUARANTINED --land [is_overdue]--> QUARANTINED": "the same, and one of them lands",
     "block: QUARANTINED --land [pinned]--> STALE": "an older copy and an abandoned load, of which one expires and lands first",
 }
 """Rows that need two copies on one place; `test_journeys.py` takes each of them, a walk only by luck."""
@@ -568,7 +568,7 @@ class Walker:
                 self.on_device(functools.partial(self.device.quiet, job))
             self.call("quiesce", jobs)
         blocks, slots, now = ledger.blocks, ledger.slots, ledger.statistics()
-        counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.doubts, *blocks.job, *slots.pins]
+        counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.overdue, *blocks.job, *slots.pins]
         idle = now.blocks["FREED"] + now.blocks["CACHED"]
         if any(counts) or ledger.has_pending_work() or now.jobs_alive:
             self.found("after the drain something is still held")

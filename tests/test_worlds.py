@@ -45,10 +45,10 @@ LARGE = [each for each in WORLDS if each.large]
 
 BY_THE_ENGINE_NEVER = frozenset(
     {
-        "block LOADING --release [doubt]--> QUARANTINED",
-        "block LOADING --land [own_doubt]--> QUARANTINED",
+        "block LOADING --release [is_overdue]--> QUARANTINED",
+        "block LOADING --land [own_overdue]--> QUARANTINED",
         "block LOADING --land [own_pinned]--> STALE",
-        "block QUARANTINED --land [doubt]--> QUARANTINED",
+        "block QUARANTINED --land [is_overdue]--> QUARANTINED",
         "block QUARANTINED --land [pinned]--> STALE",
         "block LOADING --expire--> LOADING",
         "block QUARANTINED --expire--> QUARANTINED",

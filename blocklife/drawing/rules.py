@@ -31,7 +31,7 @@ _PLACE = {
     "refs": "refs[b] > 0",
     "pins": "pins[b] > 0",
     "writes": "writes[b] > 0",
-    "doubts": "doubts[b] > 0",
+    "overdue": "overdue[b] > 0",
     "fence": "FENCE == 1",
     "own": "own == 1",
     "ok": "ok == 1",
@@ -44,7 +44,7 @@ FACTS: Mapping[str, Mapping[str, str]] = {
 }
 """What a parameter of an event is in the program; of a count only whether it is above zero."""
 
-_COUNTED = ("refs", "pins", "writes", "doubts", "outstanding")
+_COUNTED = ("refs", "pins", "writes", "overdue", "outstanding")
 """Parameters that are counts."""
 
 INDEX = {"block": "b", "slot": "s", "job": "j", "request": "r"}
@@ -220,7 +220,7 @@ def _job_step(event: str, kind: str) -> str:
                 raise DefinitionError(f"coupling {name}: {effect} has no translation (add it to rules.py)")
             text = _ON_JOB[effect].format(kind=kind, ok=int(into is Job.DONE))
             lines.append(indent(text, " " * 8))
-        lines.append("        over(j)" if into in MACHINES["job"].finals else "        doubted[j] = 1")
+        lines.append("        over(j)" if into in MACHINES["job"].finals else "        expired[j] = 1")
         word = "elif"
     return "\n".join(lines)
 

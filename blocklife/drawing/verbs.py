@@ -53,7 +53,7 @@ def over(j):
     jkey[j] = 0
     fresh[j] = 0
     failed[j] = 0
-    doubted[j] = 0
+    expired[j] = 0
     armed[j] = 0
     ordered[j] = 0
     awaited[j] = 0
@@ -66,8 +66,8 @@ def over(j):
 def land_store(j, ok):
     b = jblock[j]
     pins[b] = pins[b] - 1
-    if doubted[j] == 1:
-        doubts[b] = doubts[b] - 1
+    if expired[j] == 1:
+        overdue[b] = overdue[b] - 1
     if fresh[j] == 1:
         source[b] = 0
     block_land(b, 0, ok)
@@ -77,8 +77,8 @@ def land_load(j, ok):
     own = fresh[j]
     pins[b] = pins[b] - 1
     writes[b] = writes[b] - 1
-    if doubted[j] == 1:
-        doubts[b] = doubts[b] - 1
+    if expired[j] == 1:
+        overdue[b] = overdue[b] - 1
     block_land(b, own, ok)
     if own == 1 and ok == 1:
         bkey[b] = jkey[j]
@@ -93,7 +93,7 @@ def cancel_block(j):
 def expire_block(j):
     b = jblock[j]
     own = fresh[j] if kind[j] == LOAD else 0
-    doubts[b] = doubts[b] + 1
+    overdue[b] = overdue[b] + 1
     block_expire(b, own)
 
 def land_slot(j, ok):
@@ -567,8 +567,8 @@ def writes_match_loads():
         for b in range(BLOCKS))
     )
 
-def doubts_match_jobs():
-    return all(doubts[b] == count(job[k] == JOB_QUARANTINED and jblock[k] == b for k in range(JOBS)) for b in range(BLOCKS))
+def overdue_match_jobs():
+    return all(overdue[b] == count(job[k] == JOB_QUARANTINED and jblock[k] == b for k in range(JOBS)) for b in range(BLOCKS))
 
 def slot_pins_match_readers():
     return (
@@ -582,10 +582,10 @@ def quiet_places_are_quiet():
         or block[b] == BLOCK_SEALED) for b in range(BLOCKS))
     )
 
-def doubt_is_quarantined():
+def overdue_is_quarantined():
     return (
         all(refs[b] > 0 or not (block[b] == BLOCK_IN_FLIGHT or block[b] == BLOCK_STALE
-        or block[b] == BLOCK_QUARANTINED) or (block[b] == BLOCK_QUARANTINED) == (doubts[b] > 0)
+        or block[b] == BLOCK_QUARANTINED) or (block[b] == BLOCK_QUARANTINED) == (overdue[b] > 0)
         for b in range(BLOCKS))
     )
 
@@ -604,10 +604,10 @@ INVARIANTS = (
     ("counts_match_holders", "I4: refs count the tables that hold a life"),
     ("pins_match_jobs", "I1: pins count the jobs that may touch a block"),
     ("writes_match_loads", "I1: writes count the loads among them"),
-    ("doubts_match_jobs", "I1: doubts count those past their deadline"),
+    ("overdue_match_jobs", "I1: the overdue pins are those of jobs past their deadline"),
     ("slot_pins_match_readers", "I7: a slot is pinned by the loads that read it, and by who counts on it"),
     ("quiet_places_are_quiet", "I1: nothing that is free or newly owned is touched"),
-    ("doubt_is_quarantined", "I1: of what was given up exactly that is QUARANTINED which a copy in doubt may touch"),
+    ("overdue_is_quarantined", "I1: of what was given up exactly that is QUARANTINED which an overdue copy may touch"),
     ("device_runs_what_is_out", "I1: no worker runs a copy that is over"),
     ("requests_wait_for_loads", "I10: a request waits exactly for its one live load"),
 )
@@ -673,7 +673,7 @@ def variables(settings: ModelSettings) -> tuple[Variable, ...]:
         Variable("refs", blocks, "requests that hold its life"),
         Variable("pins", blocks, "jobs that may touch it"),
         Variable("writes", blocks, "loads among them"),
-        Variable("doubts", blocks, "those of them that are past their deadline"),
+        Variable("overdue", blocks, "how many of its pins are overdue"),
         Variable("bkey", blocks, "its content, as a letter from 1; 0 while it is not final"),
         Variable("source", blocks, "the store whose source its life is, from 1"),
         Variable("slot", slots, "the state of each slot", MACHINES["slot"].index[MACHINES["slot"].initial]),
@@ -687,7 +687,7 @@ def variables(settings: ModelSettings) -> tuple[Variable, ...]:
         Variable("jslot", jobs, "its slot"),
         Variable("jkey", jobs, "the content that it moves"),
         Variable("failed", jobs, "whether a worker has reported a failure"),
-        Variable("doubted", jobs, "whether it is past its deadline"),
+        Variable("expired", jobs, "whether it is past its deadline"),
         Variable("armed", jobs, "whether its deadline runs"),
         Variable("ordered", jobs, "whether the next plan will wait for it"),
         Variable("awaited", jobs, "whether the oldest plan that is out waits for it"),

@@ -285,7 +285,7 @@ class Core(Book):
                 self._commit(self._slot_effects[effect](job, ok), job=job.number)
         self.verdicts += 1
         if into is Job.QUARANTINED:
-            job.doubted = True
+            job.expired = True
         elif into in TERMINAL:
             self.jobs.end(job)
             self._to_flush.pop(job.number, None)
@@ -344,7 +344,7 @@ class Core(Book):
             ids_of(job.lives),
             pins=-1,
             writes=-1 if load else 0,
-            doubts=-1 if job.doubted else 0,
+            overdue=-1 if job.expired else 0,
             constant=_OK if ok else 0,
             own=self.blocks.fresh(job.lives) if load else None,
         )
@@ -387,7 +387,7 @@ class Core(Book):
     def _expire_blocks(self, job: JobRow, ok: bool) -> Step:
         load = job.direction is Direction.LOAD
         own = self.blocks.fresh(job.lives) if load else None
-        return self.blocks.ask(BLOCK["expire"], ids_of(job.lives), doubts=+1, own=own)
+        return self.blocks.ask(BLOCK["expire"], ids_of(job.lives), overdue=+1, own=own)
 
     def _flush(self, job: JobRow, cause: str) -> None:
         """Coupling *hand-out-flushes*, and the verb: the wait goes into the next plan."""

@@ -116,23 +116,23 @@ _READABLE, _DYING = _flags((Slot.READY,)), _flags((Slot.STALE,))
 _OVER = frozenset(_JOB[each] for each in TERMINAL)
 _UNWANTED = frozenset(_JOB[each] for each in states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job))
 _LOST = frozenset(_JOB[each] for each in TERMINAL - {Job.DONE})
-_PLANNED, _DOUBTFUL, _DONE = _JOB[Job.PLANNED], _JOB[Job.QUARANTINED], _JOB[Job.DONE]
+_PLANNED, _QUARANTINED, _DONE = _JOB[Job.PLANNED], _JOB[Job.QUARANTINED], _JOB[Job.DONE]
 
 
 def busy_blocks_are_pinned(look: Look) -> Iterator[str]:
-    """I1: a block is pinned by every job that may touch it, nothing free or new is, and what is QUARANTINED is in doubt."""
+    """I1: a block is pinned by every job that may touch it, nothing free or new is, and QUARANTINED has an overdue pin."""
     blocks = look.core.blocks
-    pins, writes, doubts = ([0] * len(blocks) for _ in range(3))
+    pins, writes, overdue = ([0] * len(blocks) for _ in range(3))
     for job, state in look.alive:
-        loads, doubtful = job.direction is Direction.LOAD, state == _DOUBTFUL
+        loads, quarantined = job.direction is Direction.LOAD, state == _QUARANTINED
         for life in listed(job.lives):
             place = life & ID_MASK
             pins[place] += 1
             writes[place] += loads
-            doubts[place] += doubtful
+            overdue[place] += quarantined
     yield from _differ("pins", blocks.pins, pins)
     yield from _differ("writes", blocks.writes, writes)
-    yield from _differ("doubts", blocks.doubts, doubts)
+    yield from _differ("overdue", blocks.overdue, overdue)
     touched = blocks.column.state.translate(_TOUCHED)
     if touched != bytes(map(bool, pins)):
         for place in _nonzero(pins):
@@ -143,8 +143,8 @@ def busy_blocks_are_pinned(look: Look) -> Iterator[str]:
                 yield f"block {place} is {blocks.at(place).name} although no copy touches it"
     for place in _where(blocks.column, _GIVEN_UP):
         quarantined = blocks.column.state[place] == _BLOCK[Block.QUARANTINED]
-        if not blocks.refs[place] and quarantined != bool(doubts[place]):
-            yield f"block {place} is {blocks.at(place).name} with {doubts[place]} copies past their deadline"
+        if not blocks.refs[place] and quarantined != bool(overdue[place]):
+            yield f"block {place} is {blocks.at(place).name} with {overdue[place]} copies past their deadline"
 
 
 def jobs_have_one_identity(look: Look) -> Iterator[str]:
@@ -198,7 +198,7 @@ def jobs_end_once(look: Look) -> Iterator[str]:
         yield f"jobs are counted as {dict(jobs.owned)} by owner, {owned} are out"
     armed = {number for _, number in look.core._deadlines}
     for job, state in look.alive:
-        if job.deadline is not None and state != _DOUBTFUL and job.number not in armed:
+        if job.deadline is not None and state != _QUARANTINED and job.number not in armed:
             yield f"job {job.number} has a deadline that nobody watches"
 
 
@@ -337,7 +337,7 @@ def places_are_conserved(look: Look) -> Iterator[str]:
     reserved = {slot: state for job, state in look.alive if job.direction is Direction.STORE for slot in listed(job.slots)}
     for place in sorted({*reserved, *_where(slots.column, _FILLING)}):
         at, job_state = slots.at(place), reserved.get(place)
-        expected = None if job_state is None else Slot.QUARANTINED if job_state == _DOUBTFUL else Slot.WRITING
+        expected = None if job_state is None else Slot.QUARANTINED if job_state == _QUARANTINED else Slot.WRITING
         if at is not expected:
             yield f"slot {place} is {at.name}, and its store is {'over' if job_state is None else _name(job_state)}"
     empty = slots.column.state.count(_SLOT[Slot.EMPTY])

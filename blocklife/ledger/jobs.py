@@ -146,7 +146,7 @@ def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
             if not last < group < num_groups:
                 raise MisuseError(f"group {group}: the groups of a job ascend, from 0 to {num_groups - 1}")
             if not count or not num_chunks or len(named) != num_chunks or len(where) != count:
-                _refuse_parcel(count, num_chunks, len(named), len(where))
+                _refuse_transfer(count, num_chunks, len(named), len(where))
             last = group
             lives.append(own)
             slots.append(chunks)
@@ -190,7 +190,7 @@ def _known(names: Sequence[bytes | None]) -> list[bytes] | None:
     return found if len(found) == len(names) else None
 
 
-def _refuse_parcel(count: int, num_chunks: int, num_keys: int, num_places: int) -> NoReturn:
+def _refuse_transfer(count: int, num_chunks: int, num_keys: int, num_places: int) -> NoReturn:
     """Say which numbers of a transfer do not agree (I15)."""
     if not count:
         raise MisuseError("a job with nothing to copy cannot be built")
@@ -228,8 +228,8 @@ class JobRow:
     reported: int = 0
     """Bit per worker that has reported."""
     failed: bool = False
-    doubted: bool = False
-    """Past its deadline: its places carry one doubt of it."""
+    expired: bool = False
+    """Past its deadline: one pin of each of its places is overdue."""
     deadline: float | None = None
     sharers: tuple[str, ...] = ()
     """Requests besides the owner that a store is made for."""

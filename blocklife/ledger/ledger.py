@@ -751,7 +751,7 @@ class Ledger(Core):
 
     @verb
     def expire(self, now: float) -> Jobs[Job]:
-        """Give every job up whose deadline has passed; its places stay pinned, with a doubt.
+        """Give every job up whose deadline has passed; its places stay pinned, and the pins are overdue.
 
         Edges: job IN_FLIGHT, FLUSHED, STALE → QUARANTINED, and the couplings. Returns those jobs.
         """

@@ -121,7 +121,7 @@ class Situation(enum.IntFlag):
     REFS = 1
     PINS = 2
     WRITES = 4
-    DOUBTS = 8
+    OVERDUE = 8
     FENCE = 16
     OWN = 32
     OK = 64
@@ -165,7 +165,7 @@ class Rule:
         self.event = event
         self.name = event.name
         self._facts = _facts_by_situation(event)
-        self.looks = sum(1 << bit for bit, name in enumerate(("refs", "pins", "writes", "doubts")) if name in event.parameters)
+        self.looks = sum(1 << bit for bit, name in enumerate(("refs", "pins", "writes", "overdue")) if name in event.parameters)
         self.tables: tuple[bytes, ...] = ()
         self._padded: tuple[bytes, ...] = ()
         self.load(self.rows_of(event.lut))
@@ -234,7 +234,7 @@ class Step:
     refs: int = 0
     pins: int = 0
     writes: int = 0
-    doubts: int = 0
+    overdue: int = 0
 
     def row_of(self, position: int) -> int:
         """The row that the place at *position* takes."""
@@ -369,8 +369,8 @@ class Blocks(Places):
         self.epoch_view = np.frombuffer(self.epoch, dtype=np.uint32)
         self.refs = array("H", [0]) * num_blocks
         self.refs_view = np.frombuffer(self.refs, dtype=np.uint16)
-        self.doubts = array("B", [0]) * num_blocks
-        self.doubts_view = np.frombuffer(self.doubts, dtype=np.uint8)
+        self.overdue = array("B", [0]) * num_blocks
+        self.overdue_view = np.frombuffer(self.overdue, dtype=np.uint8)
         self.writes = array("B", [0]) * num_blocks
         self.writes_view = np.frombuffer(self.writes, dtype=np.uint8)
         self.job = array("i", [0]) * num_blocks
@@ -403,7 +403,7 @@ class Blocks(Places):
         refs: int = 0,
         pins: int = 0,
         writes: int = 0,
-        doubts: int = 0,
+        overdue: int = 0,
         constant: int = 0,
         own: Sequence[bool] | NDArray[np.bool_] | None = None,
     ) -> Step:
@@ -417,8 +417,8 @@ class Blocks(Places):
             self._check_count("pins", self.pins, self.pins_view, ids, pins)
         if writes:
             self._check_count("writes", self.writes, self.writes_view, ids, writes)
-        if doubts:
-            self._check_count("doubts", self.doubts, self.doubts_view, ids, doubts)
+        if overdue:
+            self._check_count("overdue", self.overdue, self.overdue_view, ids, overdue)
         table, looks = event.tables[constant >> _COUNTS], event.looks
         if type(ids) is list:
             state = self.column.state
@@ -426,7 +426,7 @@ class Blocks(Places):
                 rows = [table[state[place] << _COUNTS] for place in ids]
             else:
                 ours = event.tables[(constant | _OWN) >> _COUNTS] if own is not None else table
-                all_refs, all_pins, all_writes, all_doubts = self.refs, self.pins, self.writes, self.doubts
+                all_refs, all_pins, all_writes, all_overdue = self.refs, self.pins, self.writes, self.overdue
                 rows = []
                 for position, place in enumerate(ids):
                     at = state[place] << _COUNTS
@@ -436,25 +436,25 @@ class Blocks(Places):
                         at |= 2
                     if looks & 4 and all_writes[place] + writes:
                         at |= 4
-                    if looks & 8 and all_doubts[place] + doubts:
+                    if looks & 8 and all_overdue[place] + overdue:
                         at |= 8
                     rows.append((ours if own is not None and own[position] else table)[at])
             if REFUSED in rows:
                 self.column.refuse(event.event, ids[rows.index(REFUSED)])
-            return Step(self, event, ids, rows, refs, pins, writes, doubts)
+            return Step(self, event, ids, rows, refs, pins, writes, overdue)
         bits = self.column.view[ids] << np.uint8(_COUNTS)
         for bit, view, change in (
             (0, self.refs_view, refs),
             (1, self.pins_view, pins),
             (2, self.writes_view, writes),
-            (3, self.doubts_view, doubts),
+            (3, self.overdue_view, overdue),
         ):
             if looks >> bit & 1:
                 bits |= ((view[ids] > -change) if change <= 0 else np.True_) << np.uint8(bit)
         found = event.look_up(bits, constant)
         if own is not None:
             found = np.where(np.asarray(own, dtype=np.bool_), event.look_up(bits, constant | _OWN), found)
-        return Step(self, event, ids, self._checked(event, ids, found), refs, pins, writes, doubts)
+        return Step(self, event, ids, self._checked(event, ids, found), refs, pins, writes, overdue)
 
     def apply(self, step: Step) -> list[int]:
         """Write a step. Returns the rows of jobs whose source life ended with it."""
@@ -468,7 +468,7 @@ class Blocks(Places):
                 (self.refs, step.refs),
                 (self.pins, step.pins),
                 (self.writes, step.writes),
-                (self.doubts, step.doubts),
+                (self.overdue, step.overdue),
             ):
                 if change:
                     for place in ids:
@@ -482,8 +482,8 @@ class Blocks(Places):
             self._change(self.pins, self.pins_view, ids, step.pins)
         if step.writes:
             self._change(self.writes, self.writes_view, ids, step.writes)
-        if step.doubts:
-            self._change(self.doubts, self.doubts_view, ids, step.doubts)
+        if step.overdue:
+            self._change(self.overdue, self.overdue_view, ids, step.overdue)
         return orphaned
 
     def _take_rows(self, ids: list[int], rows: list[int], left: int, orphaned: list[int]) -> None:

@@ -36,7 +36,7 @@ class SavedBlock(NamedTuple):
     refs: int
     pins: int
     writes: int
-    doubts: int
+    overdue: int
     job: int
     key: bytes | None
 
@@ -73,7 +73,7 @@ class SavedJob(NamedTuple):
     payload: SavedPayload
     reported: int
     failed: bool
-    doubted: bool
+    expired: bool
     deadline: float | None
     sharers: tuple[str, ...] = ()
 
@@ -229,13 +229,13 @@ def take(core: Core, names: Names) -> Snapshot:
     rows[0] = 0
     saved_blocks: list[SavedBlock | None] = [None] * len(blocks)
     columns = zip(
-        blocks.column.state, blocks.group, blocks.refs, blocks.pins, blocks.writes, blocks.doubts, blocks.job, blocks.key,
+        blocks.column.state, blocks.group, blocks.refs, blocks.pins, blocks.writes, blocks.overdue, blocks.job, blocks.key,
         strict=True,
     )  # fmt: skip
-    for place, (state, group, refs, pins, writes, doubts, job, key) in enumerate(columns):
+    for place, (state, group, refs, pins, writes, overdue, job, key) in enumerate(columns):
         group = 0 if canonical and state == _FREED else group
         saved_blocks[names.blocks[place]] = SavedBlock(
-            state, group, names.epochs[place], refs, pins, writes, doubts, rows[job], key
+            state, group, names.epochs[place], refs, pins, writes, overdue, rows[job], key
         )
     saved_slots: list[SavedSlot | None] = [None] * len(slots)
     for place, (state, group, pins, key) in enumerate(zip(slots.column.state, slots.group, slots.pins, slots.key, strict=True)):
@@ -287,7 +287,7 @@ def _save_job(job: JobRow, core: Core, names: Names, row: int) -> SavedJob:
     deadline = None if job.deadline is None or passed else job.deadline - names.now
     return SavedJob(
         names.jobs[job.number], row, state, job.direction, job.owner, saved,
-        job.reported, job.failed, job.doubted, deadline, job.sharers,
+        job.reported, job.failed, job.expired, deadline, job.sharers,
     )  # fmt: skip
 
 
@@ -327,7 +327,7 @@ def put_back(core: Core, saved: Snapshot, now: float = 0.0) -> None:
     for place, block in enumerate(saved.blocks):
         (
             blocks.column.state[place], blocks.group[place], blocks.epoch[place], blocks.refs[place], blocks.pins[place],
-            blocks.writes[place], blocks.doubts[place], blocks.job[place], blocks.key[place],
+            blocks.writes[place], blocks.overdue[place], blocks.job[place], blocks.key[place],
         ) = block  # fmt: skip
     for place, slot in enumerate(saved.slots):
         slots.column.state[place], slots.group[place], slots.pins[place], slots.key[place] = slot
@@ -359,7 +359,7 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
         deadline = None if each.deadline is None else each.deadline + now
         job = JobRow(
             each.row, each.number, each.direction, each.owner, *_columns(each.payload), core.limits.num_groups,
-            each.reported, each.failed, each.doubted, deadline, each.sharers,
+            each.reported, each.failed, each.expired, deadline, each.sharers,
         )  # fmt: skip
         jobs.by_number[each.number] = jobs.rows[each.row] = job
         jobs.column.state[each.row] = each.state

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* Nothing of the ledger is asked. Refs, pins, writes, doubts and reports are counted again from the lines, and with them every
-  guard is judged again: the row that a line claims must be the row that the table gives.
+* Nothing of the ledger is asked. Refs, pins, writes, overdue pins and reports are counted again from the lines, and with them
+  every guard is judged again: the row that a line claims must be the row that the table gives.
 * A line of the recorder's own spelling is cut, never parsed: its parts are looked up as text. What is not found so is brought
   into that spelling once, and what is then still not found is explained.
 * The first broken rule ends the check of counts, for nothing recounted can be trusted after it. `Checker.follow` goes on with
@@ -289,7 +289,7 @@ class Checker(PendingEffects):
         refs = place.refs - 1
         if refs < 0:
             raise illegal("I4", "block", place, "it is released, and nobody holds it")
-        situation = (refs > 0) | (place.doubts > 0) << 3
+        situation = (refs > 0) | (place.overdue > 0) << 3
         if self._releases[place.state << 7 | situation] != step.row.index:
             raise self._misjudged("block", place, step, situation)
         place.refs = refs
@@ -332,11 +332,11 @@ class Checker(PendingEffects):
         self._serve(job, "block", place, "land")
         self._unpin_block(place)
         place.writes -= load
-        place.doubts -= job.doubted
+        place.overdue -= job.expired
         situation = (
             (place.refs > 0)
             | (place.pins > 0) << 1
-            | (place.doubts > 0) << 3
+            | (place.overdue > 0) << 3
             | (own and load) << 5
             | (job.state == self._done) << 6
         )
@@ -356,7 +356,7 @@ class Checker(PendingEffects):
         situation = (place.refs > 0) | own << 5
         if self._expires[place.state << 7 | situation] != step.row.index:
             raise self._misjudged("block", place, step, situation)
-        place.doubts += 1
+        place.overdue += 1
         if step.ends:
             place.refs = 0
 
@@ -453,7 +453,7 @@ class Checker(PendingEffects):
         if event == "submit":
             self._expect(job, "job.submit", into)
         elif into in TERMINAL or event == "expire":
-            job.doubted = job.doubted or event == "expire"
+            job.expired = job.expired or event == "expire"
             self._expect(job, f"job.{cause}({job.kind})", into)
         if event in ("cancel", "abandon") and job.request is not None and job.request.load is job:
             self._wanted[job.request] = (("preempt", "finish"), "request-gives-up")
@@ -504,7 +504,7 @@ class Checker(PendingEffects):
         table = MACHINES[machine]
         index = rows_by_situation(table.events[step.event])[place.state << 7 | situation]
         event = table.events[step.event]
-        counts = ("refs", "pins", "writes", "doubts")
+        counts = ("refs", "pins", "writes", "overdue")
         counted = ", ".join(
             name
             + ((">0" if situation & BITS[name] else "=0") if name in counts else "=yes" if situation & BITS[name] else "=no")

@@ -18,7 +18,7 @@ from blocklife.lifecycle import Event, Row
 from blocklife.recording.format import number_of, spell_row
 from blocklife.states import COUPLINGS, MACHINES, Job, coupled, ends_life
 
-BITS = {"refs": 1, "pins": 2, "writes": 4, "doubts": 8, "fence": 16, "own": 32, "ok": 64}
+BITS = {"refs": 1, "pins": 2, "writes": 4, "overdue": 8, "fence": 16, "own": 32, "ok": 64}
 """What the guards of places ask about, as bits."""
 SITUATIONS = 128
 
@@ -67,7 +67,7 @@ class BlockTrace(Trace):
     refs: int = 0
     pins: int = 0
     writes: int = 0
-    doubts: int = 0
+    overdue: int = 0
     store: JobTrace | None = None
 
 
@@ -114,7 +114,7 @@ class JobTrace(Trace):
     reserving: int = 0
     """The commit in which its places on one side are being reserved."""
     reports: int = 0
-    doubted: bool = False
+    expired: bool = False
     request: RequestTrace | None = None
     due: list[Due] = field(factory=list)
     """What comes next stands last."""

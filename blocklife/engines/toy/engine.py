@@ -481,12 +481,12 @@ class Engine:
     def prove_quiet(self) -> None:
         """Make the workers prove that copies past their deadline touch nothing any more, and give their places back."""
         jobs = self.ledger.submitted()
-        doubtful = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
-        if doubtful:
+        quarantined = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
+        if quarantined:
             for station in self.stations:
-                station.executor.wait(doubtful)
-                station.executor.forget(doubtful)
-            self.ledger.quiesce(type(jobs)(tuple(doubtful)))
+                station.executor.wait(quarantined)
+                station.executor.forget(quarantined)
+            self.ledger.quiesce(type(jobs)(tuple(quarantined)))
 
     def check(self) -> None:
         """Check every invariant of the ledger, as its level of checking says. What stays broken is noted once."""

@@ -129,7 +129,7 @@ def ledger_ground_of(settings: LedgerSettings) -> Ground:
     return run
 
 
-_IN_BULK = ("clients-fence", "doubts-fence", "upheavals", "ledger verbs")
+_IN_BULK = ("clients-fence", "overdue-fence", "upheavals", "ledger verbs")
 """Worlds that are explored a second time, with every batch as an array."""
 
 

@@ -59,7 +59,7 @@ class Core:
     lost: tuple[int, ...]
     live: tuple[int, ...]
     """Jobs that the workers have."""
-    doubtful: tuple[int, ...]
+    quarantined: tuple[int, ...]
     """Jobs past their deadline."""
     blocks: tuple[str, ...]
     """The state of each block."""
@@ -83,8 +83,8 @@ _NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
 _REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
 _ALONE = states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job)
 """Jobs that are out and that nobody waits for."""
-_DOUBTFUL = MACHINES["job"].index[Job.QUARANTINED]
-_LOST = OVER | {_DOUBTFUL}
+_QUARANTINED = MACHINES["job"].index[Job.QUARANTINED]
+_LOST = OVER | {_QUARANTINED}
 _UNWANTED = _LOST | {MACHINES["job"].index[Job.STALE]}
 _PLANNED = MACHINES["job"].index[Job.PLANNED]
 
@@ -112,7 +112,7 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
         asleep=saved.asleep,
         lost=saved.lost,
         live=tuple([number for number, at in jobs if at != _PLANNED]),
-        doubtful=tuple([number for number, at in jobs if at == _DOUBTFUL]),
+        quarantined=tuple([number for number, at in jobs if at == _QUARANTINED]),
         blocks=tuple([_BLOCKS[each.state] for each in ledger.blocks]),
         slots=tuple([_SLOTS[each.state] for each in ledger.slots]),
         readable_blocks=tuple([(place, each.key) for place, each in enumerate(ledger.blocks) if each.key is not None]),

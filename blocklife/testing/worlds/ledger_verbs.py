@@ -86,7 +86,7 @@ class JobValue(NamedTuple):
     jslot: int = 0
     jkey: int = 0
     failed: int = 0
-    doubted: int = 0
+    expired: int = 0
     armed: int = 0
     ordered: int = 0
     awaited: int = 0
@@ -101,7 +101,7 @@ class LedgerValue(NamedTuple):
     refs: tuple[int, ...]
     pins: tuple[int, ...]
     writes: tuple[int, ...]
-    doubts: tuple[int, ...]
+    overdue: tuple[int, ...]
     bkey: tuple[int, ...]
     source: tuple[int, ...]
     slot: tuple[int, ...]
@@ -334,7 +334,7 @@ class Verbs:
         """What differs as soon as a verb has written anything: cheap, and not fit for anything else."""
         ledger = self.ledger
         blocks, jobs = ledger.blocks, ledger.jobs
-        counts = tuple(map(bytes, (blocks.refs, blocks.pins, blocks.writes, blocks.doubts, ledger.slots.pins)))
+        counts = tuple(map(bytes, (blocks.refs, blocks.pins, blocks.writes, blocks.overdue, ledger.slots.pins)))
         return ledger._sequence, ledger.plan_number, jobs.last_number, tuple(ledger.requests), tuple(ledger._to_flush), counts
 
     def value(self) -> LedgerValue:
@@ -354,7 +354,7 @@ class Verbs:
             tuple(blocks.refs[1:]),
             tuple(blocks.pins[1:]),
             tuple(blocks.writes[1:]),
-            tuple(blocks.doubts[1:]),
+            tuple(blocks.overdue[1:]),
             tuple([letters[key] for key in blocks.key[1:]]),
             tuple([rows[row] for row in blocks.job[1:]]),
             tuple(slots.column.state),
@@ -397,7 +397,7 @@ class Verbs:
             int(row.slots[0]),
             self._letters[row.keys[0]],
             int(row.failed),
-            int(row.doubted),
+            int(row.expired),
             int(row.deadline is not None),
             int(number in ledger._to_flush),
             int(len(waits) > 0 and number in waits[0]),

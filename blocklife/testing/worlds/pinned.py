@@ -7,7 +7,7 @@ Rules of this file:
 
 Theory. A world is bounded in four ways: by its places, by who comes, by what goes wrong, and by its policies. Each of these
 worlds is small in all but one of them, so that the product of two dangers is met as well as each alone: *loads* needs requests
-whose content has left the device, *doubts* a copy that never lands while its places are wanted, *windows* blocks that leave a
+whose content has left the device, *overdue* a copy that never lands while its places are wanted, *windows* blocks that leave a
 request that goes on.
 """
 
@@ -92,17 +92,17 @@ WORLDS: tuple[Pinned, ...] = (
         _world(_OTHERS, Settings(max_jobs=2, contract=HOLD), fail=1, preempt=1),
     ),
     Pinned(
-        "doubts-fence",
+        "overdue-fence",
         "a copy never lands, and its blocks go on behind a wait",
         _world(_OTHERS, Settings(num_blocks=2, num_slots=4), hang=1, preempt=2),
     ),
     Pinned(
-        "doubts-hold",
+        "overdue-hold",
         "a copy never lands, and its blocks are missed until the device is proven quiet",
         _world(_OTHERS, Settings(num_blocks=2, num_slots=4, contract=HOLD), hang=1, preempt=1),
     ),
     Pinned(
-        "doubts-asleep",
+        "overdue-asleep",
         "a copy never lands while the device is given up",
         _world(_SHORT, Settings(), hang=1, sleep=1, preempt=1),
     ),
@@ -291,9 +291,9 @@ COUNTS: Mapping[str, Counts] = {
     "clients-hold": Counts(2_092, 3_600, 24),
     "loads-fence": Counts(3_687, 5_577, 27),
     "loads-hold": Counts(1_984, 3_046, 27),
-    "doubts-fence": Counts(6_633, 15_156, 28),
-    "doubts-hold": Counts(2_936, 6_059, 31),
-    "doubts-asleep": Counts(1_630, 3_358, 25),
+    "overdue-fence": Counts(6_633, 15_156, 28),
+    "overdue-hold": Counts(2_936, 6_059, 31),
+    "overdue-asleep": Counts(1_630, 3_358, 25),
     "reports-lost": Counts(929, 1_876, 23),
     "reports-twice": Counts(1_729, 3_380, 17),
     "upheavals": Counts(778, 1_547, 16),

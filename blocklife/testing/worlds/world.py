@@ -436,7 +436,7 @@ class World:
             yield Action("lose_worker", worker=worker)
         for worker in core.lost:
             yield Action("regain_worker", worker=worker)
-        if core.doubtful:
+        if core.quarantined:
             yield Action("prove")
 
     def _live_or_planned(self, core: Core) -> bool:
@@ -651,7 +651,7 @@ class World:
             orders,
             handed_out,
             DeviceNames(names.blocks, places, names.jobs, names.plans_before),
-            before.doubtful if action.verb == "prove" else (),
+            before.quarantined if action.verb == "prove" else (),
             failed,
             loading,
             problem or self._problems[core],
@@ -699,7 +699,7 @@ class World:
             case "regain_worker":
                 scheduler.regain_worker(action.worker)
             case "prove":
-                engine.ledger.quiesce(Jobs(tuple(JobId(engine.ledger.incarnation, job) for job in core.doubtful)))
+                engine.ledger.quiesce(Jobs(tuple(JobId(engine.ledger.incarnation, job) for job in core.quarantined)))
             case verb:
                 raise MisuseError(f"action {verb}: it is unknown")
         return None, ()

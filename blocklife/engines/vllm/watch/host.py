@@ -85,7 +85,7 @@ class Host:
                 new[slot] = Content(piece.key, (parts or 0) | 1 << piece.offset)
         self._content.update(new)
 
-    def doubt(self, slot: int) -> None:
+    def forget_content(self, slot: int) -> None:
         """What a slot holds is not known any more."""
         self._content[slot] = Content(None, None)
 

@@ -263,7 +263,7 @@ class Jobs:
                 self.finish(other)
         if not what and (wrong := self._host.wrong(piece)):
             what = f"job {number} loads from slot {slot}, and {wrong}"
-            self._host.doubt(slot)
+            self._host.forget_content(slot)
         if what:
             self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
         if slot not in job.slots:
