@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -325,7 +325,7 @@ def test_check_reports_after_an_interrupt(json_too: bool, capsys: Capture, monke
     right = World.actions
     visited = 0
 
-    def interrupted(world: World, state: State) -> Iterator[Action]:
+    def interrupted(world: World, state: State) -> Sequence[Action]:
         nonlocal visited
         visited += 1
         if visited == 100:

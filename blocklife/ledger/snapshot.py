@@ -4,6 +4,7 @@ Rules of this file:
 
 * A snapshot holds everything that decides what the ledger does next, and nothing else: not what was counted, not the journal.
 * It is a value: equal snapshots are equal worlds, and it can be hashed.
+* A column is copied as the bytes that it is made of, both ways; nothing is walked place by place that has its own name.
 * It can be taken under other names (`Names`). What the ledger does does not depend on how a place, a job or a plan is called,
   so that all worlds that differ in names only can be folded into one.
 """
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 from attrs import define
 
@@ -26,28 +27,38 @@ from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batc
 from blocklife.ledger.records import Direction
 from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife
 
-
-class SavedBlock(NamedTuple):
-    """One block; ``job`` is the row of the job that it names."""
-
-    state: int
-    group: int
-    epoch: int
-    refs: int
-    pins: int
-    writes: int
-    overdue: int
-    job: int
-    key: bytes | None
+ValueT = TypeVar("ValueT")
 
 
-class SavedSlot(NamedTuple):
-    """One slot."""
+class SavedBlocks(NamedTuple):
+    """The columns of all blocks, as bytes in the order of the machine; ``job`` is the row of the job that each names."""
 
-    state: int
-    group: int
-    pins: int
-    key: bytes | None
+    state: bytes
+    group: bytes
+    epoch: bytes
+    refs: bytes
+    pins: bytes
+    writes: bytes
+    overdue: bytes
+    job: bytes
+    key: tuple[bytes | None, ...]
+
+    def epochs(self) -> Sequence[int]:
+        """The epoch of each block."""
+        return memoryview(self.epoch).cast("I")
+
+
+class SavedSlots(NamedTuple):
+    """The columns of all slots, likewise."""
+
+    state: bytes
+    group: bytes
+    pins: bytes
+    key: tuple[bytes | None, ...]
+
+    def pinned(self) -> Sequence[int]:
+        """The pins of each slot."""
+        return memoryview(self.pins).cast("H")
 
 
 class SavedPayload(NamedTuple):
@@ -93,8 +104,8 @@ class Snapshot(NamedTuple):
 
     made_with: tuple[object, ...]
     """Limits, contract, incarnation and owner of the pool of the ledger that it was taken of."""
-    blocks: tuple[SavedBlock, ...]
-    slots: tuple[SavedSlot, ...]
+    blocks: SavedBlocks
+    slots: SavedSlots
     block_index: tuple[tuple[tuple[bytes, int], ...], ...]
     slot_index: tuple[tuple[tuple[bytes, int], ...], ...]
     queue: tuple[int, ...]
@@ -131,22 +142,23 @@ class Names:
     places_per_slot: int = 1
     """How many host places a slot has; 0 where they keep their names."""
     canonical: bool = True
-    """Whether what nobody can ask about any more is left out."""
+    """Whether they are names by role, under which what nobody can ask about any more is left out; else all are own names."""
 
 
-def own_names(core: Core, lives: Iterable[int] = (), now: float = 0.0) -> Names:
-    """Every name as it is; *lives* are those that somebody outside the ledger remembers, and deadlines count from *now*."""
-    known = {NULL: NULL} | {life: life for life in lives}
-    for job in core.jobs.by_number.values():
-        known |= {int(life): int(life) for life in job.lives}
-    for request in core.requests.values():
-        for table in request.tables:
-            known |= {life: life for life in table}
+class _Unchanged(dict[int, int]):
+    """Every life under its own name."""
+
+    def __missing__(self, life: int) -> int:
+        return life
+
+
+def own_names(core: Core, now: float = 0.0) -> Names:
+    """Every name as it is; deadlines count from *now*."""
     return Names(
         blocks=range(len(core.blocks)),
         slots=range(len(core.slots)),
         epochs=core.blocks.epoch,
-        lives=known,
+        lives=_Unchanged(),
         jobs={number: number for number in core.jobs.by_number},
         now=now,
         places_per_slot=0,
@@ -163,153 +175,210 @@ def canonical_names(
     content, then of the empty ones; epochs by how many older lives of the block somebody still names; jobs by age, those that
     are over only from the oldest on that *jobs* names. *lives* are those that somebody outside the ledger remembers.
     """
-    blocks, slots = core.blocks, core.slots
+    blocks, slots, out = core.blocks, core.slots, core.jobs.out
     # who remembers a job that is over remembers those that came after it: one of them may have had its places since
-    oldest = min((number for number in jobs if number not in core.jobs.out), default=core.jobs.last_number + 1)
-    known = [job for job in core.jobs.by_number.values() if job.number in core.jobs.out or job.number >= oldest]
-    named = [life for request in core.requests.values() for table in request.tables for life in table]
-    for job in known:
-        named += listed(job.lives)
-    new_blocks = _by_rank([NULL, *[life & ID_MASK for life in named], *blocks.queue.order()], len(blocks))
-    epochs, new_lives = _new_epochs(core, [*named, *lives], new_blocks)
-    by_content = sorted([(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None])
-    of_jobs = [slot for job in known for slot in listed(job.slots)]
-    new_slots = _by_rank([*of_jobs, *[slot for _, _, slot in by_content], *slots.peek_empty(len(slots))], len(slots))
-    return Names(
-        blocks=new_blocks,
-        slots=new_slots,
-        epochs=epochs,
-        lives=new_lives,
-        jobs={job.number: number for number, job in enumerate(known, 1)},
-        plans_before=next(iter(core._waiting), core.plan_number + 1) - 1,
-        now=now,
-        places_per_slot=places_per_slot,
-    )
+    oldest = min([number for number in jobs if number not in out], default=core.jobs.last_number + 1)
+    named: list[int] = []
+    of_jobs: list[int] = []
+    numbers: dict[int, int] = {}
+    for request in core.requests.values():
+        for table in request.tables:
+            named += table
+    for job in core.jobs.by_number.values():
+        if job.number in out or job.number >= oldest:
+            numbers[job.number] = len(numbers) + 1
+            named += listed(job.lives)
+            of_jobs += listed(job.slots)
+    new_blocks = _by_rank([NULL, *map(ID_MASK.__and__, named), *blocks.queue.order()], len(blocks))
+    named += lives
+    epochs, new_lives = _new_epochs(core, named, new_blocks)
+    by_content = [(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None]
+    if by_content:
+        of_jobs += [slot for _, _, slot in sorted(by_content)]
+    new_slots = _by_rank([*of_jobs, *slots.peek_empty(len(slots))], len(slots))
+    plans_before = next(iter(core._waiting), core.plan_number + 1) - 1
+    return Names(new_blocks, new_slots, epochs, new_lives, numbers, plans_before, now, places_per_slot)
 
 
 def _by_rank(order: Iterable[int], size: int) -> list[int]:
     """The new name of each place: its rank in an order, at its first mention; those that are not named there come last."""
-    found = [0] * size
-    for new, old in enumerate(dict.fromkeys([*order, *range(size)])):
-        found[old] = new
+    found = [-1] * size
+    new = 0
+    for place in order:
+        if found[place] < 0:
+            found[place] = new
+            new += 1
+    if new < size:
+        for place in range(size):
+            if found[place] < 0:
+                found[place] = new
+                new += 1
     return found
 
 
 def _new_epochs(core: Core, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
     """The present epoch of each block is the number of its older lives that are named; so are those, in their order."""
     epoch = core.blocks.epoch
-    older: dict[int, set[int]] = {}
-    for life in named:
-        if life != NULL and life >> EPOCH_SHIFT != epoch[life & ID_MASK]:
-            older.setdefault(life & ID_MASK, set()).add(life >> EPOCH_SHIFT)
+    lives = {NULL: NULL}
+    for place, new in enumerate(new_blocks):
+        lives[epoch[place] << EPOCH_SHIFT | place] = new
     epochs = [0] * len(epoch)
-    for place, found in older.items():
-        epochs[place] = len(found)
-    now = zip(epoch, range(len(epoch)), epochs, new_blocks, strict=True)
-    lives = {old << EPOCH_SHIFT | place: new << EPOCH_SHIFT | name for old, place, new, name in now}
-    for place, found in older.items():
-        for rank, each in enumerate(sorted(found)):
-            lives[each << EPOCH_SHIFT | place] = rank << EPOCH_SHIFT | new_blocks[place]
-    lives[NULL] = NULL
+    if over := set(named) - lives.keys():
+        older: dict[int, list[int]] = {}
+        for life in sorted(over):
+            older.setdefault(life & ID_MASK, []).append(life)
+        for place, found in older.items():
+            epochs[place] = len(found)
+            for rank, life in enumerate([*found, epoch[place] << EPOCH_SHIFT | place]):
+                lives[life] = rank << EPOCH_SHIFT | new_blocks[place]
     return epochs, lives
 
 
 _FREED, _EMPTY = BlockLife.table.index[Block.FREED], SlotLife.table.index[Slot.EMPTY]
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
-_PASSED = _OVER | {JobLife.table.index[Job.QUARANTINED]}
+_PLANNED, _QUARANTINED = JobLife.table.index[Job.PLANNED], JobLife.table.index[Job.QUARANTINED]
+_PASSED = _OVER | {_QUARANTINED}
 """States of a job in which nobody watches its deadline."""
 
 
 def take(core: Core, names: Names) -> Snapshot:
     """Everything that decides what the ledger does next, under these names."""
-    blocks, slots, jobs = core.blocks, core.slots, core.jobs
-    canonical = names.canonical
-    known = [job for number, job in jobs.by_number.items() if number in names.jobs]
-    rows = {job.row: number for number, job in enumerate(known, 1)} if canonical else {row: row for row in jobs.rows}
-    rows[0] = 0
-    saved_blocks: list[SavedBlock | None] = [None] * len(blocks)
-    columns = zip(
-        blocks.column.state, blocks.group, blocks.refs, blocks.pins, blocks.writes, blocks.overdue, blocks.job, blocks.key,
-        strict=True,
-    )  # fmt: skip
-    for place, (state, group, refs, pins, writes, overdue, job, key) in enumerate(columns):
-        group = 0 if canonical and state == _FREED else group
-        saved_blocks[names.blocks[place]] = SavedBlock(
-            state, group, names.epochs[place], refs, pins, writes, overdue, rows[job], key
-        )
-    saved_slots: list[SavedSlot | None] = [None] * len(slots)
-    for place, (state, group, pins, key) in enumerate(zip(slots.column.state, slots.group, slots.pins, slots.key, strict=True)):
-        saved_slots[names.slots[place]] = SavedSlot(state, 0 if canonical and state == _EMPTY else group, pins, key)
-    saved_jobs = tuple([_save_job(job, core, names, rows[job.row]) for job in known])
+    jobs, numbers, before = core.jobs, names.jobs, names.plans_before
+    blocks, slots = names.blocks.__getitem__, names.slots.__getitem__
+    saved_jobs, rows = _save_jobs(core, names)
+    waiting: list[tuple[int, tuple[int, ...]]] = []
+    for plan, waited in core._waiting.items():
+        waiting.append((plan - before, tuple([numbers[number] for number in waited if number in numbers]) if waited else ()))
+    holders: list[tuple[str, tuple[tuple[int, int], ...]]] = []
+    for name, held in core.holders.items():
+        holders.append((name, tuple(sorted(zip(map(slots, held), held.values(), strict=True)))))
     return Snapshot(
-        made_with=_made_with(core),
-        blocks=tuple([each for each in saved_blocks if each is not None]),
-        slots=tuple([each for each in saved_slots if each is not None]),
-        block_index=_save_index(blocks.index, names.blocks),
-        slot_index=_save_index(slots.index, names.slots),
-        queue=tuple([names.blocks[place] for place in blocks.queue.order()]),
-        empty=tuple([names.slots[place] for place in slots.peek_empty(len(slots))]),
-        jobs=saved_jobs,
-        last_number=len(known) if canonical else jobs.last_number,
-        spare_jobs=_spare(saved_jobs, jobs.max_jobs) if canonical else tuple(jobs._spare),
-        requests=tuple([_save_request(each, core, names) for each in core.requests.values()]),
-        spare_requests=tuple(core._spare_requests),
-        holders=tuple(
-            sorted(
-                (name, tuple(sorted((names.slots[slot], count) for slot, count in held.items())))
-                for name, held in core.holders.items()
-            )
-        ),
-        plan_number=core.plan_number - names.plans_before,
-        to_flush=tuple([names.jobs[number] for number in core._to_flush]),
-        waiting=tuple(
-            [
-                (plan - names.plans_before, tuple([names.jobs[number] for number in numbers if number in names.jobs]))
-                for plan, numbers in core._waiting.items()
-            ]
-        ),
+        _made_with(core),
+        _save_blocks(core, names, rows),
+        _save_slots(core, names),
+        _save_index(core.blocks.index, blocks),
+        _save_index(core.slots.index, slots),
+        tuple(map(blocks, core.blocks.queue.order())),
+        tuple(map(slots, core.slots.peek_empty(len(core.slots)))),
+        saved_jobs,
+        len(saved_jobs) if names.canonical else jobs.last_number,
+        _spare(rows, saved_jobs, jobs.max_jobs) if names.canonical else tuple(jobs._spare),
+        _save_requests(core, names),
+        tuple(core._spare_requests),
+        tuple(sorted(holders)),
+        core.plan_number - before,
+        tuple(map(numbers.__getitem__, core._to_flush)),
+        tuple(waiting),
     )
 
 
-def _save_job(job: JobRow, core: Core, names: Names, row: int) -> SavedJob:
-    lives, slots, size = names.lives, names.slots, names.places_per_slot
-    saved = SavedPayload(
-        tuple([lives[life] for life in listed(job.lives)]),
-        tuple([slots[slot] for slot in listed(job.slots)]),
-        tuple([slots[place // size] * size + place % size if size else place for place in listed(job.places)]),
-        tuple(job.keys),
-        None if job.names is None else tuple(job.names),
-        job.groups,
-        job.slot_groups,
-    )
-    state = core.jobs.column.state[job.row]
-    passed = names.canonical and state in _PASSED
-    deadline = None if job.deadline is None or passed else job.deadline - names.now
-    return SavedJob(
-        names.jobs[job.number], row, state, job.direction, job.owner, saved,
-        job.reported, job.failed, job.expired, deadline, job.sharers,
-    )  # fmt: skip
-
-
-def _save_index(index: Sequence[Mapping[bytes, int]], names: Sequence[int]) -> tuple[tuple[tuple[bytes, int], ...], ...]:
-    return tuple([tuple(sorted((key, names[place]) for key, place in each.items())) for each in index])
-
-
-def _save_request(request: RequestRow, core: Core, names: Names) -> SavedRequest:
-    lives = names.lives
-    return SavedRequest(
-        request.name,
-        request.row,
-        core.request_column.state[request.row],
-        tuple([tuple([lives[life] for life in table]) for table in request.tables]),
-        names.jobs.get(request.load, 0),
+def _save_blocks(core: Core, names: Names, rows: Mapping[int, int]) -> SavedBlocks:
+    blocks, state = core.blocks, core.blocks.column.state
+    if not names.canonical:
+        return SavedBlocks(
+            bytes(state), bytes(blocks.group), bytes(blocks.epoch), bytes(blocks.refs), bytes(blocks.pins),
+            bytes(blocks.writes), bytes(blocks.overdue), bytes(blocks.job), tuple(blocks.key),
+        )  # fmt: skip
+    pick = _picker(names.blocks)
+    states, groups = bytes(pick(state)), bytes(pick(blocks.group))
+    return SavedBlocks(
+        states,
+        groups if _FREED not in states or not any(groups) else _blank(groups, states, _FREED),
+        array(blocks.epoch.typecode, pick(names.epochs)).tobytes(),
+        array(blocks.refs.typecode, pick(blocks.refs)).tobytes(),
+        bytes(pick(blocks.pins)),
+        bytes(pick(blocks.writes)),
+        bytes(pick(blocks.overdue)),
+        array(blocks.job.typecode, map(rows.__getitem__, pick(blocks.job))).tobytes(),
+        pick(blocks.key),
     )
 
 
-def _spare(jobs: Sequence[SavedJob], max_jobs: int) -> tuple[int, ...]:
-    """Rows for new jobs: those of jobs that are over come last, so that these stay known as long as possible."""
-    used = {job.row for job in jobs}
-    return (*(row for row in range(1, max_jobs + 1) if row not in used), *(job.row for job in jobs if job.state in _OVER))
+def _save_slots(core: Core, names: Names) -> SavedSlots:
+    slots, state = core.slots, core.slots.column.state
+    if not names.canonical:
+        return SavedSlots(bytes(state), bytes(slots.group), bytes(slots.pins), tuple(slots.key))
+    pick = _picker(names.slots)
+    states, groups = bytes(pick(state)), bytes(pick(slots.group))
+    return SavedSlots(
+        states,
+        groups if _EMPTY not in states or not any(groups) else _blank(groups, states, _EMPTY),
+        array(slots.pins.typecode, pick(slots.pins)).tobytes(),
+        pick(slots.key),
+    )
+
+
+def _blank(groups: bytes, states: bytes, without: int) -> bytes:
+    """The groups, but for places in a state in which nobody can ask for it."""
+    return bytes([0 if state == without else group for state, group in zip(states, groups, strict=True)])
+
+
+def _picker(names: Sequence[int]) -> Callable[[Sequence[ValueT]], tuple[ValueT, ...]]:
+    """What puts a column in the order of the new names."""
+    order = [0] * len(names)
+    for old, new in enumerate(names):
+        order[new] = old
+    if len(order) > 1:
+        return itemgetter(*order)
+    return lambda column: tuple([column[place] for place in order])
+
+
+def _save_jobs(core: Core, names: Names) -> tuple[tuple[SavedJob, ...], dict[int, int]]:
+    """The jobs that have a name, and the new row of each old one."""
+    jobs, numbers, canonical = core.jobs, names.jobs, names.canonical
+    rows = {0: 0} if canonical else {row: row for row in (0, *jobs.rows)}
+    if not numbers:
+        return (), rows
+    lives, slot_of, size = names.lives.__getitem__, names.slots.__getitem__, names.places_per_slot
+    saved: list[SavedJob] = []
+    for number, job in jobs.by_number.items():
+        if number not in numbers:
+            continue
+        row, state = job.row, jobs.column.state[job.row]
+        if canonical:
+            rows[row] = row = len(saved) + 1
+        slots = tuple(map(slot_of, listed(job.slots)))
+        if size == 1 or job.places is job.slots:
+            places = tuple(map(slot_of, listed(job.places)))
+        else:
+            places = tuple([slot_of(at // size) * size + at % size if size else at for at in listed(job.places)])
+        payload = SavedPayload(
+            tuple(map(lives, listed(job.lives))),
+            slots,
+            places,
+            tuple(job.keys),
+            None if job.names is None else tuple(job.names),
+            job.groups,
+            job.slot_groups,
+        )
+        deadline = job.deadline
+        if deadline is not None:
+            deadline = None if canonical and state in _PASSED else deadline - names.now
+        each = SavedJob(
+            numbers[number], row, state, job.direction, job.owner, payload,
+            job.reported, job.failed, job.expired, deadline, job.sharers,
+        )  # fmt: skip
+        saved.append(each)
+    return tuple(saved), rows
+
+
+def _save_index(index: Sequence[Mapping[bytes, int]], name: Callable[[int], int]) -> tuple[tuple[tuple[bytes, int], ...], ...]:
+    return tuple([tuple(sorted(zip(each, map(name, each.values()), strict=True))) for each in index])
+
+
+def _save_requests(core: Core, names: Names) -> tuple[SavedRequest, ...]:
+    lives, states = names.lives.__getitem__, core.request_column.state
+    saved: list[SavedRequest] = []
+    for each in core.requests.values():
+        tables = tuple([tuple(map(lives, table)) for table in each.tables])
+        saved.append(SavedRequest(each.name, each.row, states[each.row], tables, names.jobs.get(each.load, 0)))
+    return tuple(saved)
+
+
+def _spare(rows: Mapping[int, int], jobs: Sequence[SavedJob], max_jobs: int) -> tuple[int, ...]:
+    """Rows for new jobs, of which the first are in use: those of jobs that are over come last, so that these stay known as
+    long as possible."""
+    return (*range(len(rows), max_jobs + 1), *[job.row for job in jobs if job.state in _OVER])
 
 
 def _made_with(core: Core) -> tuple[object, ...]:
@@ -324,25 +393,25 @@ def put_back(core: Core, saved: Snapshot, now: float = 0.0) -> None:
     if saved.made_with != _made_with(core):
         raise MisuseError("the snapshot is of a ledger that was made with other limits, contract, incarnation or pool")
     blocks, slots = core.blocks, core.slots
-    for place, block in enumerate(saved.blocks):
-        (
-            blocks.column.state[place], blocks.group[place], blocks.epoch[place], blocks.refs[place], blocks.pins[place],
-            blocks.writes[place], blocks.overdue[place], blocks.job[place], blocks.key[place],
-        ) = block  # fmt: skip
-    for place, slot in enumerate(saved.slots):
-        slots.column.state[place], slots.group[place], slots.pins[place], slots.key[place] = slot
+    (
+        blocks.column.state[:], blocks.group[:], epoch, refs, pins, writes, overdue, job, blocks.key[:],
+    ) = saved.blocks  # fmt: skip
+    slots.column.state[:], slots.group[:], slot_pins, slots.key[:] = saved.slots
+    for column, was in (
+        (blocks.epoch, epoch), (blocks.refs, refs), (blocks.pins, pins), (blocks.writes, writes), (blocks.overdue, overdue),
+        (blocks.job, job), (slots.pins, slot_pins),
+    ):  # fmt: skip
+        memoryview(column).cast("B")[:] = was
     blocks.index = [dict(each) for each in saved.block_index]
     slots.index = [dict(each) for each in saved.slot_index]
     blocks.queue.reset(list(saved.queue))
     blocks.free = len(saved.queue)
     slots.rebuild(saved.empty)
     _put_back_jobs(core, saved, now)
-    core.requests = {
-        each.name: RequestRow(each.row, each.name, [array("q", table) for table in each.tables], each.load)
-        for each in saved.requests
-    }
-    for each in saved.requests:
-        core.request_column.state[each.row] = each.state
+    core.requests = {}
+    for name, row, state, tables, load in saved.requests:
+        core.requests[name] = RequestRow(row, name, [array("q", table) for table in tables], load)
+        core.request_column.state[row] = state
     core._spare_requests = deque(saved.spare_requests)
     core.holders = {name: Counter(dict(held)) for name, held in saved.holders}
     core.plan_number = saved.plan_number
@@ -351,42 +420,39 @@ def put_back(core: Core, saved: Snapshot, now: float = 0.0) -> None:
 
 
 def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
-    jobs = core.jobs
+    jobs, num_groups = core.jobs, core.limits.num_groups
     jobs.by_number, jobs.rows, jobs.out, jobs.planned, jobs.owned = {}, {}, {}, {}, {}
     core._deadlines = []
-    planned, quarantined = JobLife.table.index[Job.PLANNED], JobLife.table.index[Job.QUARANTINED]
-    for each in saved.jobs:
-        deadline = None if each.deadline is None else each.deadline + now
+    for number, row, state, direction, owner, payload, reported, failed, expired, deadline, sharers in saved.jobs:
+        if deadline is not None:
+            deadline += now
         job = JobRow(
-            each.row, each.number, each.direction, each.owner, *_columns(each.payload), core.limits.num_groups,
-            each.reported, each.failed, each.expired, deadline, each.sharers,
+            row, number, direction, owner, *_columns(payload), num_groups, reported, failed, expired, deadline, sharers
         )  # fmt: skip
-        jobs.by_number[each.number] = jobs.rows[each.row] = job
-        jobs.column.state[each.row] = each.state
-        if each.state in _OVER:
+        jobs.by_number[number] = jobs.rows[row] = job
+        jobs.column.state[row] = state
+        if state in _OVER:
             continue
-        jobs.out[each.number] = job
-        if each.state == planned:
-            jobs.planned[each.number] = job
+        jobs.out[number] = job
+        if state == _PLANNED:
+            jobs.planned[number] = job
         jobs.own(job)
-        if deadline is not None and each.state != quarantined:
-            core._deadlines.append((deadline, each.number))
+        if deadline is not None and state != _QUARANTINED:
+            core._deadlines.append((deadline, number))
     core._deadlines.sort()
     jobs.last_number = saved.last_number
     jobs._spare = deque(saved.spare_jobs)
 
 
-@lru_cache(maxsize=4096)
-def _columns(
-    saved: SavedPayload,
-) -> tuple[Lives, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
-    """What a job moves is never changed once it is made, so that equal columns are made once."""
+def _columns(saved: SavedPayload) -> tuple[Lives, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
+    lives, slots, places, keys, names, groups, slot_groups = saved
+    own = batch(slots)
     return (
-        batch(saved.lives),
-        batch(saved.slots),
-        batch(saved.places),
-        list(saved.keys),
-        None if saved.names is None else list(saved.names),
-        saved.groups,
-        saved.slot_groups,
+        batch(lives),
+        own,
+        own if places == slots else batch(places),
+        list(keys),
+        None if names is None else list(names),
+        groups,
+        slot_groups,
     )

@@ -10,7 +10,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,20 +25,18 @@ from blocklife.offload.stores import Chunk, StoreLine
 
 
 class SavedProgress(NamedTuple):
-    """One row of the progress table; the last four have one number for each group."""
+    """The columns of the progress table, as bytes in the order of the machine; the last four have a row for each group."""
 
-    running: bool
-    prompt: int
-    known: int
-    computed: int
-    in_flight: int
-    wanted: int
-    scheduled: bool
-    """Whether it is scheduled in the step that is being made."""
-    placed: tuple[int, ...]
-    first: tuple[int, ...]
-    sealed: tuple[int, ...]
-    offered: tuple[int, ...]
+    running: bytes
+    prompt: bytes
+    known: bytes
+    computed: bytes
+    in_flight: bytes
+    wanted: bytes
+    placed: bytes
+    first: bytes
+    sealed: bytes
+    offered: bytes
 
 
 class SavedTracked(NamedTuple):
@@ -51,7 +49,8 @@ class SavedTracked(NamedTuple):
     failures: int
     ending: str
     asked: tuple[int, int | None] | None
-    progress: SavedProgress
+    scheduled: bool
+    """Whether it is scheduled in the step that is being made."""
 
 
 class SavedPlan(NamedTuple):
@@ -91,6 +90,7 @@ class SavedScheduler(NamedTuple):
     replacement: Hashable
     gone: tuple[int, ...]
     requests: tuple[SavedTracked, ...]
+    progress: SavedProgress
     plans: tuple[SavedPlan, ...]
     handed: tuple[tuple[str, int, int], ...]
     states: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
@@ -112,12 +112,10 @@ class SavedScheduler(NamedTuple):
 def names_of(core: SchedulerCore, jobs: Iterable[int] = (), now: float = 0.0, *, canonical: bool) -> Names:
     """Names for everything that ledger and scheduler speak of; canonical ones, or their own."""
     if not canonical:
-        lives = _remembered(core, [tracked.hit for tracked in core._requests.values()])
-        return own_names(core.ledger, lives, now)
-    lives = _remembered(core, [tracked.hit for tracked in core._requests.values() if _waits(core, tracked)])
+        return own_names(core.ledger, now)
     remembered = [*jobs, *core.stores._made, *core.stores._exposed]
     size = core.geometry.blocks_per_chunk
-    return canonical_names(core.ledger, lives=lives, jobs=remembered, now=now, places_per_slot=size)
+    return canonical_names(core.ledger, lives=_remembered(core), jobs=remembered, now=now, places_per_slot=size)
 
 
 def _waits(core: SchedulerCore, tracked: Tracked) -> bool:
@@ -126,17 +124,23 @@ def _waits(core: SchedulerCore, tracked: Tracked) -> bool:
     return hit is not None and hit.deferred and asked is not None and asked[0] == core._given_up + core.ledger.verdicts
 
 
-def _remembered(core: SchedulerCore, hits: Iterable[Hit | None]) -> list[int]:
-    """Every life that the scheduler names; *hits* are those that it remembers."""
-    stores = core.stores
-    chunks = [chunk for line in stores._line.values() for chunk in line]
-    chunks += stores._candidates.values()
-    chunks += [chunk for made in stores._made.values() for chunk in made]
-    lives = [life for chunk in chunks for life in chunk.lives]
-    lives += [life for exposed in stores._exposed.values() for life in exposed]
-    lives += [life for states in core._states.values() for _, _, life in states]
-    known = [*core._waiting_loads.values(), *(hit for hit in hits if hit is not None)]
-    lives += [life for hit in known for own in hit.lives for life in own]
+def _remembered(core: SchedulerCore) -> list[int]:
+    """Every life that the scheduler names."""
+    stores, lives = core.stores, list[int]()
+    for chunks in (*stores._line.values(), stores._candidates.values(), *stores._made.values()):
+        for chunk in chunks:
+            lives += chunk.lives
+    for exposed in stores._exposed.values():
+        lives += exposed
+    for states in core._states.values():
+        lives += [life for _, _, life in states]
+    hits = list(core._waiting_loads.values())
+    for tracked in core._requests.values():
+        if (hit := tracked.hit) is not None and _waits(core, tracked):
+            hits.append(hit)
+    for hit in hits:
+        for own in hit.lives:
+            lives += own
     return lives
 
 
@@ -148,80 +152,68 @@ def take(core: SchedulerCore, names: Names) -> SavedScheduler:
     policy = core.tier.policy
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
-    serial, slots = core._progress.serial.tolist(), names.slots
-
-    def current(handed: Iterable[tuple[str, int, int, int]]) -> tuple[tuple[str, int, int], ...]:
-        rows = {name: tracked.row for name, tracked in core._requests.items()}
-        return tuple([(name, group, end) for name, at, group, end in handed if name in rows and serial[rows[name]] == at])
-
+    ledger = core.ledger.snapshot(names)
+    table, slots = core._progress, names.slots.__getitem__
+    plans, states, pinned, loads = core._plans, core._states, core._pinned, core._waiting_loads
     return SavedScheduler(
-        ledger=core.ledger.snapshot(names),
-        replacement=policy.snapshot(slots),
-        gone=tuple([slots[slot] for slot in core.tier._gone]),
-        requests=_save_requests(core, names),
-        plans=tuple(
-            [
-                SavedPlan(number - names.plans_before, _shares(plan, serial), current(plan.handed))
-                for number, plan in core._plans.items()
-            ]
+        ledger,
+        policy.snapshot(names.slots),
+        tuple(map(slots, core.tier._gone)),
+        _save_requests(core, names),
+        SavedProgress(
+            table.running.tobytes(), table.prompt.tobytes(), table.known.tobytes(), table.computed.tobytes(),
+            table.in_flight.tobytes(), table.wanted.tobytes(), table.placed.tobytes(), table.first.tobytes(),
+            table.sealed.tobytes(), table.offered.tobytes(),
         ),
-        handed=current(core._handed),
-        states=tuple(
-            [
-                (name, tuple([(group, end, names.lives[life]) for group, end, life in states]))
-                for name, states in core._states.items()
-            ]
-        ),
-        waiting_loads=tuple([(name, _save_hit(hit, core, names)) for name, hit in core._waiting_loads.items()]),
-        loading=tuple(sorted([(group, key, name) for (group, key), name in core._loading.items()])),
-        pinned=tuple([(name, tuple([slots[slot] for slot in own])) for name, own in core._pinned.items()]),
-        preempted=tuple(core._preempted),
-        ending=tuple(sorted(core._ending)),
-        ended=tuple(sorted(core._ended)),
-        lost=tuple(sorted(core._lost)),
-        asleep=core._asleep,
-        generation=core.generation,
-        stores=_save_line(core.stores, names),
-    )
+        _save_plans(core, names) if plans else (),
+        _current(core, core._handed) if core._handed else (),
+        tuple([(name, _save_states(own, names)) for name, own in states.items()]) if states else (),
+        tuple([(name, _save_hit(hit, core, names)) for name, hit in loads.items()]) if loads else (),
+        tuple(sorted([(group, key, name) for (group, key), name in core._loading.items()])) if core._loading else (),
+        tuple([(name, tuple(map(slots, own))) for name, own in pinned.items()]) if pinned else (),
+        tuple(core._preempted),
+        tuple(sorted(core._ending)),
+        tuple(sorted(core._ended)),
+        tuple(sorted(core._lost)),
+        core._asleep,
+        core.generation,
+        _save_line(core.stores, names),
+    )  # fmt: skip
 
 
-def _shares(plan: OnItsWay, serial: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    shares = zip(plan.rows.tolist(), plan.tokens.tolist(), plan.serials.tolist(), strict=True)
-    return tuple([(row, tokens) for row, tokens, at in shares if serial[row] == at])
+def _save_plans(core: SchedulerCore, names: Names) -> tuple[SavedPlan, ...]:
+    """Plans that are out, without the shares of requests that have left them."""
+    serial = core._progress.serial.tolist()
+    found: list[SavedPlan] = []
+    for number, plan in core._plans.items():
+        shares = zip(plan.rows.tolist(), plan.tokens.tolist(), plan.serials.tolist(), strict=True)
+        own = tuple([(row, tokens) for row, tokens, at in shares if serial[row] == at])
+        found.append(SavedPlan(number - names.plans_before, own, _current(core, plan.handed) if plan.handed else ()))
+    return tuple(found)
+
+
+def _current(core: SchedulerCore, handed: Iterable[tuple[str, int, int, int]]) -> tuple[tuple[str, int, int], ...]:
+    """States that were handed off by requests that are still the same."""
+    serial, known = core._progress.serial, core._requests
+    return tuple([(name, group, end) for name, at, group, end in handed if name in known and serial[known[name].row] == at])
+
+
+def _save_states(states: Iterable[tuple[int, int, int]], names: Names) -> tuple[tuple[int, int, int], ...]:
+    return tuple([(group, end, names.lives[life]) for group, end, life in states])
 
 
 def _save_requests(core: SchedulerCore, names: Names) -> tuple[SavedTracked, ...]:
-    """All requests with their rows of the progress table, of which each column is read once."""
-    table = core._progress
-    columns = (
-        table.running,
-        table.prompt,
-        table.known,
-        table.computed,
-        table.in_flight,
-        table.wanted,
-        table.step == core._step,
-    )
-    flat = list(zip(*[column.tolist() for column in columns], strict=True))
-    placed, first, sealed, offered = (each.T.tolist() for each in (table.placed, table.first, table.sealed, table.offered))
-    found = []
+    steps = core._progress.step.tolist()
+    found: list[SavedTracked] = []
     for name, tracked in core._requests.items():
-        row, hit, asked, waits = tracked.row, tracked.hit, tracked.asked, _waits(core, tracked)
-        if names.canonical and not waits:
-            hit = None  # it is looked up again, or loads and is kept there
-        by_group = tuple(placed[row]), tuple(first[row]), tuple(sealed[row]), tuple(offered[row])
-        found.append(
-            SavedTracked(
-                name,
-                row,
-                tracked.keys,
-                None if hit is None else _save_hit(hit, core, names),
-                tracked.failures,
-                tracked.ending,
-                asked[1:] if waits and asked is not None else None,
-                SavedProgress._make(flat[row] + by_group),
-            )
-        )
+        hit, asked = tracked.hit, tracked.asked
+        waits = hit is not None and _waits(core, tracked)
+        if hit is not None:
+            # else it is looked up again, or loads and is kept there
+            hit = _save_hit(hit, core, names) if waits or not names.canonical else None
+        known = asked[1:] if waits and asked is not None else None
+        row, scheduled = tracked.row, steps[tracked.row] == core._step
+        found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled))
     return tuple(found)
 
 
@@ -242,42 +234,32 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
     def place(chunk: Chunk) -> int:
         if id(chunk) not in known:
             known[id(chunk)] = len(chunks)
-            lives = tuple([names.lives[life] for life in chunk.lives])
+            lives = tuple(map(names.lives.__getitem__, chunk.lives))
             chunks.append(SavedChunk(chunk.owner, chunk.group, chunk.key, lives, chunk.suffix))
         return known[id(chunk)]
 
-    def places(some: Iterable[Chunk]) -> tuple[int, ...]:
-        return tuple([place(chunk) for chunk in some])
-
-    line = tuple([(owner, places(own)) for owner, own in stores._line.items()])
-    made = tuple([(names.jobs[number], places(own)) for number, own in stores._made.items() if number in names.jobs])
-    by_block = sorted([(names.blocks[block], block) for block in stores._candidates])
-    candidates = tuple([(name, place(stores._candidates[block])) for name, block in by_block])
+    line = tuple([(owner, tuple(map(place, own))) for owner, own in stores._line.items()]) if stores._line else ()
+    made: list[tuple[int, tuple[int, ...]]] = []
+    for number, own in stores._made.items():
+        if number in names.jobs:
+            made.append((names.jobs[number], tuple(map(place, own))))
+    candidates: tuple[tuple[int, int], ...] = ()
+    if stores._candidates:
+        by_block = sorted([(names.blocks[block], block) for block in stores._candidates])
+        candidates = tuple([(name, place(stores._candidates[block])) for name, block in by_block])
+    exposed: list[tuple[int, tuple[int, ...]]] = []
+    for number, lives in stores._exposed.items():
+        if number in names.jobs:
+            exposed.append((names.jobs[number], tuple(map(names.lives.__getitem__, lives))))
     suffix = bytearray(len(stores.suffix))
     for slot, key in enumerate(stores._ledger.slots.key):
         if key is not None or not names.canonical:
             suffix[names.slots[slot]] = stores.suffix[slot]
-    return SavedLine(
-        tuple(chunks),
-        line,
-        candidates,
-        tuple(
-            [
-                (names.jobs[number], tuple([names.lives[life] for life in lives]))
-                for number, lives in stores._exposed.items()
-                if number in names.jobs
-            ]
-        ),
-        made,
-        0 if names.canonical else stores._entered,
-        bytes(suffix),
-    )
+    entered = 0 if names.canonical else stores._entered
+    return SavedLine(tuple(chunks), line, candidates, tuple(exposed), tuple(made), entered, bytes(suffix))
 
 
 # --- and back -----------------------------------------------------------------------------------------------------------
-
-_STEP = 1
-"""The number of the step that is being made, after a restore: that of all others is less."""
 
 
 def put_back(core: SchedulerCore, saved: SavedScheduler, now: float) -> None:
@@ -288,18 +270,13 @@ def put_back(core: SchedulerCore, saved: SavedScheduler, now: float) -> None:
     core.ledger.restore(saved.ledger, now)
     policy.restore(saved.replacement)
     core.tier._gone = dict.fromkeys(saved.gone)
-    _put_back_requests(core, saved)
     core._given_up = 0
-    core._step = _STEP
-    core._plans = {
-        plan.number: OnItsWay(
-            rows := np.array([row for row, _ in plan.shares], dtype=np.int64),
-            np.array([tokens for _, tokens in plan.shares], dtype=np.int64),
-            core._progress.serial[rows],
-            _handed(core, plan.handed),
-        )
-        for plan in saved.plans
-    }
+    core._step = 1  # the number of all steps before it is less
+    _put_back_requests(core, saved)
+    core._plans = {}
+    for number, shares, handed in saved.plans:
+        rows, tokens = np.array(shares, dtype=np.int64).reshape(-1, 2).T
+        core._plans[number] = OnItsWay(rows, tokens, core._progress.serial[rows], _handed(core, handed))
     core._handed = _handed(core, saved.handed)
     core._states = {name: list(states) for name, states in saved.states}
     core._waiting_loads = dict(saved.waiting_loads)
@@ -313,29 +290,27 @@ def put_back(core: SchedulerCore, saved: SavedScheduler, now: float) -> None:
 
 
 def _put_back_requests(core: SchedulerCore, saved: SavedScheduler) -> None:
-    table = core._progress
-    for column in (table.running, table.prompt, table.known, table.computed, table.in_flight, table.wanted, table.step):
-        column[:] = 0
-    for each in (table.placed, table.first, table.sealed, table.offered):
-        each[:] = 0
+    table, was = core._progress, saved.progress
+    table.step[:] = 0
+    for column, own in (
+        (table.running, was.running), (table.prompt, was.prompt), (table.known, was.known), (table.computed, was.computed),
+        (table.in_flight, was.in_flight), (table.wanted, was.wanted), (table.placed, was.placed), (table.first, was.first),
+        (table.sealed, was.sealed), (table.offered, was.offered),
+    ):  # fmt: skip
+        column.data.cast("B")[:] = own
     table.serial[:] = table._serial = 1  # only whether a plan and its request agree is ever asked
     core._requests, core._names = {}, {}
-    for request in saved.requests:
-        row, progress = request.row, request.progress
-        asked = None if request.asked is None else (core.ledger.verdicts, *request.asked)
-        core._requests[request.name] = Tracked(row, request.keys, request.hit, request.failures, request.ending, asked)
-        core._names[row] = request.name
-        table.running[row] = progress.running
-        table.prompt[row], table.known[row], table.computed[row] = progress.prompt, progress.known, progress.computed
-        table.in_flight[row], table.wanted[row] = progress.in_flight, progress.wanted
-        table.step[row] = _STEP if progress.scheduled else 0
-        table.placed[:, row], table.first[:, row] = progress.placed, progress.first
-        table.sealed[:, row], table.offered[:, row] = progress.sealed, progress.offered
+    for name, row, keys, hit, failures, ending, asked, scheduled in saved.requests:
+        known = None if asked is None else (core.ledger.verdicts, *asked)
+        core._requests[name] = Tracked(row, keys, hit, failures, ending, known)
+        core._names[row] = name
+        if scheduled:
+            table.step[row] = core._step
 
 
-def _handed(core: SchedulerCore, handed: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int, int, int], None]:
-    serial = core._progress.serial
-    return {(name, int(serial[core._requests[name].row]), group, end): None for name, group, end in handed}
+def _handed(core: SchedulerCore, handed: Collection[tuple[str, int, int]]) -> dict[tuple[str, int, int, int], None]:
+    serial, known = core._progress.serial, core._requests
+    return {(name, int(serial[known[name].row]), group, end): None for name, group, end in handed} if handed else {}
 
 
 def _put_back_line(stores: StoreLine, saved: SavedLine) -> None:

@@ -180,19 +180,26 @@ class _Search(Generic[StateT, ActionT]):
     states: list[StateT] = field(factory=list)
     parents: array[int] = field(factory=lambda: array("l"))
     via: list[ActionT | None] = field(factory=list)
-    closing: dict[str, array[int]] = field(factory=dict)
+    closing: dict[str, array[int]] = field(init=False)
     reached: set[str] = field(factory=set)
     found: dict[str, Counterexample[ActionT]] = field(factory=dict)
     edges: int = 0
     cut: bool = False
     """Whether a step was broken, so that nobody knows what comes after it."""
+    _of_edges: tuple[list[Property[StateT, ActionT]], list[tuple[array[int], Callable[[ActionT], bool]]]] = field(init=False)
+    """Properties of edges, and for each *leads to* its pairs of states with the actions that may be used."""
+
+    def __attrs_post_init__(self) -> None:
+        self.closing = {each.name: array("l") for each in self.properties if each.closing is not None}
+        closings = [(self.closing[each.name], each.closing) for each in self.properties if each.closing is not None]
+        self._of_edges = [each for each in self.properties if each.edge is not None], closings
 
     def enter(self, state: StateT, parent: int, action: ActionT | None) -> int:
         """The number of a state; a new one is judged."""
-        number = self.numbers.get(state)
-        if number is not None:
+        new = len(self.states)
+        number = self.numbers.setdefault(state, new)
+        if number != new:
             return number
-        number = self.numbers[state] = len(self.states)
         self.states.append(state)
         self.parents.append(parent)
         self.via.append(action)
@@ -205,11 +212,10 @@ class _Search(Generic[StateT, ActionT]):
 
     def expand(self, number: int) -> None:
         """All steps out of one state."""
-        state, model = self.states[number], self.model
-        edge_properties = [each for each in self.properties if each.edge is not None]
-        closings = [(self.closing[each.name], each.closing) for each in self.properties if each.closing is not None]
+        state, step = self.states[number], self.model.step
+        edge_properties, closings = self._of_edges
         try:
-            offered = list(model.actions(state))
+            offered = list(self.model.actions(state))
         except Broken as broken:  # what can happen next is found by trying, and trying broke something
             self.note(broken.rule, str(broken), number)
             self.cut = True
@@ -217,7 +223,7 @@ class _Search(Generic[StateT, ActionT]):
         for action in offered:
             self.edges += 1
             try:
-                after = model.step(state, action)
+                after = step(state, action)
             except Broken as broken:
                 self.note(broken.rule, str(broken), number, action)
                 self.cut = True
@@ -280,6 +286,10 @@ def _patient_collector() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            # What was kept is put with what is old, so that it is not walked now for being new.
+            gc.freeze()
+            gc.unfreeze()
         gc.set_threshold(first, *others)
 
 
@@ -301,7 +311,6 @@ def explore(
     names = [*model.rules(), *(each.name for each in search.properties)]
     if len(set(names)) < len(names):
         raise MisuseError(f"two properties or rules of a model have one name: {sorted(names)}")
-    search.closing = {each.name: array("l") for each in search.properties if each.closing is not None}
     started = time.perf_counter()
     search.enter(model.initial(), 0, None)
     hit: list[str] = []

@@ -268,7 +268,9 @@ class _Watched(World):
     ) -> CoreStep:
         self.heard.clear()
         self.told = inbox
-        self.seen = self._steps[core, action, (len(self._steps),)] = self._call(core, action, kept, inbox, launched)
+        self.seen = self._steps[(core, action, inbox, launched), -len(self._steps)] = self._call(
+            core, action, kept, inbox, launched
+        )
         return self.seen
 
     def _act(

@@ -10,7 +10,7 @@ Rules of this file:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
@@ -74,7 +74,7 @@ class Core:
 
 
 _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
-_EMPTY = MACHINES["slot"].index[Slot.EMPTY]
+_EMPTY, _READY = (MACHINES["slot"].index[each] for each in (Slot.EMPTY, Slot.READY))
 OVER = frozenset(MACHINES["job"].index[state] for state in TERMINAL)
 _BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
 _SOURCES = {name: bytes([0, *(table.index[row.source] for row in table.rows)]) for name, table in MACHINES.items()}
@@ -113,13 +113,13 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
         lost=saved.lost,
         live=tuple([number for number, at in jobs if at != _PLANNED]),
         quarantined=tuple([number for number, at in jobs if at == _QUARANTINED]),
-        blocks=tuple([_BLOCKS[each.state] for each in ledger.blocks]),
-        slots=tuple([_SLOTS[each.state] for each in ledger.slots]),
-        readable_blocks=tuple([(place, each.key) for place, each in enumerate(ledger.blocks) if each.key is not None]),
+        blocks=tuple([_BLOCKS[each] for each in ledger.blocks.state]),
+        slots=tuple([_SLOTS[each] for each in ledger.slots.state]),
+        readable_blocks=tuple([(place, key) for place, key in enumerate(ledger.blocks.key) if key is not None]),
         readable_places=tuple(_readable_places(engine, saved)),
-        kept_blocks=frozenset([place for place, each in enumerate(ledger.blocks) if each.state in _READ_LATER]),
+        kept_blocks=frozenset([place for place, at in enumerate(ledger.blocks.state) if at in _READ_LATER]),
         kept_places=frozenset(
-            [slot * size + part for slot, each in enumerate(ledger.slots) if each.state != _EMPTY for part in range(size)]
+            [slot * size + part for slot, at in enumerate(ledger.slots.state) if at != _EMPTY for part in range(size)]
         ),
         places_per_slot=size,
     )
@@ -132,9 +132,9 @@ def left_behind(core: Core) -> Iterator[tuple[str, str]]:
             yield "I13", f"block {place} is {at} although nobody is there and nothing is out"
     for holder, held in core.saved.ledger.holders:
         yield "I4", f"{holder} still holds {dict(held)} although nobody is there"
-    for place, slot in enumerate(core.saved.ledger.slots):
-        if core.slots[place] not in (Slot.EMPTY.name, Slot.READY.name) or slot.pins:
-            yield "I13", f"slot {place} is {core.slots[place]} with {slot.pins} pins although nothing is out"
+    for place, pins in enumerate(core.saved.ledger.slots.pinned()):
+        if core.slots[place] not in (Slot.EMPTY.name, Slot.READY.name) or pins:
+            yield "I13", f"slot {place} is {core.slots[place]} with {pins} pins although nothing is out"
 
 
 def not_kept(core: Core, geometry: Geometry) -> Iterator[tuple[str, str]]:
@@ -144,8 +144,9 @@ def not_kept(core: Core, geometry: Geometry) -> Iterator[tuple[str, str]]:
     """
     if core.saved.stores.line or core.saved.stores.made:
         return
-    here = {(core.saved.ledger.blocks[place].group, key) for place, key in core.readable_blocks}
-    there = {(core.saved.ledger.slots[place // core.places_per_slot].group, key) for place, key in core.readable_places}
+    blocks, slots = core.saved.ledger.blocks, core.saved.ledger.slots
+    here = {(blocks.group[place], key) for place, key in core.readable_blocks}
+    there = {(slots.group[place // core.places_per_slot], key) for place, key in core.readable_places}
     for group, key in sorted(here - there):
         tokens = geometry.block_tokens[group]
         whole = len(key) - len(f"{group}:")
@@ -156,12 +157,12 @@ def not_kept(core: Core, geometry: Geometry) -> Iterator[tuple[str, str]]:
 
 def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[int, bytes]]:
     """The host places that a load may read, and what has to be there."""
-    size, ready = engine.geometry.blocks_per_chunk, MACHINES["slot"].index[Slot.READY]
-    for place, slot in enumerate(saved.ledger.slots):
-        if slot.state != ready or slot.key is None:
+    size, slots = engine.geometry.blocks_per_chunk, saved.ledger.slots
+    for place, key in enumerate(slots.key):
+        if slots.state[place] != _READY or key is None:
             continue
         for back in range(saved.stores.suffix[place]):
-            shorter = slot.key[: len(slot.key) - back * engine.geometry.block_tokens[slot.group]]
+            shorter = key[: len(key) - back * engine.geometry.block_tokens[slots.group[place]]]
             yield place * size + size - 1 - back, shorter
 
 
@@ -191,9 +192,11 @@ def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[st
 
 def _loaded_twice(engine: Engine, before: Core) -> tuple[str, str] | None:
     """One more copy of what is on its way to somebody already: equal content is shared, and not fetched again (I12)."""
+    jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
+    if jobs.last_number == last:
+        return None  # nothing was planned
     if len(engine.geometry.groups) > 1:
         return None  # they have to agree: what a load brings to one of them may be of no use to another request
-    jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     loads = [job for job in jobs.out.values() if job.direction is Direction.LOAD and jobs.state(job) not in _ALONE]
     for load in loads:
         for job in loads if load.number > last else ():
@@ -218,9 +221,11 @@ def _offered_again(engine: Engine, before: Core) -> tuple[str, str] | None:
 
 def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[str, str] | None:
     """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
-    blocks = engine.ledger.blocks
-    for place, saved in enumerate(before.saved.ledger.blocks):
-        if blocks.refs[place] and blocks.epoch[place] != saved.epoch and place not in handed_out:
+    blocks, saved = engine.ledger.blocks, before.saved.ledger.blocks
+    if bytes(blocks.epoch) == saved.epoch:
+        return None
+    for place, epoch in enumerate(saved.epochs()):
+        if blocks.refs[place] and blocks.epoch[place] != epoch and place not in handed_out:
             return "I1", f"block {place} has a new tenant, and no listener heard of it"
     return None
 
@@ -228,31 +233,41 @@ def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[s
 def _mistold(engine: Engine, before: Core) -> tuple[str, str] | None:
     """Who applies what listeners hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
     ledger, saved = engine.ledger, before.saved.ledger
-    columns = {"block": ledger.blocks.column, "slot": ledger.slots.column, "request": ledger.request_column}
-    at: dict[str, dict[int, int]] = {
-        "block": {place: each.state for place, each in enumerate(saved.blocks)},
-        "slot": {place: each.state for place, each in enumerate(saved.slots)},
-        "job": {each.number: each.state for each in saved.jobs},
-        "request": {each.row: each.state for each in saved.requests},
-    }
+    blocks, slots = bytearray(saved.blocks.state), bytearray(saved.slots.state)
+    jobs = {each.number: each.state for each in saved.jobs}
+    requests = {each.row: each.state for each in saved.requests}
+    at: dict[str, bytearray | dict[int, int]] = {"block": blocks, "slot": slots, "job": jobs, "request": requests}
     for told in engine.told:
-        states, sources, targets = at[told.machine], _SOURCES[told.machine], MACHINES[told.machine].targets
+        machine = told.machine
+        states, sources, targets = at[machine], _SOURCES[machine], MACHINES[machine].targets
         for place, row in told.steps():
-            if sources[row] != (stood := states.get(place, _NEW[told.machine])):
-                table = MACHINES[told.machine]
-                return TOLD, f"{told.machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
+            stood = _NEW[machine] if isinstance(states, dict) and place not in states else states[place]
+            if sources[row] != stood:
+                table = MACHINES[machine]
+                return TOLD, f"{machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
             states[place] = targets[row]
-    for machine, column in columns.items():
-        state = column.state
-        for place in [place for place, stands in at[machine].items() if state[place] != stands]:
-            if machine != "request" or place not in ledger._spare_requests:
-                told_of = column.table.states[at[machine][place]].name
-                return TOLD, f"{machine} {place} is {column.at(place).name}, and listeners heard that it is {told_of}"
-    for number, stands in at["job"].items():
+    here = ledger.request_column.state
+    known = {row: stands for row, stands in requests.items() if here[row] == stands or row not in ledger._spare_requests}
+    for machine, column, told_of in (
+        ("block", ledger.blocks.column, blocks),
+        ("slot", ledger.slots.column, slots),
+        ("request", ledger.request_column, known),
+    ):
+        for place, stands in _differing(column.state, told_of):
+            found = f"{machine} {place} is {column.at(place).name}"
+            return TOLD, f"{found}, and listeners heard that it is {column.table.states[stands].name}"
+    for number, stands in jobs.items():
         job = ledger.jobs.by_number.get(number)
         if job is not None and ledger.jobs.column.state[job.row] != stands:
             return TOLD, f"job {number} is {ledger.jobs.state(job).name}, and listeners heard something else"
     return None
+
+
+def _differing(states: bytearray, told_of: bytearray | Mapping[int, int]) -> Iterable[tuple[int, int]]:
+    """The places that stand elsewhere than listeners were told, with what those were told."""
+    if isinstance(told_of, bytearray):
+        return () if states == told_of else [(place, at) for place, at in enumerate(told_of) if states[place] != at]
+    return [(place, at) for place, at in told_of.items() if states[place] != at]
 
 
 def _overdue(engine: Engine, before: Core, verb: str, worker: int) -> tuple[str, str] | None:
@@ -271,14 +286,16 @@ def _overdue(engine: Engine, before: Core, verb: str, worker: int) -> tuple[str,
 
 def misdone(
     engine: Engine, before: Core, orders: Orders | None, handed_out: Sequence[int], verb: str, worker: int
-) -> Iterator[tuple[str, str] | None]:
+) -> tuple[str, str] | None:
     """What is wrong with a call itself: with what was planned, offered, or told."""
-    yield _misplanned(engine, before, orders)
-    yield _loaded_twice(engine, before)
-    yield _offered_again(engine, before)
-    yield _unheard(engine, before, handed_out)
-    yield _mistold(engine, before)
-    yield _overdue(engine, before, verb, worker)
+    return (
+        _misplanned(engine, before, orders)
+        or _loaded_twice(engine, before)
+        or _offered_again(engine, before)
+        or _unheard(engine, before, handed_out)
+        or _mistold(engine, before)
+        or _overdue(engine, before, verb, worker)
+    )
 
 
 def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ fails. A copy reads what was in its sources when it was launched, and a source t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from attrs import define, field, frozen
@@ -367,21 +367,13 @@ class Device:
 
     def freeze(self) -> FrozenDevice:
         """Everything that decides what comes next."""
-        return FrozenDevice(
-            tuple(
-                FrozenWorker(
-                    tuple(worker.blocks),
-                    tuple(worker.places),
-                    tuple((each.order, each.reads, each.hung) for each in worker.copies.values()),
-                    tuple(worker.held_back),
-                    tuple(worker.passes.items()),
-                    worker.lost,
-                )
-                for worker in self.workers
-            ),
-            tuple(self.awaited),
-            tuple(sorted(self.begun)),
-        )
+        workers: list[FrozenWorker] = []
+        for worker in self.workers:
+            copies = tuple([(each.order, each.reads, each.hung) for each in worker.copies.values()]) if worker.copies else ()
+            blocks, places = tuple(worker.blocks), tuple(worker.places)
+            held_back, passes = tuple(worker.held_back), tuple(worker.passes.items())
+            workers.append(FrozenWorker(blocks, places, copies, held_back, passes, worker.lost))
+        return FrozenDevice(tuple(workers), tuple(self.awaited), tuple(sorted(self.begun)))
 
     def thaw(self, frozen_device: FrozenDevice) -> None:
         """Go back to what was frozen."""
@@ -445,26 +437,40 @@ def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], 
     kept, full = frozenset(readable), frozenset(filled)
     workers = []
     for worker in frozen_device.workers:
-        copies = sorted(
-            [(names.order(order), reads, hung) for order, reads, hung in worker.copies], key=lambda each: each[0].job
-        )
-        held_back = tuple([names.order(order) for order in worker.held_back])
-        orders = [*(order for order, _, _ in copies), *held_back]
-        blocks = _moved(worker.blocks, names.blocks, kept.union(*[order.source for order in orders if order.stores]))
-        places = _moved(worker.places, names.places, full.union(*[order.source for order in orders if not order.stores]))
-        passes = tuple([(plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes])
-        workers.append(FrozenWorker(blocks, places, tuple(copies), held_back, passes, worker.lost))
-    awaited = tuple(sorted(names.jobs[job] for job in frozen_device.awaited))
-    begun = tuple(sorted((names.jobs[job], rank) for job, rank in frozen_device.begun if job in names.jobs))
+        copies: tuple[tuple[CopyOrder, tuple[Content, ...], bool], ...] = ()
+        held_back: tuple[CopyOrder, ...] = ()
+        passes: tuple[tuple[int, Touched], ...] = ()
+        blocks, places = kept, full
+        if worker.copies or worker.held_back:
+            named = [(names.order(order), reads, hung) for order, reads, hung in worker.copies]
+            copies = tuple(sorted(named, key=_job_of))
+            held_back = tuple(map(names.order, worker.held_back))
+            for order in (*[order for order, _, _ in copies], *held_back):
+                if order.stores:
+                    blocks = blocks.union(order.source)
+                else:
+                    places = places.union(order.source)
+        if worker.passes:
+            passes = tuple([(plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes])
+        own = _moved(worker.blocks, names.blocks, blocks), _moved(worker.places, names.places, places)
+        workers.append(FrozenWorker(*own, copies, held_back, passes, worker.lost))
+    awaited = tuple(sorted([names.jobs[job] for job in frozen_device.awaited])) if frozen_device.awaited else ()
+    begun: tuple[tuple[int, int], ...] = ()
+    if frozen_device.begun:
+        begun = tuple(sorted([(names.jobs[job], rank) for job, rank in frozen_device.begun if job in names.jobs]))
     return FrozenDevice(tuple(workers), awaited, begun)
 
 
-def _moved(content: Sequence[Content], names: Sequence[int], kept: frozenset[int]) -> tuple[Content, ...]:
+def _job_of(copy: tuple[CopyOrder, tuple[Content, ...], bool]) -> int:
+    return copy[0].job
+
+
+def _moved(content: Sequence[Content], names: Sequence[int], kept: Collection[int]) -> tuple[Content, ...]:
     """Content under new names, as far as it is kept."""
     found: list[Content] = [None] * len(content)
-    for old, new in enumerate(names):
-        if new in kept:
-            found[new] = content[old]
+    for here, new in zip(content, names, strict=True):
+        if here is not None and new in kept:
+            found[new] = here
     return tuple(found)
 
 

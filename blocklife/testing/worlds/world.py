@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from string import ascii_lowercase
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from attrs import evolve, field, fields, frozen
 
@@ -98,6 +98,7 @@ _HARMLESS = frozenset({"abort", "repeat"})
 _LOSES_NOTHING = _HARMLESS | {"preempt"}
 """Faults after which all content is as good as before."""
 _FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
+_FAIL, _HANG = _FAULT["fail"], _FAULT["hang"]
 
 
 @frozen
@@ -199,6 +200,9 @@ class Action(NamedTuple):
         return f"{self.verb} {self.worker}" if self.verb in ("lose_worker", "regain_worker") else self.verb
 
 
+_STEP, _STEP_FAILING, _SETTLE, _SETTLE_LATE = map(Action, ("step", "step_failing", "settle", "settle_late"))
+
+
 class Env(NamedTuple):
     """What is on its way between core and device, and what may still happen."""
 
@@ -240,8 +244,11 @@ class CoreStep:
     """Jobs that are not over then, as they were called before."""
 
 
+_CoreCall: TypeAlias = tuple[int, Action, tuple[Landing, ...], tuple[tuple[int, int], ...]]
+"""A value of the core, what is called, and what is told with it: reports, and which copies have begun to run."""
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
 """After these nothing can be found on the device, and but for the last nothing in the host tier."""
+_OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang"}), frozenset({"lose", "repeat", "echo"})
 _CLOSING = frozenset({"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo"})
 """What brings nobody new and breaks nothing."""
 
@@ -263,15 +270,17 @@ class World:
         )
         self._fence = settings.engine.contract.name == "FENCE"
         self._timed = settings.timed
+        self._plans_ahead = int(settings.engine.asynchronous)
         self._cores: list[Core] = []
         self._core_numbers: dict[tuple[SavedScheduler, str], int] = {}
         self._problems: list[tuple[str, str] | None] = [None]
         """What the rules of the ledger say to each value of the core; nothing to the first."""
-        self._steps: dict[tuple[int, Action, tuple[object, ...]], CoreStep] = {}
-        self._out: dict[tuple[object, ...], frozenset[int]] = {}
+        self._steps: dict[tuple[_CoreCall, int | None], CoreStep] = {}
+        self._out: dict[_CoreCall, frozenset[int]] = {}
         """The jobs that are out after each call: whether the engine will hear of them makes no difference to their names."""
         self._devices = DeviceMemo(self._device)
         self._anytimes: dict[tuple[int, tuple[int, ...]], tuple[Action, ...]] = {}
+        self._copies: dict[tuple[int, bool, bool], tuple[Action, ...]] = {}
         self._judged: dict[tuple[int, int], tuple[str, str] | None] = {}
         self.core_calls = 0
         """How often the real code was run."""
@@ -301,23 +310,23 @@ class World:
             ),
         )
 
-    def actions(self, state: State) -> Iterator[Action]:
+    def actions(self, state: State) -> Sequence[Action]:
         """What can happen next."""
         core, env = self._cores[state.core], state.env
-        room = len(core.saved.requests) < self.settings.engine.max_requests
-        for number, script in enumerate(self.settings.requests) if room else ():
-            if not env.arrived >> number & 1 and not self._twin_waits(number, env.arrived):
-                yield Action("arrive", script.name)
-        if core.plans_out <= int(self.settings.engine.asynchronous) and core.busy:
-            yield Action("step")
-            if env.left[_FAULT["fail"]] and self._waits_for(state):
-                yield Action("step_failing")
+        offered = self._arrivals(env.arrived) if len(core.saved.requests) < self.settings.engine.max_requests else []
+        if core.plans_out <= self._plans_ahead and core.busy:
+            offered.append(_STEP)
+            if env.left[_FAIL] and self._waits_for(state):
+                offered.append(_STEP_FAILING)
         if core.plans_out:
-            yield Action("settle")
+            offered.append(_SETTLE)
             if self._timed and core.live:
-                yield Action("settle_late")
-        yield from self._copy_actions(state)
-        yield from self._anytime(state.core, env.left)
+                offered.append(_SETTLE_LATE)
+        offered += self._of_copies(state.device, env.left)
+        if env.inbox or env.echoes:
+            offered += self._of_reports(env)
+        offered += self._anytime(state.core, env.left)
+        return offered
 
     def step(self, state: State, action: Action) -> State:
         """The state after an action; raises `Broken` with the rule that does not hold."""
@@ -384,24 +393,36 @@ class World:
 
     def _waits_for(self, state: State) -> bool:
         """Whether the next plan would wait for a copy that runs."""
-        step = self._core_step(state.core, Action("step"), _kept(state.env))
+        step = self._core_step(state.core, _STEP, _kept(state.env))
         runs = {job for job, _, hung in self._running(state.device) if not hung}
         runs |= {order.job for worker in self._devices.values[state.device].workers for order in worker.held_back}
         return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
 
-    def _copy_actions(self, state: State) -> Iterator[Action]:
-        left, env = state.env.left, state.env
-        for job, worker, hung in self._running(state.device):
-            if not hung:
-                yield Action("land", job=job, worker=worker)
-                if left[_FAULT["fail"]]:
-                    yield Action("fail", job=job, worker=worker)
-                if left[_FAULT["hang"]]:
-                    yield Action("hang", job=job, worker=worker)
+    def _arrivals(self, arrived: int) -> list[Action]:
+        """Who can come, if there is room."""
+        return [
+            Action("arrive", script.name)
+            for number, script in enumerate(self.settings.requests)
+            if not arrived >> number & 1 and not self._twin_waits(number, arrived)
+        ]
+
+    def _of_copies(self, device: int, left: tuple[int, ...]) -> tuple[Action, ...]:
+        """How the copies that run can go on."""
+        key = device, left[_FAIL] > 0, left[_HANG] > 0
+        found = self._copies.get(key)
+        if found is None:
+            verbs = ("land", *(["fail"] if key[1] else []), *(["hang"] if key[2] else []))
+            running = self._running(device)
+            found = tuple([Action(verb, "", job, worker) for job, worker, hung in running if not hung for verb in verbs])
+            self._copies[key] = found
+        return found
+
+    def _of_reports(self, env: Env) -> Iterator[Action]:
+        """What can happen to reports that are on their way."""
         for landing in dict.fromkeys(env.inbox):
-            if left[_FAULT["lose"]]:
+            if env.left[_FAULT["lose"]]:
                 yield Action("lose", job=landing.job, worker=landing.worker)
-            if left[_FAULT["repeat"]] and landing not in env.echoes:
+            if env.left[_FAULT["repeat"]] and landing not in env.echoes:
                 yield Action("repeat", job=landing.job, worker=landing.worker)
         for landing in env.echoes:
             yield Action("echo", job=landing.job, worker=landing.worker)
@@ -447,12 +468,14 @@ class World:
     def _take(self, state: State, action: Action) -> State:
         env = state.env
         verb = action.verb
-        if verb in ("land", "fail", "hang"):
+        if verb in _OF_COPIES:
             device, landed = self._device_step(state.device, action, lambda device: self._land(device, action))
             if verb != "land":
                 env = self._spent(env, verb)
-            return State(state.core, device, env._replace(inbox=tuple(sorted((*env.inbox, *landed)))))
-        if verb in ("lose", "repeat", "echo"):
+            if landed:
+                env = env._replace(inbox=tuple(sorted((*env.inbox, *landed))))
+            return State(state.core, device, env)
+        if verb in _OF_REPORTS:
             return state._replace(env=self._mislay(env, action))
         if verb == "settle" or verb == "settle_late":
             return self._settle(state, action)
@@ -472,7 +495,7 @@ class World:
         if self._timed:
             launched = self._devices.values[state.device].begun
         told = (state.env.inbox, launched)
-        env = state.env._replace(inbox=())
+        env = state.env._replace(inbox=()) if state.env.inbox else state.env
         step = self._core_step(state.core, action, _kept(env), *told)
         return self._with_device(state, step, action, env)
 
@@ -495,7 +518,11 @@ class World:
             jobs = step.names.jobs
             inbox = tuple([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in inbox])
             echoes = tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in echoes]))
-        return State(step.core, device, Env(env.arrived, tuple(sorted(inbox + landed)), echoes, env.left, lost))
+        if landed:
+            inbox = tuple(sorted(inbox + landed))
+        if inbox is not env.inbox or echoes is not env.echoes or lost is not env.lost:
+            env = Env(env.arrived, inbox, echoes, env.left, lost)
+        return State(step.core, device, env)
 
     def _spent(self, env: Env, fault: str) -> Env:
         at = _FAULT[fault]
@@ -559,7 +586,7 @@ class World:
         core = self._cores[step.core]
         after = renamed(device.freeze(), step.names, core.kept_blocks, core.kept_places)
         jobs = step.names.jobs
-        return after, tuple(landing._replace(job=jobs[landing.job]) for landing in landed)
+        return after, tuple([landing._replace(job=jobs[landing.job]) for landing in landed]) if landed else ()
 
     def _running(self, number: int) -> list[tuple[int, int, bool]]:
         return [
@@ -598,13 +625,12 @@ class World:
         launched: tuple[tuple[int, int], ...] = (),
     ) -> CoreStep:
         """Make a call on a value of the core, once; later it is remembered."""
-        call, told = (core, action, inbox, launched), (inbox, launched)
-        out = self._out.get(call, frozenset()) if kept else frozenset()
-        found = self._steps.get((core, action, (_oldest(kept, out), *told)))
+        call = core, action, inbox, launched
+        found = self._steps.get((call, _oldest(kept, self._out.get(call, frozenset())) if kept else None))
         if found is None:
             found = self._call(core, action, kept, inbox, launched)
             self._out[call] = found.out
-            self._steps[core, action, (_oldest(kept, found.out), *told)] = found
+            self._steps[call, _oldest(kept, found.out)] = found
         return found
 
     def _call(
@@ -623,14 +649,7 @@ class World:
         violations = engine.ledger.tally["violations"]
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
-            problem = next(
-                (
-                    found
-                    for found in misdone(engine, before, orders, handed_out, action.verb, action.worker)
-                    if found is not None
-                ),
-                None,
-            )
+            problem = misdone(engine, before, orders, handed_out, action.verb, action.worker)
             if problem is None and engine.ledger.tally["violations"] > violations:
                 problem = LAWFUL, "the ledger itself has counted a violation"
             failed, loading = loads(engine, before)
@@ -742,7 +761,7 @@ def _closing(action: Action) -> bool:
 
 def _core_action(action: Action) -> Action:
     """The call that an action makes: how the copies fare that a plan waits for is the device's affair."""
-    return Action("step") if action.verb == "step_failing" else action
+    return _STEP if action.verb == "step_failing" else action
 
 
 def _without(landings: tuple[Landing, ...], landing: Landing) -> tuple[Landing, ...]:
