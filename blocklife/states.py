@@ -88,8 +88,8 @@ class Job(enum.Enum):
 
     PLANNED = "places reserved, nothing submitted"
     IN_FLIGHT = "handed to the workers; cannot be called back"
-    FLUSHED = "as in flight, and a plan waits for its landing; success still publishes"
-    STALE = "its result is unwanted; its places stay pinned until it lands"
+    AWAITED = "as in flight, and a plan waits for its landing; success still publishes"
+    UNWANTED = "nobody wants its result; its places stay pinned until it lands"
     QUARANTINED = "failed for its caller; its places stay pinned until it is proven quiet"
     DONE = "every worker moved every byte"
     FAILED = "at least one worker did not; nothing was published"
@@ -195,8 +195,8 @@ JOBS = natures(
     {
         Job.PLANNED: Nature(Tone.REST, Trait.WANTED),
         Job.IN_FLIGHT: Nature(Tone.COPY, Trait.OUT, Trait.WANTED),
-        Job.FLUSHED: Nature(Tone.COPY, Trait.OUT, Trait.WANTED),
-        Job.STALE: Nature(Tone.TROUBLE, Trait.OUT),
+        Job.AWAITED: Nature(Tone.COPY, Trait.OUT, Trait.WANTED),
+        Job.UNWANTED: Nature(Tone.TROUBLE, Trait.OUT),
         Job.QUARANTINED: Nature(Tone.TROUBLE, Trait.OUT),
         Job.DONE: Nature(Tone.OVER, Trait.OVER),
         Job.FAILED: Nature(Tone.OVER, Trait.OVER),
@@ -483,11 +483,11 @@ class JobLife(Lifecycle, initial=Job.PLANNED, finals=(Job.DONE, Job.FAILED, Job.
     @edge(Job.IN_FLIGHT, to=Job.IN_FLIGHT, when=more)
     @edge(Job.IN_FLIGHT, to=Job.DONE, when=all_ok)
     @edge(Job.IN_FLIGHT, to=Job.FAILED)
-    @edge(Job.FLUSHED, to=Job.FLUSHED, when=more)
-    @edge(Job.FLUSHED, to=Job.DONE, when=all_ok)
-    @edge(Job.FLUSHED, to=Job.FAILED)
-    @edge(Job.STALE, to=Job.STALE, when=more)
-    @edge(Job.STALE, to=Job.CANCELLED)
+    @edge(Job.AWAITED, to=Job.AWAITED, when=more)
+    @edge(Job.AWAITED, to=Job.DONE, when=all_ok)
+    @edge(Job.AWAITED, to=Job.FAILED)
+    @edge(Job.UNWANTED, to=Job.UNWANTED, when=more)
+    @edge(Job.UNWANTED, to=Job.CANCELLED)
     @edge(Job.QUARANTINED, to=Job.QUARANTINED, when=more)
     @edge(Job.QUARANTINED, to=Job.FAILED)
     @edge(Job.DONE, to=Job.DONE)
@@ -496,22 +496,22 @@ class JobLife(Lifecycle, initial=Job.PLANNED, finals=(Job.DONE, Job.FAILED, Job.
     def finish(self, outstanding: int, ok: bool) -> None:
         """One worker reports for the first time; after the end, any report."""
 
-    @edge(Job.IN_FLIGHT, Job.FLUSHED, to=Job.FLUSHED)
-    @edge(Job.STALE, to=Job.STALE)
+    @edge(Job.IN_FLIGHT, Job.AWAITED, to=Job.AWAITED)
+    @edge(Job.UNWANTED, to=Job.UNWANTED)
     @edge(Job.QUARANTINED, to=Job.QUARANTINED)
     def flush(self) -> None:
         """Order a wait for the landing in the next plan."""
 
-    @edge(Job.IN_FLIGHT, Job.FLUSHED, to=Job.STALE)
+    @edge(Job.IN_FLIGHT, Job.AWAITED, to=Job.UNWANTED)
     def abandon(self) -> None:
         """Nobody wants the result any more."""
 
-    @edge(Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, to=Job.QUARANTINED)
+    @edge(Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED, to=Job.QUARANTINED)
     def expire(self) -> None:
         """The deadline has passed."""
 
-    @edge(Job.FLUSHED, Job.QUARANTINED, to=Job.FAILED)
-    @edge(Job.STALE, to=Job.CANCELLED)
+    @edge(Job.AWAITED, Job.QUARANTINED, to=Job.FAILED)
+    @edge(Job.UNWANTED, to=Job.CANCELLED)
     def quiesce(self) -> None:
         """Accept the proof that the device no longer touches a place of this job."""
 

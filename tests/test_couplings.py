@@ -131,7 +131,7 @@ def test_hand_out_flushes_the_copy_in_the_same_plan(again: bool) -> None:
         assert plan.flushes == (job,)
 
     assert ledger.blocks.at(block_of(target)) is Block.FLUSHED
-    assert ledger.job_state(job) is Job.FLUSHED
+    assert ledger.job_state(job) is Job.AWAITED
     assert ledger.dispatch(0.0).flushes == (job,)
 
 
@@ -459,7 +459,7 @@ def test_request_gives_up_its_load_before_its_blocks(way: str) -> None:
     story = Story(ledger)(lambda: getattr(ledger, way)("w"))
 
     assert story == ["job.abandon", "block.release", f"request.{way}"]
-    assert ledger.job_state(job) is Job.STALE
+    assert ledger.job_state(job) is Job.UNWANTED
     assert ledger.blocks.at(block) is Block.STALE
 
 

@@ -156,7 +156,7 @@ def test_i1_what_nobody_has_is_quarantined_exactly_if_overdue() -> None:
         ledger.blocks.overdue[place] = overdue
         row = ledger.jobs.by_number[job.number]
         row.expired = bool(overdue)
-        put_job(ledger, job.number, Job.QUARANTINED if overdue else Job.STALE)
+        put_job(ledger, job.number, Job.QUARANTINED if overdue else Job.UNWANTED)
 
         assert any(f"is {said} copies past their deadline" in each.message for each in check(ledger, "I1"))
 
@@ -261,7 +261,7 @@ def test_i6_unwanted_store_is_not_found_to_be_on_its_way() -> None:
     """A lookup would wait for what is thrown away."""
     ledger = make_ledger()
     _, job = in_flight(ledger)
-    put_job(ledger, job.number, Job.STALE)
+    put_job(ledger, job.number, Job.UNWANTED)
 
     breaks(ledger, "I6", "slot 0 is found to be on its way, although nobody wants what its store brings")
 

@@ -396,7 +396,7 @@ def test_a13_reset_leaves_requests_schedulable_and_memory_held(contract: Contrac
     ledger.admit("w")
     ledger.complete(report(load))
 
-    assert between == (Block.STALE, Request.PREEMPTED, Job.STALE)
+    assert between == (Block.STALE, Request.PREEMPTED, Job.UNWANTED)
     assert ledger.request_state("w") is Request.RUNNING
     assert ledger.job_state(load) is Job.CANCELLED
     assert ledger.blocks.at(block) is Block.FREED

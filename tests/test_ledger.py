@@ -897,7 +897,7 @@ def test_deadline_that_passes_is_told_as_a_step_from_the_state_of_the_job(waited
     ledger.expire(99.0)
 
     assert ledger.history("job", job.number)[-1].startswith(
-        f"plan 1: {'FLUSHED' if waited else 'IN_FLIGHT'} --expire--> QUARANTINED"
+        f"plan 1: {'AWAITED' if waited else 'IN_FLIGHT'} --expire--> QUARANTINED"
     )
 
 

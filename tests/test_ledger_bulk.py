@@ -56,8 +56,8 @@ GROUPS = 2
 SUB = 2
 """Host places of a slot."""
 WANTED = (
-    *("job IN_FLIGHT to DONE", "job IN_FLIGHT to FAILED", "job FLUSHED to DONE", "job FLUSHED to FAILED"),
-    *("job STALE to CANCELLED", "job QUARANTINED to FAILED", "job PLANNED to CANCELLED"),
+    *("job IN_FLIGHT to DONE", "job IN_FLIGHT to FAILED", "job AWAITED to DONE", "job AWAITED to FAILED"),
+    *("job UNWANTED to CANCELLED", "job QUARANTINED to FAILED", "job PLANNED to CANCELLED"),
     *("slot WRITING to READY", "slot WRITING to EMPTY", "slot QUARANTINED to EMPTY", "twins that landed together"),
     *("blocks lent", "shared lives released", "plan_group_load", "duplicate", "late", "unknown", "allocate_many refused"),
 )

@@ -726,7 +726,7 @@ def test_lost_worker_frees_the_place_of_a_hung_copy() -> None:
     before = [ledger.job_state(job) for job in (hung, unwanted)]
     ledger.lose(Worker(0))
 
-    assert before == [Job.QUARANTINED, Job.STALE]
+    assert before == [Job.QUARANTINED, Job.UNWANTED]
     assert [ledger.job_state(job) for job in (hung, unwanted)] == [Job.FAILED, Job.CANCELLED]
     assert not ledger.has_pending_work()
     assert slot_states(ledger, 2) == ["EMPTY", "EMPTY"]
@@ -821,7 +821,7 @@ def test_reset_without_the_host_gives_loads_up(submitted: bool) -> None:
     state, stale = ledger.job_state(jobs.ids[0]), ledger.statistics().blocks["STALE"]
     ledger.complete(report(jobs.ids[0])) if submitted else None
 
-    assert (state, stale) == ((Job.STALE, 4) if submitted else (Job.CANCELLED, 0))
+    assert (state, stale) == ((Job.UNWANTED, 4) if submitted else (Job.CANCELLED, 0))
     assert ledger.request_state("w") is Request.PREEMPTED
     assert slot_states(ledger) == ["READY"] * 3
     assert ledger.free == 11

@@ -475,7 +475,7 @@ def test_job_that_is_only_planned_has_a_life(tmp_path: Path) -> None:
 
 HEAD = {
     "blocklife": "recording",
-    "version": 1,
+    "version": 2,
     "limits": {"num_blocks": 4, "num_slots": 4, "max_jobs": 4, "max_requests": 4, "num_workers": 1},
     "contract": "fence",
 }
@@ -507,7 +507,7 @@ def test_lives_do_not_blame_a_request_that_never_came(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = [
         {"n": 1, "plan": 0, **block, "event": "plan_load", "from": "ALLOCATED", "to": "LOADING", "job": 1},
         {"n": 2, "plan": 0, **request, "event": "plan_load", "from": "WAITING", "to": "LOADING", "job": 1},
-        {"n": 3, "plan": 0, "machine": "job", "id": 1, "event": "abandon", "from": "IN_FLIGHT", "to": "STALE", "job": 1},
+        {"n": 3, "plan": 0, "machine": "job", "id": 1, "event": "abandon", "from": "IN_FLIGHT", "to": "UNWANTED", "job": 1},
         {"n": 4, "plan": 1, **block, "event": "release", "from": "LOADING", "to": "STALE"},
         {"n": 6, "plan": 1, **request, "event": "finish", "from": "LOADING", "to": "FINISHED"},
     ]
@@ -525,7 +525,7 @@ def test_lives_do_not_blame_a_hand_out_that_is_long_over(tmp_path: Path) -> None
         {"n": 2, "plan": 0, **job, "event": "submit", "from": "PLANNED", "to": "IN_FLIGHT"},
         {"n": 3, "plan": 0, **block, "event": "allocate", "from": "IN_FLIGHT", "to": "FLUSHED"},
         {"n": 4, "plan": 0, "machine": "slot", "id": 1, "event": "evict", "from": "READY", "to": "EMPTY"},
-        {"n": 5, "plan": 0, **job, "event": "flush", "from": "IN_FLIGHT", "to": "FLUSHED"},
+        {"n": 5, "plan": 0, **job, "event": "flush", "from": "IN_FLIGHT", "to": "AWAITED"},
     ]
     lives = read(written(tmp_path / "torn.jsonl", *lines))
 

@@ -198,9 +198,9 @@ def test_coverage_of_something_else_is_refused(said: object, message: str, tmp_p
 JUDGED = (
     Judgement("job.finish from IN_FLIGHT to DONE without all_ok", "guard", Fate.FOUND, "calm", "I9", "told", ("a",) * 9),
     Judgement("job.finish from IN_FLIGHT to IN_FLIGHT without more", "guard", Fate.FOUND, "calm", "I9", "told", ("a",) * 3),
-    Judgement("job.finish from FLUSHED to DONE without all_ok", "guard", Fate.SURVIVED),
-    Judgement("job.finish from FLUSHED to FLUSHED without more", "guard", Fate.COUNTED),
-    Judgement("job.finish from STALE to STALE without more", "guard", Fate.UNREACHED),
+    Judgement("job.finish from AWAITED to DONE without all_ok", "guard", Fate.SURVIVED),
+    Judgement("job.finish from AWAITED to AWAITED without more", "guard", Fate.COUNTED),
+    Judgement("job.finish from UNWANTED to UNWANTED without more", "guard", Fate.UNREACHED),
     Judgement("life-ends: no job.cancel", "effect", Fate.FOUND, "calm", "I1", "told", ("a",) * 2),
     Judgement("hand-out-flushes: no job.flush", "effect", Fate.UNCHANGED),
     Judgement("block.release from SEALED to SEALED without held", "guard", Fate.FOUND, "calm", "I1", "told", ("a",)),
@@ -236,9 +236,9 @@ def test_marks_of_mutants_tell_how_soon_each_guard_is_missed(tmp_path: Path) -> 
     assert done.weight == pytest.approx(1 / 3)
     assert again.weight == 1
     assert alarmed == {
-        row_of("FLUSHED", "finish", "DONE"),
-        row_of("FLUSHED", "finish", "FLUSHED"),
-        row_of("STALE", "finish", "STALE"),
+        row_of("AWAITED", "finish", "DONE"),
+        row_of("AWAITED", "finish", "AWAITED"),
+        row_of("UNWANTED", "finish", "UNWANTED"),
     }
     assert len(marks.rows) == 5
     assert "job: 5 of 6 guards were switched off in turn; 2 are noticed." in marks.notes
@@ -253,10 +253,10 @@ def test_marks_of_mutants_read_the_page_too(tmp_path: Path) -> None:
     marks = marks_of_mutants(read_mutants(str(path)), "job")
 
     assert marks.rows[row_of("IN_FLIGHT", "finish", "DONE")].note == "9 steps"
-    assert marks.rows[row_of("FLUSHED", "finish", "FLUSHED")].about == "without the guard, tests/test_x.py::test_y[a|b] fails"
-    assert marks.rows[row_of("FLUSHED", "finish", "FLUSHED")].emphasis is Emphasis.USED
-    assert marks.rows[row_of("FLUSHED", "finish", "DONE")].emphasis is Emphasis.ALARM
-    assert marks.rows[row_of("STALE", "finish", "STALE")].emphasis is Emphasis.ALARM
+    assert marks.rows[row_of("AWAITED", "finish", "AWAITED")].about == "without the guard, tests/test_x.py::test_y[a|b] fails"
+    assert marks.rows[row_of("AWAITED", "finish", "AWAITED")].emphasis is Emphasis.USED
+    assert marks.rows[row_of("AWAITED", "finish", "DONE")].emphasis is Emphasis.ALARM
+    assert marks.rows[row_of("UNWANTED", "finish", "UNWANTED")].emphasis is Emphasis.ALARM
 
 
 def test_marks_of_our_own_mutants_have_every_guard() -> None:
@@ -336,7 +336,7 @@ def test_chart_is_the_same_twice_and_has_two_themes(run: RunStatistics) -> None:
 def test_chart_of_a_long_run_stays_small(tmp_path: Path) -> None:
     """However many plans there are, an area has no more corners than can be seen."""
     limits = {"num_blocks": 2, "num_slots": 1, "max_jobs": 1, "max_requests": 1, "num_workers": 1}
-    lines: list[Mapping[str, object]] = [{"blocklife": "recording", "version": 1, "limits": limits, "contract": "fence"}]
+    lines: list[Mapping[str, object]] = [{"blocklife": "recording", "version": 2, "limits": limits, "contract": "fence"}]
     for n in range(1, 4_000):
         event, source, target = [("plan_store", "EMPTY", "WRITING"), ("cancel", "WRITING", "EMPTY")][n % 2 == 0]
         lines.append(
@@ -354,7 +354,7 @@ def test_chart_of_nothing_is_empty(tmp_path: Path) -> None:
     """No line tells of a job: there is nothing to draw."""
     limits = {"num_blocks": 2, "num_slots": 1, "max_jobs": 1, "max_requests": 1, "num_workers": 1}
     path = tmp_path / "run.jsonl"
-    path.write_text(json.dumps({"blocklife": "recording", "version": 1, "limits": limits, "contract": "fence"}))
+    path.write_text(json.dumps({"blocklife": "recording", "version": 2, "limits": limits, "contract": "fence"}))
     run = count_file(str(path))
 
     assert population_chart(run, "job") == ""

@@ -633,8 +633,8 @@ def test_check_wants_every_job_ended_in_a_whole_run(lines: Lines) -> None:
         (b"\x7fELF" + bytes(100_000), "not the head of a recording"),
         (b"timestamp,length\n1,2\n", "not the head of a recording"),
         (b'{"n":1}\n', "not the head of a recording"),
-        (b'{"blocklife":"recording","version":2}\n', "it is of version 2, and 1 can be read"),
-        (b'{"blocklife":"recording","version":1,"contract":"fence"}\n', "its head has no limits"),
+        (b'{"blocklife":"recording","version":1}\n', "it is of version 1, and 2 can be read"),
+        (b'{"blocklife":"recording","version":2,"contract":"fence"}\n', "its head has no limits"),
     ],
 )
 def test_check_refuses_what_is_no_recording(data: bytes, complaint: str) -> None:

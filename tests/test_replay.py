@@ -616,7 +616,7 @@ def epochs_stand_still(patch: Patch) -> None:
 
 def failures_are_published(_: Patch) -> None:
     """(c) The last report makes a job DONE, whatever it says."""
-    for state in (Job.IN_FLIGHT, Job.FLUSHED):
+    for state in (Job.IN_FLIGHT, Job.AWAITED):
         divert(JOB["finish"], state, (state, Job.DONE), unless="more")
 
 

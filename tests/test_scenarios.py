@@ -465,7 +465,7 @@ until = { out = ["t"] }
 [[step]]
 do = "abandon"
 copy = "t"
-expect.state = { t = "STALE" }
+expect.state = { t = "UNWANTED" }
 
 [[step]]
 do = "release"

@@ -130,28 +130,28 @@ PINNED = {
         IN_FLIGHT finish -> IN_FLIGHT [more]
         IN_FLIGHT finish -> DONE [all_ok]
         IN_FLIGHT finish -> FAILED
-        FLUSHED finish -> FLUSHED [more]
-        FLUSHED finish -> DONE [all_ok]
-        FLUSHED finish -> FAILED
-        STALE finish -> STALE [more]
-        STALE finish -> CANCELLED
+        AWAITED finish -> AWAITED [more]
+        AWAITED finish -> DONE [all_ok]
+        AWAITED finish -> FAILED
+        UNWANTED finish -> UNWANTED [more]
+        UNWANTED finish -> CANCELLED
         QUARANTINED finish -> QUARANTINED [more]
         QUARANTINED finish -> FAILED
         DONE finish -> DONE
         FAILED finish -> FAILED
         CANCELLED finish -> CANCELLED
-        IN_FLIGHT flush -> FLUSHED
-        FLUSHED flush -> FLUSHED
-        STALE flush -> STALE
+        IN_FLIGHT flush -> AWAITED
+        AWAITED flush -> AWAITED
+        UNWANTED flush -> UNWANTED
         QUARANTINED flush -> QUARANTINED
-        IN_FLIGHT abandon -> STALE
-        FLUSHED abandon -> STALE
+        IN_FLIGHT abandon -> UNWANTED
+        AWAITED abandon -> UNWANTED
         IN_FLIGHT expire -> QUARANTINED
-        FLUSHED expire -> QUARANTINED
-        STALE expire -> QUARANTINED
-        FLUSHED quiesce -> FAILED
+        AWAITED expire -> QUARANTINED
+        UNWANTED expire -> QUARANTINED
+        AWAITED quiesce -> FAILED
         QUARANTINED quiesce -> FAILED
-        STALE quiesce -> CANCELLED
+        UNWANTED quiesce -> CANCELLED
     """,
     "request": """
         WAITING admit -> RUNNING
@@ -361,8 +361,8 @@ TRAITS: Mapping[type[enum.Enum], Mapping[str, str]] = {
     },
     Slot: {"FREE": "EMPTY", "KEYED": "WRITING READY", "READ": "READY STALE", "WRITTEN": "WRITING QUARANTINED"},
     Job: {
-        "OUT": "IN_FLIGHT FLUSHED STALE QUARANTINED",
-        "WANTED": "PLANNED IN_FLIGHT FLUSHED",
+        "OUT": "IN_FLIGHT AWAITED UNWANTED QUARANTINED",
+        "WANTED": "PLANNED IN_FLIGHT AWAITED",
         "OVER": "DONE FAILED CANCELLED",
     },
     Request: {"ADMITTED": "RUNNING LOADING", "OVER": "FINISHED"},
@@ -510,7 +510,7 @@ def test_coupled_refuses_two_rows_for_one_case(monkeypatch: pytest.MonkeyPatch) 
 
 def test_coupled_is_empty_where_nothing_follows() -> None:
     """A worker's report that leaves others outstanding moves the job alone."""
-    for state in (Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, Job.QUARANTINED):
+    for state in (Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED, Job.QUARANTINED):
         assert [coupled(f"job.finish({kind})", state) for kind in KINDS] == [(), ()]
 
 

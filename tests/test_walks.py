@@ -380,10 +380,10 @@ class Walker:
         self._with_jobs("cancel", Job.PLANNED, Job.PLANNED, Job.IN_FLIGHT)
 
     def abandon(self) -> None:
-        self._with_jobs("abandon", Job.IN_FLIGHT, Job.FLUSHED, Job.STALE)
+        self._with_jobs("abandon", Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED)
 
     def flush(self) -> None:
-        self._with_jobs("flush", Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, Job.QUARANTINED)
+        self._with_jobs("flush", Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED, Job.QUARANTINED)
 
     def drop(self) -> None:
         if lives := self.some(self.lives(Block.CACHED, Block.IN_FLIGHT, Block.PENDING_STORE)):
@@ -403,7 +403,7 @@ class Walker:
 
     def quiesce(self) -> None:
         every = self.rnd.random() < 0.1
-        if found := self.jobs(Job.QUARANTINED, *((Job.STALE, Job.FLUSHED, Job.IN_FLIGHT) if every else ())):
+        if found := self.jobs(Job.QUARANTINED, *((Job.UNWANTED, Job.AWAITED, Job.IN_FLIGHT) if every else ())):
             chosen = self.rnd.sample(found, 1)
             self.on_device(lambda: self.device.quiet(chosen[0]))
             self.call("quiesce", Jobs(tuple(chosen)))
@@ -715,7 +715,7 @@ def plant_published_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def change(lut: bytearray) -> None:
         for place in range(len(lut)):
-            if JobLife.table.states[place >> width] in (Job.IN_FLIGHT, Job.FLUSHED):
+            if JobLife.table.states[place >> width] in (Job.IN_FLIGHT, Job.AWAITED):
                 lut[place] = event.lut[place | all_ok]
 
     plant_row(event, change)

@@ -20,7 +20,7 @@ def alive(j):
     return job[j] == JOB_PLANNED or submitted(j)
 
 def submitted(j):
-    return job[j] == JOB_IN_FLIGHT or job[j] == JOB_FLUSHED or job[j] == JOB_STALE or job[j] == JOB_QUARANTINED
+    return job[j] == JOB_IN_FLIGHT or job[j] == JOB_AWAITED or job[j] == JOB_UNWANTED or job[j] == JOB_QUARANTINED
 
 def on_device(j):
     return any(share[j * WORKERS + w] == HELD_BACK or share[j * WORKERS + w] == RUNS for w in range(WORKERS))

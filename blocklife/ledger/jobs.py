@@ -19,8 +19,8 @@ BlockT_co = TypeVar("BlockT_co", bound=Block, covariant=True)
 
 Planned: TypeAlias = Literal[Job.PLANNED]
 InFlight: TypeAlias = Literal[Job.IN_FLIGHT]
-Flushed: TypeAlias = Literal[Job.FLUSHED]
-Stale: TypeAlias = Literal[Job.STALE]
+Awaited: TypeAlias = Literal[Job.AWAITED]
+Unwanted: TypeAlias = Literal[Job.UNWANTED]
 
 Allocated: TypeAlias = Literal[Block.ALLOCATED]
 Sealed: TypeAlias = Literal[Block.SEALED]
@@ -29,9 +29,9 @@ Loading: TypeAlias = Literal[Block.LOADING]
 
 Storable: TypeAlias = Literal[Block.ALLOCATED, Block.SEALED, Block.CACHED]
 """States from which a life can be chosen as the source of a store."""
-Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED]
+Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.AWAITED]
 """States of a job that the workers have and somebody wants."""
-Out: TypeAlias = Literal[Job.IN_FLIGHT, Job.FLUSHED, Job.STALE, Job.QUARANTINED]
+Out: TypeAlias = Literal[Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED, Job.QUARANTINED]
 """States of a job that the workers have."""
 
 

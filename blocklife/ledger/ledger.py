@@ -38,10 +38,10 @@ from blocklife.ledger.jobs import (
     Out,
     Planned,
     Sealed,
-    Stale,
     Storable,
     Store,
     Submitted,
+    Unwanted,
     gather,
 )
 from blocklife.ledger.limits import Statistics
@@ -615,8 +615,8 @@ class Ledger(Core):
             self._end(job, "cancel", 0)
 
     @verb
-    def abandon(self, jobs: Jobs[Submitted]) -> Jobs[Stale]:
-        """Want a result no more; its places stay pinned until it lands. Edges: job IN_FLIGHT, FLUSHED → STALE.
+    def abandon(self, jobs: Jobs[Submitted]) -> Jobs[Unwanted]:
+        """Want a result no more; its places stay pinned until it lands. Edges: job IN_FLIGHT, AWAITED → UNWANTED.
 
         Refuses: a load, as `cancel` does.
         """
@@ -633,7 +633,7 @@ class Ledger(Core):
     def flush(self, jobs: Jobs[Out], cause: str = "asked") -> Jobs[Out]:
         """Order a wait for submitted jobs in the next plan; flushes are counted by *cause*.
 
-        Edges: job IN_FLIGHT → FLUSHED; STALE, QUARANTINED stay.
+        Edges: job IN_FLIGHT → AWAITED; UNWANTED, QUARANTINED stay.
         """
         rows = self._rows_of(edge.job_ids(jobs, "jobs"))
         edge.text(cause, "cause")
@@ -753,7 +753,7 @@ class Ledger(Core):
     def expire(self, now: float) -> Jobs[Job]:
         """Give every job up whose deadline has passed; its places stay pinned, and the pins are overdue.
 
-        Edges: job IN_FLIGHT, FLUSHED, STALE → QUARANTINED, and the couplings. Returns those jobs.
+        Edges: job IN_FLIGHT, AWAITED, UNWANTED → QUARANTINED, and the couplings. Returns those jobs.
         """
         edge.moment(now, "now")
         over = []

@@ -21,7 +21,7 @@ from attrs import field, frozen
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 
-VERSION = 1
+VERSION = 2
 """Of the format; `read_head` refuses any other."""
 
 CHUNK_BYTES = 1 << 20

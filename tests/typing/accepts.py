@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, assert_type
 import numpy as np
 
 from blocklife.ledger import Batch, Jobs, Ledger, Limits
-from blocklife.ledger.jobs import Allocated, InFlight, Planned, Sealed, Stale
+from blocklife.ledger.jobs import Allocated, InFlight, Planned, Sealed, Unwanted
 from blocklife.lifecycle import Column, Edge, Guard, Handle, Lifecycle, Pool, edge, guard
 
 
@@ -121,7 +121,7 @@ def ledger_verbs_hand_on_what_they_left() -> None:
     planned = assert_type(ledger.plan_store(sealed, [0], [b"k"]), Jobs[Planned])
     flying = assert_type(ledger.submit(planned), Jobs[InFlight])
     ledger.flush(ledger.flush(flying))
-    assert_type(ledger.abandon(flying), Jobs[Stale])
+    assert_type(ledger.abandon(flying), Jobs[Unwanted])
     ledger.quiesce(ledger.submitted())
 
 

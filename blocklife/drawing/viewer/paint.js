@@ -16,7 +16,7 @@
 const GUTTER = 118;
 const RULER = 24;
 const HEADING = 22;
-const GIVEN_UP = new Set(["FAILED", "CANCELLED", "STALE", "QUARANTINED"]);
+const GIVEN_UP = new Set(["FAILED", "CANCELLED", "UNWANTED", "QUARANTINED"]);
 
 /** A colour as one pixel of an image. @param {string} colour @param {string} ground @param {number} strength */
 function pixel(colour, ground, strength) {

@@ -85,7 +85,7 @@ _ALONE = states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job)
 """Jobs that are out and that nobody waits for."""
 _QUARANTINED = MACHINES["job"].index[Job.QUARANTINED]
 _LOST = OVER | {_QUARANTINED}
-_UNWANTED = _LOST | {MACHINES["job"].index[Job.STALE]}
+_UNWANTED = _LOST | {MACHINES["job"].index[Job.UNWANTED]}
 _PLANNED = MACHINES["job"].index[Job.PLANNED]
 
 

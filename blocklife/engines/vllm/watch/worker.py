@@ -187,7 +187,7 @@ class WorkerWatch:
         """These jobs must have been waited for by now, as far as they are not over."""
         for number in numbers:
             share = self.shares.get(number)
-            if share is not None and share.life.state is not Job.FLUSHED:
+            if share is not None and share.life.state is not Job.AWAITED:
                 state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
                 self._violate(rule, f"{why}, and job {number} {state}", number)
 
