@@ -7,7 +7,13 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c co
 ARGS   ?=
 VLLM   ?= 0.33.0 0.21.0
 
-.PHONY: help run test unit types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec format clean
+# What is tested both ways, interpreted and compiled: the ledger, the scheduler, and what explores them.
+BOTH_WAYS := both_ways test_acceptance.py test_check.py test_couplings.py test_edge.py test_explore.py test_groups.py \
+  test_host.py test_invariants.py test_journeys.py test_ledger.py test_ledger_bulk.py test_ledger_groups.py \
+  test_ledger_world.py test_lookup.py test_offload.py test_offload_walks.py test_progress.py test_scenarios.py test_search.py \
+  test_stores.py test_walk.py test_walks.py test_world.py test_worlds.py
+
+.PHONY: help run test unit compiled test-compiled test-sanitized wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -20,6 +26,32 @@ test: lint types unit  ## everything that must pass: lint, types, tests
 
 unit: $(VENV)/.dev
 	@$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+	@$(if $(strip $(ARGS)),,$(call both-ways,compiled,checked,))
+
+# $(1) is the folder below build, $(2) the way to compile, $(3) what the tests' environment has besides. Status 3: there is no compiler here, which is no failure.
+define both-ways
+$(BIN)/python compile_core.py build/$(1) --as $(2); status=$$?; \
+if [ $$status -eq 3 ]; then echo 'the tests of the core ran interpreted only' >&2; exit 0; fi; \
+[ $$status -eq 0 ] && cd build/$(1) && $(3) PYTHONPATH=$(CURDIR)/build/$(1) BLOCKLIFE_EXPECT_CORE=compiled \
+  $(CURDIR)/$(BIN)/python -m pytest --numprocesses auto -m 'not slow and not interpreted' \
+  $(or $(ARGS),$(addprefix tests/,$(BOTH_WAYS)))
+endef
+
+compiled: $(VENV)/.dev  ## a copy of the project in build/compiled whose core runs compiled, with checks of every index; only what changed is built
+	@$(BIN)/python compile_core.py build/compiled
+
+test-compiled: $(VENV)/.dev  ## the tests of ledger, scheduler and explorer with the core compiled
+	@$(call both-ways,compiled,checked,)
+
+# The interpreter is not built with them, so that theirs must be loaded first; it leaks by design, and its own allocator would hide much.
+SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+
+test-sanitized: $(VENV)/.dev  ## the same under gcc's sanitizers for addresses and undefined behaviour, without those checks
+	@$(call both-ways,sanitized,sanitized,$(SANITIZED))
+
+wheels: $(VENV)/.dev  ## everything that is published, into dist: sources, a wheel without extensions, one for each Python here; each is tried
+	@$(BIN)/python -m tests.wheels
 
 types: $(VENV)/.dev
 	@$(BIN)/python -m mypy

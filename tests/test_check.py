@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from blocklife.cli import built
 from blocklife.states import MACHINES
 from blocklife.testing.mutants import judging
 from blocklife.testing.mutants.planting import all_mutants, planted
@@ -233,6 +234,15 @@ def test_check_does_not_start_where_it_could_not_write(tmp_path: Path, capsys: C
     assert f"{tmp_path / 'file'}: File exists" in refused(capsys, *PRESSED, "--write", str(tmp_path / "file"))
 
 
+def test_mutants_are_refused_where_the_core_is_compiled(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change functions of the core, which can only be done to a source."""
+    compiled = built.Core((built.Module("ledger.core", compiled=True, stale=False),), "Cython 9")
+    monkeypatch.setattr(built, "examine", lambda: compiled)
+
+    assert "--mutants changes the core, which is compiled here" in refused(capsys, "check", "--mutants")
+
+
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("page", "message"),
     [
@@ -255,6 +265,7 @@ def test_mutants_are_not_judged_where_their_page_could_not_be_written(
 # --- violations -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 def test_check_tells_the_story_of_a_violation(capsys: Capture) -> None:
     """Status 1; the story ends in the rule that broke and both truths; what was not refuted is unknown."""
     with planted(SEED):
@@ -276,6 +287,7 @@ def test_check_tells_the_story_of_a_violation(capsys: Capture) -> None:
     assert told["story"] in out
 
 
+@pytest.mark.interpreted
 def test_check_writes_what_can_be_used(tmp_path: Path, capsys: Capture) -> None:
     """The program prints the story, the scenario fails with the bug and holds without it, the diagram is one."""
     where = tmp_path / "deep" / "found"

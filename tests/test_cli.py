@@ -23,6 +23,7 @@ import pytest
 
 from blocklife import __version__
 from blocklife.cli import main
+from blocklife.cli.built import examine
 from blocklife.engines.toy.replay import ReplayReport
 from tests.interrupts import interruptible
 
@@ -87,7 +88,7 @@ def workload(tmp_path: Path) -> Path:
 
 
 def test_cli_version_is_the_package_s(capsys: Capture) -> None:
-    assert call(capsys, "--version") == (0, f"blocklife {__version__}\n", "")
+    assert call(capsys, "--version") == (0, f"blocklife {__version__} (core {examine()})\n", "")
 
 
 def test_cli_without_arguments_prints_help(capsys: Capture) -> None:
@@ -147,7 +148,7 @@ def test_cli_help_of_a_group_names_its_commands(capsys: Capture) -> None:
 def test_cli_runs_as_a_module() -> None:
     ran = spawn("--version")
 
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"blocklife {__version__}\n", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"blocklife {__version__} (core {examine()})\n", "")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 
 from blocklife import __version__
-from blocklife.cli import doctor, main
+from blocklife.cli import built, doctor, main
 from blocklife.cli.doctor import Finding, Verdict, compare, examine, there_and_back, told_of_movers
 from blocklife.copiers.cpu import CpuCopier
 from blocklife.ledger.records import Completion, Worker
 
 ROOT = Path(__file__).parent.parent
 NAMES = [
-    "python", "platform", "blocklife", "numpy", "torch", "drawing", "copier cpu", "copier torch", "copier cuda", "movers",
-    "ranks", "gpu", "link",
+    "python", "platform", "blocklife", "core", "numpy", "torch", "drawing", "copier cpu", "copier torch", "copier cuda",
+    "movers", "ranks", "gpu", "link",
 ]  # fmt: skip
 
 Capture = pytest.CaptureFixture[str]
@@ -54,8 +54,10 @@ def test_doctor_says_one_line_a_fact(capsys: Capture) -> None:
     assert (blank, last) == ("", "all that is installed works")
     assert f"CPython {platform.python_version()}" in lines[0]
     assert lines[2].split() == ["blocklife", __version__]
-    assert lines[3].split() == ["numpy", np.__version__]
-    assert lines[6].endswith("works: 2,048 bytes there and back, compared")
+    assert lines[3].startswith("core            ")
+    assert str(built.examine()) in lines[3]
+    assert lines[4].split() == ["numpy", np.__version__]
+    assert lines[7].endswith("works: 2,048 bytes there and back, compared")
 
 
 def test_doctor_says_the_same_to_machines(capsys: Capture) -> None:
@@ -67,6 +69,33 @@ def test_doctor_says_the_same_to_machines(capsys: Capture) -> None:
     assert [finding["name"] for finding in report["findings"]] == NAMES
     assert all(set(finding) == {"name", "verdict", "says", "install"} for finding in report["findings"])
     assert {finding["verdict"] for finding in report["findings"]} <= {"fact", "works", "absent"}
+
+
+def test_doctor_says_of_each_module_how_it_runs(capsys: Capture) -> None:
+    """For machines each module of the core stands by itself, with what compiled it."""
+    core = json.loads(examined(capsys, "--json")[1])["core"]
+
+    assert list(core["modules"]) == list(built.CORE)
+    assert set(core["modules"].values()) == {"compiled" if core["by"] else "interpreted"}
+
+
+def test_doctor_finds_a_core_of_another_source(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """A source that was changed after it was compiled does not run, whoever reads it."""
+    stale = built.Core((built.Module("ledger.core", compiled=True, stale=True),), "Cython 9")
+    monkeypatch.setattr(built, "examine", lambda: stale)
+    status, out = examined(capsys)
+
+    assert status == 1
+    assert "BROKEN: ValueError: compiled from another source than lies here: ledger.core (install it again)" in out
+
+
+def test_doctor_finds_an_extension_that_python_does_not_take(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """What lies there is not enough: the module that was imported says what runs."""
+    monkeypatch.setattr(built, "examine", lambda: built.Core((built.Module("errors", compiled=True, stale=False),), "Cython 9"))
+    status, out = examined(capsys)
+
+    assert status == 1
+    assert "BROKEN: ValueError: errors is compiled, and Python runs " in out
 
 
 def test_doctor_tries_the_torch_copier(capsys: Capture) -> None:

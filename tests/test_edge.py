@@ -263,7 +263,7 @@ def parameters(method: Callable[..., object]) -> list[inspect.Parameter]:
 
 def verbs(kind: type) -> set[str]:
     """Public methods."""
-    return {name for name, each in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+    return {name for name, each in inspect.getmembers(kind, callable) if not name.startswith("_")}
 
 
 # --- the ledger ---------------------------------------------------------------------------------------------------------

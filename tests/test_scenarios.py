@@ -147,6 +147,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("plant", PLANTS)
 def test_planted_bug_fails_its_scenario(plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code as it was before the fix, or near to it; the verdict names the step and what was found."""

@@ -9,11 +9,13 @@ which is imported when the command is called. So a command costs what it uses, a
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
 
 from blocklife import __version__
 from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, complain
@@ -37,10 +39,21 @@ What is refused is told in one line on standard error; then there is no report, 
 """
 
 
+class _Version(argparse.Action):
+    """Looks at how the package was built only where somebody asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> NoReturn:
+        """The option is there."""
+        from blocklife.cli.built import examine
+
+        print(f"blocklife {__version__} (core {examine()})")
+        parser.exit()
+
+
 def _parser() -> Parser:
     parser = Parser(prog="blocklife")
     parser.describe("Typed state machines for the life of every KV-cache block.", _STATUS)
-    parser.add_argument("--version", action="version", version=f"blocklife {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="say which version this is, and how its core runs")
     add_commands(parser, COMMANDS, "blocklife.cli.")
     return parser
 

@@ -97,6 +97,7 @@ def _add_words(parser: Parser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from blocklife.cli.built import examine
     from blocklife.cli.exploring import explore_world
     from blocklife.cli.hunting import hunt, walk_in
 
@@ -107,6 +108,8 @@ def _check(args: argparse.Namespace) -> int:
     if mode == "--list":
         return _list(as_json=args.json)
     if mode == "--mutants":
+        if examine().compiled:
+            raise MisuseError("--mutants changes the core, which is compiled here (install blocklife with BLOCKLIFE_COMPILE=0)")
         return hunt(args)
     if mode == "--walk":
         return walk_in(_asked_for(args), args)

@@ -17,6 +17,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +28,7 @@ import attrs
 import numpy as np
 
 from blocklife import __version__
+from blocklife.cli import built
 from blocklife.cli.common import OK, WRONG, Parser, put_out
 
 if TYPE_CHECKING:
@@ -109,7 +112,8 @@ def _doctor(args: argparse.Namespace) -> int:
             put_out(f"{finding}\n")
     broken = [finding.name for finding in found if finding.verdict is Verdict.BROKEN]
     if args.json:
-        put_out(json.dumps({"ok": not broken, "findings": [finding.as_json() for finding in found]}) + "\n")
+        findings = [finding.as_json() for finding in found]
+        put_out(json.dumps({"ok": not broken, "findings": findings, "core": core_as_json(built.examine())}) + "\n")
     else:
         put_out(f"\n{'broken: ' + ', '.join(broken) if broken else 'all that is installed works'}\n")
     return WRONG if broken else OK
@@ -141,6 +145,44 @@ def _platform() -> Finding:
 
 def _blocklife() -> Finding:
     return Finding("blocklife", Verdict.FACT, __version__)
+
+
+def _core() -> Finding:
+    """Whether the core runs compiled. Where it does each module was imported, and one verb has run."""
+    core = built.examine()
+    if not core.compiled:
+        return Finding("core", Verdict.FACT, str(core))
+    if core.stale:
+        raise ValueError(f"compiled from another source than lies here: {', '.join(core.stale)} (install it again)")
+    for name in core.compiled:
+        file = str(import_module(f"blocklife.{name}").__file__)
+        if not file.endswith(tuple(EXTENSION_SUFFIXES)):
+            raise ValueError(f"{name} is compiled, and Python runs {file}")
+    try_core()
+    others = [each.name for each in core.modules if not each.compiled]
+    rest = f"; interpreted: {', '.join(others)}" if others else ""
+    return Finding("core", Verdict.WORKS, f"{core}: {', '.join(core.compiled)}{rest}")
+
+
+def try_core() -> None:
+    """One verb, and its refusal. Raises ValueError where either is not as it should be."""
+    from blocklife.errors import CapacityError
+    from blocklife.ledger import Ledger, Limits
+
+    ledger = Ledger(Limits(num_blocks=3, num_slots=1))
+    ledger.add_request("a")
+    if len(ledger.allocate("a", 2)) != 2 or ledger.free != 0:
+        raise ValueError(f"two of two blocks were allocated, and {ledger.free} are free")
+    try:
+        ledger.allocate("a", 1)
+    except CapacityError:
+        return
+    raise ValueError("a third of two blocks was allocated")
+
+
+def core_as_json(core: built.Core) -> dict[str, object]:
+    """Module by module, for machines."""
+    return {"by": core.by, "modules": {each.name: str(each) for each in core.modules}}
 
 
 def _numpy() -> Finding:
@@ -349,6 +391,7 @@ CHECKS: Iterable[tuple[str, Callable[[], Finding]]] = (
     ("python", _python),
     ("platform", _platform),
     ("blocklife", _blocklife),
+    ("core", _core),
     ("numpy", _numpy),
     ("torch", _torch),
     ("drawing", _drawing),

@@ -549,9 +549,10 @@ class Core(Book):
         places = np.array(joined([job.places for job in jobs]), dtype=np.int64)
         found, start = [], 0
         for job in jobs:
-            here = slice(start, start := start + len(job.lives))
+            here = slice(start, start + len(job.lives))
             source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
             found.append(Transfer(self._id(job), job.direction, source[here], target[here], job.group_sizes))
+            start = here.stop
         return found
 
     def _transfer(self, job: JobRow) -> Transfer:

@@ -1,0 +1,1 @@
+"""One source, two speeds: random walks leave the same trace behind, interpreted and compiled."""
