@@ -175,7 +175,7 @@ def import_markup(markup: Mapping[str, object], guards: Mapping[str, Guard[...]]
     rest = {key: value for key, value in markup.items() if key != "digest"}
     if markup.get("digest") != _digest(rest):
         raise DefinitionError("markup: the digest does not fit the content; it was changed after it was exported")
-    reader = _Reader(rest, guards or {})
+    reader = _MarkupReader(rest, guards or {})
     table = reader.table()
     if (again := export_markup(table)) != dict(markup):
         where = next(_differences(dict(markup), again, "markup"))
@@ -237,7 +237,7 @@ def _differences(given: object, wanted: object, where: str) -> Iterator[str]:
         yield where
 
 
-class _Reader:
+class _MarkupReader:
     """Turns markup into a lifecycle class; every value is checked before anything is made of it."""
 
     def __init__(self, markup: Mapping[str, object], guards: Mapping[str, Guard[...]]) -> None:

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from blocklife.copiers.cpu import CpuCopier
 from blocklife.copiers.executor import Executor
-from blocklife.engines.toy.engine import Engine, EngineOptions, Station, Step
+from blocklife.engines.toy.engine import EngineOptions, Station, StepInFlight, ToyEngine
 from blocklife.engines.toy.forward import ForwardPass, check_and_write
 from blocklife.engines.toy.memory import Ids, Memory, Words
 from blocklife.engines.toy.traffic import Traffic
@@ -89,7 +89,7 @@ def follow(station: Station, link: Link) -> None:
 # --- rank 0 ------------------------------------------------------------------------------------------------------------
 
 
-class RankedEngine(Engine):
+class RankedEngine(ToyEngine):
     """The reference engine over several ranks, one plan at a time. A lost rank ends every request: it needs them all."""
 
     def __init__(
@@ -99,7 +99,7 @@ class RankedEngine(Engine):
         self.ranks = ranks
         self.seen: Counter[Worker] = Counter()
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: StepInFlight) -> None:
         told = self.ranks.execute(step.plan, partial(self._forward, self.stations[0], step.forward), step.forward)
         for worker, result in told.results.items():
             self._note_seen(worker, result)

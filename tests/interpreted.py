@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from blocklife.copiers.torch.layout import KvCache, Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, KvCache, Pages
 from blocklife.copiers.torch.moves import KernelMover, prove
 from blocklife.copiers.torch.pieces import WORDS
 from blocklife.ledger.records import Direction
@@ -30,7 +30,7 @@ def test_interpreted_kernels_move_the_bytes_that_single_pages_would(shape: Shape
     want = copy_page_by_page(shape, cache, host)
     pairs = [pair for part in shape.pairs for pair in part]
     asked = transfer(shape.direction, [b for b, _ in pairs], [p for _, p in pairs], tuple(map(len, shape.pairs)))
-    layout = Layout(cache, host)
+    layout = CopyLayout(cache, host)
     KernelMover(layout).move(runs(layout, asked), shape.direction)
 
     for got, wanted in zip(contents([*cache.layers, *host.regions]), [*want[0], *want[1]], strict=True):
@@ -42,7 +42,7 @@ def test_interpreted_kernels_move_the_bytes_that_single_pages_would(shape: Shape
 def test_interpreted_kernels_copy_runs_of_any_length_and_place(unit: int, page: int) -> None:
     """Runs that begin and end at multiples of a word, in a cache whose own word is wider: no byte beside them is touched."""
     cache = KvCache([[layer(4, page, torch.int32)]])
-    mover = KernelMover(Layout(cache, rows(cache, 4)))
+    mover = KernelMover(CopyLayout(cache, rows(cache, 4)))
     dice = np.random.default_rng(unit * 100_003 + page)
     source, target = noise(1 << 17, seed=1), noise(1 << 17, seed=2)
     borders = np.sort(dice.choice((1 << 17) // unit, 80, replace=False)) * unit
@@ -58,13 +58,13 @@ def test_interpreted_kernels_copy_runs_of_any_length_and_place(unit: int, page: 
 def test_interpreted_kernels_are_proven() -> None:
     """The proof that a device asks for, on the host."""
     cache = KvCache([[layer(4, 2_048, torch.uint8)]])
-    prove(KernelMover(Layout(cache, rows(cache, 4))), torch.device("cpu"))
+    prove(KernelMover(CopyLayout(cache, rows(cache, 4))), torch.device("cpu"))
 
 
 def test_interpreted_kernels_are_for_the_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter would take the addresses of a device for its own."""
     cache = KvCache([[layer(4, 16, torch.uint8)]])
-    layout = Layout(cache, rows(cache, 4))
+    layout = CopyLayout(cache, rows(cache, 4))
     monkeypatch.setattr(cache, "device", torch.device("cuda", 0))
     with pytest.raises(RuntimeError, match="unset TRITON_INTERPRET"):
         KernelMover(layout)

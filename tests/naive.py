@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blocklife.testing.scenarios.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
 from blocklife.testing.worlds.device import CopyOrder, Landing, Orders, Pass
 
 SIZE = 4
@@ -16,7 +16,7 @@ SIZE = 4
 class Naive(Driver):
     """Full attention, one worker, synchronous, no loads."""
 
-    def start(self, world: World) -> None:
+    def start(self, world: EngineSetup) -> None:
         """Only what it can do."""
         if (world.groups, world.scheduling, world.contract, world.workers) != (f"full:{SIZE}", "sync", "hold", 1):
             raise Unsupported("this engine has one group of 4 tokens, one worker, synchronous scheduling and holds blocks back")
@@ -40,7 +40,7 @@ class Naive(Driver):
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         """Prefill whole prompts, and store the full blocks of those that were prefilled before."""
         if preempt or (compute and any(compute.values())):
             raise Unsupported("this engine neither preempts nor decodes")
@@ -67,7 +67,7 @@ class Naive(Driver):
             writes += [(block, f"0:{said[: (at + 1) * SIZE]}") for at, block in enumerate(self.tables[name])]
             self.state[name] = "PREFILLING"
         self.plan += 1
-        return Stepped(
+        return EngineStep(
             orders=Orders(self.plan, (), (), tuple(stores), Pass(writes=tuple(writes))),
             handed_out=tuple(handed),
             owners=owners,
@@ -84,7 +84,7 @@ class Naive(Driver):
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         """What was prefilled is final; what has landed can be found."""
         for name in [each for each, at in self.state.items() if at == "PREFILLING"]:
             self.state[name] = "PREFILLED"
@@ -98,7 +98,7 @@ class Naive(Driver):
                 self.stored |= zip(names, order.target, strict=True)
             self.free_blocks += self.waiting_blocks.intersection(order.source)
             self.waiting_blocks.difference_update(order.source)
-        return Settled()
+        return SettledPlan()
 
     def finish(self, request: str) -> None:
         """Blocks that a store reads come back when it has landed."""

@@ -236,7 +236,7 @@ def test_check_does_not_start_where_it_could_not_write(tmp_path: Path, capsys: C
 
 def test_mutants_are_refused_where_the_core_is_compiled(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """They change functions of the core, which can only be done to a source."""
-    compiled = built.Core((built.Module("ledger.core", compiled=True, stale=False),), "Cython 9")
+    compiled = built.InstalledCore((built.Module("ledger.core", compiled=True, stale=False),), "Cython 9")
     monkeypatch.setattr(built, "examine", lambda: compiled)
 
     assert "--mutants changes the core, which is compiled here" in refused(capsys, "check", "--mutants")

@@ -19,9 +19,9 @@ from blocklife.testing.worlds.device import (
     Device,
     DeviceFault,
     DeviceMemo,
+    DeviceNames,
     FrozenDevice,
     Landing,
-    Names,
     Orders,
     Pass,
     renamed,
@@ -219,7 +219,7 @@ def test_device_goes_back_to_a_value() -> None:
 def test_device_under_other_names_is_the_same_device() -> None:
     """Blocks, places and jobs change their names; content that nobody can read any more is garbage."""
     device = storing()
-    names = Names(blocks=[0, 2, 1, 3], places=[2, 1, 0], jobs={1: 7}, plans_before=0)
+    names = DeviceNames(blocks=[0, 2, 1, 3], places=[2, 1, 0], jobs={1: 7}, plans_before=0)
     (worker,) = renamed(device.freeze(), names, readable=[], filled=[]).workers
 
     assert worker.copies[0][0] == CopyOrder(7, True, (2,), (2,))
@@ -229,7 +229,7 @@ def test_device_under_other_names_is_the_same_device() -> None:
 def test_device_names_a_copy_whose_job_is_over() -> None:
     """A job that ended while its copy still runs has no name left: that is a fault, not a detail."""
     with pytest.raises(DeviceFault, match="I1: copy 1 runs on, although its job is over"):
-        renamed(storing().freeze(), Names([0, 1, 2, 3], [0, 1, 2], {}), [], [])
+        renamed(storing().freeze(), DeviceNames([0, 1, 2, 3], [0, 1, 2], {}), [], [])
 
 
 def test_device_memo_does_each_thing_to_each_value_once() -> None:

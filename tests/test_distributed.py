@@ -329,9 +329,9 @@ def test_ranks_pass_over_an_old_answer(rig: Rig) -> None:
 
 def answer(number: int, worker: int, result: object = None, report: Report | None = None) -> bytes:
     """An answer as bytes, made like a real one."""
-    from blocklife.copiers.distributed import _Answer
+    from blocklife.copiers.distributed import _RankAnswer
 
-    return pickle.dumps(_Answer(number, Worker(worker), report or Report((), ()), result, False, ""))
+    return pickle.dumps(_RankAnswer(number, Worker(worker), report or Report((), ()), result, False, ""))
 
 
 def forged(number: int) -> bytes:

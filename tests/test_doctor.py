@@ -20,7 +20,7 @@ import pytest
 
 from blocklife import __version__
 from blocklife.cli import built, doctor, main
-from blocklife.cli.doctor import Finding, Verdict, compare, examine, there_and_back, told_of_movers
+from blocklife.cli.doctor import CheckOutcome, Diagnosis, compare, examine, there_and_back, told_of_movers
 from blocklife.copiers.cpu import CpuCopier
 from blocklife.ledger.records import Completion, Worker
 
@@ -81,7 +81,7 @@ def test_doctor_says_of_each_module_how_it_runs(capsys: Capture) -> None:
 
 def test_doctor_finds_a_core_of_another_source(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """A source that was changed after it was compiled does not run, whoever reads it."""
-    stale = built.Core((built.Module("ledger.core", compiled=True, stale=True),), "Cython 9")
+    stale = built.InstalledCore((built.Module("ledger.core", compiled=True, stale=True),), "Cython 9")
     monkeypatch.setattr(built, "examine", lambda: stale)
     status, out = examined(capsys)
 
@@ -91,7 +91,9 @@ def test_doctor_finds_a_core_of_another_source(monkeypatch: pytest.MonkeyPatch, 
 
 def test_doctor_finds_an_extension_that_python_does_not_take(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """What lies there is not enough: the module that was imported says what runs."""
-    monkeypatch.setattr(built, "examine", lambda: built.Core((built.Module("errors", compiled=True, stale=False),), "Cython 9"))
+    monkeypatch.setattr(
+        built, "examine", lambda: built.InstalledCore((built.Module("errors", compiled=True, stale=False),), "Cython 9")
+    )
     status, out = examined(capsys)
 
     assert status == 1
@@ -164,10 +166,10 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Ca
 def test_doctor_ends_with_what_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """The status is 1, the line says so, and the last line names it."""
 
-    def broken() -> Finding:
+    def broken() -> Diagnosis:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(doctor, "CHECKS", (("good", lambda: Finding("good", Verdict.FACT, "yes")), ("bad", broken)))
+    monkeypatch.setattr(doctor, "CHECKS", (("good", lambda: Diagnosis("good", CheckOutcome.FACT, "yes")), ("bad", broken)))
     status, out = examined(capsys)
     _, told = examined(capsys, "--json")
 
@@ -179,10 +181,10 @@ def test_doctor_ends_with_what_is_broken(monkeypatch: pytest.MonkeyPatch, capsys
 def test_doctor_has_no_message_to_tell() -> None:
     """An error without words is named by its kind."""
 
-    def broken() -> Finding:
+    def broken() -> Diagnosis:
         raise ZeroDivisionError
 
-    assert examine("sum", broken) == Finding("sum", Verdict.BROKEN, "ZeroDivisionError: no message")
+    assert examine("sum", broken) == Diagnosis("sum", CheckOutcome.BROKEN, "ZeroDivisionError: no message")
 
 
 # --- copiers -----------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
 from blocklife.testing.scenarios.our_driver import OurDriver
-from blocklife.testing.scenarios.running import Outcome, Verdict, driver_named, read_scenario, run_scenario
+from blocklife.testing.scenarios.running import Outcome, ScenarioVerdict, driver_named, read_scenario, run_scenario
 from blocklife.testing.worlds.device import Landing
 from tests import naive
 
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent.parent / "specs" / "scenarios"
 HERE = {"contract": "hold", "scheduling": "sync"}
 
 
-def run(name: str, driver: type[Driver]) -> Verdict:
+def run(name: str, driver: type[Driver]) -> ScenarioVerdict:
     """One file in the variant that the toy engine can do."""
     return run_scenario(read_scenario(FOLDER / f"{name}.toml"), driver, HERE)
 
@@ -110,7 +110,7 @@ def test_our_driver_has_everything() -> None:
 def test_fill_host_refuses_a_host_that_is_not_empty() -> None:
     """It is a scene for the beginning."""
     driver = OurDriver()
-    driver.start(World())
+    driver.start(EngineSetup())
     driver.fill_host()
     with pytest.raises(MisuseError, match="slot 0: it is READY"):
         driver.fill_host()
@@ -151,7 +151,7 @@ class Forgetful(OurDriver):
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         found = super().step(compute=compute, let_in=let_in, preempt=preempt)
         return evolve(found, orders=found.orders._replace(flushes=()))
 
@@ -161,7 +161,7 @@ class Idle(OurDriver):
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         found = super().step(compute=compute, let_in=let_in, preempt=preempt)
         return evolve(found, orders=found.orders._replace(loads=(), stores=()))
 
@@ -171,7 +171,7 @@ class Gullible(OurDriver):
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         return super().settle([each._replace(ok=True) for each in reports], launched=launched, sampled=sampled)
 
 
@@ -180,7 +180,7 @@ class Upset(OurDriver):
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         for each in reports:
             self.ledger.jobs.out[each.job]
         return super().settle(reports, launched=launched, sampled=sampled)
@@ -191,7 +191,7 @@ class Hasty(OurDriver):
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         everybody = [each._replace(worker=rank) for each in reports for rank in range(self.world.workers)]
         return super().settle(everybody, launched=launched, sampled=sampled)
 

@@ -46,6 +46,11 @@ IMPURE = frozenset(
 CALLED_IMPURE = frozenset({"open", "input", "print", "np.random", "numpy.random"})
 """The same, where no import gives it away."""
 
+SHARED_NAMES = {
+    "Step": "`offload.Step` is what an engine has decided; that of `ledger/places.py` is one event of a batch, and stays there",
+}
+"""Names that two classes have, and why they may."""
+
 LAZY_ROOMS = frozenset({"cli"})
 """Rooms whose functions may import whatever they like: a subcommand pays only for what it uses."""
 
@@ -142,6 +147,28 @@ def laws_broken(package: Path) -> list[str]:
             room = ROOT_ROOM
         broken += [*imports_broken(where, room, tree), *shape_broken(where, room, tree, text)]
     return broken
+
+
+def names_shared(package: Path) -> dict[str, list[str]]:
+    """Names of classes, without a leading underscore, that more than one module of a package defines, and where."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8"), path.name).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(path.relative_to(package).as_posix())
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One word, one meaning: no two modules define classes of one name, but for those that say why."""
+    assert names_shared(PACKAGE).keys() == SHARED_NAMES.keys()
+
+
+def test_a_second_class_of_one_name_is_found(tmp_path: Path) -> None:
+    """A private class counts as well, and one within a function does not."""
+    plant(tmp_path, {"a.py": "class Kind: ...\n", "b/c.py": "class _Kind: ...\n", "d.py": "def f():\n    class Kind: ...\n"})
+
+    assert names_shared(tmp_path) == {"Kind": ["a.py", "b/c.py"]}
 
 
 def test_layers_hold() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocklife.drawing.layout import WIDTH_MAX, Box, Layout, Line, Point, layout, numbers_of, ranges
+from blocklife.drawing.layout import WIDTH_MAX, Box, MachineLayout, Point, RowLine, layout, numbers_of, ranges
 from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
 from blocklife.drawing.text_width import FIXED, fixed_width, prose_width, wrapped
 from blocklife.errors import DefinitionError
@@ -49,11 +49,11 @@ def overlaps(boxes: list[tuple[str, Box]]) -> list[tuple[str, str]]:
     return [(one, two) for (one, a), (two, b) in itertools.combinations(slim, 2) if overlapping(a, b)]
 
 
-def pieces_of(line: Line) -> list[tuple[str, Box]]:
+def pieces_of(line: RowLine) -> list[tuple[str, Box]]:
     return [(f"row {line.label.row} {piece.role.name} {piece.text}", piece.box) for piece in line.pieces]
 
 
-def troubles(found: Layout) -> Iterator[str]:
+def troubles(found: MachineLayout) -> Iterator[str]:
     """Everything that has no place of its own."""
     outer = [(f"state {each.node.name}", each.box) for each in found.nodes]
     outer += [(f"labels {each.arrow.source} to {each.arrow.target}", each.box) for each in found.arrows]

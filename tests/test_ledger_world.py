@@ -19,7 +19,7 @@ from blocklife.ledger.core import Core
 from blocklife.ledger.places import Blocks, Slots
 from blocklife.states import MACHINES, Slot
 from blocklife.testing.exploring.explore import Bounds, Exploration, Kind, Property, Verdict, explore
-from blocklife.testing.worlds.ledger_world import Action, LedgerSettings, LedgerWorld, State
+from blocklife.testing.worlds.ledger_world import LedgerAction, LedgerSettings, LedgerState, LedgerWorld
 
 COUNTS: dict[str, tuple[int, int]] = {
     "smallest": (212, 162),
@@ -75,14 +75,14 @@ class Counted(LedgerWorld):
         self.abstractions: set[tuple[int, ...]] = set()
         self.begin = [each.split() for each in begin.split(",") if each]
 
-    def initial(self) -> State:
+    def initial(self) -> LedgerState:
         state = super().initial()
         for verb, *places in self.begin:
-            state = self.step(state, Action(verb, tuple(map(int, places))))
+            state = self.step(state, LedgerAction(verb, tuple(map(int, places))))
         return state
 
-    def properties(self) -> list[Property[State, Action]]:
-        def note(state: State) -> str:
+    def properties(self) -> list[Property[LedgerState, LedgerAction]]:
+        def note(state: LedgerState) -> str:
             self.abstractions.add(self.abstract(state))
             return ""
 
@@ -90,13 +90,13 @@ class Counted(LedgerWorld):
 
 
 @cache
-def explored(text: str) -> tuple[Counted, Exploration[Action]]:
+def explored(text: str) -> tuple[Counted, Exploration[LedgerAction]]:
     """A world, and what a search of it has found."""
     world = Counted(LedgerSettings.parse(text))
     return world, explore(world)
 
 
-def described(found: Exploration[Action]) -> list[str]:
+def described(found: Exploration[LedgerAction]) -> list[str]:
     """Each counterexample in a line."""
     return [f"{each.rule}: {each.message} after {', '.join(map(str, each.actions))}" for each in found.counterexamples]
 
@@ -147,7 +147,7 @@ def add_coverage(taken: dict[tuple[str, int], int], world: LedgerWorld) -> None:
 def test_ledger_world_abstraction_loses_nothing(text: str) -> None:
     """States that look the same can do the same, and look the same afterwards."""
     world = LedgerWorld(LedgerSettings.parse(text))
-    futures: dict[tuple[int, ...], frozenset[tuple[Action, tuple[int, ...]]]] = {}
+    futures: dict[tuple[int, ...], frozenset[tuple[LedgerAction, tuple[int, ...]]]] = {}
     different = 0
     for state in states_of(world):
         future = frozenset((action, world.abstract(world.step(state, action))) for action in world.actions(state))
@@ -156,7 +156,7 @@ def test_ledger_world_abstraction_loses_nothing(text: str) -> None:
     assert different == 0
 
 
-def states_of(world: LedgerWorld) -> list[State]:
+def states_of(world: LedgerWorld) -> list[LedgerState]:
     known = {world.initial(): None}
     todo = list(known)
     for state in todo:

@@ -23,7 +23,7 @@ from blocklife.ledger import Committed, Contract, Direction, Launched, Ledger, R
 from blocklife.ledger.book import RequestRow
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 from blocklife.recording import Recorder
-from blocklife.recording.lives import Life, Lives, Step
+from blocklife.recording.lives import Life, Lives, RecordedStep
 from blocklife.recording.reading import open_recording
 from blocklife.states import COUPLINGS, MACHINES
 from tests.worlds import block_of, held, in_flight, keys, make_ledger, ready, report, sealed, store
@@ -246,7 +246,7 @@ def test_one_place_is_told_as_among_all(truth: Truth, lives: Lives) -> None:
         assert not list(needless(alone, machine, place, mine))
 
 
-def needless(lives: Lives, machine: str, place: int, jobs: set[int]) -> Iterator[Step]:
+def needless(lives: Lives, machine: str, place: int, jobs: set[int]) -> Iterator[RecordedStep]:
     """Steps that are kept though they are not of the place, nor of its jobs, nor the cause of one that is.
 
     A flush names one of the blocks that were handed out; the others of its job are kept with that one.

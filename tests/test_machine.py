@@ -15,7 +15,7 @@ from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from blocklife.ledger import Ledger, Plan
-from blocklife.testing.exploring.machine import VERBS, Violation, WorldMachine, machine_for
+from blocklife.testing.exploring.machine import VERBS, MachineViolation, WorldMachine, machine_for
 from blocklife.testing.exploring.walk import LARGE, walk
 from blocklife.testing.worlds import world as world_module
 from blocklife.testing.worlds.world import Faults, WorldSettings
@@ -45,7 +45,7 @@ def test_machine_finds_a_planted_bug_and_tells_its_story(monkeypatch: pytest.Mon
         return evolve(dispatch(self, now), flushes=())
 
     monkeypatch.setattr(Ledger, "dispatch", hasty)
-    with pytest.raises(Violation, match=": ") as caught:
+    with pytest.raises(MachineViolation, match=": ") as caught:
         run(machine_for(SMALL), examples=200, steps=30)
     told = "\n".join(caught.value.__notes__)
     print(told)
@@ -58,7 +58,7 @@ def test_machine_finds_a_planted_bug_and_tells_its_story(monkeypatch: pytest.Mon
 def test_machine_finds_what_never_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of every example is judged, too."""
     monkeypatch.setattr(world_module, "_CLOSING", world_module._CLOSING - {"step"})
-    with pytest.raises(Violation, match="drains: "):
+    with pytest.raises(MachineViolation, match="drains: "):
         run(machine_for(SMALL), examples=20, steps=10)
 
 

@@ -38,7 +38,7 @@ from blocklife.testing.mutants.judging import (
     judge_all,
 )
 from blocklife.testing.mutants.planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
-from blocklife.testing.mutants.table import Found, holes, lines, page, read_page
+from blocklife.testing.mutants.table import PageRow, holes, lines, page, read_page
 from blocklife.testing.worlds.world import Faults, World, WorldSettings
 
 ROOT = Path(__file__).parent.parent
@@ -161,7 +161,7 @@ def test_page_gives_every_test() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.mutant)
-def test_mutant_is_found(row: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_is_found(row: PageRow, monkeypatch: pytest.MonkeyPatch) -> None:
     """The world that the page names breaks that rule, after exactly as many steps as it says."""
     monkeypatch.setattr(judging, "SECONDS_MAX", 10.0)  # what hangs there is known to hang
     with planted(MUTANTS[row.mutant]):
@@ -324,7 +324,7 @@ def test_page_is_read_as_it_was_written() -> None:
     ]
     text = page(judged, {"y|z": "test_a.py::test_a[1|2]"})
 
-    assert read_page(text) == [Found("a.b|c without d", "tiny", "I1", 0)]
+    assert read_page(text) == [PageRow("a.b|c without d", "tiny", "I1", 0)]
     assert "3 mutants: found by a world 1, by a test 1." in text
     assert "by nobody\n\n| mutant | what changes |\n| --- | --- |\n| `x` | nothing |" in text
     assert "| `y\\|z` | `test_a.py::test_a[1\\|2]` |" in text

@@ -27,7 +27,7 @@ from blocklife.ledger import Contract, Ledger
 from blocklife.offload import Mode
 from blocklife.recording import Recorder
 from blocklife.recording import format as recording_format
-from blocklife.recording.checking import Illegal, Verdict, check_file, check_recording
+from blocklife.recording.checking import CheckVerdict, Illegal, check_file, check_recording
 from blocklife.recording.format import read_head
 from blocklife.recording.rules import Checker
 from blocklife.recording.traces import IllegalError
@@ -94,7 +94,7 @@ def spell_freely(lines: Lines) -> bytes:
     return b"".join(json.dumps(line, indent=None, separators=(" , ", ": ")).encode() + b" \r\n" for line in free)
 
 
-def check(lines: Lines | bytes) -> Verdict:
+def check(lines: Lines | bytes) -> CheckVerdict:
     return check_recording(io.BytesIO(lines if isinstance(lines, bytes) else spell(lines)))
 
 

@@ -255,7 +255,7 @@ def test_replay_skips_what_no_memory_holds() -> None:
 
 def test_replay_builds_nothing_for_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line of a file may ask for 2^31 tokens: its lengths alone tell that it does not fit."""
-    monkeypatch.setattr(sequences.Sequence, "of", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr(sequences.RequestSequence, "of", lambda *_: pytest.fail("built"))
     report = run([WorkloadRequest(0.0, 257, 1, (1,))], ReplayOptions(gpu_blocks=5, block_tokens=64))
 
     assert (report.requests, report.skipped_requests) == (1, 1)
@@ -363,7 +363,7 @@ def test_replay_times_the_scheduler_alone(monkeypatch: pytest.MonkeyPatch) -> No
     now = [0.0]
     monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     for name in ("check", "prove_quiet"):
-        monkeypatch.setattr(engine.Engine, name, lambda _: now.append(now.pop() + 1.0))
+        monkeypatch.setattr(engine.ToyEngine, name, lambda _: now.append(now.pop() + 1.0))
     report = run([WorkloadRequest(0.0, 300, 1, (1,))], ReplayOptions(step_tokens=1))
 
     assert report.steps > 256

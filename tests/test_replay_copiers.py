@@ -26,7 +26,7 @@ import torch
 from blocklife.cli import main
 from blocklife.copiers.faults import FaultRates
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch.layout import Layout, Pages, Regions
+from blocklife.copiers.torch.layout import CopyLayout, Pages, Regions
 from blocklife.copiers.torch.moves import RunMover
 from blocklife.engines.toy import engine, replay, tensors
 from blocklife.engines.toy.memory import Words
@@ -282,7 +282,7 @@ class LateCopier(TorchCopier):
     made: ClassVar[list[LateCopier]] = []
 
     def __init__(self, cache: KvCache, host: Regions, *, worker: Worker) -> None:
-        self.fake = LateDevice(RunMover(Layout(cache, host)), seed=worker)
+        self.fake = LateDevice(RunMover(CopyLayout(cache, host)), seed=worker)
         self.dice = random.Random(worker)
         super().__init__(cache, host, worker=worker, device=self.fake)
         self.made.append(self)

@@ -262,21 +262,21 @@ def test_replay_counts_all_groups_of_what_does_not_fit(groups: str, tokens: int,
 def test_replay_names_content_only_for_those_whose_turn_has_come(monkeypatch: Patch) -> None:
     """A workload of thousands must not cost the memory of all their keys at once."""
     alive, highest = 0, 0
-    build, drop = sequences.Sequence.build, sequences.Sequence.drop
+    build, drop = sequences.RequestSequence.build, sequences.RequestSequence.drop
 
-    def counted_build(sequence: sequences.Sequence, geometry: Geometry) -> None:
+    def counted_build(sequence: sequences.RequestSequence, geometry: Geometry) -> None:
         nonlocal alive, highest
         alive += 1
         highest = max(highest, alive)
         build(sequence, geometry)
 
-    def counted_drop(sequence: sequences.Sequence) -> None:
+    def counted_drop(sequence: sequences.RequestSequence) -> None:
         nonlocal alive
         alive -= 1
         drop(sequence)
 
-    monkeypatch.setattr(sequences.Sequence, "build", counted_build)
-    monkeypatch.setattr(sequences.Sequence, "drop", counted_drop)
+    monkeypatch.setattr(sequences.RequestSequence, "build", counted_build)
+    monkeypatch.setattr(sequences.RequestSequence, "drop", counted_drop)
     workload = chats(80)
     report = run(workload, options(workload, HYBRID, max_running=3, abort=0.2))
 

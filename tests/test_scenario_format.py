@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocklife.testing.scenarios.driver import World
+from blocklife.testing.scenarios.driver import EngineSetup
 from blocklife.testing.scenarios.format import (
     Scenario,
     ScenarioError,
-    Step,
+    ScenarioStep,
     parse_scenario,
     read_scenario,
     write_scenario,
@@ -205,18 +205,20 @@ def test_counterexample_is_written_as_a_file() -> None:
         invariants=("I1",),
         world={"groups": "full:1", "blocks": 2, "slots": 2, "scheduling": "async"},
         steps=(
-            Step(verb="arrive", arguments={"request": "a", "prompt": "ab", "reply": "c"}),
-            Step(verb="step", arguments={"settle": False}),
-            Step(verb="settle"),
-            Step(verb="step", arguments={"settle": False, "failing": True}),
-            Step(verb="settle", arguments={"after": 2}),
-            Step(verb="land", arguments={"copies": ["the first store of a"], "worker": 0}, note='a "quoted" word\n\x7f'),
-            Step(verb="lose_report", arguments={"copy": "the first store of a"}),
-            Step(verb="hang", arguments={"copies": ["the store of a"], "worker": 0}),
-            Step(verb="preempt", arguments={"request": "a"}),
-            Step(verb="reset", arguments={"drain": True}, refused="capacity"),
-            Step(verb="abort", arguments={"request": "a"}),
-            Step(verb="step", fault="I1", expect={"state": {"block 0 of a": "FREED"}}),
+            ScenarioStep(verb="arrive", arguments={"request": "a", "prompt": "ab", "reply": "c"}),
+            ScenarioStep(verb="step", arguments={"settle": False}),
+            ScenarioStep(verb="settle"),
+            ScenarioStep(verb="step", arguments={"settle": False, "failing": True}),
+            ScenarioStep(verb="settle", arguments={"after": 2}),
+            ScenarioStep(
+                verb="land", arguments={"copies": ["the first store of a"], "worker": 0}, note='a "quoted" word\n\x7f'
+            ),
+            ScenarioStep(verb="lose_report", arguments={"copy": "the first store of a"}),
+            ScenarioStep(verb="hang", arguments={"copies": ["the store of a"], "worker": 0}),
+            ScenarioStep(verb="preempt", arguments={"request": "a"}),
+            ScenarioStep(verb="reset", arguments={"drain": True}, refused="capacity"),
+            ScenarioStep(verb="abort", arguments={"request": "a"}),
+            ScenarioStep(verb="step", fault="I1", expect={"state": {"block 0 of a": "FREED"}}),
         ),
         end={"nothing_left": True},
     )
@@ -229,7 +231,7 @@ def test_counterexample_is_written_as_a_file() -> None:
 @given(st.text(max_size=20), st.dictionaries(st.text(max_size=5), st.sampled_from(["a", "RUNNING"]), max_size=0))
 def test_any_text_survives_writing(text: str, nothing: dict[str, str]) -> None:
     """Whatever a note says."""
-    made = Scenario(id="x", title=text, steps=(Step(verb="check", note=text, expect={"state": nothing}),))
+    made = Scenario(id="x", title=text, steps=(ScenarioStep(verb="check", note=text, expect={"state": nothing}),))
 
     assert parse_scenario(write_scenario(made)) == made
 
@@ -250,7 +252,7 @@ def test_every_word_is_done() -> None:
 
 def test_every_setting_is_told() -> None:
     """The page, the record and the choices speak of the same."""
-    assert list(SETTINGS) == [each.name for each in attrs.fields(World)] == list(SETTING_DOCS)
+    assert list(SETTINGS) == [each.name for each in attrs.fields(EngineSetup)] == list(SETTING_DOCS)
     for name, choices in CHOICES.items():
         assert SETTINGS[name].default in choices
 

@@ -19,12 +19,12 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.jobs import JobTable
 from blocklife.offload import OffloadScheduler, search
 from blocklife.offload.stores import StoreLine
-from blocklife.testing.scenarios.driver import Driver, Found, Stepped, World
+from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, LookedUp
 from blocklife.testing.scenarios.our_driver import OurDriver
 from blocklife.testing.scenarios.running import (
     DriverError,
     Outcome,
-    Verdict,
+    ScenarioVerdict,
     list_files,
     parse_scenario,
     read_scenario,
@@ -44,7 +44,7 @@ NOT_APPLICABLE = {"A10", "A41", "A42", "A47"}
 """Cases about things that our engine does not have; each says which."""
 
 
-def run_all(name: str) -> list[Verdict]:
+def run_all(name: str) -> list[ScenarioVerdict]:
     """Every variant of one file."""
     scenario = read_scenario(FILES[name])
     return [run_scenario(scenario, OurDriver, variant) for variant in scenario.each_variant()]
@@ -337,9 +337,9 @@ class Odd(OurDriver):
 class Forgetful(OurDriver):
     """Does not tell its workers to wait."""
 
-    def step(self, **told: object) -> Stepped:
+    def step(self, **told: object) -> EngineStep:
         found = super().step(**told)  # type: ignore[arg-type]
-        return Stepped(orders=found.orders._replace(flushes=()), handed_out=found.handed_out, owners=found.owners)
+        return EngineStep(orders=found.orders._replace(flushes=()), handed_out=found.handed_out, owners=found.owners)
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,7 @@ def test_verbs_that_no_case_needs(scheduling: str) -> None:
 # --- what the runner itself has to get right ---------------------------------------------------------------------------------
 
 
-def run_text(world: str, *steps: str, driver: Callable[[], Driver] = OurDriver, log: bool = False) -> Verdict:
+def run_text(world: str, *steps: str, driver: Callable[[], Driver] = OurDriver, log: bool = False) -> ScenarioVerdict:
     """Run a scenario of these settings and steps."""
     head = f'id = "X"\ntitle = "x"\n[world]\n{world}\n'
     text = head + "".join(f"[[step]]\n{each}\n" for each in steps)
@@ -577,7 +577,7 @@ class Swapping(OurDriver):
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         """The forward pass reads the first block of another request."""
         found = super().step(compute=compute, let_in=let_in, preempt=preempt)
         forward = found.orders.forward
@@ -721,7 +721,7 @@ def test_world_that_is_too_large_is_told() -> None:
 class Raises(OurDriver):
     """Raises in a step."""
 
-    def lookup(self, request: str) -> Found:
+    def lookup(self, request: str) -> LookedUp:
         """Not a word of blocklife's."""
         raise ZeroDivisionError("a bug\nin two lines")
 
@@ -729,7 +729,7 @@ class Raises(OurDriver):
 class RaisesAtStart(OurDriver):
     """Raises before the first step."""
 
-    def start(self, world: World) -> None:
+    def start(self, world: EngineSetup) -> None:
         """What Python raises."""
         raise KeyError("no such thing")
 
@@ -745,7 +745,7 @@ class RaisesWhenTold(OurDriver):
 class Exits(OurDriver):
     """Ends the program."""
 
-    def lookup(self, request: str) -> Found:
+    def lookup(self, request: str) -> LookedUp:
         """As a script does that has found something wrong."""
         sys.exit(0)
 

@@ -29,14 +29,14 @@ from blocklife.drawing.messages import (
     folded,
     said,
 )
-from blocklife.drawing.sequence import Band, Item, Message, Note, Party, Sequence, Way, mermaid
+from blocklife.drawing.sequence import Band, Item, Message, Note, Party, PartySequence, Way, mermaid
 from blocklife.drawing.sequence_svg import SIZE, TITLE_SIZE, svg
 from blocklife.drawing.text_width import prose_width
 from blocklife.drawing.theme import Theme
 from blocklife.engines.toy.replay import Replay, ReplayOptions
 from blocklife.engines.toy.workload import generate_workload
 from blocklife.recording import Recorder
-from blocklife.recording.lives import Lives, Step
+from blocklife.recording.lives import Lives, RecordedStep
 from blocklife.recording.reading import open_recording
 from blocklife.states import MACHINES, Tone
 from tests.worlds import keys, make_ledger, ready, report, sealed, store
@@ -70,7 +70,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
         return Lives.of(recording)
 
 
-def drawn(lives: Lives) -> Iterator[Sequence]:
+def drawn(lives: Lives) -> Iterator[PartySequence]:
     """Diagrams of all requests and of many other places."""
     for number, (machine, place) in enumerate(lives.places):
         if machine == "request" or number % 29 == 0:
@@ -100,7 +100,7 @@ def test_mapping_has_sentences_between_two_parties() -> None:
 
 def test_step_in_no_table_is_asked_of_the_ledger() -> None:
     """What another writer calls its events is said as it stands."""
-    step = Step(0, 2, 1, 0, None, "lake", 7, "freeze", "WATER", "ICE", None, None, None, None, "")
+    step = RecordedStep(0, 2, 1, 0, None, "lake", 7, "freeze", "WATER", "ICE", None, None, None, None, "")
     (only,) = said(step)
 
     assert (only.target, only.text) == (LEDGER, "freeze {place}")
@@ -324,8 +324,8 @@ def test_mermaid_says_what_the_sequence_says(lives: Lives) -> None:
 def test_mermaid_survives_any_text() -> None:
     """Whatever a recording or a story calls things, every line stays one statement."""
     items = (Message("A", "B", NASTY, Way.LOST, NASTY), Note(("A", "B"), (NASTY, "two")), Band(NASTY))
-    found = parsed(mermaid(Sequence(TWO, items, NASTY)))
-    timed = parsed(mermaid(Sequence(TWO, (Message("A", "B", "x", when="plan 7"),) * 2)))
+    found = parsed(mermaid(PartySequence(TWO, items, NASTY)))
+    timed = parsed(mermaid(PartySequence(TWO, (Message("A", "B", "x", when="plan 7"),) * 2)))
 
     assert [unescaped(each["text"]) for each in timed[3:]] == ["plan 7: x", "x"]
     assert len(found) == 7
@@ -426,12 +426,12 @@ def test_svg_has_no_overlapping_text_whatever_is_said(parties: int) -> None:
         items += [Note((each.key,), (long, "x"), Tone.TROUBLE, "plan 7"), Band(long), Band("x", faint=True)]
     items.append(Note((who[0].key, who[-1].key), (long,), Tone.OVER))
 
-    check_boxes(svg(Sequence(who, tuple(items), long)))
+    check_boxes(svg(PartySequence(who, tuple(items), long)))
 
 
 def test_svg_overlap_is_found_where_there_is_one() -> None:
     """The check of the boxes can fail: a text that is moved onto the next one is noticed."""
-    drawing = svg(Sequence(TWO, (Message("A", "B", "first"), Message("A", "B", "second")), "title"))
+    drawing = svg(PartySequence(TWO, (Message("A", "B", "first"), Message("A", "B", "second")), "title"))
     (y,) = re.findall(r'<text class="text" x="[\d.]+" y="([\d.]+)">second', drawing)
     (other,) = re.findall(r'<text class="text" x="[\d.]+" y="([\d.]+)">first', drawing)
 
@@ -464,7 +464,7 @@ def test_svg_says_every_word(lives: Lives) -> None:
 def test_svg_arrows_lead_from_one_party_to_the_other() -> None:
     """An arrow begins at the lifeline of who speaks, and its head is at the other one; what is lost ends before it."""
     ways = [Message("A", "B", "x"), Message("B", "A", "x", Way.ANSWERS), Message("A", "B", "x", Way.LOST)]
-    root = ET.fromstring(svg(Sequence(TWO, tuple(ways))))
+    root = ET.fromstring(svg(PartySequence(TWO, tuple(ways))))
     paths = {
         name: [each.attrib["d"] for each in root.iter(f"{SVG}path") if each.attrib["class"] == name]
         for name in ("lifeline", "head")
@@ -478,7 +478,7 @@ def test_svg_arrows_lead_from_one_party_to_the_other() -> None:
 
 def test_svg_survives_any_text() -> None:
     """Characters that XML cannot have are replaced; markup stays text; nothing but ASCII is written."""
-    text = svg(Sequence(TWO, (Message("A", "B", NASTY),), NASTY))
+    text = svg(PartySequence(TWO, (Message("A", "B", NASTY),), NASTY))
     root = ET.fromstring(text)
     said_words = " ".join(each.text or "" for each in root.iter(f"{SVG}text"))
 
@@ -491,7 +491,7 @@ def test_svg_survives_any_text() -> None:
 def test_svg_has_the_colours_of_its_theme(theme: Theme | None) -> None:
     """Without one it has both, and asks the reader's system; every class that is used has a colour."""
     items = [Note(("A",), (tone.name,), tone) for tone in Tone] + [Band("a"), Band("b", faint=True)]
-    text = svg(Sequence(TWO, (*items, Message("A", "B", "x", Way.LOST)), "title"), theme)
+    text = svg(PartySequence(TWO, (*items, Message("A", "B", "x", Way.LOST)), "title"), theme)
     style = text.partition("<style>")[2].partition("</style>")[0]
     used = {name for names in re.findall(r'class="([^"]+)"', text) for name in names.split()}
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from blocklife.copiers.executor import Executor
 from blocklife.copiers.protocol import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.layout import CopyLayout
 from blocklife.copiers.torch.streams import DeviceLostError, HostDevice, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Plan, Result, Transfer, Worker
@@ -663,7 +663,7 @@ def test_host_memory_is_made_from_the_rows_of_the_cache() -> None:
 def test_the_device_is_that_of_the_cache() -> None:
     """CPU tensors get the host's device, which knows the calling thread only; other kinds are refused."""
     host = Rows([torch.zeros(4, 4, dtype=torch.uint8)])
-    layout = Layout(KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), host)
+    layout = CopyLayout(KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), host)
     device = device_for(layout)
     with pytest.raises(MisuseError, match="nothing that CPU tensors wait for"):
         device.follow(device.stream("any"), torch.zeros(1))

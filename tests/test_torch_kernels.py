@@ -27,14 +27,14 @@ from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocklife.copiers.torch.layout import KvCache, Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, KvCache, Pages
 from blocklife.copiers.torch.pieces import (
     PIECE_BYTES_MIN,
     TABLES_MAX,
     TILE_BYTES,
     WORDS,
+    CopyTables,
     TableEvent,
-    Tables,
     cut,
     piece_of_layout,
     word_bytes,
@@ -89,7 +89,7 @@ def test_the_word_divides_everything(numbers: list[int], word: int) -> None:
 def test_the_word_of_a_layout_divides_its_runs(shape: Shape) -> None:
     """So one kernel does for all transfers of a cache: no run of it asks for a narrower word."""
     cache = KvCache([[layer(shape.num_blocks, *page) for page in group] for group in shape.groups])
-    layout = Layout(cache, rows(cache, shape.num_places))
+    layout = CopyLayout(cache, rows(cache, shape.num_places))
     pairs = [pair for part in shape.pairs for pair in part]
     asked = transfer(shape.direction, [b for b, _ in pairs], [p for _, p in pairs], tuple(map(len, shape.pairs)))
 
@@ -111,7 +111,7 @@ def test_a_piece_holds_the_smallest_page(page: int, word: int, piece: int) -> No
     """As a power of two, within what a tile holds; a tile is whole rows of pieces then."""
     cache = KvCache([[layer(2, page, torch.uint8), layer(2, page * 3, torch.uint8)]])
 
-    assert piece_of_layout(Layout(cache, rows(cache, 2)), word) == piece
+    assert piece_of_layout(CopyLayout(cache, rows(cache, 2)), word) == piece
     assert TILE_BYTES[word] % piece == 0
 
 
@@ -155,10 +155,10 @@ class Rig:
 
     events: list[Told] = field(factory=list)
     log: list[tuple[str, int]] = field(factory=list)
-    tables: Tables = field(init=False)
+    tables: CopyTables = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.tables = Tables(CPU, self._event)
+        self.tables = CopyTables(CPU, self._event)
 
     def _event(self) -> TableEvent:
         self.events.append(Told(self.log, len(self.events)))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from blocklife.copiers.torch.layout import KvCache, Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, KvCache, Pages
 from blocklife.copiers.torch.moves import RunMover, flat_bytes
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction, JobId, Transfer
@@ -62,7 +62,7 @@ def transfer(direction: Direction, blocks: list[int], places: list[int], sizes: 
     return Transfer(JobId(1, 1), direction, np.array(source), np.array(target), sizes or (len(blocks),))
 
 
-def runs(layout: Layout, asked: Transfer) -> Pages:
+def runs(layout: CopyLayout, asked: Transfer) -> Pages:
     return layout.pages(asked, *layout.ends(asked))
 
 
@@ -127,7 +127,7 @@ def test_runs_move_the_bytes_that_single_pages_would(shape: Shape) -> None:
     want = copy_page_by_page(shape, cache, host)
     pairs = [pair for part in shape.pairs for pair in part]
     asked = transfer(shape.direction, [b for b, _ in pairs], [p for _, p in pairs], tuple(map(len, shape.pairs)))
-    layout = Layout(cache, host)
+    layout = CopyLayout(cache, host)
     pages = runs(layout, asked)
 
     RunMover(layout).move(pages, shape.direction)
@@ -151,7 +151,7 @@ def fewest_runs(shape: Shape, cache: KvCache) -> int:
 def test_runs_of_neighbours_are_one_for_each_layer(direction: Direction) -> None:
     """A thousand blocks in a row, given in any order, are one run in each layer."""
     cache = KvCache([[layer(1_000, 4, torch.float16), layer(1_000, 2, torch.float32)]])
-    layout = Layout(cache, rows(cache, 2_000))
+    layout = CopyLayout(cache, rows(cache, 2_000))
     pairs = [(block, block + 700) for block in range(1_000)]
     random.Random(1).shuffle(pairs)
     pages = runs(layout, transfer(direction, [b for b, _ in pairs], [p for _, p in pairs]))
@@ -164,7 +164,7 @@ def test_runs_of_neighbours_are_one_for_each_layer(direction: Direction) -> None
 def test_runs_stay_apart_where_pages_do_not_fill_their_rows() -> None:
     """The narrow group leaves a gap behind each page on the host; the wide one does not."""
     cache = KvCache([[layer(8, 4, torch.uint8)], [layer(8, 6, torch.uint8)]])
-    layout = Layout(cache, rows(cache, 8))
+    layout = CopyLayout(cache, rows(cache, 8))
     pages = runs(layout, transfer(STORE, [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], (3, 3)))
 
     assert pages.nbytes.tolist() == [4, 4, 4, 18]
@@ -174,7 +174,7 @@ def test_ends_are_copies_of_the_callers_arrays() -> None:
     """The caller may reuse its arrays at once."""
     cache = KvCache([[layer(8, 4, torch.uint8)]])
     asked = transfer(LOAD, [1, 2], [3, 4])
-    blocks, places = Layout(cache, rows(cache, 8)).ends(asked)
+    blocks, places = CopyLayout(cache, rows(cache, 8)).ends(asked)
     asked.source[:] = asked.target[:] = 0
 
     assert (blocks.tolist(), places.tolist()) == ([1, 2], [3, 4])
@@ -193,7 +193,7 @@ def test_ends_are_copies_of_the_callers_arrays() -> None:
 def test_ends_that_do_not_exist_are_refused(direction: Direction, blocks: list[int], places: list[int], match: str) -> None:
     """Behind the layout there are only addresses: nothing may reach them that lies outside."""
     cache = KvCache([[layer(8, 4, torch.uint8)]])
-    layout = Layout(cache, rows(cache, 9))
+    layout = CopyLayout(cache, rows(cache, 9))
     with pytest.raises(IndexError, match=match):
         layout.ends(transfer(direction, blocks, places))
 
@@ -201,7 +201,7 @@ def test_ends_that_do_not_exist_are_refused(direction: Direction, blocks: list[i
 def test_ends_of_more_groups_than_there_are_are_refused() -> None:
     cache = KvCache([[layer(8, 4, torch.uint8)]])
     with pytest.raises(ValueError, match="2 groups, and the cache has 1"):
-        Layout(cache, rows(cache, 9)).ends(transfer(STORE, [1, 2], [1, 2], (1, 1)))
+        CopyLayout(cache, rows(cache, 9)).ends(transfer(STORE, [1, 2], [1, 2], (1, 1)))
 
 
 def test_a_page_may_have_its_axes_in_any_order() -> None:
@@ -227,7 +227,7 @@ def test_a_layer_may_begin_inside_a_larger_tensor() -> None:
     storage = layer(8, 4, torch.uint8)
     cache = KvCache([[storage[:4]], [storage[4:]]])
     host = rows(cache, 4)
-    layout = Layout(cache, host)
+    layout = CopyLayout(cache, host)
     RunMover(layout).move(runs(layout, transfer(STORE, [1, 2], [0, 1], (1, 1))), STORE)
 
     assert host.regions[0][0].tolist() == storage[1].tolist()
@@ -266,4 +266,4 @@ def test_a_cache_that_is_not_made_of_pages_is_refused(case: str) -> None:
 )
 def test_a_host_that_does_not_fit_is_refused(region: torch.Tensor) -> None:
     with pytest.raises(MisuseError, match=r"host region 0: .* does not fit the cache"):
-        Layout(KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), Rows([region]))
+        CopyLayout(KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), Rows([region]))

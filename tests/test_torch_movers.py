@@ -19,7 +19,7 @@ from attrs import define, field
 
 from blocklife.copiers.torch import moves
 from blocklife.copiers.torch.driver import BATCH_MOST, BatchCall, CudaDriver, cuda_driver
-from blocklife.copiers.torch.layout import KvCache, Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, KvCache, Pages
 from blocklife.copiers.torch.moves import (
     CHOICES,
     BatchMover,
@@ -255,8 +255,8 @@ def test_a_machine_without_a_driver_has_none(monkeypatch: pytest.MonkeyPatch) ->
     assert some.knows_batches
 
 
-def a_layout() -> Layout:
-    return Layout(KvCache([[torch.zeros(8, 4)]]), Rows([torch.zeros(8, 16, dtype=torch.uint8)]))
+def a_layout() -> CopyLayout:
+    return CopyLayout(KvCache([[torch.zeros(8, 4)]]), Rows([torch.zeros(8, 16, dtype=torch.uint8)]))
 
 
 @pytest.mark.parametrize(

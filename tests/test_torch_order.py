@@ -24,7 +24,7 @@ from attrs import define, field
 from blocklife.copiers.torch import order
 from blocklife.copiers.torch.copier import TorchCopier
 from blocklife.copiers.torch.layout import KvCache
-from blocklife.copiers.torch.order import WAITS, Mark, Order, Side, Use, Wait
+from blocklife.copiers.torch.order import WAITS, Order, Side, StreamMark, Use, Wait
 from blocklife.copiers.torch.streams import DeviceLostError
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
@@ -176,7 +176,7 @@ def test_events_are_used_again() -> None:
             rig.poll()
         made.append(rig.copier.statistics().num_events)
         gc.collect()
-        kept.append(sum(type(thing) is Mark for thing in gc.get_objects()))
+        kept.append(sum(type(thing) is StreamMark for thing in gc.get_objects()))
         del rig
 
     assert made[0] == made[1] < 12
@@ -335,7 +335,7 @@ def land_some(rig: Rig, choose: Choose) -> None:
 # --- events are not recorded again too early ------------------------------------------------------------------------------
 
 
-def recycle_while_awaited(self: Order, mark: Mark) -> None:
+def recycle_while_awaited(self: Order, mark: StreamMark) -> None:
     if mark.passed and mark.event is not None:
         self._free.append(mark.event)
         mark.event = None
@@ -353,7 +353,7 @@ def test_an_event_is_not_recorded_again_before_it_is_passed(monkeypatch: pytest.
     """Given back when the next of its use is recorded, an event loses a point that was not passed: found."""
     honest = Order.mark
 
-    def hasty(self: Order, use: Use, *rest: object) -> Mark:
+    def hasty(self: Order, use: Use, *rest: object) -> StreamMark:
         mark = honest(self, use, *rest)  # type: ignore[arg-type]
         if mark.event is not None:
             self._free.append(mark.event)

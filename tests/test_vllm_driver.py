@@ -23,14 +23,14 @@ from blocklife.offload import Geometry
 from blocklife.testing.scenarios.driver import Unsupported
 from blocklife.testing.scenarios.our_driver import OurDriver
 from blocklife.testing.scenarios.running import Outcome, driver_named, read_scenario, run_scenario, world_of
-from blocklife.testing.vllm.batch import Batch, Output
-from blocklife.testing.vllm.driver import RELEASES, Driver
+from blocklife.testing.vllm.batch import Output, WorkerBatch
+from blocklife.testing.vllm.driver import RELEASES, VllmDriver
 from blocklife.testing.worlds.device import Content
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "specs" / "scenarios" / "vllm"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
-DRIVER = "blocklife.testing.vllm.driver:Driver"
+DRIVER = "blocklife.testing.vllm.driver:VllmDriver"
 
 OURS_DIFFER = {"S3"}
 """Files that our own engine takes another way: it does not store what was a hit on the device."""
@@ -129,9 +129,9 @@ def test_file_holds_for_our_own_engine(name: str) -> None:
 @no_vllm
 def test_driver_without_vllm_says_what_is_missing() -> None:
     """It can be named and looked at; made it cannot be."""
-    assert driver_named(DRIVER) is Driver
+    assert driver_named(DRIVER) is VllmDriver
     with pytest.raises(MisuseError, match=r"^vLLM cannot be imported here \(run this in an environment that has it"):
-        Driver()
+        VllmDriver()
 
 
 @no_vllm
@@ -193,7 +193,7 @@ class Run:
     """A worker that is sent one step after the other."""
 
     def __init__(self, groups: str, **texts: str) -> None:
-        self.batch = Batch(Geometry.parse(groups), texts)
+        self.batch = WorkerBatch(Geometry.parse(groups), texts)
         self.says: list[str] = []
 
     def step(self, output: Output) -> tuple[list[tuple[int, Content]], list[tuple[int, Content]]]:

@@ -11,7 +11,7 @@ import pytest
 from attrs import fields
 
 from blocklife.engines.vllm.connector.config import ALIASES, ConnectorConfig
-from blocklife.engines.vllm.watch.options import Mode, Options
+from blocklife.engines.vllm.watch.options import Options, WatchMode
 from blocklife.offload import Mode as StoreMode
 
 PAGE = (Path(__file__).parent.parent / "examples" / "vllm_offload.md").read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def test_page_shows_settings_that_the_watch_understands(setting: str) -> None:
 
 
 def test_page_names_every_mode_of_the_watch() -> None:
-    assert {f"BLOCKLIFE_WATCH={mode.name.lower()}" for mode in Mode} <= set(quoted(first_cells("| setting |")))
+    assert {f"BLOCKLIFE_WATCH={mode.name.lower()}" for mode in WatchMode} <= set(quoted(first_cells("| setting |")))
 
 
 def test_page_of_the_connector_lists_all_that_is_refused() -> None:

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from blocklife.engines.vllm.watch import Mode, Options, Watch, WatchError, attach
+from blocklife.engines.vllm.watch import Options, Watch, WatchError, WatchMode, attach
 from blocklife.engines.vllm.watch.engine import NUM_STILL
 from blocklife.engines.vllm.watch.holders import CONNECTOR
 from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, FakeSimple, FakeSimpleMeta, reported, store
 
-COUNT, STRICT = Options(mode=Mode.COUNT), Options(mode=Mode.STRICT)
+COUNT, STRICT = Options(mode=WatchMode.COUNT), Options(mode=WatchMode.STRICT)
 A, B = FakeRequest("a"), FakeRequest("b")
 NOTHING, SOMETHING = SimpleNamespace(total_num_scheduled_tokens=0), SimpleNamespace(total_num_scheduled_tokens=3)
 

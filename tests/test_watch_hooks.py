@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from blocklife.engines.vllm.watch import Mode, Options, Watch, WatchError, attach, detach, watch_of
+from blocklife.engines.vllm.watch import Options, Watch, WatchError, WatchMode, attach, detach, watch_of
 from blocklife.errors import MisuseError
 from blocklife.states import Block
 from tests.watch_fakes import (
@@ -30,7 +30,7 @@ from tests.watch_fakes import (
     store,
 )
 
-COUNT = Options(mode=Mode.COUNT)
+COUNT = Options(mode=WatchMode.COUNT)
 A, B = FakeRequest("a"), FakeRequest("b")
 
 
@@ -213,7 +213,7 @@ def test_a_watch_that_comes_late_knows_who_holds_what() -> None:
 def test_a_sample_is_heard_with_its_places_and_of_other_blocks_only_the_jobs() -> None:
     """Every second block: its place in the table is right; a load of others that ends at once disturbs no store."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, Options(mode=Mode.COUNT, sample=2))
+    watch = attach(scheduler, Options(mode=WatchMode.COUNT, sample=2))
     manager = scheduler.kv_cache_manager
     manager.allocate_slots(A, [3, 4, 5, 6])
     inner.build_connector_meta(FakeMeta({0: store("a", [3, 5], [7, 8])}))
@@ -435,7 +435,7 @@ def test_what_is_about_to_be_stored_is_looked_at_when_the_engine_falls() -> None
 def test_a_strict_watch_raises_its_own_error_and_names_the_engines() -> None:
     """What the engine raised is the context of what the watch raises."""
     scheduler, inner = offloading()
-    attach(scheduler, Options(mode=Mode.STRICT))
+    attach(scheduler, Options(mode=WatchMode.STRICT))
 
     def fall() -> None:
         raise KeyError(5)
@@ -450,7 +450,7 @@ def test_a_strict_watch_raises_its_own_error_and_names_the_engines() -> None:
 def test_an_engine_that_falls_by_itself_falls_by_itself() -> None:
     """Where no rule was broken its error is all there is, also under a strict watch."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, Options(mode=Mode.STRICT))
+    watch = attach(scheduler, Options(mode=WatchMode.STRICT))
 
     def fall() -> None:
         raise RuntimeError
@@ -569,7 +569,7 @@ def test_detaching_leaves_no_trace() -> None:
     assert watch.steps == 0
 
 
-@pytest.mark.parametrize("options", [None, COUNT, Options(mode=Mode.COUNT)])
+@pytest.mark.parametrize("options", [None, COUNT, Options(mode=WatchMode.COUNT)])
 def test_who_asks_again_for_the_same_gets_the_watch_that_is_there(options: Options | None) -> None:
     """Also who does not care how it is watched."""
     scheduler, _ = offloading()
@@ -578,7 +578,7 @@ def test_who_asks_again_for_the_same_gets_the_watch_that_is_there(options: Optio
     assert attach(scheduler, options) is watch
 
 
-@pytest.mark.parametrize("options", [Options(), Options(mode=Mode.STRICT), Options(mode=Mode.COUNT, sample=2)])
+@pytest.mark.parametrize("options", [Options(), Options(mode=WatchMode.STRICT), Options(mode=WatchMode.COUNT, sample=2)])
 def test_who_asks_for_another_watch_is_not_given_the_one_that_is_there(options: Options) -> None:
     """A caller who counts on a strict watch must not go on under one that counts; the one that is there stays."""
     scheduler, _ = offloading()
@@ -589,7 +589,7 @@ def test_who_asks_for_another_watch_is_not_given_the_one_that_is_there(options: 
     assert watch_of(scheduler) is watch
 
 
-@pytest.mark.parametrize("options", ["strict", Mode.STRICT, {"mode": "strict"}])
+@pytest.mark.parametrize("options", ["strict", WatchMode.STRICT, {"mode": "strict"}])
 def test_how_to_watch_is_said_with_options(options: Any) -> None:
     """Also where it is watched already; nothing is listened to."""
     scheduler, inner = offloading()

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from blocklife.engines.vllm.watch.holders import CONNECTOR
-from blocklife.engines.vllm.watch.host import NUM_SPARE, Content, Host, Piece
-from blocklife.engines.vllm.watch.jobs import NUM_ENDED, Copy
+from blocklife.engines.vllm.watch.host import NUM_SPARE, Content, CopyPiece, Host
+from blocklife.engines.vllm.watch.jobs import NUM_ENDED, EngineCopy
 from blocklife.engines.vllm.watch.lives import SEALED, SHORT
 from blocklife.engines.vllm.watch.mirror import Mirror
-from blocklife.engines.vllm.watch.violations import RULES, Violation
+from blocklife.engines.vllm.watch.violations import RULES, WatchViolation
 from blocklife.ledger.invariants import check
 from blocklife.recording import Recorder
 from blocklife.recording.checking import check_recording
@@ -49,7 +49,7 @@ class Told:
         max_jobs: int = 4096,
     ) -> None:
         self._checked = checked
-        self.found: list[Violation] = []
+        self.found: list[WatchViolation] = []
         self.mirror = Mirror(
             num_blocks,
             num_slots=num_slots,
@@ -80,7 +80,7 @@ class Told:
         self.mirror.freed(request, [block for block in blocks if self.mirror.follows(block)], whole=True)
         self.mirror.gone(request)
 
-    def step(self, *copies: Copy, waits: Sequence[int] = (), loads: Sequence[Copy] = ()) -> None:
+    def step(self, *copies: EngineCopy, waits: Sequence[int] = (), loads: Sequence[EngineCopy] = ()) -> None:
         """One step; *copies* are stores."""
         self.mirror.step(
             stores=[self._sampled(each) for each in copies], loads=[self._sampled(each) for each in loads], waits=waits
@@ -92,7 +92,7 @@ class Told:
         """Whether so many blocks were moved each way, as far as the ledger was told."""
         return not IS_TOLD[0] or self.mirror.ledger.moved == blocks
 
-    def _sampled(self, copy: Copy) -> Copy:
+    def _sampled(self, copy: EngineCopy) -> EngineCopy:
         """What the hooks tell of a copy: the pieces that are followed."""
         return copy._replace(pieces=[piece for piece in copy.pieces if self.mirror.follows(piece.block)])
 
@@ -102,13 +102,15 @@ class Told:
         return [violation.rule for violation in self.found]
 
 
-def copy(number: int, request: str | None, *blocks: int, at: int | None = 0, slot: int | None = None, group: int = 0) -> Copy:
+def copy(
+    number: int, request: str | None, *blocks: int, at: int | None = 0, slot: int | None = None, group: int = 0
+) -> EngineCopy:
     """A job of blocks in a row; slots in a row too, from *slot* on, under keys that name the blocks."""
-    return Copy(
+    return EngineCopy(
         number,
         request,
         [
-            Piece(group, block, None if at is None else at + index, None if slot is None else slot + index, b"k%d" % block)
+            CopyPiece(group, block, None if at is None else at + index, None if slot is None else slot + index, b"k%d" % block)
             for index, block in enumerate(blocks)
         ],
     )
@@ -141,7 +143,7 @@ def test_an_ordinary_life_is_silent_and_followed() -> None:
     told.step(waits=[0])
     told.mirror.reported(0, 1)
     told.give("c", [2, 3])
-    told.step(loads=[Copy(1, "c", [Piece(0, 3, 1, 0, b"k1")])])
+    told.step(loads=[EngineCopy(1, "c", [CopyPiece(0, 3, 1, 0, b"k1")])])
     told.mirror.reported(1, 1)
     told.step()
 
@@ -548,10 +550,10 @@ def test_i6_falls_where_a_part_of_a_slot_was_never_written() -> None:
     """A chunk was stored in part, and is loaded whole."""
     told = Told(blocks_per_slot=2)
     told.give("a", [1])
-    told.step(Copy(0, "a", [Piece(0, 1, 1, 4, b"chunk", 1)]))
+    told.step(EngineCopy(0, "a", [CopyPiece(0, 1, 1, 4, b"chunk", 1)]))
     told.mirror.reported(0, 1)
     told.give("b", [2, 3])
-    told.step(loads=[Copy(1, "b", [Piece(0, 2, 0, 4, b"chunk", 0), Piece(0, 3, 1, 4, b"chunk", 1)])])
+    told.step(loads=[EngineCopy(1, "b", [CopyPiece(0, 2, 0, 4, b"chunk", 0), CopyPiece(0, 3, 1, 4, b"chunk", 1)])])
 
     assert told.rules == ["I6"]
     assert "nothing was stored in its part 0" in told.found[0].what
@@ -562,10 +564,10 @@ def test_a_part_of_a_slot_that_was_written_may_be_loaded() -> None:
     """The same store, and a load of just that part."""
     told = Told(blocks_per_slot=2)
     told.give("a", [1])
-    told.step(Copy(0, "a", [Piece(0, 1, 1, 4, b"chunk", 1)]))
+    told.step(EngineCopy(0, "a", [CopyPiece(0, 1, 1, 4, b"chunk", 1)]))
     told.mirror.reported(0, 1)
     told.give("b", [3], at=1)
-    told.step(loads=[Copy(1, "b", [Piece(0, 3, 1, 4, b"chunk", 1)])])
+    told.step(loads=[EngineCopy(1, "b", [CopyPiece(0, 3, 1, 4, b"chunk", 1)])])
 
     assert told.found == []
 
@@ -608,7 +610,7 @@ def test_a_load_that_ends_before_the_step_computes_may_be_hit_in_it() -> None:
     told.give("a", [1, 2])
     told.hit("b", [1])
     load = copy(0, "a", 1, 2)
-    told.step(loads=[Copy(0, "a", load.pieces, sync=True)])
+    told.step(loads=[EngineCopy(0, "a", load.pieces, sync=True)])
     told.mirror.reported(0, 1)
     told.step(copy(1, "b", 1))
     told.mirror.reported(1, 1)
@@ -684,7 +686,7 @@ def test_i7_falls_where_a_slot_is_overwritten_that_a_load_reads() -> None:
     told.step(copy(0, "a", 1, slot=4))
     told.mirror.reported(0, 1)
     told.give("b", [3])
-    told.step(loads=[Copy(1, "b", [Piece(0, 3, 0, 4, b"k1")])])
+    told.step(loads=[EngineCopy(1, "b", [CopyPiece(0, 3, 0, 4, b"k1")])])
     told.step(copy(2, "a", 2, at=1, slot=4))
 
     assert told.rules == ["I7"]
@@ -778,7 +780,7 @@ def test_a_request_that_comes_back_is_asked_by_its_new_table() -> None:
     told.mirror.gone("a")
     told.give("a", [3], at=0)
     told.step()
-    told.step(Copy(0, "a", [Piece(0, 3, 0), Piece(0, 4, 1)]))
+    told.step(EngineCopy(0, "a", [CopyPiece(0, 3, 0), CopyPiece(0, 4, 1)]))
 
     assert told.found == []
 
@@ -851,8 +853,8 @@ def test_a_block_of_two_chunks_may_be_stored_in_both() -> None:
     told.hit("b", [1])
     told.give("b", [3], at=1)
     told.step(
-        Copy(0, "a", [Piece(0, 1, 0, 4, b"left", 0), Piece(0, 2, 1, 4, b"left", 1)]),
-        Copy(1, "b", [Piece(0, 1, 0, 5, b"right", 0), Piece(0, 3, 1, 5, b"right", 1)]),
+        EngineCopy(0, "a", [CopyPiece(0, 1, 0, 4, b"left", 0), CopyPiece(0, 2, 1, 4, b"left", 1)]),
+        EngineCopy(1, "b", [CopyPiece(0, 1, 0, 5, b"right", 0), CopyPiece(0, 3, 1, 5, b"right", 1)]),
     )
     silent = list(told.found)
     told.mirror.reported(0, 1)
@@ -903,7 +905,7 @@ def test_a_sample_claims_nothing_of_slots_whose_stores_it_does_not_follow() -> N
     told.step(copy(1, "a", 3, at=1, slot=4))
     told.mirror.reported(1, 1)
     told.give("b", [6])
-    told.step(loads=[Copy(2, "b", [Piece(0, 6, 0, 4, b"k3")])])
+    told.step(loads=[EngineCopy(2, "b", [CopyPiece(0, 6, 0, 4, b"k3")])])
 
     assert told.found == []
 
@@ -950,8 +952,8 @@ def lawful(told: Told, dice: random.Random, steps: int) -> Iterator[None]:
             told.give(name, held[name])
             ready = [slot for slot in stored if slot not in spare and all(slot not in slots for _, slots, _ in out.values())]
             if ready and dice.random() < 0.4:
-                pieces = [Piece(0, held[name][0], 0, ready[0], stored[ready[0]])]
-                loads.append(Copy(made, name, pieces))
+                pieces = [CopyPiece(0, held[name][0], 0, ready[0], stored[ready[0]])]
+                loads.append(EngineCopy(made, name, pieces))
                 out[made] = ([held[name][0]], [ready[0]], False)
                 made += 1
             else:
@@ -965,7 +967,7 @@ def lawful(told: Told, dice: random.Random, steps: int) -> Iterator[None]:
             if chosen and spare and dice.random() < 0.3 and not any(each.request == name for each in loads):
                 at, block = chosen[0]
                 slot = spare.pop(0)
-                stores.append(Copy(made, name, [Piece(0, block, at, slot, content[block])]))
+                stores.append(EngineCopy(made, name, [CopyPiece(0, block, at, slot, content[block])]))
                 out[made] = ([block], [slot], True)
                 made += 1
         if not spare:
@@ -1129,7 +1131,7 @@ def test_an_error_of_the_mirror_is_handed_over_and_not_raised() -> None:
 def test_contents_of_slots_are_what_the_last_store_said() -> None:
     """A store replaces all that a slot held, also in other parts."""
     host = Host(32, keeps=True)
-    host.stored([Piece(0, 1, 0, 3, b"a", 0), Piece(0, 2, 1, 3, b"a", 1)])
-    host.stored([Piece(0, 3, 1, 3, b"b", 1)])
+    host.stored([CopyPiece(0, 1, 0, 3, b"a", 0), CopyPiece(0, 2, 1, 3, b"a", 1)])
+    host.stored([CopyPiece(0, 3, 1, 3, b"b", 1)])
 
     assert host._content == {3: Content(b"b", 0b10)}

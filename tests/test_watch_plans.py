@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from blocklife.engines.vllm.watch import Mode, Options, Watch, attach
+from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
 from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, FakeSimple, FakeSimpleMeta, load, store
 
-COUNT = Options(mode=Mode.COUNT)
+COUNT = Options(mode=WatchMode.COUNT)
 
 
 def rules(watch: Watch) -> list[str]:

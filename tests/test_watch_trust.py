@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from attrs import define, frozen
 
-from blocklife.engines.vllm.watch import Mode, Options, Watch, attach, detach
+from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach, detach
 from blocklife.engines.vllm.watch.calls import ending_of
 from tests.watch_fakes import (
     FakeBlock,
@@ -28,7 +28,7 @@ from tests.watch_fakes import (
     store,
 )
 
-COUNT = Options(mode=Mode.COUNT)
+COUNT = Options(mode=WatchMode.COUNT)
 SIZE = 4
 
 

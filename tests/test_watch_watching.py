@@ -21,10 +21,10 @@ import pytest
 from attrs import field, frozen
 
 from blocklife.cli import main
-from blocklife.engines.vllm.watch import LOGGER, Mode, Options, WatchError, attach, detach, plugin, watch_of
+from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach, plugin, watch_of
 from blocklife.engines.vllm.watch.metrics import COUNTED, FOLDER, PREFIX, Collector, InFolder, Metrics, OfLibrary
 from blocklife.engines.vllm.watch.reporter import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
-from blocklife.engines.vllm.watch.violations import RULES, Violation
+from blocklife.engines.vllm.watch.violations import RULES, WatchViolation
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
 from tests.interrupts import interruptible
 from tests.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
@@ -49,7 +49,7 @@ def hand_out_unwaited(scheduler: FakeScheduler, inner: FakeOffloading) -> None:
 def test_strict_raises_the_story_out_of_the_call_that_was_illegal() -> None:
     """The error is one of ours, and carries the violation; the watch goes on if the engine does."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, Options(mode=Mode.STRICT))
+    watch = attach(scheduler, Options(mode=WatchMode.STRICT))
     with pytest.raises(WatchError) as caught:
         hand_out_unwaited(scheduler, inner)
     inner.build_connector_meta(FakeMeta())
@@ -63,7 +63,7 @@ def test_strict_raises_the_story_out_of_the_call_that_was_illegal() -> None:
 def test_strict_raises_the_first_of_several_and_counts_all() -> None:
     """Nothing that was found is lost by the raise."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, Options(mode=Mode.STRICT))
+    watch = attach(scheduler, Options(mode=WatchMode.STRICT))
     inner.update_connector_output(reported(j5=1, j6=1))
     with pytest.raises(WatchError, match="job 5"):
         inner.build_connector_meta(FakeMeta())
@@ -74,7 +74,7 @@ def test_strict_raises_the_first_of_several_and_counts_all() -> None:
 def test_count_says_nothing_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """Only the counts and the report know."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, Options(mode=Mode.COUNT))
+    watch = attach(scheduler, Options(mode=WatchMode.COUNT))
     with caplog.at_level(logging.DEBUG, LOGGER.name):
         hand_out_unwaited(scheduler, inner)
 
@@ -99,13 +99,13 @@ def test_log_writes_one_line(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_flood_of_one_rule_is_one_line_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     """The first ones are told each; later a line says how many there were. Another rule is not held back by it."""
     now = [0.0]
-    reporter = ViolationReporter(Mode.LOG, lambda rule: None, clock=lambda: now[0])
+    reporter = ViolationReporter(WatchMode.LOG, lambda rule: None, clock=lambda: now[0])
     with caplog.at_level(logging.WARNING, LOGGER.name):
         for _ in range(NUM_LOGGED + 5):
-            reporter([Violation("I1", "again", 1)])
-        reporter([Violation("I8", "something else", 1)])
+            reporter([WatchViolation("I1", "again", 1)])
+        reporter([WatchViolation("I8", "something else", 1)])
         now[0] = WHILE_S
-        reporter([Violation("I1", "again", 1)])
+        reporter([WatchViolation("I1", "again", 1)])
 
     assert len(caplog.records) == NUM_LOGGED + 2
     assert "I8" in caplog.records[-2].getMessage()
@@ -115,9 +115,9 @@ def test_a_flood_of_one_rule_is_one_line_in_a_while(caplog: pytest.LogCaptureFix
 
 def test_violations_are_kept_up_to_a_limit_and_counted_beyond() -> None:
     """A long illegal run does not fill the memory."""
-    reporter = ViolationReporter(Mode.COUNT, lambda rule: None)
+    reporter = ViolationReporter(WatchMode.COUNT, lambda rule: None)
     for _ in range(NUM_KEPT + 10):
-        reporter([Violation("I1", "again", 1)])
+        reporter([WatchViolation("I1", "again", 1)])
 
     assert len(reporter.violations) == NUM_KEPT
     assert reporter.counts["I1"] == NUM_KEPT + 10
@@ -126,7 +126,7 @@ def test_violations_are_kept_up_to_a_limit_and_counted_beyond() -> None:
 def test_a_report_is_plain_json() -> None:
     """Counts, and the violations with their histories."""
     scheduler, inner = offloading()
-    watch = attach(scheduler, Options(mode=Mode.COUNT))
+    watch = attach(scheduler, Options(mode=WatchMode.COUNT))
     hand_out_unwaited(scheduler, inner)
     report = json.loads(json.dumps(watch.report()))
 
@@ -141,13 +141,13 @@ def test_a_report_is_plain_json() -> None:
 # --- a watch that is wrong itself ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_an_error_of_the_watch_itself_does_not_reach_the_engine(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("mode", list(WatchMode))
+def test_an_error_of_the_watch_itself_does_not_reach_the_engine(mode: WatchMode, caplog: pytest.LogCaptureFixture) -> None:
     """It stops watching, says so once, and leaves the engine's methods as they were; strict raises, for it is asked to."""
     scheduler, inner = offloading()
     watch = attach(scheduler, Options(mode=mode))
     watch.mirror.handed_out("a", 9, [1], [0])  # a group that is not there
-    if mode is Mode.STRICT:
+    if mode is WatchMode.STRICT:
         with pytest.raises(InvariantError, match="the fault is its own"):
             inner.build_connector_meta(FakeMeta())
     else:
@@ -291,10 +291,10 @@ def test_the_environment_says_how_to_watch() -> None:
         {"BLOCKLIFE_WATCH": "Strict", "BLOCKLIFE_WATCH_SAMPLE": "8", "BLOCKLIFE_WATCH_RECORD": "run-{pid}.jsonl"}
     )
 
-    assert options == Options(mode=Mode.STRICT, sample=8, record="run-{pid}.jsonl")
+    assert options == Options(mode=WatchMode.STRICT, sample=8, record="run-{pid}.jsonl")
     assert Options.from_environment({"BLOCKLIFE_WATCH": "log"}) == Options(jobs=False)
     assert Options.from_environment({"BLOCKLIFE_WATCH": "count", "BLOCKLIFE_WATCH_RECORD": "x"}) == Options(
-        mode=Mode.COUNT, record="x"
+        mode=WatchMode.COUNT, record="x"
     )
 
 
@@ -489,12 +489,12 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return status, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("mode", [Mode.STRICT, Mode.COUNT])
-def test_the_command_of_a_story_draws_it(mode: Mode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("mode", [WatchMode.STRICT, WatchMode.COUNT])
+def test_the_command_of_a_story_draws_it(mode: WatchMode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The recording is legal, and the very command works on it; also while the watch still runs, and after a strict stop."""
     scheduler, inner = offloading()
     watch = attach(scheduler, Options(mode=mode, record=str(tmp_path / "run-{pid}.jsonl")))
-    if mode is Mode.STRICT:
+    if mode is WatchMode.STRICT:
         with pytest.raises(WatchError) as caught:
             hand_out_unwaited(scheduler, inner)
         text = str(caught.value)
@@ -547,7 +547,8 @@ def test_each_engine_of_a_process_has_a_recording_of_its_own(
     engines = [offloading() for _ in range(3)]
     with caplog.at_level(logging.WARNING, LOGGER.name):
         watches = [
-            attach(scheduler, Options(mode=Mode.COUNT, record=str(tmp_path / "run {of}.jsonl"))) for scheduler, _ in engines
+            attach(scheduler, Options(mode=WatchMode.COUNT, record=str(tmp_path / "run {of}.jsonl")))
+            for scheduler, _ in engines
         ]
     for scheduler, inner in engines:
         hand_out_unwaited(scheduler, inner)

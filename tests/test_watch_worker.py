@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from blocklife.engines.vllm.watch import Mode, Options, WatchError, WorkerWatch, attach_worker, detach, watch_of
+from blocklife.engines.vllm.watch import Options, WatchError, WatchMode, WorkerWatch, attach_worker, detach, watch_of
 from blocklife.engines.vllm.watch.worker import NUM_ENDED
 from blocklife.errors import MisuseError
 from tests.watch_fakes import FakeMeta, load, store
 
-COUNT = Options(mode=Mode.COUNT)
+COUNT = Options(mode=WatchMode.COUNT)
 
 
 class FakeCopier:
@@ -268,7 +268,7 @@ def test_a_worker_that_shuts_down_owes_nothing() -> None:
 def test_a_strict_watch_raises_in_the_workers_call() -> None:
     """With the worker's own story."""
     worker = FakeWorker()
-    attach_worker(worker, Options(mode=Mode.STRICT))
+    attach_worker(worker, Options(mode=WatchMode.STRICT))
     worker.loads = lambda: worker.worker.submit_load(4, None, None)
     with pytest.raises(WatchError, match="I3 at step 1"):
         worker.start_kv_transfers(FakeMeta())

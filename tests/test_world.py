@@ -21,7 +21,7 @@ from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import Bounds, Broken, Kind, Verdict, explore
 from blocklife.testing.worlds import cross_checks
-from blocklife.testing.worlds.cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, Core
+from blocklife.testing.worlds.cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, CoreValue
 from blocklife.testing.worlds.device import Device, Landing
 from blocklife.testing.worlds.engine import Engine, Settings
 from blocklife.testing.worlds.pinned import pinned_world
@@ -318,7 +318,7 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
     said = tuple("FREED" for _ in world.core(state).blocks)
     right = cross_checks.described
 
-    def mistaken(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
+    def mistaken(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         return evolve(right(engine, saved, weights), blocks=said)
 
     monkeypatch.setattr("blocklife.testing.worlds.world.described", mistaken)

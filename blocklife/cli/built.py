@@ -51,7 +51,7 @@ class Module(NamedTuple):
         return "compiled from another source" if self.stale else "compiled" if self.compiled else "interpreted"
 
 
-class Core(NamedTuple):
+class InstalledCore(NamedTuple):
     """The core as it is installed here."""
 
     modules: tuple[Module, ...]
@@ -100,11 +100,11 @@ def _recorded(package: Path) -> tuple[str, dict[str, str]]:
     return str(told["by"]), dict(told["sources"])
 
 
-def examine(package: Path = PACKAGE) -> Core:
+def examine(package: Path = PACKAGE) -> InstalledCore:
     """Look at the files of a package."""
     by, sources = _recorded(package)
     modules = []
     for name in CORE:
         compiled = extension_of(name, package) is not None
         modules.append(Module(name, compiled, compiled and sources.get(name) != digest(source_of(name, package))))
-    return Core(tuple(modules), by if any(each.compiled for each in modules) else "")
+    return InstalledCore(tuple(modules), by if any(each.compiled for each in modules) else "")

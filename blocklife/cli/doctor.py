@@ -52,7 +52,7 @@ _INSTALL_TORCH = "pip install 'blocklife[torch]'"
 _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
-class Verdict(enum.Enum):
+class CheckOutcome(enum.Enum):
     """What came of one check."""
 
     FACT = "nothing to be tried"
@@ -62,17 +62,17 @@ class Verdict(enum.Enum):
 
 
 @attrs.frozen
-class Finding:
+class Diagnosis:
     """One line of the answer."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckOutcome
     says: str
     install: str = ""
     """What to do for more; empty where there is nothing to do."""
 
     def __str__(self) -> str:
-        mark = {Verdict.WORKS: "works: ", Verdict.BROKEN: "BROKEN: "}.get(self.verdict, "")
+        mark = {CheckOutcome.WORKS: "works: ", CheckOutcome.BROKEN: "BROKEN: "}.get(self.verdict, "")
         return f"{self.name:<{_NAME_WIDTH}} {mark}{self.says}" + (f" ({self.install})" if self.install else "")
 
     def as_json(self) -> dict[str, str]:
@@ -104,13 +104,13 @@ def add_options(parser: Parser) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     for name, check in CHECKS:
         finding = examine(name, check)
         found.append(finding)
         if not args.json:
             put_out(f"{finding}\n")
-    broken = [finding.name for finding in found if finding.verdict is Verdict.BROKEN]
+    broken = [finding.name for finding in found if finding.verdict is CheckOutcome.BROKEN]
     if args.json:
         findings = [finding.as_json() for finding in found]
         put_out(json.dumps({"ok": not broken, "findings": findings, "core": core_as_json(built.examine())}) + "\n")
@@ -119,39 +119,41 @@ def _doctor(args: argparse.Namespace) -> int:
     return WRONG if broken else OK
 
 
-def examine(name: str, check: Callable[[], Finding]) -> Finding:
+def examine(name: str, check: Callable[[], Diagnosis]) -> Diagnosis:
     """One check; whatever it raises is its answer."""
     try:
         return check()
     except _AbsentError as absent:
-        return Finding(name, Verdict.ABSENT, absent.says, absent.install)
+        return Diagnosis(name, CheckOutcome.ABSENT, absent.says, absent.install)
     except Exception as problem:  # a broken package raises whatever it likes, from its import on
         told = " ".join(str(problem).split()) or "no message"
-        return Finding(name, Verdict.BROKEN, f"{type(problem).__name__}: {told[:300]}")
+        return Diagnosis(name, CheckOutcome.BROKEN, f"{type(problem).__name__}: {told[:300]}")
 
 
 # --- what is installed -------------------------------------------------------------------------------------------------
 
 
-def _python() -> Finding:
-    return Finding("python", Verdict.FACT, f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
+def _python() -> Diagnosis:
+    return Diagnosis(
+        "python", CheckOutcome.FACT, f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    )
 
 
-def _platform() -> Finding:
+def _platform() -> Diagnosis:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Finding("platform", Verdict.FACT, f"{platform.platform()}, {cores} cores, {memory / 2**30:.1f} GiB of memory")
+    return Diagnosis("platform", CheckOutcome.FACT, f"{platform.platform()}, {cores} cores, {memory / 2**30:.1f} GiB of memory")
 
 
-def _blocklife() -> Finding:
-    return Finding("blocklife", Verdict.FACT, __version__)
+def _blocklife() -> Diagnosis:
+    return Diagnosis("blocklife", CheckOutcome.FACT, __version__)
 
 
-def _core() -> Finding:
+def _core() -> Diagnosis:
     """Whether the core runs compiled. Where it does each module was imported, and one verb has run."""
     core = built.examine()
     if not core.compiled:
-        return Finding("core", Verdict.FACT, str(core))
+        return Diagnosis("core", CheckOutcome.FACT, str(core))
     if core.stale:
         raise ValueError(f"compiled from another source than lies here: {', '.join(core.stale)} (install it again)")
     for name in core.compiled:
@@ -161,7 +163,7 @@ def _core() -> Finding:
     try_core()
     others = [each.name for each in core.modules if not each.compiled]
     rest = f"; interpreted: {', '.join(others)}" if others else ""
-    return Finding("core", Verdict.WORKS, f"{core}: {', '.join(core.compiled)}{rest}")
+    return Diagnosis("core", CheckOutcome.WORKS, f"{core}: {', '.join(core.compiled)}{rest}")
 
 
 def try_core() -> None:
@@ -180,16 +182,16 @@ def try_core() -> None:
     raise ValueError("a third of two blocks was allocated")
 
 
-def core_as_json(core: built.Core) -> dict[str, object]:
+def core_as_json(core: built.InstalledCore) -> dict[str, object]:
     """Module by module, for machines."""
     return {"by": core.by, "modules": {each.name: str(each) for each in core.modules}}
 
 
-def _numpy() -> Finding:
-    return Finding("numpy", Verdict.FACT, np.__version__)
+def _numpy() -> Diagnosis:
+    return Diagnosis("numpy", CheckOutcome.FACT, np.__version__)
 
 
-def _torch() -> Finding:
+def _torch() -> Diagnosis:
     _need("torch", _INSTALL_TORCH)
     import torch
 
@@ -198,10 +200,10 @@ def _torch() -> Finding:
     install = "" if cuda or not _NVIDIA.exists() else "this machine has an NVIDIA driver: install a torch with CUDA"
     if int(torch.arange(5).sum()) != 10:
         raise ArithmeticError("torch cannot add")
-    return Finding("torch", Verdict.WORKS, f"{torch.__version__}, {built}", install)
+    return Diagnosis("torch", CheckOutcome.WORKS, f"{torch.__version__}, {built}", install)
 
 
-def _drawing() -> Finding:
+def _drawing() -> Diagnosis:
     """Needs all packages of the extra; the two kinds of drawing that need them are drawn."""
     parts = {"pygraphviz": "pygraphviz", "pymupdf-fonts": "pymupdf_fonts", "resvg-py": "resvg_py"}
     missing = [package for package, module in parts.items() if find_spec(module) is None]
@@ -214,7 +216,7 @@ def _drawing() -> Finding:
     if not png([Panel(picture(SlotLife.table))]).startswith(b"\x89PNG"):
         raise ValueError("a drawing did not become a picture")
     told = ", ".join(f"{package} {version(package)}" for package in parts)
-    return Finding("drawing", Verdict.WORKS, f"{told}; one picture drawn")
+    return Diagnosis("drawing", CheckOutcome.WORKS, f"{told}; one picture drawn")
 
 
 def _need(module: str, install: str) -> None:
@@ -256,7 +258,7 @@ def _content() -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(256, size=(len(_BLOCKS), _PAGE_BYTES), dtype=np.uint8)
 
 
-def _copier_cpu() -> Finding:
+def _copier_cpu() -> Diagnosis:
     from blocklife.copiers.cpu import CpuCopier
     from blocklife.ledger.records import Worker
 
@@ -269,20 +271,20 @@ def _copier_cpu() -> Finding:
     finally:
         copier.close()
     compare(device.view(np.uint8), host.view(np.uint8), content)
-    return Finding("copier cpu", Verdict.WORKS, f"{content.nbytes:,} bytes there and back, compared")
+    return Diagnosis("copier cpu", CheckOutcome.WORKS, f"{content.nbytes:,} bytes there and back, compared")
 
 
-def _copier_torch() -> Finding:
-    return Finding("copier torch", Verdict.WORKS, _try_torch("cpu"))
+def _copier_torch() -> Diagnosis:
+    return Diagnosis("copier torch", CheckOutcome.WORKS, _try_torch("cpu"))
 
 
-def _copier_cuda() -> Finding:
+def _copier_cuda() -> Diagnosis:
     _need("torch", _INSTALL_TORCH)
     import torch
 
     if not torch.cuda.is_available():
         raise _AbsentError("not tried: no GPU")
-    return Finding("copier cuda", Verdict.WORKS, _try_torch("cuda"))
+    return Diagnosis("copier cuda", CheckOutcome.WORKS, _try_torch("cuda"))
 
 
 def _try_torch(device: str) -> str:
@@ -308,21 +310,21 @@ def _try_torch(device: str) -> str:
     return f"{content.nbytes:,} bytes between {device} tensors and host memory and back, compared"
 
 
-def _movers() -> Finding:
+def _movers() -> Diagnosis:
     """How the cuda copier moves bytes on this machine: each mover that is named has carried some there and back."""
     _need("torch", _INSTALL_TORCH)
     import torch
 
     if not torch.cuda.is_available():
         raise _AbsentError("not tried: no GPU")
-    from blocklife.copiers.torch.layout import KvCache, Layout
+    from blocklife.copiers.torch.layout import CopyLayout, KvCache
     from blocklife.copiers.torch.memory import HostMemory
     from blocklife.copiers.torch.moves import mover_for_cuda
 
     cache = KvCache([[torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device="cuda")]])
     with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=True) as host:
-        mover = mover_for_cuda(Layout(cache, host))
-    return Finding("movers", Verdict.WORKS, told_of_movers(mover.names, mover.left_out))
+        mover = mover_for_cuda(CopyLayout(cache, host))
+    return Diagnosis("movers", CheckOutcome.WORKS, told_of_movers(mover.names, mover.left_out))
 
 
 def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:
@@ -331,20 +333,20 @@ def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:
     return ", ".join(names) + (f"; copies are slower without {reasons}" if reasons else "")
 
 
-def _ranks() -> Finding:
+def _ranks() -> Diagnosis:
     """What `torch.distributed` needs for ranks on this machine."""
     _need("torch", _INSTALL_TORCH)
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
         raise _AbsentError("torch is built without gloo", "install a torch with torch.distributed and gloo")
-    return Finding("ranks", Verdict.FACT, "torch.distributed with gloo; start them with torchrun")
+    return Diagnosis("ranks", CheckOutcome.FACT, "torch.distributed with gloo; start them with torchrun")
 
 
 # --- the device --------------------------------------------------------------------------------------------------------
 
 
-def _gpu() -> Finding:
+def _gpu() -> Diagnosis:
     _need("torch", _INSTALL_TORCH)
     import torch
 
@@ -354,10 +356,10 @@ def _gpu() -> Finding:
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         told.append(f"{index}: {about.name}, {about.total_memory / 2**30:.1f} GiB, capability {about.major}.{about.minor}")
-    return Finding("gpu", Verdict.FACT, "; ".join(told))
+    return Diagnosis("gpu", CheckOutcome.FACT, "; ".join(told))
 
 
-def _link() -> Finding:
+def _link() -> Diagnosis:
     """Best of some rounds in each direction, from and to pinned memory: what a copier can hope for at most."""
     _need("torch", _INSTALL_TORCH)
     import torch
@@ -384,10 +386,10 @@ def _link() -> Finding:
         raise ValueError("the bytes that came back are not those that went")
     how = f"{_LINK_BYTES >> 20} MiB, pinned, best of {_LINK_ROUNDS}"
     says = f"{to_device:.1f} GB/s to the device, {to_host:.1f} GB/s to the host ({how})"
-    return Finding("link", Verdict.WORKS, says)
+    return Diagnosis("link", CheckOutcome.WORKS, says)
 
 
-CHECKS: Iterable[tuple[str, Callable[[], Finding]]] = (
+CHECKS: Iterable[tuple[str, Callable[[], Diagnosis]]] = (
     ("python", _python),
     ("platform", _platform),
     ("blocklife", _blocklife),

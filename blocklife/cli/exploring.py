@@ -26,7 +26,7 @@ FILES = ("story.txt", "counterexample.toml", "counterexample.py", "counterexampl
 
 
 @frozen(kw_only=True)
-class Found:
+class Refuted:
     """One counterexample with its story, and the files that tell it."""
 
     counterexample: Counterexample[Action]
@@ -112,19 +112,19 @@ def _columns() -> list[str | ProgressColumn]:
 # --- counterexamples --------------------------------------------------------------------------------------------------------
 
 
-def _told(world: World, counterexample: Counterexample[Action], folder: Path | None, *, many: bool) -> Found:
+def _told(world: World, counterexample: Counterexample[Action], folder: Path | None, *, many: bool) -> Refuted:
     """The story of a counterexample, and its files; with *many* each rule gets a folder of its own."""
     from blocklife.testing.exploring.story import retell
 
     story = retell(world, counterexample)
     if folder is None:
-        return Found(counterexample=counterexample, story=story)
+        return Refuted(counterexample=counterexample, story=story)
     where = folder / counterexample.rule.replace(" ", "-") if many else folder
     try:
         files, notes = write_story(story, where)
     except OSError as problem:
         raise MisuseError(f"{problem.filename or where}: {problem.strerror or problem}") from problem
-    return Found(counterexample=counterexample, story=story, files=files, notes=notes)
+    return Refuted(counterexample=counterexample, story=story, files=files, notes=notes)
 
 
 def write_story(story: Story, where: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -153,7 +153,7 @@ def _never(world: World) -> dict[str, list[str]]:
     return {name: [str(row) for row, times in rows.items() if not times] for name, rows in world.coverage().items()}
 
 
-def _record(world: World, pinned: str | None, found: Exploration[Action], stories: Sequence[Found]) -> dict[str, object]:
+def _record(world: World, pinned: str | None, found: Exploration[Action], stories: Sequence[Refuted]) -> dict[str, object]:
     from blocklife.testing.worlds.format import words_of
 
     never = _never(world)
@@ -190,7 +190,7 @@ def _record(world: World, pinned: str | None, found: Exploration[Action], storie
     }
 
 
-def _print(world: World, found: Exploration[Action], stories: Sequence[Found]) -> None:
+def _print(world: World, found: Exploration[Action], stories: Sequence[Refuted]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -23,7 +23,7 @@ from blocklife.errors import MisuseError
 if TYPE_CHECKING:
     from blocklife.drawing.messages import Fold
     from blocklife.recording.format import Head
-    from blocklife.recording.lives import JobStory, Life, Lives, Refusal
+    from blocklife.recording.lives import JobStory, Life, Lives, RecordedRefusal
 
 _EXAMPLES = """\
 examples:
@@ -136,7 +136,7 @@ def _check_place(name: str, head: Head, machine: str, place: int) -> None:
 
 
 @frozen
-class Told:
+class Wanted:
     """The place that is asked for, or the request: all its lives, and what was refused to it."""
 
     title: str
@@ -145,19 +145,19 @@ class Told:
     """A name that was used again may have had several rows: the latest."""
     name: str | None
     lives: Sequence[Life]
-    refused: Sequence[Refusal]
+    refused: Sequence[RecordedRefusal]
 
 
-def _told(lives: Lives, machine: str, place: int | str) -> Told:
+def _told(lives: Lives, machine: str, place: int | str) -> Wanted:
     """What is meant, once all was read: a name comes before a row."""
     from blocklife.recording.format import number_of, show_name
 
     if isinstance(place, int):
-        return Told(f"{machine} {place}", machine, place, None, lives.place(machine, place), lives.refusals(machine, place))
+        return Wanted(f"{machine} {place}", machine, place, None, lives.place(machine, place), lives.refusals(machine, place))
     found, refused = lives.called(place), [each for each in lives.refused if each.name == place]
     if found or refused:
         row = found[-1].id if found else refused[-1].id
-        return Told(f"request {show_name(place)} (row {row})", machine, row, place, found, refused)
+        return Wanted(f"request {show_name(place)} (row {row})", machine, row, place, found, refused)
     number = number_of(place)
     if number is None:
         rows = f"rows are 0 to {lives.head.max_requests - 1}"
@@ -168,7 +168,7 @@ def _told(lives: Lives, machine: str, place: int | str) -> Told:
     return _told(lives, machine, number)
 
 
-def _chosen(lives: Lives, told: Told, args: argparse.Namespace) -> list[Life]:
+def _chosen(lives: Lives, told: Wanted, args: argparse.Namespace) -> list[Life]:
     """The lives that are asked for."""
     found, machine, place = list(told.lives), told.machine, told.id
     if not found and not told.refused:
@@ -192,7 +192,7 @@ def _chosen(lives: Lives, told: Told, args: argparse.Namespace) -> list[Life]:
 # --- text ----------------------------------------------------------------------------------------------------------------
 
 
-def text(lives: Lives, of: Told, chosen: Sequence[Life]) -> Iterator[str]:
+def text(lives: Lives, of: Wanted, chosen: Sequence[Life]) -> Iterator[str]:
     """The lives for a terminal."""
     from blocklife.drawing.messages import counted
 
@@ -219,7 +219,7 @@ def _life(lives: Lives, life: Life) -> Iterator[str]:
     from blocklife.drawing.messages import folded, heading
 
     yield heading(lives, life)
-    entries: list[int | Fold | Refusal] = [*folded(lives, life.steps), *life.refused]
+    entries: list[int | Fold | RecordedRefusal] = [*folded(lives, life.steps), *life.refused]
     entries.sort(key=_order)
     rows = [row for entry in entries for row in _rows(lives, life, entry)]
     widths = [max((len(row[at]) for row in rows if len(row) > 2), default=0) for at in range(4)]
@@ -231,19 +231,19 @@ def _life(lives: Lives, life: Life) -> Iterator[str]:
         yield from _places(lives, lives.job_story(number))
 
 
-def _order(entry: int | Fold | Refusal) -> tuple[int, int]:
+def _order(entry: int | Fold | RecordedRefusal) -> tuple[int, int]:
     if isinstance(entry, int):
         return entry, 1
     steps = getattr(entry, "steps", None)
     return (steps[0], 1) if steps else (getattr(entry, "index", 0), 0)
 
 
-def _rows(lives: Lives, life: Life, entry: int | Fold | Refusal) -> Iterator[tuple[str, ...]]:
+def _rows(lives: Lives, life: Life, entry: int | Fold | RecordedRefusal) -> Iterator[tuple[str, ...]]:
     """One line of a life as cells: when, the event, the change, why; two cells where it is said in words."""
     from blocklife.drawing.messages import Fold
-    from blocklife.recording.lives import Refusal
+    from blocklife.recording.lives import RecordedRefusal
 
-    if isinstance(entry, Refusal):
+    if isinstance(entry, RecordedRefusal):
         yield _when(lives, entry.plan, entry.ns), _refused(entry)
     elif isinstance(entry, Fold):
         first = lives.step(entry.steps[0])
@@ -266,7 +266,7 @@ def _when(lives: Lives, plan: int, ns: int | None) -> str:
     return f"plan {plan:>{width}}{time}"
 
 
-def _refused(refusal: Refusal) -> str:
+def _refused(refusal: RecordedRefusal) -> str:
     return f"REFUSED: {refusal.event} while {refusal.state}"
 
 
@@ -304,7 +304,7 @@ def _plain(line: str) -> str:
 # --- for machines --------------------------------------------------------------------------------------------------------
 
 
-def record(lives: Lives, told: Told, chosen: Sequence[Life]) -> Mapping[str, object]:
+def record(lives: Lives, told: Wanted, chosen: Sequence[Life]) -> Mapping[str, object]:
     """The lives as one JSON object."""
     machine = told.machine
     numbers = sorted({number for life in chosen for number in (life.jobs if machine != "job" else (life.id,))})
@@ -359,7 +359,7 @@ def _span_record(lives: Lives, state: str, start: int, stop: int | None) -> dict
     return {"state": state, "start": {"line": lives.line[start], "plan": lives.plan[start]}, "stop": ends}
 
 
-def _refusal_record(refusal: Refusal) -> dict[str, object]:
+def _refusal_record(refusal: RecordedRefusal) -> dict[str, object]:
     return {
         "line": refusal.line,
         "plan": refusal.plan,

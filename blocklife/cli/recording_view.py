@@ -30,7 +30,7 @@ from blocklife.errors import MisuseError
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from blocklife.recording.checking import Verdict
+    from blocklife.recording.checking import CheckVerdict
     from blocklife.recording.lives import Lives
 
 _EXAMPLES = """\
@@ -59,12 +59,12 @@ def add_options(parser: Parser) -> None:
 
 
 def _view(args: argparse.Namespace) -> int:
-    from blocklife.drawing.viewer import MAX_EVENTS, Settings, view
+    from blocklife.drawing.viewer import MAX_EVENTS, ViewSettings, view
 
     most = MAX_EVENTS if args.max_events is None else args.max_events
     if most < 1:
         raise MisuseError(f"--max-events {most}: a page shows at least one transition (give a number of at least 1)")
-    settings = Settings(_plans(args.plans), most)
+    settings = ViewSettings(_plans(args.plans), most)
     refuse_overwriting(args.output, args.file)
     with _on_disk(args.file) as path, _progress() as progress:
         verdict, lives = _read(path, args.file, progress)
@@ -100,7 +100,7 @@ def _on_disk(path: str) -> Iterator[str]:
         yield copy.name
 
 
-def _read(path: str, name: str, progress: Callable[[str, int, int], None] | None) -> tuple[Verdict, Lives]:
+def _read(path: str, name: str, progress: Callable[[str, int, int], None] | None) -> tuple[CheckVerdict, Lives]:
     from blocklife.recording.checking import check_file
     from blocklife.recording.lives import Lives
     from blocklife.recording.reading import open_recording
@@ -126,7 +126,7 @@ def _drawings() -> Mapping[str, str]:
         return {}
 
 
-def _told(output: str, size: int, verdict: Verdict) -> str:
+def _told(output: str, size: int, verdict: CheckVerdict) -> str:
     told = f"{Path(output)}: {size / 1e6:.1f} MB"
     if verdict.illegal is not None:
         told += f"; NOT legal: line {verdict.illegal.line}: {verdict.illegal.message}"

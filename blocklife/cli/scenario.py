@@ -14,7 +14,7 @@ from blocklife.errors import MisuseError
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from blocklife.testing.scenarios.running import Verdict
+    from blocklife.testing.scenarios.running import ScenarioVerdict
 
 FOLDER = "specs/scenarios"
 
@@ -68,10 +68,10 @@ def _run(args: argparse.Namespace) -> int:
 def _run_all(args: argparse.Namespace) -> int:
     from blocklife.testing.scenarios.running import Outcome, driver_named, run_files, told
 
-    verdicts: list[Verdict] = []
+    verdicts: list[ScenarioVerdict] = []
     interrupted = False
 
-    def runs() -> Iterator[Verdict]:
+    def runs() -> Iterator[ScenarioVerdict]:
         nonlocal interrupted
         found = run_files(args.files, log=args.verbose) if driver is None else run_files(args.files, driver, log=args.verbose)
         with stopping() as stop, on_terminal(_columns) as bar:

@@ -56,7 +56,7 @@ class CpuStatistics:
 
 
 @attrs.define(eq=False)
-class _Share:
+class _CpuShare:
     """One job on its way. Lives in its direction's queue until its last block has moved or one has failed."""
 
     order: int
@@ -89,7 +89,7 @@ class CpuCopier:
         self._changed = threading.Condition()
         # Invariant: a job is in `_out` exactly while its share is in a queue. `_landed` holds what no poll has reported yet.
         # Initially all are empty.
-        self._queues: dict[Direction, deque[_Share]] = {direction: deque() for direction in Direction}
+        self._queues: dict[Direction, deque[_CpuShare]] = {direction: deque() for direction in Direction}
         self._out: set[JobId] = set()
         self._landed: list[tuple[int, Completion]] = []
         self._turn = Direction.STORE
@@ -121,7 +121,7 @@ class CpuCopier:
             if job in self._out:
                 raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
             self._num_launched += 1
-            share = _Share(self._num_launched, job, source, target)
+            share = _CpuShare(self._num_launched, job, source, target)
             if self._pace is None:
                 share.granted = len(source)
             self._queues[transfer.direction].append(share)
@@ -233,7 +233,7 @@ class CpuCopier:
         else:
             self._device[target] = self._host[source]
 
-    def _account(self, direction: Direction, share: _Share, moved: int, error: str) -> None:
+    def _account(self, direction: Direction, share: _CpuShare, moved: int, error: str) -> None:
         with self._changed:
             self._num_blocks_moved += moved - share.moved
             share.moved = moved
@@ -243,7 +243,7 @@ class CpuCopier:
                 self._land(share, Result.FAILED if error else Result.OK)
             self._changed.notify_all()
 
-    def _land(self, share: _Share, result: Result) -> None:
+    def _land(self, share: _CpuShare, result: Result) -> None:
         self._out.discard(share.job)
         self._num_landed += 1
         self._num_failed += result is Result.FAILED
@@ -256,7 +256,7 @@ class CpuCopier:
                 self._land(queue.popleft(), Result.FAILED)
 
 
-def _grant(queue: Iterable[_Share], num_blocks: int) -> None:
+def _grant(queue: Iterable[_CpuShare], num_blocks: int) -> None:
     """Spread the next blocks over a queue from its front; what finds no block is gone."""
     for share in queue:
         if not num_blocks:
@@ -266,6 +266,6 @@ def _grant(queue: Iterable[_Share], num_blocks: int) -> None:
         num_blocks -= more
 
 
-def _grant_all(shares: Iterable[_Share]) -> None:
+def _grant_all(shares: Iterable[_CpuShare]) -> None:
     for share in shares:
         share.granted = len(share.source)

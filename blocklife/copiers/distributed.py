@@ -65,7 +65,7 @@ class _Execute:
 
 
 @frozen
-class _Wait:
+class _RankWait:
     jobs: tuple[JobId, ...]
 
 
@@ -89,11 +89,11 @@ class _Close:
     """Drain, and end."""
 
 
-_Message: TypeAlias = _Execute | _Wait | _Forget | _Tell | _Ask | _Close
+_Message: TypeAlias = _Execute | _RankWait | _Forget | _Tell | _Ask | _Close
 
 
 @frozen(eq=False)
-class _Answer:
+class _RankAnswer:
     number: int
     """Of the message that it answers."""
     worker: Worker
@@ -254,7 +254,7 @@ class Ranks(Executor):
         """Block until these jobs are quiet on every rank that is not lost; a rank that does not say so in time is lost."""
         wanted = tuple(jobs)
         if wanted:
-            self._everywhere(_Wait(wanted), lambda: self._own.wait(wanted))
+            self._everywhere(_RankWait(wanted), lambda: self._own.wait(wanted))
 
     def report(self) -> JointReport:
         """What was launched and what landed on all ranks since the last report."""
@@ -329,7 +329,7 @@ class Ranks(Executor):
                     self._lose(rank, str(problem))
         return self._number
 
-    def _hear(self, number: int) -> list[tuple[Worker, _Answer]]:
+    def _hear(self, number: int) -> list[tuple[Worker, _RankAnswer]]:
         """The answers to a message, by rank; who gives none in time is lost. Their reports are kept."""
         deadline = time.monotonic() + self._timeout_s
         answers = []
@@ -370,7 +370,7 @@ class Ranks(Executor):
             raise ForwardError("; ".join(error.why for error in errors))
 
 
-def _answer_to(number: int, link: Link, deadline: float) -> _Answer:
+def _answer_to(number: int, link: Link, deadline: float) -> _RankAnswer:
     """The answer to one message; those to older ones are passed over. Raises LinkError, also for nonsense."""
     while True:
         payload = link.receive(deadline - time.monotonic())
@@ -378,7 +378,7 @@ def _answer_to(number: int, link: Link, deadline: float) -> _Answer:
             answer = pickle.loads(payload)
         except Exception as problem:  # a pickle that is none can raise anything
             raise LinkError(f"rank {link.peer}: its answer cannot be read ({problem!r})") from problem
-        if not isinstance(answer, _Answer) or answer.number > number:
+        if not isinstance(answer, _RankAnswer) or answer.number > number:
             raise LinkError(f"rank {link.peer}: it answers what nobody asked")
         report = answer.report
         signed = {answer.worker, *(each.worker for each in report.launched), *(each.worker for each in report.completions)}
@@ -418,14 +418,14 @@ def _obey(
     message: _Message,
     work: Callable[[object], object],
     answer: Callable[[object], object] | None,
-) -> _Answer:
+) -> _RankAnswer:
     report, error = Report((), ()), ""
     results: list[object] = []
     try:
         match message:
             case _Execute():
                 report = executor.execute(message.plan, lambda: results.append(work(message.work)))
-            case _Wait():
+            case _RankWait():
                 executor.wait(message.jobs)
             case _Forget():
                 executor.forget(message.jobs)
@@ -439,10 +439,10 @@ def _obey(
                 executor.close()
     except Exception as problem:  # whatever it is, it is rank 0 that must hear of it
         error = f"{type(problem).__name__}: {problem}"
-    return _Answer(number, executor.copier.worker, report, results[0] if results else None, executor.busy(), error)
+    return _RankAnswer(number, executor.copier.worker, report, results[0] if results else None, executor.busy(), error)
 
 
-def _packed(told: _Answer) -> bytes:
+def _packed(told: _RankAnswer) -> bytes:
     """An answer as bytes; what cannot travel is left out, and named."""
     try:
         return pickle.dumps(told, protocol=pickle.HIGHEST_PROTOCOL)

@@ -23,7 +23,7 @@ from blocklife.states import JobLife
 
 
 @define(eq=False)
-class _Share:
+class _WorkerShare:
     """One worker's part of one job."""
 
     transfer: Transfer
@@ -46,8 +46,8 @@ class Executor:
 
     def __init__(self, copier: Copier) -> None:
         self.copier = copier
-        self._deferred: list[_Share] = []
-        self._running: dict[JobId, _Share] = {}
+        self._deferred: list[_WorkerShare] = []
+        self._running: dict[JobId, _WorkerShare] = {}
         self._launched: list[Launched] = []
         self._failed: list[Completion] = []
         self._misuse: MisuseError | None = None
@@ -67,10 +67,10 @@ class Executor:
             quiet = True
             forward()
         finally:
-            self._deferred += [_Share(transfer, JobLife()) for transfer in plan.stores]
+            self._deferred += [_WorkerShare(transfer, JobLife()) for transfer in plan.stores]
             for transfer in plan.loads:
                 if quiet:
-                    self._submit(_Share(transfer, JobLife()))
+                    self._submit(_WorkerShare(transfer, JobLife()))
                 else:  # its target may still be read: it is never launched, and so fails quietly
                     self._failed.append(Completion(transfer.job, self.copier.worker, Result.FAILED))
         misuse, self._misuse = self._misuse, None
@@ -123,7 +123,7 @@ class Executor:
         self._deferred = []
         self.copier.close()
 
-    def _submit(self, share: _Share) -> None:
+    def _submit(self, share: _WorkerShare) -> None:
         copier, transfer, job = self.copier, share.transfer, share.transfer.job
         share.life.on(JobLife.submit, lambda: copier.launch(transfer))  # not the share: what is over should go at once
         self._launched.append(Launched(job, self.copier.worker))

@@ -94,7 +94,7 @@ class FaultStatistics:
 
 
 @attrs.frozen
-class _Fate:
+class _PlannedFault:
     """What will happen to one job."""
 
     order: int
@@ -109,7 +109,7 @@ class _Fate:
 class _Held:
     """A landed job on its way to being reported; ``due`` and ``expires`` count polls."""
 
-    fate: _Fate
+    fate: _PlannedFault
     completion: Completion
     due: int
     expires: int
@@ -130,7 +130,7 @@ class FaultyCopier:
         # Invariant: a job that will be reported is in `_out` until it lands, then in `_held` until it is reported, then, if
         # it repeats, in `_repeats` until it is reported again. `_stillborn` are those of `_out` that the inner copier never
         # saw. A hung job is in `_hung` until the inner copier has let go of it. Initially all are empty.
-        self._out: dict[JobId, _Fate] = {}
+        self._out: dict[JobId, _PlannedFault] = {}
         self._stillborn: list[Completion] = []
         self._held: list[_Held] = []
         self._repeats: list[tuple[int, Completion]] = []
@@ -213,12 +213,12 @@ class FaultyCopier:
             num_never=self._num_never,
         )
 
-    def _draw(self, job: JobId) -> _Fate:
+    def _draw(self, job: JobId) -> _PlannedFault:
         rng = np.random.default_rng([self._seed, self.worker, job.incarnation, job.number])
         fail, late, twice, reorder, never = rng.random(5)
         late_polls, repeat_polls = (int(polls) for polls in rng.integers(1, self._late_polls_max, size=2, endpoint=True))
         rates = self._rates
-        return _Fate(
+        return _PlannedFault(
             order=self._num_launched + 1,
             fails=bool(fail < rates.fail),
             hangs=bool(never < rates.never),
@@ -227,7 +227,7 @@ class FaultyCopier:
             reorders=bool(reorder < rates.reorder),
         )
 
-    def _hold(self, fate: _Fate, completion: Completion) -> None:
+    def _hold(self, fate: _PlannedFault, completion: Completion) -> None:
         if fate.fails:
             completion = attrs.evolve(completion, result=Result.FAILED)
         self._num_late += fate.late_polls > 0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import attrs
 from attrs import frozen
 
-from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Marks, Node, Picture, Word
+from blocklife.drawing.picture import Arrow, Emphasis, Explained, Label, Mark, Marks, Node, Picture
 
 _SIGNS = {Emphasis.ADDED: "+", Emphasis.REMOVED: "-", Emphasis.CHANGED: "~"}
 _WORDS = {Emphasis.ADDED: "added", Emphasis.REMOVED: "removed", Emphasis.CHANGED: "changed"}
@@ -35,7 +35,7 @@ class Rung:
 
 
 @frozen
-class Change:
+class LifecycleChange:
     """One difference. Of what was added or removed, one side is missing."""
 
     kind: Emphasis
@@ -63,8 +63,8 @@ class Difference:
     """What the two are called."""
     picture: Picture
     marks: Marks
-    states: tuple[Change, ...]
-    rows: tuple[Change, ...]
+    states: tuple[LifecycleChange, ...]
+    rows: tuple[LifecycleChange, ...]
 
     @property
     def equal(self) -> bool:
@@ -115,16 +115,16 @@ def compare(before: Picture, after: Picture, names: tuple[str, str] | None = Non
 # --- states --------------------------------------------------------------------------------------------------------------
 
 
-def _state_changes(before: Picture, after: Picture) -> Iterator[Change]:
+def _state_changes(before: Picture, after: Picture) -> Iterator[LifecycleChange]:
     old, new = ({node.name: node for node in each.nodes} for each in (before, after))
     for name, node in new.items():
         if name not in old:
-            yield Change(Emphasis.ADDED, name, None, node, "added")
+            yield LifecycleChange(Emphasis.ADDED, name, None, node, "added")
         elif note := ", ".join(_differs(old[name], node)):
-            yield Change(Emphasis.CHANGED, name, old[name], node, note)
+            yield LifecycleChange(Emphasis.CHANGED, name, old[name], node, note)
     for name, node in old.items():
         if name not in new:
-            yield Change(Emphasis.REMOVED, name, node, None, "removed, was initial" if node.initial else "removed")
+            yield LifecycleChange(Emphasis.REMOVED, name, node, None, "removed, was initial" if node.initial else "removed")
 
 
 def _differs(old: Node, new: Node) -> Iterator[str]:
@@ -153,27 +153,29 @@ def _by_situation(picture: Picture) -> dict[tuple[str, str], list[Rung]]:
     return found
 
 
-def _row_changes(before: Picture, after: Picture, last: int) -> Iterator[Change]:
+def _row_changes(before: Picture, after: Picture, last: int) -> Iterator[LifecycleChange]:
     """Those of the second picture in its order, then what it no longer has, numbered from behind *last*."""
     old, new = _by_situation(before), _by_situation(after)
     reads = {word.name: word.reads for word in before.guards}
     reread = {word.name: reads[word.name] for word in after.guards if reads.get(word.name, word.reads) != word.reads}
-    found: list[tuple[int, Change]] = []
+    found: list[tuple[int, LifecycleChange]] = []
     gone: list[Rung] = []
     for situation in dict.fromkeys([*new, *old]):
         ours, theirs = old.get(situation, []), new.get(situation, [])
         pairs = _pairs(ours, theirs)
         for was, now in pairs:
             if note := ", ".join([*_rung_differs(was, now, reread), *_overtakes(was, now, pairs)]):
-                found.append((now.label.row, Change(Emphasis.CHANGED, str(now), was, now, note)))
+                found.append((now.label.row, LifecycleChange(Emphasis.CHANGED, str(now), was, now, note)))
         kept = [now for _, now in pairs]
-        found += [(now.label.row, Change(Emphasis.ADDED, str(now), None, now, "added")) for now in theirs if now not in kept]
+        found += [
+            (now.label.row, LifecycleChange(Emphasis.ADDED, str(now), None, now, "added")) for now in theirs if now not in kept
+        ]
         left = [was for was, _ in pairs]
         gone += [was for was in ours if was not in left]
     yield from (change for _, change in sorted(found, key=lambda each: each[0]))
     for number, was in enumerate(sorted(gone, key=lambda rung: rung.label.row), last + 1):
         drawn = attrs.evolve(was, label=attrs.evolve(was.label, row=number))
-        yield Change(Emphasis.REMOVED, str(was), drawn, None, "removed")
+        yield LifecycleChange(Emphasis.REMOVED, str(was), drawn, None, "removed")
 
 
 def _pairs(ours: Sequence[Rung], theirs: Sequence[Rung]) -> list[tuple[Rung, Rung]]:
@@ -216,7 +218,7 @@ def _overtakes(was: Rung, now: Rung, pairs: Iterable[tuple[Rung, Rung]]) -> Iter
 # --- the two in one ------------------------------------------------------------------------------------------------------
 
 
-def _drawn(change: Change) -> Rung:
+def _drawn(change: LifecycleChange) -> Rung:
     """The row that stands for a change in the picture."""
     found = change.after or change.before
     if not isinstance(found, Rung):
@@ -248,16 +250,16 @@ def _merged(before: Picture, after: Picture, changed: Iterable[Node | Rung | Non
     )
 
 
-def _united(words: Sequence[Word], others: Sequence[Word]) -> tuple[Word, ...]:
+def _united(words: Sequence[Explained], others: Sequence[Explained]) -> tuple[Explained, ...]:
     """The first, and those of the others whose names are new."""
     return tuple({**{each.name: each for each in others}, **{each.name: each for each in words}}.values())
 
 
-def _mark(change: Change) -> Mark:
+def _mark(change: LifecycleChange) -> Mark:
     return Mark(change.kind, note=change.note, about=str(change))
 
 
-def _counted(what: str, changes: Sequence[Change]) -> Iterator[str]:
+def _counted(what: str, changes: Sequence[LifecycleChange]) -> Iterator[str]:
     """``3 rows added, 1 removed``."""
     counts = {kind: sum(change.kind is kind for change in changes) for kind in _WORDS}
     told = [f"{count} {_WORDS[kind]}" for kind, count in counts.items() if count]
@@ -267,7 +269,7 @@ def _counted(what: str, changes: Sequence[Change]) -> Iterator[str]:
         yield ", ".join(told)
 
 
-def _written(change: Change) -> dict[str, object]:
+def _written(change: LifecycleChange) -> dict[str, object]:
     return {
         "kind": _WORDS[change.kind],
         "name": change.name,

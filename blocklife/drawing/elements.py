@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blocklife.drawing.layout import PILL, SMALL, Box, Piece, Point, Role
+from blocklife.drawing.layout import PILL, SMALL, Box, Point, Role, TextPiece
 from blocklife.drawing.picture import Emphasis
 from blocklife.drawing.text_width import fixed_width
 from blocklife.drawing.theme import Palette, Theme
@@ -93,7 +93,7 @@ def loop(x: float, y: float, class_: str) -> str:
     return element("path", d=told, class_=class_) + tip
 
 
-def piece(one: Piece, class_: str, *, faint: bool = False) -> str:
+def piece(one: TextPiece, class_: str, *, faint: bool = False) -> str:
     """One piece of a label; *class_* colours the event, and the guard too where the whole is *faint*."""
     if one.role in (Role.CAUSES, Role.FOLLOWS):
         return pill(one.text, one.box.x, one.box.y, causes=one.role is Role.CAUSES)

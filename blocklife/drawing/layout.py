@@ -78,7 +78,7 @@ class Role(enum.Enum):
 
 
 @frozen
-class Piece:
+class TextPiece:
     """One piece of text, or a sign, in its box."""
 
     role: Role
@@ -87,11 +87,11 @@ class Piece:
 
 
 @frozen
-class Line:
+class RowLine:
     """One row of the table as it is shown, on an arrow or in its state."""
 
     label: Label
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
     box: Box
 
 
@@ -101,8 +101,8 @@ class PlacedNode:
 
     node: Node
     box: Box
-    pieces: tuple[Piece, ...]
-    loops: tuple[Line, ...]
+    pieces: tuple[TextPiece, ...]
+    loops: tuple[RowLine, ...]
 
 
 @frozen
@@ -113,13 +113,13 @@ class PlacedArrow:
     paths: tuple[tuple[Point, ...], ...]
     """Each a start and three points for each curve; the last one ends where the arrow's head begins."""
     tip: Point
-    lines: tuple[Line, ...]
+    lines: tuple[RowLine, ...]
     box: Box
     """Around all lines."""
 
 
 @frozen
-class Layout:
+class MachineLayout:
     """One machine, from its upper left corner."""
 
     panel: Panel
@@ -143,7 +143,7 @@ class _Set:
 
     width: float
     height: float
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
 
 
 def numbers_of(panels: Iterable[Panel]) -> dict[str, int]:
@@ -171,14 +171,14 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}{',' if len(run) == 2 else '-'}{run[-1]}" for run in runs)
 
 
-def _row(pieces: Sequence[tuple[Role, str]], x: float, y: float) -> tuple[list[Piece], float]:
+def _row(pieces: Sequence[tuple[Role, str]], x: float, y: float) -> tuple[list[TextPiece], float]:
     """Set pieces one after the other; gives them and where they end."""
     placed = []
     for role, text in pieces:
         pill = role in (Role.CAUSES, Role.FOLLOWS)
         width = LOOP - GAP if role is Role.LOOP else fixed_width(text, SMALL if pill else TEXT) + (7 if pill else 0)
         height, down = (PILL, (HIGH - PILL) / 2) if pill else (HIGH, 0)
-        placed.append(Piece(role, text, Box(x, y + down, width, height)))
+        placed.append(TextPiece(role, text, Box(x, y + down, width, height)))
         x += width + GAP
     return placed, x - GAP
 
@@ -225,11 +225,11 @@ def _set_node(panel: Panel, node: Node, numbers: Mapping[str, int]) -> tuple[_Se
     widest = max(name, fixed_width(note, TEXT), *(each.width for each in loops), 40)
     width = widest + 2 * PAD + (2 * INSET if node.final else 0)
     y = PAD - 3 + (INSET if node.final else 0)
-    pieces = [Piece(Role.NAME, node.name, Box((width - name) / 2, y, name, LINE + 2))]
+    pieces = [TextPiece(Role.NAME, node.name, Box((width - name) / 2, y, name, LINE + 2))]
     y += LINE + 2
     if note:
         wide = fixed_width(note, TEXT)
-        pieces.append(Piece(Role.NOTE, note, Box((width - wide) / 2, y, wide, LINE)))
+        pieces.append(TextPiece(Role.NOTE, note, Box((width - wide) / 2, y, wide, LINE)))
         y += LINE
     if loops:
         y += 4
@@ -244,18 +244,18 @@ def _moved(one: _Set, x: float, y: float) -> _Set:
     return evolve(one, pieces=tuple(_shifted(piece, x, y) for piece in one.pieces))
 
 
-def _shifted(piece: Piece, x: float, y: float) -> Piece:
+def _shifted(piece: TextPiece, x: float, y: float) -> TextPiece:
     return evolve(piece, box=evolve(piece.box, x=round(piece.box.x + x, 2), y=round(piece.box.y + y, 2)))
 
 
-def _lines(labels: Sequence[Label], sets: Sequence[_Set]) -> tuple[Line, ...]:
+def _lines(labels: Sequence[Label], sets: Sequence[_Set]) -> tuple[RowLine, ...]:
     """Labels with the pieces that were set for them, in a box around these."""
     found = []
     for label, each in zip(labels, sets, strict=True):
         boxes = [piece.box for piece in each.pieces]
         x, y = min(box.x for box in boxes), min(box.y for box in boxes)
         right, below = max(box.x + box.width for box in boxes), max(box.y + box.height for box in boxes)
-        found.append(Line(label, each.pieces, Box(x, y, right - x, below - y)))
+        found.append(RowLine(label, each.pieces, Box(x, y, right - x, below - y)))
     return tuple(found)
 
 
@@ -290,7 +290,7 @@ class _Object(TypedDict):
     pos: str
 
 
-class _Edge(TypedDict):
+class _GraphEdge(TypedDict):
     """An edge, as Graphviz writes it; the numbers are those of nodes."""
 
     tail: int
@@ -303,10 +303,10 @@ class _Graph(TypedDict, total=False):
 
     bb: str
     objects: list[_Object]
-    edges: list[_Edge]
+    edges: list[_GraphEdge]
 
 
-class _Run(NamedTuple):
+class _EdgeRun(NamedTuple):
     """One edge of the graph that is laid out."""
 
     tail: str
@@ -314,7 +314,7 @@ class _Run(NamedTuple):
     attributes: str
 
 
-def _graphviz(sizes: Mapping[str, tuple[float, float]], runs: Sequence[_Run], style: _Style) -> _Graph:
+def _graphviz(sizes: Mapping[str, tuple[float, float]], runs: Sequence[_EdgeRun], style: _Style) -> _Graph:
     """Let Graphviz stand boxes of these sizes about."""
     try:
         from pygraphviz import AGraph
@@ -341,12 +341,12 @@ def _order(panel: Panel, sizes: Mapping[str, tuple[float, float]], style: _Style
     """The states from top to bottom, as they would stand without labels."""
     ids = {node.name: f"s{number}" for number, node in enumerate(panel.picture.nodes)}
     runs = [
-        _Run(ids[arrow.source], ids[arrow.target], f'weight="{_weight(panel, arrow)}"')
+        _EdgeRun(ids[arrow.source], ids[arrow.target], f'weight="{_weight(panel, arrow)}"')
         for arrow in panel.picture.arrows
         if not arrow.loop
     ]
     initial = [ids[node.name] for node in panel.picture.nodes if node.initial]
-    graph = _graphviz(sizes, [*(_Run(_BEGIN, each, 'weight="10"') for each in initial), *runs], style)
+    graph = _graphviz(sizes, [*(_EdgeRun(_BEGIN, each, 'weight="10"') for each in initial), *runs], style)
     height = {each["name"]: _points(each["pos"])[0] for each in graph.get("objects", [])}
     ranked = sorted(ids, key=lambda name: (-height[ids[name]].y, height[ids[name]].x))
     return {name: rank for rank, name in enumerate(ranked)}
@@ -378,7 +378,7 @@ def _path(pos: str) -> tuple[list[Point], Point | None]:
 # --- the whole ---------------------------------------------------------------------------------------------------------
 
 
-def layout(panel: Panel, numbers: Mapping[str, int] | None = None) -> Layout:
+def layout(panel: Panel, numbers: Mapping[str, int] | None = None) -> MachineLayout:
     """Find a place for everything of one machine; *numbers* are those of the couplings, if they are not its own alone."""
     chosen = numbers_of([panel]) if numbers is None else numbers
     if sum(not arrow.loop for arrow in panel.picture.arrows) > MANY:
@@ -391,7 +391,7 @@ def layout(panel: Panel, numbers: Mapping[str, int] | None = None) -> Layout:
     return min(found, key=lambda each: max(each.width, WIDTH_MAX))
 
 
-def _laid_out(panel: Panel, numbers: Mapping[str, int], style: _Style) -> Layout:
+def _laid_out(panel: Panel, numbers: Mapping[str, int], style: _Style) -> MachineLayout:
     picture = panel.picture
     states = {node.name: _set_node(panel, node, numbers) for node in picture.nodes}
     ids = {node.name: f"s{number}" for number, node in enumerate(picture.nodes)}
@@ -400,14 +400,14 @@ def _laid_out(panel: Panel, numbers: Mapping[str, int], style: _Style) -> Layout
     order = _order(panel, sizes, style)
     arrows = [arrow for arrow in picture.arrows if not arrow.loop]
     sets = [_set_labels(panel, arrow.labels, numbers, narrow=style.narrow) for arrow in arrows]
-    runs = [_Run(_BEGIN, ids[node.name], 'arrowsize="0.7", weight="10"') for node in picture.nodes if node.initial]
+    runs = [_EdgeRun(_BEGIN, ids[node.name], 'arrowsize="0.7", weight="10"') for node in picture.nodes if node.initial]
     for number, arrow in enumerate(arrows):
         sizes[f"l{number}"] = _size(sets[number])
         runs += _runs_of(arrow, f"l{number}", ids, order, _weight(panel, arrow))
     graph = _graphviz(sizes, runs, style)
     read = _Reading(graph, sizes)
     begin, entry_tip = read.run(_BEGIN, next(ids[node.name] for node in picture.nodes if node.initial))
-    return Layout(
+    return MachineLayout(
         panel,
         *read.size,
         tuple(_placed_node(panel, node, read.box(ids[node.name]), *states[node.name]) for node in picture.nodes),
@@ -422,14 +422,14 @@ def _down(arrow: Arrow, order: Mapping[str, int]) -> bool:
     return order[arrow.source] < order[arrow.target]
 
 
-def _runs_of(arrow: Arrow, label: str, ids: Mapping[str, str], order: Mapping[str, int], weight: int) -> list[_Run]:
+def _runs_of(arrow: Arrow, label: str, ids: Mapping[str, str], order: Mapping[str, int], weight: int) -> list[_EdgeRun]:
     """The two edges of an arrow, both of which lead downwards; the arrow's head is where the arrow says."""
     down = _down(arrow, order)
     above, below = (arrow.source, arrow.target) if down else (arrow.target, arrow.source)
     head, plain = 'arrowsize="0.7"', 'dir="none"'
     return [
-        _Run(ids[above], label, f'headport="n", weight="{weight}", ' + (plain if down else f'dir="back", {head}')),
-        _Run(label, ids[below], f'tailport="s", weight="{weight}", ' + (head if down else plain)),
+        _EdgeRun(ids[above], label, f'headport="n", weight="{weight}", ' + (plain if down else f'dir="back", {head}')),
+        _EdgeRun(label, ids[below], f'tailport="s", weight="{weight}", ' + (head if down else plain)),
     ]
 
 

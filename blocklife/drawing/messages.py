@@ -17,9 +17,9 @@ from attrs import define, evolve, field, frozen
 
 from blocklife.drawing.picture import tone_of
 from blocklife.drawing.sequence import Band, Item, Message, Note, Party, Way
-from blocklife.drawing.sequence import Sequence as Diagram
+from blocklife.drawing.sequence import PartySequence as Diagram
 from blocklife.recording.format import show_name
-from blocklife.recording.lives import OVER, Life, Lives, Refusal, Step
+from blocklife.recording.lives import OVER, Life, Lives, RecordedRefusal, RecordedStep
 from blocklife.states import MACHINES, Tone
 
 REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
@@ -42,7 +42,7 @@ LOOPS_MIN = 4
 
 
 @frozen
-class Said:
+class Saying:
     """``{place}`` is the place, ``{job}`` the job as *store 5*, ``{size}`` how many blocks it moves."""
 
     source: Party
@@ -53,56 +53,56 @@ class Said:
     """It is said once the change has been made, and not to make it."""
 
 
-_PLANNED = Said(SCHEDULER, LEDGER, "plan {job} ({size})")
-_COPY = Said(SCHEDULER, COPIER, "copy {size} as {job}", after=True)
-_WAIT = Said(SCHEDULER, WORKER, "wait for {job} before anything writes", after=True)
-_REPORT = Said(WORKER, SCHEDULER, "last report on {job}", Way.ANSWERS)
+_PLANNED = Saying(SCHEDULER, LEDGER, "plan {job} ({size})")
+_COPY = Saying(SCHEDULER, COPIER, "copy {size} as {job}", after=True)
+_WAIT = Saying(SCHEDULER, WORKER, "wait for {job} before anything writes", after=True)
+_REPORT = Saying(WORKER, SCHEDULER, "last report on {job}", Way.ANSWERS)
 
-SAID: Mapping[str, tuple[Said, ...]] = {
+SAID: Mapping[str, tuple[Saying, ...]] = {
     # requests
-    "request.admit": (Said(SCHEDULER, LEDGER, "admit {place}"),),
+    "request.admit": (Saying(SCHEDULER, LEDGER, "admit {place}"),),
     "request.plan_load": (
         _PLANNED,
-        Said(LEDGER, REQUEST, "wait for {job}", Way.ANSWERS, after=True),
+        Saying(LEDGER, REQUEST, "wait for {job}", Way.ANSWERS, after=True),
     ),
-    "request.loaded, coupled": (Said(LEDGER, REQUEST, "{job} is there", Way.ANSWERS, after=True),),
-    "request.load_failed, coupled": (Said(LEDGER, REQUEST, "the load is lost", Way.ANSWERS, after=True),),
-    "request.preempt": (Said(SCHEDULER, LEDGER, "preempt {place}"),),
-    "request.finish": (Said(REQUEST, LEDGER, "finish {place}"),),
+    "request.loaded, coupled": (Saying(LEDGER, REQUEST, "{job} is there", Way.ANSWERS, after=True),),
+    "request.load_failed, coupled": (Saying(LEDGER, REQUEST, "the load is lost", Way.ANSWERS, after=True),),
+    "request.preempt": (Saying(SCHEDULER, LEDGER, "preempt {place}"),),
+    "request.finish": (Saying(REQUEST, LEDGER, "finish {place}"),),
     # blocks
-    "block.allocate": (Said(SCHEDULER, LEDGER, "allocate {place}"),),
-    "block.acquire": (Said(SCHEDULER, LEDGER, "acquire {place}, a hit"),),
-    "block.seal": (Said(SCHEDULER, LEDGER, "seal {place}"),),
+    "block.allocate": (Saying(SCHEDULER, LEDGER, "allocate {place}"),),
+    "block.acquire": (Saying(SCHEDULER, LEDGER, "acquire {place}, a hit"),),
+    "block.seal": (Saying(SCHEDULER, LEDGER, "seal {place}"),),
     "block.plan_store": (_PLANNED,),
     "block.plan_load": (_PLANNED,),
-    "block.release": (Said(SCHEDULER, LEDGER, "release {place}"),),
-    "block.drop": (Said(SCHEDULER, LEDGER, "drop {place}"),),
+    "block.release": (Saying(SCHEDULER, LEDGER, "release {place}"),),
+    "block.drop": (Saying(SCHEDULER, LEDGER, "drop {place}"),),
     # slots
     "slot.plan_store": (_PLANNED,),
-    "slot.pin": (Said(SCHEDULER, LEDGER, "look up: pin {place}"),),
+    "slot.pin": (Saying(SCHEDULER, LEDGER, "look up: pin {place}"),),
     "slot.pin, in the name of a job": (_PLANNED,),
-    "slot.unpin": (Said(SCHEDULER, LEDGER, "look up: unpin {place}"),),
-    "slot.evict": (Said(SCHEDULER, LEDGER, "evict {place}"),),
-    "slot.drop": (Said(SCHEDULER, LEDGER, "drop {place}"),),
+    "slot.unpin": (Saying(SCHEDULER, LEDGER, "look up: unpin {place}"),),
+    "slot.evict": (Saying(SCHEDULER, LEDGER, "evict {place}"),),
+    "slot.drop": (Saying(SCHEDULER, LEDGER, "drop {place}"),),
     # jobs
-    "job.submit": (Said(SCHEDULER, LEDGER, "dispatch {job}"), _COPY),
-    "job.flush": (Said(SCHEDULER, LEDGER, "flush {job}"), _WAIT),
+    "job.submit": (Saying(SCHEDULER, LEDGER, "dispatch {job}"), _COPY),
+    "job.flush": (Saying(SCHEDULER, LEDGER, "flush {job}"), _WAIT),
     "job.flush, coupled": (_WAIT,),
-    "job.finish, more": (Said(WORKER, SCHEDULER, "a report on {job}", Way.ANSWERS), Said(SCHEDULER, LEDGER, "settle")),
-    "job.finish": (_REPORT, Said(SCHEDULER, LEDGER, "settle: finish {job}")),
-    "job.finish, late": (Said(WORKER, SCHEDULER, "a late report on {job}", Way.ANSWERS), Said(SCHEDULER, LEDGER, "settle")),
+    "job.finish, more": (Saying(WORKER, SCHEDULER, "a report on {job}", Way.ANSWERS), Saying(SCHEDULER, LEDGER, "settle")),
+    "job.finish": (_REPORT, Saying(SCHEDULER, LEDGER, "settle: finish {job}")),
+    "job.finish, late": (Saying(WORKER, SCHEDULER, "a late report on {job}", Way.ANSWERS), Saying(SCHEDULER, LEDGER, "settle")),
     "job.quiesce": (
-        Said(WORKER, SCHEDULER, "proof that {job} is quiet", Way.ANSWERS),
-        Said(SCHEDULER, LEDGER, "quiesce {job}"),
+        Saying(WORKER, SCHEDULER, "proof that {job} is quiet", Way.ANSWERS),
+        Saying(SCHEDULER, LEDGER, "quiesce {job}"),
     ),
-    "job.cancel": (Said(SCHEDULER, LEDGER, "cancel {job}"),),
-    "job.abandon": (Said(SCHEDULER, LEDGER, "abandon {job}"),),
-    "job.expire": (Said(SCHEDULER, LEDGER, "tick: {job} is past its deadline"),),
+    "job.cancel": (Saying(SCHEDULER, LEDGER, "cancel {job}"),),
+    "job.abandon": (Saying(SCHEDULER, LEDGER, "abandon {job}"),),
+    "job.expire": (Saying(SCHEDULER, LEDGER, "tick: {job} is past its deadline"),),
 }
 """What is said when a step is taken. *coupled*: a step of another machine made it happen; without such a row nobody says it."""
 
 
-def said(step: Step) -> tuple[Said, ...]:
+def said(step: RecordedStep) -> tuple[Saying, ...]:
     """What is said when a step is taken."""
     key = f"{step.machine}.{step.event}"
     if step.coupling and step.cause is not None:
@@ -113,7 +113,7 @@ def said(step: Step) -> tuple[Said, ...]:
         key += ", more"
     elif key == "slot.pin" and step.job:
         key += ", in the name of a job"
-    return SAID.get(key, (Said(SCHEDULER, LEDGER, f"{step.event} {{place}}"),))
+    return SAID.get(key, (Saying(SCHEDULER, LEDGER, f"{step.event} {{place}}"),))
 
 
 # --- folding -------------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class _DiagramItems:
         own = step.machine == self.chosen[0].machine and step.id in {life.id for life in self.chosen}
         yield Note((LEDGER.key,), (changed(step, name, many=len(alike) > 1),), tone_at(step), when), own
 
-    def _alike(self, step: Step) -> list[int]:
+    def _alike(self, step: RecordedStep) -> list[int]:
         """In the story of a job: all its places that take this step together."""
         lives = self.lives
         story = lives.job_story(self.chosen[0].id) if self.chosen[0].machine == "job" else None
@@ -284,11 +284,11 @@ class _DiagramItems:
         n, kind = lives.n[step.index], lives.kind[step.index]
         return [each for each in story.moves if lives.n[each] == n and lives.kind[each] == kind]
 
-    def _job(self, step: Step) -> str:
+    def _job(self, step: RecordedStep) -> str:
         story = self.lives.job_story(step.job or 0)
         return f"job {step.job}" if story is None else story.name
 
-    def _size(self, step: Step) -> str:
+    def _size(self, step: RecordedStep) -> str:
         story = self.lives.job_story(step.job or 0)
         return "blocks" if story is None else counted(len(story.blocks), "block")
 
@@ -313,7 +313,7 @@ def heading(lives: Lives, life: Life) -> str:
     return f"{which}: plan {begun}" + (f" to {end.plan}" if end.plan != begun else "") + f", {how}"
 
 
-def changed(step: Step, name: str, *, many: bool = False) -> str:
+def changed(step: RecordedStep, name: str, *, many: bool = False) -> str:
     """What a step did to its place."""
     guard = "" if step.guard is None else f" [{step.guard}]"
     if step.source == step.target:
@@ -326,14 +326,14 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def tone_at(step: Step) -> Tone:
+def tone_at(step: RecordedStep) -> Tone:
     """The tone of the state that a step leads to."""
     table = MACHINES.get(step.machine)
     state = next((each for each in table.states if each.name == step.target), None) if table else None
     return Tone.REST if table is None or state is None else tone_of(table, state)
 
 
-def _refusal(refusal: Refusal) -> Iterator[tuple[Item, bool]]:
+def _refusal(refusal: RecordedRefusal) -> Iterator[tuple[Item, bool]]:
     when = f"plan {refusal.plan}"
     yield Message(SCHEDULER.key, LEDGER.key, f"{refusal.event} {refusal.place}", Way.ASKS, when), False
     yield Message(LEDGER.key, SCHEDULER.key, f"refused: it is {refusal.state}", Way.ANSWERS, when), False

@@ -161,7 +161,7 @@ class Predicate:
 
 
 @frozen
-class Action:
+class ModelAction:
     """One thing that can happen: a procedure and a predicate of the same parameters, once for each of *instances*."""
 
     name: str
@@ -189,7 +189,7 @@ class Program:
     variables: tuple[Variable, ...]
     predicates: tuple[Predicate, ...]
     procedures: tuple[Procedure, ...]
-    actions: tuple[Action, ...]
+    actions: tuple[ModelAction, ...]
     invariants: tuple[tuple[str, str], ...]
     """Predicates without parameters that hold in every state, with what they say."""
     text: str = field(repr=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.drawing import elements
-from blocklife.drawing.picture import Emphasis, Label, Mark, Node, Panel, Word
+from blocklife.drawing.picture import Emphasis, Explained, Label, Mark, Node, Panel
 from blocklife.drawing.svg import slug, svg
 from blocklife.drawing.tables import REFUSAL
 from blocklife.drawing.theme import Palette, Theme
@@ -116,7 +116,7 @@ def _cell(panel: Panel, node: Node, event: str) -> str:
     return "<br>".join(lines)
 
 
-def _words(words: Iterable[Word], heading: Sequence[str]) -> str:
+def _words(words: Iterable[Explained], heading: Sequence[str]) -> str:
     cells = [
         [_code(word.name), ", ".join(_code(each) for each in word.reads) or "nothing", elements.escaped(word.about)]
         for word in words

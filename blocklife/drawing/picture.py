@@ -38,7 +38,7 @@ class Node:
 
 
 @frozen
-class Word:
+class Explained:
     """An event or a guard, explained."""
 
     name: str
@@ -91,8 +91,8 @@ class Picture:
     arrows: tuple[Arrow, ...]
     couplings: tuple[Coupling, ...] = ()
     """Those that a label names, in the order of their table."""
-    events: tuple[Word, ...] = ()
-    guards: tuple[Word, ...] = ()
+    events: tuple[Explained, ...] = ()
+    guards: tuple[Explained, ...] = ()
 
     def rows_of(self, state: str, event: str) -> list[tuple[str, Label]]:
         """Where an event leads from a state, as targets and labels, in the order in which they are tried."""
@@ -208,8 +208,8 @@ def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) ->
     arrows = tuple(Arrow(source, target, tuple(labels)) for (source, target), labels in grouped.items())
     named = {name for arrow in arrows for label in arrow.labels for name in (*label.causes, *label.follows)}
     touching = tuple(each for each in couplings if each.name in named)
-    events = tuple(Word(each.name, each.parameters, _line(each.doc)) for each in table.events.values())
-    guards = tuple(Word(each.name, each.parameters, _line(each.doc)) for each in _guards(table))
+    events = tuple(Explained(each.name, each.parameters, _line(each.doc)) for each in table.events.values())
+    guards = tuple(Explained(each.name, each.parameters, _line(each.doc)) for each in _guards(table))
     return Picture(name, _line(table.doc), nodes, arrows, touching, events, guards)
 
 

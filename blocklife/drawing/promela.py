@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 
-from blocklife.drawing.model import Action, ModelSettings, Predicate, Procedure, Program
+from blocklife.drawing.model import ModelAction, ModelSettings, Predicate, Procedure, Program
 from blocklife.drawing.rules import program
 from blocklife.errors import DefinitionError
 
@@ -32,10 +32,10 @@ _CHOSEN = ("at_r", "at_b", "at_s", "at_j", "at_w")
 
 def promela(settings: ModelSettings) -> str:
     """The whole model."""
-    return "\n".join(_Printer(program(settings)).lines()) + "\n"
+    return "\n".join(_PromelaPrinter(program(settings)).lines()) + "\n"
 
 
-class _Printer:
+class _PromelaPrinter:
     """One program on its way into Promela.
 
     Invariant: ``names`` says what a name of the procedure that is being printed is called in Promela; ``hidden`` collects the
@@ -81,7 +81,7 @@ class _Printer:
             initial = f" = {each.initial}" if each.initial else ""
             yield f"byte {each.name}{size}{initial}; /* {each.doc} */"
 
-    def _chosen(self, action: Action) -> Iterator[str]:
+    def _chosen(self, action: ModelAction) -> Iterator[str]:
         """One alternative: some instance is possible; one of those is chosen, and taken. It can never stop half-way."""
         if not action.params:
             yield f"  :: atomic {{ {action.condition}() -> {action.verb}() }}"

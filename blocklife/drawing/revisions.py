@@ -24,7 +24,7 @@ from typing import IO
 
 from attrs import frozen
 
-from blocklife.drawing.picture import Arrow, Label, Node, Picture, Word, picture
+from blocklife.drawing.picture import Arrow, Explained, Label, Node, Picture, picture
 from blocklife.errors import MisuseError
 from blocklife.states import MACHINES, Tone
 
@@ -145,7 +145,7 @@ def _ask(tree: Path, inside: str, machine: str, name: str) -> object:
 
 
 @frozen
-class _Said:
+class _ForeignTable:
     """Names and text of another process; nothing is taken on trust."""
 
     name: str
@@ -167,7 +167,7 @@ def _drawn(said: object, machine: str, name: str) -> Picture:
     """The picture of what a revision says about itself."""
     if not isinstance(said, dict):
         raise MisuseError(f"{name}: its code wrote what is no table")
-    table = _Said(name, said)
+    table = _ForeignTable(name, said)
     try:
         today = {node.name: node.tone for node in picture(MACHINES[machine]).nodes} if machine in MACHINES else {}
         nodes = [_node(today, *each) for each in table.listed("states")]
@@ -205,7 +205,7 @@ def _label(index: object, event: object, guard: object) -> Label:
     return Label(index, str(event), None if guard is None else str(guard))
 
 
-def _word(name: object, reads: object, about: object) -> Word:
+def _word(name: object, reads: object, about: object) -> Explained:
     if not isinstance(reads, list):
         raise TypeError(reads)
-    return Word(str(name), tuple(map(str, reads)), str(about))
+    return Explained(str(name), tuple(map(str, reads)), str(about))

@@ -69,7 +69,7 @@ Item: TypeAlias = Message | Note | Band
 
 
 @frozen
-class Sequence:
+class PartySequence:
     """A whole diagram. Invariant: items name only parties of it, a message two different ones."""
 
     parties: tuple[Party, ...]
@@ -77,12 +77,12 @@ class Sequence:
     title: str = ""
 
 
-def mermaid(sequence: Sequence) -> str:
+def mermaid(sequence: PartySequence) -> str:
     """A sequence as Mermaid draws it."""
     return "\n".join(_lines(sequence)) + "\n"
 
 
-def _lines(sequence: Sequence) -> Iterator[str]:
+def _lines(sequence: PartySequence) -> Iterator[str]:
     across = ",".join(dict.fromkeys(sequence.parties[at].key for at in (0, -1)))
     yield "sequenceDiagram"
     for party in sequence.parties:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from attrs import define, field
 
 from blocklife.drawing import elements
-from blocklife.drawing.sequence import Band, Item, Message, Note, Sequence, Way
+from blocklife.drawing.sequence import Band, Item, Message, Note, PartySequence, Way
 from blocklife.drawing.text_width import prose_width, wrapped
 from blocklife.drawing.theme import Palette, Theme
 from blocklife.states import Tone
@@ -32,7 +32,7 @@ LONG = 700.0
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
-def svg(sequence: Sequence, theme: Theme | None = None) -> str:
+def svg(sequence: PartySequence, theme: Theme | None = None) -> str:
     """Draw a sequence; without a theme it follows the reader's system."""
     return _Drawing(sequence, theme).text()
 
@@ -41,7 +41,7 @@ def svg(sequence: Sequence, theme: Theme | None = None) -> str:
 class _Drawing:
     """One drawing. Invariant: everything so far stands above ``y``."""
 
-    sequence: Sequence
+    sequence: PartySequence
     theme: Theme | None
     y: float = MARGIN
     when: str = ""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from blocklife.drawing import elements
-from blocklife.drawing.layout import DOT, INSET, WIDTH_MAX, Layout, Line, PlacedArrow, PlacedNode, layout, numbers_of
+from blocklife.drawing.layout import DOT, INSET, WIDTH_MAX, MachineLayout, PlacedArrow, PlacedNode, RowLine, layout, numbers_of
 from blocklife.drawing.legend import legend
 from blocklife.drawing.picture import Arrow, Emphasis, Label, Mark, Node, Panel
 from blocklife.drawing.text_width import prose_width, wrapped
@@ -88,7 +88,7 @@ def _at(x: float, y: float, markup: str, class_: str | None = None) -> str:
 class _Framed:
     """One machine with its heading, and the size that both need."""
 
-    layout: Layout
+    layout: MachineLayout
     about: tuple[str, ...]
     width: float
     height: float
@@ -137,7 +137,7 @@ def _shelved(framed: Sequence[_Framed], least: float) -> tuple[list[tuple[_Frame
 # --- one machine -------------------------------------------------------------------------------------------------------
 
 
-def _machine(found: Layout) -> str:
+def _machine(found: MachineLayout) -> str:
     marked = found.panel.marked
     start = elements.element("circle", cx=found.start.x, cy=found.start.y, r=DOT / 2, class_="bl-start")
     entry = elements.curve(found.entry, "bl-line bl-entry") + elements.head(found.entry[-1], found.entry_tip, "bl-start")
@@ -179,7 +179,7 @@ def _labels(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
     return elements.rect(placed.box, "bl-chip", 4) + "".join(drawn)
 
 
-def _row(panel: Panel, arrow: Arrow, line: Line, tone: Tone, *, marked: bool) -> str:
+def _row(panel: Panel, arrow: Arrow, line: RowLine, tone: Tone, *, marked: bool) -> str:
     """One row of the table, with its tooltip."""
     mark = panel.marks.row(line.label)
     class_ = elements.emphasis_class(mark.emphasis) if marked else elements.tone_class(tone)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from blocklife.drawing.model import Action, ModelSettings, Predicate, Procedure, Program
+from blocklife.drawing.model import ModelAction, ModelSettings, Predicate, Procedure, Program
 from blocklife.drawing.rules import program
 from blocklife.errors import DefinitionError
 
@@ -28,10 +28,10 @@ MODULE = "Blocklife"
 
 def tla(settings: ModelSettings) -> str:
     """The whole module, with what TLC needs to know in a remark at its end."""
-    return "\n".join(_Printer(program(settings)).lines()) + "\n"
+    return "\n".join(_TlaPrinter(program(settings)).lines()) + "\n"
 
 
-class _Printer:
+class _TlaPrinter:
     """One program on its way into TLA+.
 
     Invariant: ``scope`` holds the names that are bound where the printer stands; ``number`` is that of the last name that it
@@ -103,7 +103,7 @@ class _Printer:
         yield "CHECK_DEADLOCK FALSE"
         yield from (f"INVARIANT Always_{name}" for name, _ in self.source.invariants)
 
-    def _action(self, action: Action) -> Iterator[str]:
+    def _action(self, action: ModelAction) -> Iterator[str]:
         yield f"\\* {action.doc}"
         args = ", ".join(("Now", *action.params))
         bound = "".join(f"\\E {name} \\in 0..({_SIZES[name]} - 1) : " for name in action.params)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 
-from blocklife.drawing.model import Action, ModelSettings, Variable
+from blocklife.drawing.model import ModelAction, ModelSettings, Variable
 from blocklife.states import MACHINES, Request
 
 # --- what the couplings mean -------------------------------------------------------------------------------------------
@@ -653,14 +653,14 @@ ACTIONS: tuple[tuple[str, str, str, str], ...] = (
 """What can happen: name, parameters, what of the settings it needs, and what it is."""
 
 
-def actions(settings: ModelSettings) -> tuple[Action, ...]:
+def actions(settings: ModelSettings) -> tuple[ModelAction, ...]:
     """The actions of one world."""
     found = []
     for name, params, needs, doc in ACTIONS:
         if needs and needs not in settings.verbs and not getattr(settings, needs, False):
             continue
         ranges = [range(getattr(settings, _SIZES[each])) for each in params]
-        found.append(Action(name, tuple(params), tuple(itertools.product(*ranges)), doc))
+        found.append(ModelAction(name, tuple(params), tuple(itertools.product(*ranges)), doc))
     return tuple(found)
 
 

@@ -50,7 +50,7 @@ _SPARE = 64
 """Chunks that can wait beyond those that the device holds, so that a small device does not sweep all the time."""
 
 
-class _Verdict(enum.Enum):
+class _ChunkVerdict(enum.Enum):
     """What is to be done with a chunk whose turn has come."""
 
     STORE = "it can be stored now"
@@ -58,7 +58,7 @@ class _Verdict(enum.Enum):
     DROP = "it need not, or cannot, be stored"
 
 
-_STORE, _LATER, _DROP = _Verdict.STORE, _Verdict.LATER, _Verdict.DROP
+_STORE, _LATER, _DROP = _ChunkVerdict.STORE, _ChunkVerdict.LATER, _ChunkVerdict.DROP
 
 
 class StoreLine:
@@ -219,7 +219,7 @@ class StoreLine:
             del self._line[owner]
         return chosen
 
-    def _judge(self, chunk: Chunk) -> _Verdict:
+    def _judge(self, chunk: Chunk) -> _ChunkVerdict:
         """Look at a chunk whose turn has come: stale blocks become holes."""
         if self.is_stored(chunk.group, chunk.key):
             return _DROP

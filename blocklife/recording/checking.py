@@ -45,7 +45,7 @@ class Illegal:
 
 
 @frozen
-class Verdict:
+class CheckVerdict:
     """What a check has found."""
 
     name: str
@@ -106,7 +106,7 @@ class Verdict:
         return "\n".join(told)
 
 
-def check_file(path: str, *, whole: bool = False, progress: Progress | None = None) -> Verdict:
+def check_file(path: str, *, whole: bool = False, progress: Progress | None = None) -> CheckVerdict:
     """Check the recording in a file; ``-`` is standard input. `MisuseError` where there is none.
 
     ``whole`` says that the run was recorded to its end, also where the recording does not say so itself.
@@ -129,9 +129,9 @@ def check_file(path: str, *, whole: bool = False, progress: Progress | None = No
 
 def check_recording(
     stream: IO[bytes], name: str = "recording", *, whole: bool = False, progress: Progress | None = None
-) -> Verdict:
+) -> CheckVerdict:
     """`check_file` of a stream of bytes. Ctrl-C ends it with what was found so far."""
-    run = _Run(Source(stream), name, whole)
+    run = _CheckRun(Source(stream), name, whole)
     started = time.perf_counter()
     interrupted = False
     try:
@@ -142,7 +142,7 @@ def check_recording(
 
 
 @define(eq=False)
-class _Run:
+class _CheckRun:
     """One check. Invariant: ``number`` lines were read, and all of them but the head and the end were taken or followed."""
 
     source: Source
@@ -281,12 +281,12 @@ class _Run:
     def _count(self, checker: Checker) -> None:
         self.events = checker.total
 
-    def verdict(self, seconds: float, interrupted: bool) -> Verdict:
+    def verdict(self, seconds: float, interrupted: bool) -> CheckVerdict:
         """What was found."""
         checker = self.checker
         if checker is not None and self.illegal is None:
             self._count(checker)
-        return Verdict(
+        return CheckVerdict(
             name=self.name,
             lines=self.number,
             events=self.events,

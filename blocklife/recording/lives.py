@@ -4,8 +4,8 @@ Rules of this file:
 
 * Nothing is invented. A link stands here only where the lines tell it: which request holds which block, and which worker
   reported, are counted there and not named (`specs/recording.md`), and so they are missing here too.
-* It believes what it reads, like `reading`; what is in no table becomes a `Kind` of its own, whose row is 0.
-* One pass. A step is one entry in each of a few columns; `Step`, `Life`, `Span` are made when somebody asks for them.
+* It believes what it reads, like `reading`; what is in no table becomes a `StepKind` of its own, whose row is 0.
+* One pass. A step is one entry in each of a few columns; `RecordedStep`, `Life`, `Span` are made when somebody asks for them.
 
 The shape, for those who draw it. All steps stand in the order of the file and are numbered from 0; that number is called
 *index* everywhere here. The columns of `Lives` are arrays of whole numbers, one entry a step, ready for
@@ -63,7 +63,7 @@ _NUMBER = {name: number for number, name in enumerate(_NAMES)}
 
 
 @frozen
-class Kind:
+class StepKind:
     """A row, as lines spell it. ``row`` is its number in the table; 0 where the table has no such row."""
 
     machine: str
@@ -77,7 +77,7 @@ class Kind:
 
 
 @frozen
-class Step:
+class RecordedStep:
     """One step, with everything that the columns have of it."""
 
     index: int
@@ -105,7 +105,7 @@ class Step:
 
 
 @frozen
-class Refusal:
+class RecordedRefusal:
     """What was refused; nothing has changed."""
 
     line: int
@@ -118,11 +118,11 @@ class Refusal:
     index: int
     """How many steps stood before it."""
     name: str | None = None
-    """As in `Step`."""
+    """As in `RecordedStep`."""
 
     @property
     def place(self) -> str:
-        """As in `Step`."""
+        """As in `RecordedStep`."""
         return f"{self.machine} {self.id if self.name is None else show_name(self.name)}"
 
 
@@ -156,7 +156,7 @@ class Life:
     spans: tuple[Span, ...]
     jobs: tuple[int, ...]
     """The jobs that its steps name, in order, each once."""
-    refused: tuple[Refusal, ...]
+    refused: tuple[RecordedRefusal, ...]
     name: str | None = None
     """What the request is called, where the recording says it."""
 
@@ -235,10 +235,10 @@ class Lives:
         self.line, self.n, self.plan, self.ns = array("q"), array("q"), array("q"), array("q")
         self.at, self.kind, self.job, self.epoch = array("q"), array("q"), array("q"), array("q")
         self.cause, self.coupling = array("q"), array("b")
-        self.kinds: list[Kind] = []
+        self.kinds: list[StepKind] = []
         self.places: list[tuple[str, int]] = []
-        self.refused: list[Refusal] = []
-        self._refused: dict[tuple[str, int], list[Refusal]] = {}
+        self.refused: list[RecordedRefusal] = []
+        self._refused: dict[tuple[str, int], list[RecordedRefusal]] = {}
         self._jobs: dict[int, JobStory] = {}
         self._steps: dict[tuple[str, int], array[int]] = {}
         self.names: dict[int, str] = {}
@@ -248,7 +248,7 @@ class Lives:
     def of(cls, recording: Recording, progress: Progress | None = None, only: tuple[str, int | str] | None = None) -> Lives:
         """Read a recording to its end. Raises `MisuseError` at what cannot be read."""
         lives = cls(recording.name, recording.head, only)
-        reader = _Reader(lives)
+        reader = _LivesReader(lives)
         for number, line in recording.lines(progress):
             reader.take(number, line)
         reader.close()
@@ -263,11 +263,11 @@ class Lives:
         """Indices of the steps of a place, oldest first; none where it never moved."""
         return self._steps.get((machine, place), array("q"))
 
-    def step(self, index: int) -> Step:
+    def step(self, index: int) -> RecordedStep:
         """One step."""
         kind = self.kinds[self.kind[index]]
         ns = self.ns[index] if self.timed else -1
-        return Step(
+        return RecordedStep(
             index=index,
             line=self.line[index],
             n=self.n[index],
@@ -340,7 +340,7 @@ class Lives:
         did = _ENDED.get(cause.target, "landed") if cause.event in ("finish", "quiesce") else _DID.get(cause.event, cause.event)
         return f"because {who} {did}"
 
-    def refusals(self, machine: str, place: int) -> Sequence[Refusal]:
+    def refusals(self, machine: str, place: int) -> Sequence[RecordedRefusal]:
         """What was refused to a place, oldest first, also while it had no life."""
         return self._refused.get((machine, place), ())
 
@@ -382,7 +382,7 @@ class Lives:
             yield Span(state, start, end)
 
 
-_BOUNDS: Mapping[str, tuple[Callable[[Kind], bool], Callable[[Kind], bool]]] = {
+_BOUNDS: Mapping[str, tuple[Callable[[StepKind], bool], Callable[[StepKind], bool]]] = {
     "block": (lambda kind: kind.event == "allocate", lambda kind: kind.target == "FREED"),
     "slot": (lambda kind: kind.source == "EMPTY", lambda kind: kind.target == "EMPTY"),
     "request": (lambda _: False, lambda kind: kind.target == "FINISHED"),
@@ -431,7 +431,7 @@ def _table_row(machine: str, event: str, source: str, target: str, guard: str | 
 
 
 @define(eq=False)
-class _Reader:
+class _LivesReader:
     """Takes the lines of a recording in order, and fills the columns.
 
     Invariant: ``last`` has, by job, its latest step and what that step makes happen.
@@ -488,7 +488,7 @@ class _Reader:
         name = line.name or (self.names.get(line.id) if line.machine == "request" else None)
         if self._is_own(line.machine, line.id, name):
             now = None if self.now < 0 else self.now
-            refusal = Refusal(number, line.plan, now, line.machine, line.id, line.event, line.state, len(lives), name)
+            refusal = RecordedRefusal(number, line.plan, now, line.machine, line.id, line.event, line.state, len(lives), name)
             lives.refused.append(refusal)
             lives._refused.setdefault(place, []).append(refusal)
 
@@ -514,7 +514,7 @@ class _Reader:
             kind = self.rows[row] = len(lives.kinds)
             known = _table_row(*row)
             lives.kinds.append(
-                Kind(*row, known.index if known else 0, line.machine == "block" and bool(known and ends_life(known)))
+                StepKind(*row, known.index if known else 0, line.machine == "block" and bool(known and ends_life(known)))
             )
         ends = lives.kinds[kind].ends
         if line.machine == "request" and line.name:

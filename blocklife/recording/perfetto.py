@@ -90,7 +90,7 @@ def write_perfetto(
     zero = f'"baseTimeNanoseconds":{base},' if base else ""
     sink.write(f'{{"displayTimeUnit":"ms",{zero}"traceEvents":[\n' if external is None else external.head)
     writer = _Writer(sink, base, _note(clock))
-    run = _Run(recording.head, writer)
+    run = _TraceWriter(recording.head, writer)
     lines = 0
     for now, item in itertools.chain([] if first is None else [first], items):
         run.take(now, item)
@@ -230,7 +230,7 @@ class _Writer:
 
 
 @define(eq=False)
-class _Place:
+class _OpenSlice:
     """Invariant: a slice for ``state`` is open on thread ``tid``. ``epoch`` is None but for blocks."""
 
     tid: int
@@ -239,7 +239,7 @@ class _Place:
 
 
 @define(eq=False)
-class _Run:
+class _TraceWriter:
     """Turns lines into events.
 
     Invariant: ``places`` have an open slice each, ``jobs`` two, one within the other. ``born`` is the highest number of a job.
@@ -250,7 +250,7 @@ class _Run:
     begun: bool = False
     now: int = 0
     """When the latest line happened, once one has."""
-    places: dict[tuple[str, int], _Place] = field(factory=dict)
+    places: dict[tuple[str, int], _OpenSlice] = field(factory=dict)
     threads: set[int] = field(factory=set)
     """Those that have a name."""
     jobs: dict[int, str] = field(factory=dict)
@@ -307,7 +307,7 @@ class _Run:
         pid, tid = _pid(line.machine), self._thread(line.machine, line.id)
         place = self.places.get((line.machine, line.id))
         if place is None:
-            place = self.places[line.machine, line.id] = _Place(tid, line.target, line.epoch)
+            place = self.places[line.machine, line.id] = _OpenSlice(tid, line.target, line.epoch)
             if line.machine != "request":  # a row of a request is nobody's until it is named; all others were counted
                 self._count(line.machine, line.source, -1)
         else:

@@ -28,8 +28,8 @@ from blocklife.recording.traces import (
     JobTrace,
     RequestTrace,
     SlotTrace,
-    Step,
     Trace,
+    TraceStep,
     TraceT,
     Track,
     illegal,
@@ -248,7 +248,7 @@ class Checker(PendingEffects):
 
     # --- what a line must come after ---------------------------------------------------------------------------------------
 
-    def _arrive(self, machine: str, place: Trace, step: Step[TraceT], job: JobTrace | None) -> None:
+    def _arrive(self, machine: str, place: Trace, step: TraceStep[TraceT], job: JobTrace | None) -> None:
         """Check what holds for all: pending effects first, one event and no place twice a commit, a place leaves its state."""
         if not self._event:
             self._event = step.event
@@ -271,7 +271,7 @@ class Checker(PendingEffects):
 
     # --- blocks -------------------------------------------------------------------------------------------------------------
 
-    def _allocate(self, place: BlockTrace, _: JobTrace | None, step: Step[BlockTrace]) -> None:
+    def _allocate(self, place: BlockTrace, _: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         situation = self._fence | (place.refs > 0) | (place.writes > 0) << 2
         if self._allocates[place.state << 7 | situation] != step.row.index:
             raise self._misjudged("block", place, step, situation)
@@ -282,10 +282,10 @@ class Checker(PendingEffects):
                     self._wanted[job] = (("flush",), "hand-out-flushes")
             place.store = None
 
-    def _acquire(self, place: BlockTrace, _: JobTrace | None, __: Step[BlockTrace]) -> None:
+    def _acquire(self, place: BlockTrace, _: JobTrace | None, __: TraceStep[BlockTrace]) -> None:
         place.refs += 1
 
-    def _release(self, place: BlockTrace, _: JobTrace | None, step: Step[BlockTrace]) -> None:
+    def _release(self, place: BlockTrace, _: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         refs = place.refs - 1
         if refs < 0:
             raise illegal("I4", "block", place, "it is released, and nobody holds it")
@@ -294,11 +294,11 @@ class Checker(PendingEffects):
             raise self._misjudged("block", place, step, situation)
         place.refs = refs
 
-    def _drop(self, place: BlockTrace, _: JobTrace | None, step: Step[BlockTrace]) -> None:
+    def _drop(self, place: BlockTrace, _: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         if self._drops[place.state << 7 | (place.refs > 0)] != step.row.index:
             raise self._misjudged("block", place, step, int(place.refs > 0))
 
-    def _reserve_block(self, place: BlockTrace, job: JobTrace | None, step: Step[BlockTrace]) -> None:
+    def _reserve_block(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         """The first line of a job: its number is new, its places are those of this commit."""
         if job is None:
             raise self._serveless("block", place, step.event)
@@ -314,10 +314,10 @@ class Checker(PendingEffects):
         else:
             place.writes += 1
 
-    def _submit(self, place: BlockTrace, job: JobTrace | None, _: Step[BlockTrace]) -> None:
+    def _submit(self, place: BlockTrace, job: JobTrace | None, _: TraceStep[BlockTrace]) -> None:
         self._serve(job, "block", place, "submit")
 
-    def _cancel(self, place: BlockTrace, job: JobTrace | None, step: Step[BlockTrace]) -> None:
+    def _cancel(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         self._serve(job, "block", place, "cancel")
         place.store = None
         if self._cancels[place.state << 7 | (place.refs > 0)] != step.row.index:
@@ -325,7 +325,7 @@ class Checker(PendingEffects):
         self._unpin_block(place)
         self._check_touched(place, step)
 
-    def _land(self, place: BlockTrace, job: JobTrace | None, step: Step[BlockTrace]) -> None:
+    def _land(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         if job is None:
             raise self._serveless("block", place, step.event)
         load, own = job.kind == "load", job.blocks.get(place) == place.epoch
@@ -348,7 +348,7 @@ class Checker(PendingEffects):
             place.store = None
         self._check_touched(place, step)
 
-    def _expire(self, place: BlockTrace, job: JobTrace | None, step: Step[BlockTrace]) -> None:
+    def _expire(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         if job is None:
             raise self._serveless("block", place, step.event)
         own = job.kind == "load" and job.blocks.get(place) == place.epoch
@@ -369,18 +369,18 @@ class Checker(PendingEffects):
                 self._wanted[place.store] = (("cancel",), "life-ends")
             place.store = None
 
-    def _check_touched(self, place: BlockTrace, step: Step[BlockTrace]) -> None:
+    def _check_touched(self, place: BlockTrace, step: TraceStep[BlockTrace]) -> None:
         if self._untouched[step.target] == (place.pins > 0):
             problem = f"it becomes {step.row.target.name} while {place.pins} jobs pin it"
             raise illegal("I1", "block", place, problem)
 
-    def _refuse_epoch(self, place: BlockTrace, epoch: str, step: Step[BlockTrace]) -> None:
+    def _refuse_epoch(self, place: BlockTrace, epoch: str, step: TraceStep[BlockTrace]) -> None:
         told = f"its epoch is {place.told} after {step.row}, and the line says {epoch}"
         raise illegal("epoch", "block", place, told + (" (this row ends a life)" if step.ends else ""))
 
     # --- slots --------------------------------------------------------------------------------------------------------------
 
-    def _reserve_slot(self, place: SlotTrace, job: JobTrace | None, step: Step[SlotTrace]) -> None:
+    def _reserve_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         """A slot of a job that is being planned."""
         if job is None:
             raise self._serveless("slot", place, step.event)
@@ -391,23 +391,23 @@ class Checker(PendingEffects):
             raise self._unasked(job, "slot", place, step.event)
         job.slots[place] = None
 
-    def _serve_slot(self, place: SlotTrace, job: JobTrace | None, step: Step[SlotTrace]) -> None:
+    def _serve_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         self._serve(job, "slot", place, step.event)
 
-    def _land_slot(self, place: SlotTrace, job: JobTrace | None, step: Step[SlotTrace]) -> None:
+    def _land_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         """A store that is DONE may still leave a slot empty: that of content which another store brought first."""
         ok = (self._serve(job, "slot", place, "land").state == self._done) << 6
         if not ok and self._slot_lands[place.state << 7] != step.row.index:
             raise illegal("I6", "slot", place, f"it is {step.row.target.name} although its store is not DONE")
 
-    def _pin(self, place: SlotTrace, job: JobTrace | None, step: Step[SlotTrace]) -> None:
+    def _pin(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         if job is None:
             place.held += 1
         else:
             self._reserve_slot(place, job, step)
         place.pins += 1
 
-    def _unpin(self, place: SlotTrace, job: JobTrace | None, step: Step[SlotTrace]) -> None:
+    def _unpin(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         if job is None:
             place.held -= 1
             if place.held < 0:
@@ -417,22 +417,22 @@ class Checker(PendingEffects):
         place.pins -= 1
         self._judge_slot(self._unpins, place, step)
 
-    def _evict(self, place: SlotTrace, _: JobTrace | None, step: Step[SlotTrace]) -> None:
+    def _evict(self, place: SlotTrace, _: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         self._judge_slot(self._evicts, place, step)
 
-    def _drop_slot(self, place: SlotTrace, job: JobTrace | None, step: Step[SlotTrace]) -> None:
+    def _drop_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         if job is not None:
             self._serve(job, "slot", place, "drop")
         self._judge_slot(self._slot_drops, place, step)
 
-    def _judge_slot(self, rows: bytes, place: SlotTrace, step: Step[SlotTrace]) -> None:
+    def _judge_slot(self, rows: bytes, place: SlotTrace, step: TraceStep[SlotTrace]) -> None:
         situation = (place.pins > 0) << 1
         if rows[place.state << 7 | situation] != step.row.index:
             raise self._misjudged("slot", place, step, situation)
 
     # --- jobs and requests --------------------------------------------------------------------------------------------------
 
-    def _job_step(self, job: JobTrace, step: Step[JobTrace]) -> None:
+    def _job_step(self, job: JobTrace, step: TraceStep[JobTrace]) -> None:
         into, event = step.row.target, step.event
         if job.over:  # a late report
             return
@@ -458,7 +458,7 @@ class Checker(PendingEffects):
         if event in ("cancel", "abandon") and job.request is not None and job.request.load is job:
             self._wanted[job.request] = (("preempt", "finish"), "request-gives-up")
 
-    def _request_step(self, place: RequestTrace, job: JobTrace | None, step: Step[RequestTrace]) -> None:
+    def _request_step(self, place: RequestTrace, job: JobTrace | None, step: TraceStep[RequestTrace]) -> None:
         event = step.event
         wanted = self._wanted.pop(place, None)
         if event == "plan_load":
@@ -499,7 +499,7 @@ class Checker(PendingEffects):
 
     # --- errors -------------------------------------------------------------------------------------------------------------
 
-    def _misjudged(self, machine: str, place: Trace, step: Step[TraceT], situation: int) -> IllegalError:
+    def _misjudged(self, machine: str, place: Trace, step: TraceStep[TraceT], situation: int) -> IllegalError:
         """The guards, judged by what was counted, give another row than the line claims."""
         table = MACHINES[machine]
         index = rows_by_situation(table.events[step.event])[place.state << 7 | situation]

@@ -230,7 +230,7 @@ def spell_time(seconds: float) -> str:
 # --- counting ----------------------------------------------------------------------------------------------------------
 
 
-class _Track:
+class _CountedMachine:
     """One machine while it is counted.
 
     Invariant: ``places`` has every place that a line has named and that is not over, with its state, and the plan and the time
@@ -277,7 +277,7 @@ class _Count:
     """A recording while it is counted."""
 
     head: Head
-    tracks: dict[str, _Track] = field(init=False)
+    tracks: dict[str, _CountedMachine] = field(init=False)
     steps: int = 0
     n: int = 0
     commits: int = 0
@@ -293,12 +293,12 @@ class _Count:
     stride: int = 1
 
     @tracks.default
-    def _make_tracks(self) -> dict[str, _Track]:
+    def _make_tracks(self) -> dict[str, _CountedMachine]:
         tracks = {
-            "block": _Track("block", 1, self.head.num_blocks),
-            "slot": _Track("slot", 0, self.head.num_slots),
-            "job": _Track("job", 1, 1 << 63),
-            "request": _Track("request", 0, self.head.max_requests),
+            "block": _CountedMachine("block", 1, self.head.num_blocks),
+            "slot": _CountedMachine("slot", 0, self.head.num_slots),
+            "job": _CountedMachine("job", 1, 1 << 63),
+            "request": _CountedMachine("request", 0, self.head.max_requests),
         }
         for name in ("block", "slot"):  # what was never named is there all the same
             track = tracks[name]
@@ -356,7 +356,7 @@ class _Count:
         if place[0] != target:
             self._move(track, line.id, place, target)
 
-    def _first_seen(self, track: _Track, source: int) -> tuple[int, int, int] | None:
+    def _first_seen(self, track: _CountedMachine, source: int) -> tuple[int, int, int] | None:
         """Where a place stood before its first line; None for a job that no line has made, or that is over."""
         if track.name == "job":
             return None
@@ -372,7 +372,7 @@ class _Count:
             jobs.places[number] = jobs.initial, self.plan, self.ns
             jobs.population[jobs.initial] += 1
 
-    def _move(self, track: _Track, number: int, place: tuple[int, int, int], target: int) -> None:
+    def _move(self, track: _CountedMachine, number: int, place: tuple[int, int, int], target: int) -> None:
         stands, plan, ns = place
         if plan >= 0:
             track.plans[stands].add(self.plan - plan)
@@ -428,7 +428,7 @@ class _Count:
             },
         )
 
-    def _machine(self, track: _Track, population: list[list[int]]) -> MachineStatistics:
+    def _machine(self, track: _CountedMachine, population: list[list[int]]) -> MachineStatistics:
         table = track.table
         weight = [0 if at in track.finals else weight for at, weight in enumerate(track.weight)]
         whole = sum(weight)

@@ -121,11 +121,11 @@ class JobTrace(Trace):
 
 
 TraceT = TypeVar("TraceT", bound=Trace)
-Act: TypeAlias = Callable[[TraceT, JobTrace | None, "Step[TraceT]"], None]
+Act: TypeAlias = Callable[[TraceT, JobTrace | None, "TraceStep[TraceT]"], None]
 
 
 @frozen(eq=False)
-class Step(Generic[TraceT]):
+class TraceStep(Generic[TraceT]):
     """One row of one machine, ready to be taken."""
 
     row: Row
@@ -184,10 +184,10 @@ class Track(Generic[TraceT]):
         self.places: dict[str, TraceT] = {}
         self._make = make
         index = self.table.index
-        self.steps: dict[str, Step[TraceT]] = {}
+        self.steps: dict[str, TraceStep[TraceT]] = {}
         for row in self.table.rows:
             ends = machine == "block" and ends_life(row)
-            step = Step(row, row.event, index[row.source], index[row.target], ends, acts.get(row.event))
+            step = TraceStep(row, row.event, index[row.source], index[row.target], ends, acts.get(row.event))
             named = None if (machine, row.event) in _EITHER else machine == "job" or row.event in _NAMED[machine]
             if named is not False:
                 self.steps[spelt(row)] = step

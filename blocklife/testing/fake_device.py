@@ -25,7 +25,7 @@ from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
     from blocklife.copiers.torch.layout import Pages
-    from blocklife.copiers.torch.streams import Event, Stream
+    from blocklife.copiers.torch.streams import Stream, StreamEvent
     from blocklife.ledger.records import Direction
 
 Span = tuple[int, int]
@@ -95,7 +95,7 @@ class FakeStream:
     hangs: bool = False
     refuses: set[str] = field(factory=set)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: StreamEvent) -> None:
         """Queue a recording; finds an event that may not be recorded yet."""
         own = _own(event)
         self._refuse("record")
@@ -109,7 +109,7 @@ class FakeStream:
         own.waits.clear()
         own.recorded = self._queue(f"record {own.name}")
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Queue a wait for the event's latest recording."""
         own = _own(event)
         self._refuse("wait")
@@ -192,7 +192,7 @@ class FakeDevice:
         self._engine_stream(engine).record(event)
         stream.wait(event)
 
-    def precede(self, event: Event, engine: object) -> None:
+    def precede(self, event: StreamEvent, engine: object) -> None:
         """Order an engine's stream after the event; None for `engine`."""
         self._engine_stream(engine).wait(event)
 
@@ -275,7 +275,7 @@ def _merge(clock: dict[FakeStream, int], other: dict[FakeStream, int]) -> None:
         clock[stream] = max(clock.get(stream, 0), number)
 
 
-def _own(event: Event) -> FakeEvent:
+def _own(event: StreamEvent) -> FakeEvent:
     if not isinstance(event, FakeEvent):
         raise MisuseError(f"fake device: {type(event).__name__} is no event of it (make it with event())")
     return event

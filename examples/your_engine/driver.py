@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import engine
 from engine import BLOCK, Engine
 
-from blocklife.testing.scenarios.driver import Driver, Settled, Stepped, Unsupported, World
+from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
 from blocklife.testing.worlds.device import CopyOrder, Landing, Orders, Pass
 
 
@@ -15,7 +15,7 @@ class YourDriver(Driver):
     hasty = False
     """Set by ``pytest --hasty``."""
 
-    def start(self, world: World) -> None:
+    def start(self, world: EngineSetup) -> None:
         needed = {"groups": f"full:{BLOCK}", "blocks_per_chunk": 1, "workers": 1, "contract": "hold", "scheduling": "sync"}
         for name, value in needed.items():
             if getattr(world, name) != value:
@@ -30,12 +30,12 @@ class YourDriver(Driver):
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         if preempt or compute or let_in:
             raise Unsupported("the engine decides who runs, and computes prompts only")
         self.plans += 1
         did = self.engine.step() if let_in is None else engine.Step({}, [], [])
-        return Stepped(
+        return EngineStep(
             orders=Orders(self.plans, (), (), tuple(map(_order, did.copies)), Pass(writes=tuple(self._writes(did.placed)))),
             handed_out=tuple(block for blocks in did.placed.values() for block in blocks),
             owners={each.number: each.owner for each in did.copies},
@@ -51,10 +51,10 @@ class YourDriver(Driver):
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         for each in reports:
             self.engine.land(each.job)
-        return Settled()
+        return SettledPlan()
 
     def finish(self, request: str) -> None:
         self.engine.finish(request)

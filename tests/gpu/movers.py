@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from blocklife.copiers.torch.driver import cuda_driver
-from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.layout import CopyLayout
 from blocklife.copiers.torch.moves import BatchMover, KernelMover, Mover, RunMover, mover_for_cuda
-from blocklife.copiers.torch.streams import CudaDevice, CudaStream, Device, HostDevice, HostStream
+from blocklife.copiers.torch.streams import CudaDevice, CudaStream, HostDevice, HostStream, StreamDevice
 
 SINGLE = ("slices", "batch", "kernel")
 """Each mover by itself, by the name that `CHOICES` has for it."""
@@ -20,7 +20,7 @@ class AbsentError(Exception):
     """This mover cannot be had here: why."""
 
 
-def made(name: str, layout: Layout) -> Mover:
+def made(name: str, layout: CopyLayout) -> Mover:
     """The mover of that name for these bytes. Raises AbsentError where there is none."""
     cuda = layout.cache.device.type == "cuda"
     if name == "slices" or (name == "chosen" and not cuda):
@@ -35,7 +35,7 @@ def made(name: str, layout: Layout) -> Mover:
         raise AbsentError(f"mover {name!r}: {problem}") from problem
 
 
-def _kernel(layout: Layout) -> Mover:
+def _kernel(layout: CopyLayout) -> Mover:
     return KernelMover(layout)
 
 
@@ -49,7 +49,7 @@ def _batch() -> Mover:
 class ForcedCuda(CudaDevice):
     """Keeps its streams by name."""
 
-    def __init__(self, layout: Layout, mover: Mover) -> None:
+    def __init__(self, layout: CopyLayout, mover: Mover) -> None:
         super().__init__(layout, mover)
         self.named: dict[str, CudaStream] = {}
 
@@ -61,7 +61,7 @@ class ForcedCuda(CudaDevice):
 class ForcedHost(HostDevice):
     """CPU tensors, moved by any mover."""
 
-    def __init__(self, layout: Layout, mover: Mover) -> None:
+    def __init__(self, layout: CopyLayout, mover: Mover) -> None:
         super().__init__(layout)
         self._forced = mover
 
@@ -69,7 +69,7 @@ class ForcedHost(HostDevice):
         return HostStream(self._forced)
 
 
-def forced(layout: Layout, mover: Mover) -> Device:
+def forced(layout: CopyLayout, mover: Mover) -> StreamDevice:
     """The device that a cache lies on, moving by this mover."""
     return (ForcedCuda if layout.cache.device.type == "cuda" else ForcedHost)(layout, mover)
 

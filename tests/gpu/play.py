@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.layout import CopyLayout
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
 from tests.gpu.movers import AbsentError
 from tests.gpu.stages import Stage
@@ -53,7 +53,7 @@ class Play:
         self._host = HostMemory([page] * LAYERS, count, pinned=stage.pinned)
         cache = KvCache([self._layers])
         try:
-            device = stage.device(Layout(cache, self._host))
+            device = stage.device(CopyLayout(cache, self._host))
         except AbsentError:
             self._host.close()
             raise

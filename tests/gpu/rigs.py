@@ -11,9 +11,9 @@ import torch
 from attrs import define
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.layout import CopyLayout
 from blocklife.copiers.torch.moves import Mover
-from blocklife.copiers.torch.streams import Device
+from blocklife.copiers.torch.streams import StreamDevice
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
 from tests.gpu.movers import AbsentError, forced, is_cuda, made
 from tests.gpu.shadow import Shadow, scatter
@@ -47,7 +47,7 @@ class Rig:
 
     cache: KvCache
     host: HostMemory
-    device: Device
+    device: StreamDevice
     copier: TorchCopier
     shadow: Shadow
     num_jobs: int = 0
@@ -83,7 +83,7 @@ def rigged(
     with HostMemory(cache.row_bytes, num_places, pinned=is_cuda(cache.device)) as host:
         scatter(cache, host, seed)
         settle(cache.device)
-        layout = Layout(cache, host)
+        layout = CopyLayout(cache, host)
         try:
             chosen = made(mover, layout)
         except AbsentError as absent:

@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 import torch
 from attrs import define, field
 
-from blocklife.copiers.torch.layout import Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, Pages
 from blocklife.copiers.torch.moves import Mover, RunMover
-from blocklife.copiers.torch.streams import Device
+from blocklife.copiers.torch.streams import StreamDevice
 from blocklife.ledger.records import Direction
 from blocklife.testing.fake_device import FakeDevice, FakeStream, Operation
 from tests.gpu.movers import ForcedCuda, made
@@ -47,7 +47,7 @@ class Stage(Protocol):
     engine: object
     """The stream that the engine computes on."""
 
-    def device(self, layout: Layout) -> Device:
+    def device(self, layout: CopyLayout) -> StreamDevice:
         """The device of the copier. Called once, first of all."""
         ...
 
@@ -118,7 +118,7 @@ class CudaStage:
         # those on which movers are tried, and the three of the copier are made in a row, so that no two share a queue.
         self.engine: object = self.another()
 
-    def device(self, layout: Layout) -> Device:
+    def device(self, layout: CopyLayout) -> StreamDevice:
         self._made = ForcedCuda(layout, made(self._mover, layout))
         return self._made
 
@@ -217,7 +217,7 @@ class FakeStage:
         self.fake = MovingDevice()
         self.engine: object = self.fake.engine
 
-    def device(self, layout: Layout) -> Device:
+    def device(self, layout: CopyLayout) -> StreamDevice:
         self.fake.mover = RunMover(layout)
         return self.fake
 

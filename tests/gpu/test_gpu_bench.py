@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from blocklife.copiers.torch.layout import Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, Pages
 from blocklife.copiers.torch.moves import RunMover
 from blocklife.ledger.records import Direction
 from tests.bench.gpu import measuring
@@ -107,7 +107,7 @@ def test_who_moves_wrong_bytes_has_no_figures(direction: str, where: torch.devic
     """One byte of all is enough; the others are measured all the same."""
     buffers = Buffers(where, SMOKE, lambda _done, _total: None)
     arena = Arena(buffers, PAGES[0])
-    layout = Layout(arena.cache, arena.rows)
+    layout = CopyLayout(arena.cache, arena.rows)
     bad = [Ours(arena, "forgetful", Forgetful(layout)), Ours(arena, "refusing", Refusing(layout))]
     case = compare(arena, direction, [*(make(arena) for make in PEERS), *bad], 0.0)
     troubles = {each.name: each.trouble for each in case.timed if each.trouble}

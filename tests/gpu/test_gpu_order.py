@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 
 from blocklife.copiers.torch import order
-from blocklife.copiers.torch.order import WAITS, Mark, Order, Side, Use, Wait
+from blocklife.copiers.torch.order import WAITS, Order, Side, StreamMark, Use, Wait
 from blocklife.ledger.records import Result
 from tests.gpu.movers import AbsentError
 from tests.gpu.play import Play
@@ -179,7 +179,7 @@ def test_bytes_are_right_with_all_waits_and_wrong_without_one(
 # --- events that are recorded again ---------------------------------------------------------------------------------------
 
 
-def hasty(self: Order, use: Use, *rest: object) -> Mark:
+def hasty(self: Order, use: Use, *rest: object) -> StreamMark:
     """Marks as `Order` does, and gives the event of a store away at once."""
     mark = _HONEST(self, use, *rest)  # type: ignore[arg-type]
     if use is Use.STORE and mark.event is not None:
@@ -187,7 +187,7 @@ def hasty(self: Order, use: Use, *rest: object) -> Mark:
     return mark
 
 
-def without_doubles(self: Order, mark: Mark) -> None:
+def without_doubles(self: Order, mark: StreamMark) -> None:
     """Gives back as `Order` does; an event that was given away is not free twice."""
     _GIVEN_BACK(self, mark)
     self._free = [*dict.fromkeys(self._free)]

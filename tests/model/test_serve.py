@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientSession
 from attrs import evolve
 
-from blocklife.engines.vllm.connector.metrics import METRICS, Kind
+from blocklife.engines.vllm.connector.metrics import METRICS, MetricKind
 from blocklife.engines.vllm.watch.violations import RULES
 from tests.model.connectors import Copies
 from tests.model.server import Server, answered, client, gathered, metrics, serving, streamed
@@ -50,7 +50,7 @@ def test_every_metric_is_there_before_the_first_request(server: Server) -> None:
             return {name for (name, _labels), value in (await metrics(session)).items() if value == 0}
 
     at_zero = asyncio.run(ask())
-    suffix = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_count", Kind.GAUGE: ""}
+    suffix = {MetricKind.COUNTER: "_total", MetricKind.HISTOGRAM: "_count", MetricKind.GAUGE: ""}
     wanted = {metric.name + suffix[metric.kind] for metric in METRICS.values()}
 
     assert wanted - at_zero == set()

@@ -30,7 +30,7 @@ from tests.model.test_tokens import (
 )
 from tests.vllm.planted import Bed, all_planted
 
-STRICT = watch.Options(mode=watch.Mode.STRICT)
+STRICT = watch.Options(mode=watch.WatchMode.STRICT)
 SLOT_BYTES = {"full": 1 << 16, "windows": 1 << 16, "both": 1 << 15, "states": 1 << 17}
 ROOMY = 256
 """Slots of a host that never has to displace what it has."""

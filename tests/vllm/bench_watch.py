@@ -31,7 +31,7 @@ from tests.vllm.programs import importing, natural, positive
 from tests.vllm.stopwatch import Stopwatch
 
 with importing("bench_watch", __name__):
-    from blocklife.engines.vllm.watch import Mode, Options, Watch, attach, detach
+    from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach, detach
     from tests.vllm.engine import RELEASE
     from tests.vllm.population import HOOKS, Population
 
@@ -158,7 +158,7 @@ class Bench:
         population, stopwatch, dummy = self._population, self.stopwatch, self._dummy
         watch = None
         if sample != NONE:
-            watch = attach(population.scheduler, Options(mode=Mode.COUNT, sample=sample, jobs=False))
+            watch = attach(population.scheduler, Options(mode=WatchMode.COUNT, sample=sample, jobs=False))
             time_watch(stopwatch, watch)
             for _ in range(NUM_FIRST):
                 self.step()

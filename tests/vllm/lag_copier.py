@@ -15,7 +15,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.copiers.torch import HostMemory, KvCache
-from blocklife.copiers.torch.layout import Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, Pages
 from blocklife.copiers.torch.moves import RunMover
 from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
 from tests.vllm.worlds import Lag
@@ -37,7 +37,7 @@ class LagCopier:
     def __init__(
         self, cache: KvCache, host: HostMemory, worker: Worker, lag: Lag, fails: Mapping[Direction, float], rng: Random
     ) -> None:
-        self._layout = Layout(cache, host)
+        self._layout = CopyLayout(cache, host)
         self._mover = RunMover(self._layout)
         self._worker = worker
         self._lag = lag

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from blocklife.testing.vllm.batch import CachedRequests, Output
+from blocklife.testing.vllm.batch import Output, RequestUpdates
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.worlds import GroupSpec
 
@@ -92,7 +92,7 @@ class Batch:
                 self._rows[name].state_index = None
         return [self._turn(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]
 
-    def _take_cached(self, cached: CachedRequests) -> None:
+    def _take_cached(self, cached: RequestUpdates) -> None:
         for at, name in enumerate(cached.req_ids):
             row = self._rows[name]
             row.computed = cached.num_computed_tokens[at]

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_
 
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.engines.vllm.connector.messages import Moved
-from blocklife.engines.vllm.connector.metrics import METRICS, BlocklifeStats, Kind, Metric
+from blocklife.engines.vllm.connector.metrics import METRICS, BlocklifeStats, Metric, MetricKind
 from blocklife.ledger import Direction
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
@@ -113,17 +113,25 @@ def test_metrics_survive_a_pipe_and_a_line_of_a_log(rig: ConnectorRig) -> None:
 
 def test_metrics_are_put_together_by_their_kind() -> None:
     """Counters add up, gauges are replaced, values of histograms are kept."""
-    names = {kind: next(name for name, metric in METRICS.items() if metric.kind is kind) for kind in Kind}
-    one = BlocklifeStats(data={names[Kind.COUNTER]: {"": 2}, names[Kind.GAUGE]: {"": 5}, names[Kind.HISTOGRAM]: {"": [1.0]}})
-    other = BlocklifeStats(data={names[Kind.COUNTER]: {"": 3}, names[Kind.GAUGE]: {"": 4}, names[Kind.HISTOGRAM]: {"": [2.0]}})
+    names = {kind: next(name for name, metric in METRICS.items() if metric.kind is kind) for kind in MetricKind}
+    one = BlocklifeStats(
+        data={names[MetricKind.COUNTER]: {"": 2}, names[MetricKind.GAUGE]: {"": 5}, names[MetricKind.HISTOGRAM]: {"": [1.0]}}
+    )
+    other = BlocklifeStats(
+        data={names[MetricKind.COUNTER]: {"": 3}, names[MetricKind.GAUGE]: {"": 4}, names[MetricKind.HISTOGRAM]: {"": [2.0]}}
+    )
     both = one.aggregate(other).data
 
-    assert both == {names[Kind.COUNTER]: {"": 5}, names[Kind.GAUGE]: {"": 4}, names[Kind.HISTOGRAM]: {"": [1.0, 2.0]}}
+    assert both == {
+        names[MetricKind.COUNTER]: {"": 5},
+        names[MetricKind.GAUGE]: {"": 4},
+        names[MetricKind.HISTOGRAM]: {"": [1.0, 2.0]},
+    }
 
 
 def test_metrics_are_counted_once_however_many_loggers_there_are() -> None:
     """vLLM hands one payload to every logger, and each adds later ones to what it made of it."""
-    name = next(name for name, metric in METRICS.items() if metric.kind is Kind.COUNTER)
+    name = next(name for name, metric in METRICS.items() if metric.kind is MetricKind.COUNTER)
     payloads: list[dict[str, Any]] = [{name: {"": 1}} for _ in range(3)]
     one, other = (BlocklifeConnector.build_kv_connector_stats(payloads[0]) for _ in range(2))
     for payload in payloads[1:]:
@@ -140,7 +148,7 @@ def test_metrics_are_shown_by_prometheus(rig: ConnectorRig) -> None:
     found: dict[str, dict[str, Any]] = collected(rig).data
     shown.observe(found, 1)
     labels = {"model_name": "m", "engine": "1"}
-    modes = {shown._families[name]._multiprocess_mode for name, metric in METRICS.items() if metric.kind is Kind.GAUGE}
+    modes = {shown._families[name]._multiprocess_mode for name, metric in METRICS.items() if metric.kind is MetricKind.GAUGE}
 
     assert modes == {"mostrecent"}  # of several processes the one that has told it last
     assert registry.get_sample_value("vllm:kv_offload_store_bytes_total", labels) == found["vllm:kv_offload_store_bytes"][""]
@@ -153,7 +161,7 @@ def test_metrics_are_shown_by_prometheus(rig: ConnectorRig) -> None:
 def test_metrics_are_there_at_zero_before_anything_has_happened(rig: ConnectorRig, metric: Metric, engine: str) -> None:
     """Every family has a series for each engine and each value of its label, so that a first event is an increase."""
     registry, _ = shown_by(rig)
-    suffix = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: "_count"}[metric.kind]
+    suffix = {MetricKind.COUNTER: "_total", MetricKind.GAUGE: "", MetricKind.HISTOGRAM: "_count"}[metric.kind]
     labels = {"model_name": "m", "engine": engine}
     named = [{**labels, metric.label: value} for value in metric.values] if metric.label else [labels]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from blocklife.engines.vllm.watch import Mode, Options, Watch, attach
+from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
 from tests.vllm import found
 from tests.vllm.engine import RELEASE
 from tests.vllm.rig import Rig, Scheduler, WorldSpec
@@ -42,7 +42,7 @@ class Played:
 
     def watched(self, scheduler: Scheduler) -> None:
         """A rig is made: this is its scheduler."""
-        self.watch = attach(scheduler, Options(mode=Mode.COUNT))
+        self.watch = attach(scheduler, Options(mode=WatchMode.COUNT))
 
     def look(self) -> None:
         """A step is over, or has fallen."""

@@ -18,10 +18,10 @@ from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios.driver import World
+from blocklife.testing.scenarios.driver import EngineSetup
 from blocklife.testing.scenarios.running import (
     Outcome,
-    Verdict,
+    ScenarioVerdict,
     parse_scenario,
     read_scenario,
     run_files,
@@ -29,25 +29,25 @@ from blocklife.testing.scenarios.running import (
     summary,
     world_of,
 )
-from blocklife.testing.vllm.driver import Driver
+from blocklife.testing.vllm.driver import VllmDriver
 from tests.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
 
 RELEASE = vllm.__version__
 
 
-def runs(name: str, contract: str) -> list[Verdict]:
+def runs(name: str, contract: str) -> list[ScenarioVerdict]:
     """Every variant of a file that has this contract."""
     scenario = read_scenario(FILES[name])
     chosen = [each for each in scenario.each_variant() if world_of(scenario, each).contract == contract]
-    return [run_scenario(scenario, Driver, each) for each in chosen]
+    return [run_scenario(scenario, VllmDriver, each) for each in chosen]
 
 
-def one(steps: str, world: str = "") -> Verdict:
+def one(steps: str, world: str = "") -> ScenarioVerdict:
     """A scenario made up here."""
-    return run_scenario(parse_scenario(f'id = "one"\ntitle = "one"\n[world]\n{world}\n{steps}'), Driver)
+    return run_scenario(parse_scenario(f'id = "one"\ntitle = "one"\n[world]\n{world}\n{steps}'), VllmDriver)
 
 
-def said(verdict: Verdict) -> str:
+def said(verdict: ScenarioVerdict) -> str:
     """What one run shows, in the words of the table; its message if that has none."""
     return {Outcome.HELD: "holds", Outcome.NOT_APPLICABLE: "not expressible"}.get(verdict.outcome, verdict.message)
 
@@ -73,7 +73,7 @@ def test_case_ends_as_the_page_says(row: Row) -> None:
 def test_cases_that_are_not_expressible_never_hold_by_chance() -> None:
     """Those that the page has a reason for do not hold when their own files are run; of S4c a half does."""
     files = [str(FOLDER.parent / f"{name}.toml") for name in sorted(without_words() - {"S4c"})]
-    verdicts = list(run_files(files, Driver))
+    verdicts = list(run_files(files, VllmDriver))
     print(summary(verdicts))
 
     assert all(each.outcome is not Outcome.HELD for each in verdicts)
@@ -84,7 +84,7 @@ def test_hybrid_with_states_holds_as_it_is_where_a_connector_may_have_one() -> N
     """The seed's own file, with a Mamba group; up to 0.22 vLLM itself asserts that there is none."""
     scenario = read_scenario(FOLDER.parent / "S4.toml")
     chosen = [each for each in scenario.each_variant() if each["contract"] == "fence"]
-    verdicts = [run_scenario(scenario, Driver, each) for each in chosen]
+    verdicts = [run_scenario(scenario, VllmDriver, each) for each in chosen]
     is_old = RELEASE.startswith(("0.21.", "0.22."))
 
     assert {each.outcome for each in verdicts} == {Outcome.NOT_APPLICABLE if is_old else Outcome.HELD}
@@ -265,7 +265,7 @@ def test_release_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) 
     """With its name, and those that are taken."""
     monkeypatch.setattr("blocklife.testing.vllm.engine.RELEASE", "0.99.1")
     with pytest.raises(MisuseError, match=r"^vLLM 0\.99\.1: scenarios run against 0\.21\.x"):
-        Driver()
+        VllmDriver()
 
 
 # --- what is asked and heard ------------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def test_release_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_engine_with_nothing_to_do_takes_no_step() -> None:
     """vLLM's own loop would not: its scheduler is not called, and a step stays empty."""
-    driver = Driver()
-    driver.start(World())
+    driver = VllmDriver()
+    driver.start(EngineSetup())
     driver.scheduler.schedule = None
     found = driver.step(compute=None, let_in=None)
 

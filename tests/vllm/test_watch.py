@@ -23,7 +23,7 @@ from attrs import evolve
 
 from blocklife.cli import main
 from blocklife.engines.vllm import versions
-from blocklife.engines.vllm.watch import Mode, Options, Watch, WatchError, attach, detach, watch_of
+from blocklife.engines.vllm.watch import Options, Watch, WatchError, WatchMode, attach, detach, watch_of
 from tests.interrupts import interruptible
 from tests.vllm import found
 from tests.vllm.engine import RELEASE
@@ -33,7 +33,7 @@ from tests.vllm.watched import BUGS, Bug, run_seed
 from tests.vllm.worlds import Connector
 
 ROOT = Path(__file__).parents[2]
-COUNT, STRICT = Options(mode=Mode.COUNT), Options(mode=Mode.STRICT)
+COUNT, STRICT = Options(mode=WatchMode.COUNT), Options(mode=WatchMode.STRICT)
 SEEDS = {"42945": 13, "41289": 10, "42611": 1, "42959": 17}
 """A seed in which a bug falls soon where a release has it, and where those without it meet no other one so soon."""
 STEPS = 60

@@ -105,12 +105,12 @@ def driven(
 
     A *judge* says in the place of `trouble_of` what is wrong without the watch. With *workers* they are watched, too.
     """
-    from blocklife.engines.vllm.watch import Mode, Options, attach, attach_worker
+    from blocklife.engines.vllm.watch import Options, WatchMode, attach, attach_worker
     from tests.vllm.engine import RELEASE
     from tests.vllm.rig import Rig
     from tests.vllm.traffic import Traffic
 
-    judge, options = judge or trouble_of, Options(mode=Mode.COUNT)
+    judge, options = judge or trouble_of, Options(mode=WatchMode.COUNT)
     rig = Rig(world.spec, seed)
     watch = attach(rig.scheduler, options)
     sides = [rank.worker.side for rank in rig.ranks if workers and rank.worker is not None]

@@ -31,9 +31,9 @@ from itertools import islice
 
 from attrs import define, frozen
 
-from blocklife.copiers.torch.layout import KvCache, Layout, Regions
-from blocklife.copiers.torch.order import Mark, Order, Use, checked
-from blocklife.copiers.torch.streams import Device, DeviceLostError, Stream, Timer, device_for
+from blocklife.copiers.torch.layout import CopyLayout, KvCache, Regions
+from blocklife.copiers.torch.order import Order, StreamMark, Use, checked
+from blocklife.copiers.torch.streams import DeviceLostError, Stream, StreamDevice, Timer, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
@@ -74,7 +74,7 @@ class TorchStatistics:
 
 
 @define(eq=False)
-class _Share:
+class _GpuShare:
     """One job on its way. Lives in its direction's queue from its launch until it is proven quiet."""
 
     order: int
@@ -83,7 +83,7 @@ class _Share:
     blocks: Ids
     places: Ids
     num_bytes: int
-    mark: Mark
+    mark: StreamMark
     timer: Timer | None
     """The device's; None where it keeps no time."""
     launched: float
@@ -106,7 +106,7 @@ class TorchCopier:
         host: Regions,
         *,
         worker: Worker,
-        device: Device | None = None,
+        device: StreamDevice | None = None,
         deadline_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,7 +116,7 @@ class TorchCopier:
             )
         if cache.device.type == "cuda" and not host.pinned:
             raise MisuseError("torch copier: copies of a CUDA device to pageable memory block the host (give pinned memory)")
-        self._layout = Layout(cache, host)
+        self._layout = CopyLayout(cache, host)
         self._device = device_for(self._layout, clock) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
         self._streams = {use: self._device.stream(use.name.lower()) for use in Use}
@@ -125,8 +125,8 @@ class TorchCopier:
         self._clock = clock
         # Invariant: a job is in `_out` exactly while its share is in a queue; `_landed` holds what no poll has reported yet.
         # `_knows` says whether a mark stands for all that the engine has queued. Initially nothing was computed or launched.
-        self._queues: dict[Direction, deque[_Share]] = {direction: deque() for direction in Direction}
-        self._out: dict[JobId, _Share] = {}
+        self._queues: dict[Direction, deque[_GpuShare]] = {direction: deque() for direction in Direction}
+        self._out: dict[JobId, _GpuShare] = {}
         self._landed: list[tuple[int, Completion]] = []
         self._took: dict[JobId, float] = {}
         self._durations: dict[JobId, float] = {}
@@ -204,7 +204,7 @@ class TorchCopier:
         mark = self._order.mark(use, stream, blocks, places)
         why = why or (mark.error and f"job {job}: {mark.error}")
         due = launched + self._deadline_s
-        share = _Share(order, job, direction, blocks, places, pages.total, mark, timer, launched, due, why, bool(mark.error))
+        share = _GpuShare(order, job, direction, blocks, places, pages.total, mark, timer, launched, due, why, bool(mark.error))
         self._num_runs += len(pages)
         self._num_bytes += pages.total
         self._last_error = why or self._last_error
@@ -306,12 +306,12 @@ class TorchCopier:
                 break
             self._suspect(share, f"not over after {self._deadline_s:g} s")
 
-    def _suspect(self, share: _Share, why: str) -> None:
+    def _suspect(self, share: _GpuShare, why: str) -> None:
         share.why = share.why or f"job {share.job}: {why}"
         share.stuck = True
         self._last_error = share.why
 
-    def _prove(self, share: _Share) -> None:
+    def _prove(self, share: _GpuShare) -> None:
         """Return only when this share, and those before it in its direction, are quiet."""
         mark = share.mark
         if mark.event is not None:
@@ -358,7 +358,7 @@ class TorchCopier:
             return None
         return timer
 
-    def _seconds(self, share: _Share) -> float:
+    def _seconds(self, share: _GpuShare) -> float:
         """How long a copy took that is over."""
         if share.timer is not None:
             with contextlib.suppress(Exception):  # as above

@@ -86,7 +86,7 @@ class KvCache:
         return len(self.groups)
 
 
-class Layout:
+class CopyLayout:
     """Both ends together: turns a transfer into runs of bytes."""
 
     def __init__(self, cache: KvCache, host: Regions) -> None:

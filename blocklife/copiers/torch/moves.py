@@ -29,8 +29,8 @@ import torch
 from attrs import frozen
 
 from blocklife.copiers.torch.driver import CudaDriver, cuda_driver
-from blocklife.copiers.torch.layout import Layout, Pages
-from blocklife.copiers.torch.pieces import TILE_BYTES, Tables, cut, piece_of_layout, word_of_layout, word_of_pages
+from blocklife.copiers.torch.layout import CopyLayout, Pages
+from blocklife.copiers.torch.pieces import TILE_BYTES, CopyTables, cut, piece_of_layout, word_of_layout, word_of_pages
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction
 
@@ -46,7 +46,7 @@ class Mover(Protocol):
 class RunMover:
     """One `copy_` for each run, between slices of the layers and the regions."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CopyLayout) -> None:
         self._layout = layout
         self._layers = [flat_bytes(tensor) for tensor in layout.cache.layers]
         regions = [flat_bytes(region) for region in layout.regions]
@@ -84,7 +84,7 @@ class KernelMover:
     interprets its kernels.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CopyLayout) -> None:
         self._device = layout.cache.device
         self._kernels = importlib.import_module("blocklife.copiers.torch.kernels")
         if self._device.type == "cuda":
@@ -93,7 +93,7 @@ class KernelMover:
             check_reach(layout)
         self._word = word_of_layout(layout)
         self._piece = piece_of_layout(layout, self._word)
-        self._tables = Tables(self._device)
+        self._tables = CopyTables(self._device)
 
     def move(self, pages: Pages, direction: Direction) -> None:
         """Queue a table of their pieces, and the kernel behind it."""
@@ -104,7 +104,7 @@ class KernelMover:
             self._kernels.launch(table, len(columns[0]), word=word, piece=piece)
 
 
-def check_reach(layout: Layout) -> None:
+def check_reach(layout: CopyLayout) -> None:
     """That the device finds the regions where the host has them. Page-locked memory can have an address of its own there."""
     driver = cuda_driver()
     if driver is None:
@@ -187,7 +187,7 @@ class ChoosingMover:
                 yield choice.mover
 
 
-def mover_for_cuda(layout: Layout) -> ChoosingMover:
+def mover_for_cuda(layout: CopyLayout) -> ChoosingMover:
     """All that work between these bytes; each has carried some there and back. Takes the time to compile a kernel."""
 
     def batch() -> Mover:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from blocklife.copiers.torch.streams import Device, DeviceLostError, Event, Stream
+from blocklife.copiers.torch.streams import DeviceLostError, Stream, StreamDevice, StreamEvent
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Ids
 
@@ -65,7 +65,7 @@ WAITS: tuple[Wait, ...] = (
 
 
 @define(eq=False)
-class Mark:
+class StreamMark:
     """A point on the stream of one use.
 
     Invariant: an event goes back to the free ones only if the mark is passed, nobody waits, and it never answered with an
@@ -73,30 +73,30 @@ class Mark:
     """
 
     number: int
-    event: Event | None
+    event: StreamEvent | None
     error: str = ""
     passed: bool = False
     num_waiting: int = 0
     """Later marks whose streams were told to wait for this one, and are not known to be past it."""
-    awaited: list[Mark] = field(factory=list)
+    awaited: list[StreamMark] = field(factory=list)
     """What the stream was told to wait for between the mark before and this one."""
 
 
 class Order:
     """The marks of all places, and the pool of their events."""
 
-    def __init__(self, device: Device, num_blocks: int, num_places: int) -> None:
+    def __init__(self, device: StreamDevice, num_blocks: int, num_places: int) -> None:
         self._device = device
-        self._free: list[Event] = []
+        self._free: list[StreamEvent] = []
         self._num_events = 0
         self._num_marks = 0
         # Invariant: `_marks[use]` holds, in order, what is not passed; `_passed[use]` is the newest that is (0: none), and all
         # older ones of the use are passed too. `_newest[use]` is the newest of all. `_owed[use]` is what the stream was told
         # to wait for since. Initially nothing was marked.
-        self._marks: dict[Use, dict[int, Mark]] = {use: {} for use in Use}
+        self._marks: dict[Use, dict[int, StreamMark]] = {use: {} for use in Use}
         self._passed = dict.fromkeys(Use, 0)
         self._newest = dict.fromkeys(Use, 0)
-        self._owed: dict[Use, list[Mark]] = {use: [] for use in Use}
+        self._owed: dict[Use, list[StreamMark]] = {use: [] for use in Use}
         sizes = {Side.DEVICE: num_blocks, Side.HOST: num_places}
         self._at = {(use, side): np.zeros(sizes[side], np.int64) for use in (Use.STORE, Use.LOAD) for side in Side}
         """The newest mark of each place; what is computed is marked for the whole device at once."""
@@ -106,14 +106,14 @@ class Order:
         """How many events were ever made."""
         return self._num_events
 
-    def before(self, waiter: Use, blocks: Ids | None, places: Ids | None) -> list[Event]:
+    def before(self, waiter: Use, blocks: Ids | None, places: Ids | None) -> list[StreamEvent]:
         """What *waiter* must wait for at these places (None: all there are), each event once.
 
         Holds: the events, until the next mark of *waiter* is passed. So tell the stream to wait before anything is marked.
         Refuses: DeviceLostError if the device gave no event for something that must be waited for.
         """
         ids = {Side.DEVICE: blocks, Side.HOST: places}
-        needed: dict[int, Mark] = {}
+        needed: dict[int, StreamMark] = {}
         for wait in WAITS:
             if wait.waiter is waiter:
                 newest = self._newest_at(wait.holder, wait.side, ids[wait.side])
@@ -125,10 +125,10 @@ class Order:
         self._owed[waiter] += needed.values()
         return [mark.event for mark in needed.values() if mark.event is not None]
 
-    def mark(self, use: Use, stream: Stream, blocks: Sequence[int] | Ids = (), places: Sequence[int] | Ids = ()) -> Mark:
+    def mark(self, use: Use, stream: Stream, blocks: Sequence[int] | Ids = (), places: Sequence[int] | Ids = ()) -> StreamMark:
         """Mark the point that the stream of *use* has reached, at these places. Never raises what the device raises."""
         self._num_marks += 1
-        mark = Mark(self._num_marks, None, awaited=self._owed[use])
+        mark = StreamMark(self._num_marks, None, awaited=self._owed[use])
         self._owed[use] = []
         try:
             event = self._take()
@@ -155,7 +155,7 @@ class Order:
             if mark.event is not None:
                 self.passed(use, mark)
 
-    def passed(self, use: Use, mark: Mark) -> None:
+    def passed(self, use: Use, mark: StreamMark) -> None:
         """It is known that the stream of *use* has passed this mark, and with it all that are older."""
         marks = self._marks[use]
         for number in [number for number in marks if number <= mark.number]:
@@ -182,7 +182,7 @@ class Order:
             return self._newest[holder]
         return int(self._at[holder, side][ids].max(initial=0))
 
-    def _covering(self, wait: Wait, number: int) -> Mark:
+    def _covering(self, wait: Wait, number: int) -> StreamMark:
         """The oldest mark with an event that stands for this one too."""
         for mark in self._marks[wait.holder].values():
             if mark.number >= number and mark.event is not None:
@@ -190,14 +190,14 @@ class Order:
         error = self._marks[wait.holder][number].error
         raise DeviceLostError(f"{wait.why}, and the device gave no event to wait for: {error} (give the worker up)")
 
-    def _take(self) -> Event:
+    def _take(self) -> StreamEvent:
         if self._free:
             return self._free.pop()
         event = self._device.event()
         self._num_events += 1
         return event
 
-    def _recycle(self, mark: Mark) -> None:
+    def _recycle(self, mark: StreamMark) -> None:
         if mark.passed and mark.num_waiting == 0 and mark.event is not None:
             if not mark.error:
                 self._free.append(mark.event)

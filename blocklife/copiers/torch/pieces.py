@@ -21,7 +21,7 @@ import torch
 from attrs import define
 from numpy.typing import NDArray
 
-from blocklife.copiers.torch.layout import Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, Pages
 from blocklife.ledger.records import Direction, Ids
 
 WORDS = (16, 8, 4, 1)
@@ -51,7 +51,7 @@ def word_bytes(numbers: Iterable[int]) -> int:
     return next(word for word in WORDS if bits % word == 0)
 
 
-def word_of_layout(layout: Layout) -> int:
+def word_of_layout(layout: CopyLayout) -> int:
     """The widest word that divides whatever run a layout can make."""
     tensors = (*layout.cache.layers, *layout.regions)
     pages = (size for group in layout.cache.page_bytes for size in group)
@@ -63,7 +63,7 @@ def word_of_pages(pages: Pages) -> int:
     return word_bytes(int(np.bitwise_or.reduce(column)) for column in (pages.source, pages.target, pages.nbytes))
 
 
-def piece_of_layout(layout: Layout, word: int) -> int:
+def piece_of_layout(layout: CopyLayout, word: int) -> int:
     """The power of two that just holds the smallest page, if a tile does: one piece a page, and no wider than it must be."""
     smallest = min(size for group in layout.cache.page_bytes for size in group)
     return int(min(max(PIECE_BYTES_MIN, 1 << (smallest - 1).bit_length()), TILE_BYTES[word]))
@@ -101,7 +101,7 @@ class _Passed:
 
 
 @define(eq=False)
-class _Table:
+class _CopyTable:
     """Both ends of one table. Invariant: free exactly if `event` has passed; it is recorded behind whoever reads the table."""
 
     host: torch.Tensor
@@ -111,7 +111,7 @@ class _Table:
     event: TableEvent
 
 
-class Tables:
+class CopyTables:
     """Tables of one device, for one stream in each direction. *new_event*: what says that one is free; None for torch's own.
 
     With more streams nothing is written over either, as long as the tables live; but a direction waits for its slowest stream.
@@ -122,8 +122,8 @@ class Tables:
         self._new_event = new_event or (torch.cuda.Event if device.type == "cuda" else _Passed)
         # Invariant: each direction's tables in the order of their use, so that the first is free before all others. What nobody
         # knows the end of is in `_lost`, and never given back: a kernel that reads other numbers would write to anywhere.
-        self._tables: dict[Direction, deque[_Table]] = {direction: deque() for direction in Direction}
-        self._lost: list[_Table] = []
+        self._tables: dict[Direction, deque[_CopyTable]] = {direction: deque() for direction in Direction}
+        self._lost: list[_CopyTable] = []
 
     @contextmanager
     def sent(self, direction: Direction, columns: tuple[Ids, ...]) -> Iterator[torch.Tensor]:
@@ -140,7 +140,7 @@ class Tables:
         self._lost.remove(table)
         self._tables[direction].append(table)
 
-    def _take(self, direction: Direction, count: int) -> _Table:
+    def _take(self, direction: Direction, count: int) -> _CopyTable:
         tables = self._tables[direction]
         if tables and (tables[0].event.query() or len(tables) >= TABLES_MAX):
             while not tables[0].event.query():
@@ -150,7 +150,7 @@ class Tables:
                 return table  # a smaller one is let go: it is free, and its like is too small
         return self._make(count)
 
-    def _make(self, count: int) -> _Table:
+    def _make(self, count: int) -> _CopyTable:
         room = 1 << (max(count, _TABLE_NUMBERS_MIN) - 1).bit_length()
         host = torch.empty(room, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        return _Table(host, host.numpy(), torch.empty(room, dtype=torch.int64, device=self._device), self._new_event())
+        return _CopyTable(host, host.numpy(), torch.empty(room, dtype=torch.int64, device=self._device), self._new_event())

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import torch
 
-from blocklife.copiers.torch.layout import Layout, Pages
+from blocklife.copiers.torch.layout import CopyLayout, Pages
 from blocklife.copiers.torch.moves import ChoosingMover, Mover, RunMover, mover_for_cuda
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger.records import Direction
@@ -38,7 +38,7 @@ class DeviceLostError(BlocklifeError):
     """The device answers with errors only, so nothing can be ordered or proven: its worker must be given up."""
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point on a stream."""
 
     def query(self) -> bool:
@@ -69,11 +69,11 @@ class Timer(Protocol):
 class Stream(Protocol):
     """A queue of work that runs in its order."""
 
-    def record(self, event: Event) -> None:
+    def record(self, event: StreamEvent) -> None:
         """Let the event stand for everything given to this stream so far."""
         ...
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Let what is given to this stream from now on run after what the event stands for now."""
         ...
 
@@ -82,7 +82,7 @@ class Stream(Protocol):
         ...
 
 
-class Device(Protocol):
+class StreamDevice(Protocol):
     """Where the streams live. ``engine`` is a stream or an event of the engine's own; None is where the caller computes now."""
 
     @property
@@ -94,7 +94,7 @@ class Device(Protocol):
         """A new stream."""
         ...
 
-    def event(self) -> Event:
+    def event(self) -> StreamEvent:
         """A new event, recorded nowhere."""
         ...
 
@@ -106,7 +106,7 @@ class Device(Protocol):
         """Let the stream go on only after what the engine was given so far. Refuses: MisuseError for what is neither."""
         ...
 
-    def precede(self, event: Event, engine: object) -> None:
+    def precede(self, event: StreamEvent, engine: object) -> None:
         """Let the engine's stream go on only after the event. Refuses: MisuseError for what is no stream."""
         ...
 
@@ -118,7 +118,7 @@ class Device(Protocol):
 # --- host memory ----------------------------------------------------------------------------------------------------------
 
 
-class HostEvent:
+class PassedEvent:
     """A point that was passed when it was made: on the host everything has run when the call returns."""
 
     def query(self) -> bool:
@@ -135,10 +135,10 @@ class HostStream:
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
 
-    def record(self, event: Event) -> None:
+    def record(self, event: StreamEvent) -> None:
         """Nothing to mark: all has run."""
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Nothing to wait for: all has run."""
 
     def copy(self, pages: Pages, direction: Direction) -> None:
@@ -169,7 +169,7 @@ class HostTimer:
 class HostDevice:
     """CPU tensors as a device: no copy ever runs beside its caller, so the order of the calls is the order of the bytes."""
 
-    def __init__(self, layout: Layout, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, layout: CopyLayout, clock: Callable[[], float] = time.monotonic) -> None:
         self._mover = RunMover(layout)
         self._clock = clock
 
@@ -182,9 +182,9 @@ class HostDevice:
         """A new stream."""
         return HostStream(self._mover)
 
-    def event(self) -> HostEvent:
+    def event(self) -> PassedEvent:
         """A new event."""
-        return HostEvent()
+        return PassedEvent()
 
     def timer(self) -> HostTimer:
         """A new timer."""
@@ -194,7 +194,7 @@ class HostDevice:
         """What the calling thread computed is there. Refuses: MisuseError for a stream or an event of another device."""
         _check_host(engine)
 
-    def precede(self, event: Event, engine: object) -> None:
+    def precede(self, event: StreamEvent, engine: object) -> None:
         """What was copied is there. Refuses: as `follow`."""
         _check_host(engine)
 
@@ -257,11 +257,11 @@ class CudaStream:
         self.inner = torch.cuda.Stream(device=device)
         self._mover = mover
 
-    def record(self, event: Event) -> None:
+    def record(self, event: StreamEvent) -> None:
         """Mark the point."""
         _cuda_event(event).inner.record(self.inner)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Order the stream after the event."""
         self.inner.wait_event(_cuda_event(event).inner)
 
@@ -277,7 +277,7 @@ class CudaDevice:
     Needs: pinned host memory. With any other a copy blocks the host until it has moved. *mover*: None for all that work here.
     """
 
-    def __init__(self, layout: Layout, mover: Mover | None = None) -> None:
+    def __init__(self, layout: CopyLayout, mover: Mover | None = None) -> None:
         self._device = layout.cache.device
         self._mover = mover_for_cuda(layout) if mover is None else mover
 
@@ -308,7 +308,7 @@ class CudaDevice:
         else:
             own.inner.wait_stream(self._engine_stream(engine))
 
-    def precede(self, event: Event, engine: object) -> None:
+    def precede(self, event: StreamEvent, engine: object) -> None:
         """Order a stream of torch after the event."""
         self._engine_stream(engine).wait_event(_cuda_event(event).inner)
 
@@ -326,7 +326,7 @@ class CudaDevice:
         return engine
 
 
-def _cuda_event(event: Event) -> CudaEvent:
+def _cuda_event(event: StreamEvent) -> CudaEvent:
     if not isinstance(event, CudaEvent):
         raise MisuseError(f"cuda device: {type(event).__name__} is no event of this device (make it with event())")
     return event
@@ -338,7 +338,7 @@ def _cuda_stream(stream: Stream) -> CudaStream:
     return stream
 
 
-def device_for(layout: Layout, clock: Callable[[], float] = time.monotonic) -> Device:
+def device_for(layout: CopyLayout, clock: Callable[[], float] = time.monotonic) -> StreamDevice:
     """The device that a cache lies on; *clock* is the host's, in seconds. Refuses: MisuseError for a kind that is not known."""
     kind = layout.cache.device.type
     if kind == "cpu":

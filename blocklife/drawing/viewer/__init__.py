@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from importlib import resources
 
 from blocklife.drawing import elements
-from blocklife.drawing.viewer.run import MAX_EVENTS, Settings, told_run
-from blocklife.recording.checking import Verdict
+from blocklife.drawing.viewer.run import MAX_EVENTS, ViewSettings, told_run
+from blocklife.recording.checking import CheckVerdict
 from blocklife.recording.lives import Lives
 
-__all__ = ["MAX_EVENTS", "Settings", "view"]
+__all__ = ["MAX_EVENTS", "ViewSettings", "view"]
 
 _SCRIPTS = ("data.js", "paint.js", "page.js", "panel.js")
 
 
-def view(lives: Lives, verdict: Verdict, settings: Settings, drawings: Mapping[str, str] | None = None) -> str:
+def view(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: Mapping[str, str] | None = None) -> str:
     """The page. *drawings* has an SVG for each machine, in which states are named by ``data-state`` and rows by ``data-row``;
     a machine without one is shown as a list of its states. `MisuseError` where there is nothing, or too much, to show.
     """

@@ -20,9 +20,9 @@ from blocklife.drawing.picture import picture
 from blocklife.drawing.viewer.packing import packed
 from blocklife.drawing.viewer.palette import colours
 from blocklife.errors import MisuseError
-from blocklife.recording.checking import Illegal, Verdict
+from blocklife.recording.checking import CheckVerdict, Illegal
 from blocklife.recording.format import show_name
-from blocklife.recording.lives import LETS_GO, Kind, Lives
+from blocklife.recording.lives import LETS_GO, Lives, StepKind
 from blocklife.states import COUPLINGS, MACHINES
 
 MAX_EVENTS = 1_000_000
@@ -34,7 +34,7 @@ Numbers = NDArray[np.int64]
 
 
 @frozen
-class Settings:
+class ViewSettings:
     """Which part of a run is meant, and how large it may be."""
 
     plans: tuple[int, int] | None = None
@@ -105,18 +105,18 @@ class _Machine:
         }
 
 
-def told_run(lives: Lives, verdict: Verdict, settings: Settings, drawings: Mapping[str, str]) -> Mapping[str, Value]:
+def told_run(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: Mapping[str, str]) -> Mapping[str, Value]:
     """Everything that the page is told. `MisuseError` where that is too much, or nothing."""
-    return _Run(lives, verdict, settings).told(drawings)
+    return _ShownRun(lives, verdict, settings).told(drawings)
 
 
 @define(eq=False)
-class _Run:
+class _ShownRun:
     """Invariant: steps ``low`` to ``high`` are shown, and ``lane_of`` numbers the places that are, in the order of the page."""
 
     lives: Lives
-    verdict: Verdict
-    settings: Settings
+    verdict: CheckVerdict
+    settings: ViewSettings
     low: int = 0
     high: int = 0
     machines: list[_Machine] = field(factory=list)
@@ -353,7 +353,7 @@ class _Run:
         return notes
 
 
-def _row_of(machine: _Machine, kind: Kind) -> int:
+def _row_of(machine: _Machine, kind: StepKind) -> int:
     key = kind.event, kind.source, kind.target, kind.guard or ""
     number = machine.add_row(*key, number=0)
     machine.rows[key] = {**machine.rows[key], "ends": kind.ends}

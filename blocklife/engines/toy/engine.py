@@ -2,7 +2,7 @@
 
 It is a small engine with real memory and no model: the forward pass reads and checks every block that the step's tokens would
 attend to, and writes what the new tokens would leave. What a serving engine must call, and in which order, can be read off
-`Engine.step`; `specs/engine-contract.md` tells the same story in words.
+`ToyEngine.step`; `specs/engine-contract.md` tells the same story in words.
 
 The clock counts steps. Everything is a function of the workload and the options: the copiers have threads of their own, but
 what they may move, and when a landing is seen, depends on the steps alone.
@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 from blocklife.copiers.executor import Executor, Report
 from blocklife.engines.toy.forward import ForwardPass, check_and_write
 from blocklife.engines.toy.memory import Ids, Words, WorkerMemory
-from blocklife.engines.toy.sequences import Sequence, fingerprints, goal_of, keys_of, unpacked
+from blocklife.engines.toy.sequences import RequestSequence, fingerprints, goal_of, keys_of, unpacked
 from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import CapacityError, InvariantError
@@ -66,7 +66,7 @@ class EngineOptions:
 
 
 @define
-class Counts:
+class EngineCounts:
     """What the engine has counted."""
 
     requests: int = 0
@@ -113,16 +113,16 @@ class Station:
 
 
 @define(eq=False)
-class Step:
+class StepInFlight:
     """A plan on its way through the workers, with what was scheduled in it."""
 
     plan: Plan
-    batch: list[tuple[Sequence, int, int]]
+    batch: list[tuple[RequestSequence, int, int]]
     """Each request with its tenure and its tokens."""
     forward: ForwardPass
 
 
-class _Verdict(enum.Enum):
+class _AdmitOutcome(enum.Enum):
     """What became of a waiting request whose turn it was."""
 
     IN = "it runs or loads"
@@ -130,7 +130,7 @@ class _Verdict(enum.Enum):
     NO_ROOM = "it has to wait, and so has everybody behind it"
 
 
-class Engine:
+class ToyEngine:
     """Runs requests to their end. `step` is one engine step; `idle` says when there is nothing left to do.
 
     Invariant: a request that is not over is in exactly one of ``_arriving``, ``_waiting``, ``_running`` (oldest first),
@@ -142,22 +142,22 @@ class Engine:
         self.offload = offload
         self.stations = stations
         self.options = options
-        self.counts = Counts()
+        self.counts = EngineCounts()
         self._geometry = geometry = options.geometry
         self._states = [group for group, kind in enumerate(geometry.groups) if isinstance(kind, Mamba)]
         # States are kept where steps end: where prompts can share text, where a slot ends, where a block ends.
         ends = (geometry.chunk_alignment, geometry.block_alignment)
         self._ends = list(dict.fromkeys([*(lcm(each, HASH_TOKENS) for each in ends), *ends])) if self._states else []
         self._workload: dict[int, WorkloadRequest] = {}
-        self._arriving: deque[Sequence] = deque()
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._loading: dict[str, tuple[Sequence, Hit]] = {}
-        self._ending: dict[str, Sequence] = {}
+        self._arriving: deque[RequestSequence] = deque()
+        self._waiting: deque[RequestSequence] = deque()
+        self._running: list[RequestSequence] = []
+        self._loading: dict[str, tuple[RequestSequence, Hit]] = {}
+        self._ending: dict[str, RequestSequence] = {}
         """Those that are over as soon as the plans that speak of them have settled."""
         self._preempted: set[str] = set()
         """Those that the step being made has preempted."""
-        self._out: deque[Step] = deque()
+        self._out: deque[StepInFlight] = deque()
         self._broken: set[str] = set()
         self._budget = options.step_tokens
         """Tokens that the step being made can still compute."""
@@ -174,7 +174,7 @@ class Engine:
         if self._most_blocks(goal_of(request)) > len(self.ledger.blocks) - 1:
             self.counts.skipped_requests += 1
             return
-        sequence = Sequence.of(request, number)
+        sequence = RequestSequence.of(request, number)
         self._workload[number] = request
         # drawn from the request's own name, so that a shorter workload meets the same fate
         leaves, when = np.random.default_rng([self.options.seed, self.counts.requests]).random(2)
@@ -220,7 +220,7 @@ class Engine:
         for sequence in known:
             self._give_up(sequence)
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _give_up(self, sequence: RequestSequence) -> None:
         """Abort a request; while a plan that is out speaks of it, it ends with that plan."""
         self.offload.abort(sequence.name)
         if sequence.position > sequence.computed:
@@ -248,7 +248,7 @@ class Engine:
         begin = time.perf_counter()
         self._now += 1
         self.counts.steps += 1
-        batch: list[Sequence] = []
+        batch: list[RequestSequence] = []
         plan = None
         if self.unfinished or self.ledger.jobs.live or not self._out:
             self._arrive()
@@ -261,7 +261,7 @@ class Engine:
 
         if plan is not None:
             forward = ForwardPass(batch, self.ledger, self._geometry, self.stations[0].memory.words)
-            self._out.append(Step(plan, [(each, each.tenure, each.scheduled) for each in batch], forward))
+            self._out.append(StepInFlight(plan, [(each, each.tenure, each.scheduled) for each in batch], forward))
             for sequence in batch:
                 sequence.plan()
         if plan is None or len(self._out) > self.options.plans_ahead:
@@ -272,7 +272,7 @@ class Engine:
         if self._now % self.options.check_every == 0:
             self.check()
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: StepInFlight) -> None:
         """All workers execute a plan, and it settles."""
         reports = [each.executor.execute(step.plan, partial(self._forward, each, step.forward)) for each in self.stations]
         self._note_clashes()
@@ -322,7 +322,7 @@ class Engine:
                     return end - position
         return tokens
 
-    def _preempt(self, victim: Sequence) -> None:
+    def _preempt(self, victim: RequestSequence) -> None:
         self.offload.preempt(victim.name)
         victim.clear()
         self._waiting.appendleft(victim)
@@ -334,20 +334,20 @@ class Engine:
 
         Those whose lookup waits for a copy keep their place; a few of them hold up nobody behind them.
         """
-        passed: list[Sequence] = []
+        passed: list[RequestSequence] = []
         while self._waiting and len(self._running) + len(self._loading) < self.options.max_running:
             sequence = self._waiting[0]
-            verdict = _Verdict.NO_ROOM if sequence.name in self._preempted else self._try_admit(sequence)
-            if verdict is _Verdict.NO_ROOM:
+            verdict = _AdmitOutcome.NO_ROOM if sequence.name in self._preempted else self._try_admit(sequence)
+            if verdict is _AdmitOutcome.NO_ROOM:
                 break
             self._waiting.popleft()
-            if verdict is _Verdict.LATER:
+            if verdict is _AdmitOutcome.LATER:
                 passed.append(sequence)
                 if len(passed) == LOOK_AHEAD:
                     break
         self._waiting.extendleft(reversed(passed))
 
-    def _try_admit(self, sequence: Sequence) -> _Verdict:
+    def _try_admit(self, sequence: RequestSequence) -> _AdmitOutcome:
         """Look up, and let in to load or to run. At least one known token is left to compute: it makes the next one."""
         name = sequence.name
         try:
@@ -356,13 +356,13 @@ class Engine:
                 sequence.build(self._geometry)
             hit = self.offload.lookup(name, sequence.known)
             if hit.deferred:
-                return _Verdict.LATER
+                return _AdmitOutcome.LATER
             if not (self.ledger.jobs.room if hit.host_tokens else self._budget) or self._is_crowded(sequence, hit):
-                return _Verdict.NO_ROOM
+                return _AdmitOutcome.NO_ROOM
             tokens = 0 if hit.host_tokens else self._chunk(hit.tokens, min(sequence.known - hit.tokens, self._budget))
             runs = self.offload.admit(name, hit, tokens)
         except CapacityError:  # what is not free is held by others, or by copies: they land, and a later step tries again
-            return _Verdict.NO_ROOM
+            return _AdmitOutcome.NO_ROOM
         self.counts.tokens_hit_gpu += hit.device_tokens
         if runs:
             sequence.begin(hit.tokens)
@@ -371,9 +371,9 @@ class Engine:
             self._running.append(sequence)
         else:
             self._loading[name] = (sequence, hit)
-        return _Verdict.IN
+        return _AdmitOutcome.IN
 
-    def _is_crowded(self, sequence: Sequence, hit: Hit) -> bool:
+    def _is_crowded(self, sequence: RequestSequence, hit: Hit) -> bool:
         """Whether a request that is let in now would soon drive somebody out: all its known tokens should fit."""
         if not (self._running or self._loading):
             return False
@@ -381,7 +381,7 @@ class Engine:
         shared = sum(1 for lives in hit.lives for life in lives if refs[life & ID_MASK])
         return self._most_blocks(sequence.known) - shared > self.ledger.free
 
-    def _plan(self, batch: list[Sequence]) -> Plan:
+    def _plan(self, batch: list[RequestSequence]) -> Plan:
         """Hand off the states that this step leaves at a boundary, then let the offload scheduler plan."""
         for group in self._states:
             block_tokens = self._geometry.block_tokens[group]
@@ -391,7 +391,7 @@ class Engine:
                     self.offload.hand_off(sequence.name, group, end)
         return self.offload.build_plan(self._now)
 
-    def _abort(self, step: Step) -> None:
+    def _abort(self, step: StepInFlight) -> None:
         """Clients go away while a step runs; what the step computes for them still counts, and then they are over."""
         leaving = [sequence for sequence, _ in self._loading.values() if sequence.abort_at is not None]
         leaving += [
@@ -410,7 +410,7 @@ class Engine:
                 self._loading.pop(sequence.name, None)
                 self._give_up(sequence)
 
-    def _settle(self, step: Step, reports: list[Report]) -> None:
+    def _settle(self, step: StepInFlight, reports: list[Report]) -> None:
         """Tokens count and reports are applied; then requests hear of their loads, and some are over."""
         self._abort(step)
         settled = self.offload.settle(

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import define, field
 
 from blocklife.engines.toy.memory import Ids, Words, WorkerMemory
-from blocklife.engines.toy.sequences import Sequence, state_fingerprints
+from blocklife.engines.toy.sequences import RequestSequence, state_fingerprints
 from blocklife.errors import InvariantError
 from blocklife.ledger import Ledger
 from blocklife.ledger.places import ID_MASK
@@ -48,7 +48,7 @@ class ForwardPass:
     Raises InvariantError where a table lacks a block that the step needs.
     """
 
-    def __init__(self, batch: Items[Sequence], ledger: Ledger, geometry: Geometry, words: int) -> None:
+    def __init__(self, batch: Items[RequestSequence], ledger: Ledger, geometry: Geometry, words: int) -> None:
         self._geometry = geometry
         self._words = words
         self._read, self._tail, self._written = _Gathered(), _Gathered(), _Gathered()
@@ -70,7 +70,7 @@ class ForwardPass:
         if not self.written.all():
             raise InvariantError("a step of the engine writes the null block (a table has no block for a token of the step)")
 
-    def _attend(self, sequence: Sequence, table: array[int], group: int) -> None:
+    def _attend(self, sequence: RequestSequence, table: array[int], group: int) -> None:
         start, words, prints = sequence.position, self._words, sequence.prints[group]
         end, tokens = start + sequence.scheduled, self._geometry.block_tokens[group]
         full, rest = divmod(start, tokens)
@@ -96,14 +96,14 @@ class ForwardPass:
             self._written.prints.append(prints[full])
         self._stops.append((end - (last - 1) * tokens) * words // tokens)
 
-    def _step_state(self, sequence: Sequence, table: array[int], group: int) -> None:
+    def _step_state(self, sequence: RequestSequence, table: array[int], group: int) -> None:
         if sequence.position:
             self._add_state(self._read, sequence, table, group, sequence.position)
         self._add_state(self._written, sequence, table, group, sequence.position + sequence.scheduled)
         self._starts.append(0)
         self._stops.append(self._words)
 
-    def _add_state(self, where: _Gathered, sequence: Sequence, table: array[int], group: int, token: int) -> None:
+    def _add_state(self, where: _Gathered, sequence: RequestSequence, table: array[int], group: int, token: int) -> None:
         """The block of the state after so many tokens; at a boundary its content is what the key of the block names."""
         tokens = self._geometry.block_tokens[group]
         position = (token - 1) // tokens
@@ -116,7 +116,7 @@ class ForwardPass:
             where.prints.append(sequence.prints[group][position])
 
 
-def _too_short(sequence: Sequence, table: array[int], group: int, needed: int) -> InvariantError:
+def _too_short(sequence: RequestSequence, table: array[int], group: int, needed: int) -> InvariantError:
     return InvariantError(f"request {sequence.name}: group {group} has {len(table)} blocks, and its step needs {needed}")
 
 

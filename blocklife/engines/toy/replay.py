@@ -16,7 +16,7 @@ from blocklife.copiers.cpu import CpuCopier
 from blocklife.copiers.executor import Executor
 from blocklife.copiers.faults import FaultRates, FaultyCopier
 from blocklife.copiers.protocol import Copier
-from blocklife.engines.toy.engine import Engine, EngineOptions, Ordering, Station
+from blocklife.engines.toy.engine import EngineOptions, Ordering, Station, ToyEngine
 from blocklife.engines.toy.memory import WORD_BYTES, Memory, WorkerMemory
 from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
@@ -306,7 +306,7 @@ class Replay:
         except BaseException:
             self._held.close()
             raise
-        self.engine = Engine(
+        self.engine = ToyEngine(
             self.ledger,
             self.offload,
             self.stations,

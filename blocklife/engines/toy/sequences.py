@@ -71,7 +71,7 @@ def keys_of(request: WorkloadRequest, number: int, geometry: Geometry) -> list[K
 
 
 @define(eq=False)
-class Sequence:
+class RequestSequence:
     """A request on its way through the engine.
 
     ``known`` tokens exist (prompt and sampled), ``computed`` of them have their content, in steps that have settled. The last
@@ -102,7 +102,7 @@ class Sequence:
     """The content of each block, by group."""
 
     @classmethod
-    def of(cls, request: WorkloadRequest, number: int) -> Sequence:
+    def of(cls, request: WorkloadRequest, number: int) -> RequestSequence:
         """Make a request of one line of a workload."""
         known = request.input_length
         return cls(name=f"r{number}", number=number, request=request, goal=goal_of(request), known=known, expected=known)

@@ -167,7 +167,7 @@ class Exploration(Generic[ActionT]):
 
 
 @define(eq=False)
-class _Search(Generic[StateT, ActionT]):
+class _StateSearch(Generic[StateT, ActionT]):
     """A search that is going on.
 
     Invariant: ``numbers[state]`` is the place of a state in ``states``, ``parents`` and ``via``; parents have smaller numbers.
@@ -307,7 +307,7 @@ def explore(
     Ends at the first counterexample, or goes on and finds one of each property with *every*. *progress* is called now and then
     with states, edges and depth; *stop* is asked as often, and ends the search with what is known so far.
     """
-    search = _Search(model, model.properties())
+    search = _StateSearch(model, model.properties())
     names = [*model.rules(), *(each.name for each in search.properties)]
     if len(set(names)) < len(names):
         raise MisuseError(f"two properties or rules of a model have one name: {sorted(names)}")
@@ -344,7 +344,7 @@ def explore(
 
 
 def _concluded(
-    search: _Search[StateT, ActionT], depth: int, seconds: float, hit: list[str], interrupted: bool, every: bool
+    search: _StateSearch[StateT, ActionT], depth: int, seconds: float, hit: list[str], interrupted: bool, every: bool
 ) -> Exploration[ActionT]:
     whole = not hit and not interrupted and not search.cut and (every or not search.found)
     if whole:

@@ -50,7 +50,7 @@ VERBS = (
 _MOST = 63
 
 
-class Violation(AssertionError):  # noqa: N818 - what it reports is no error of the test
+class MachineViolation(AssertionError):  # noqa: N818 - what it reports is no error of the test
     """A rule that does not hold."""
 
 
@@ -93,7 +93,7 @@ class WorldMachine(RuleBasedStateMachine):
             self.state = self.guide.step(self.state, action)
         except Broken as broken:
             self.broken = broken
-            raise Violation(f"{broken.rule}: {broken}") from broken
+            raise MachineViolation(f"{broken.rule}: {broken}") from broken
         self._look()
 
     @precondition(lambda self: not self.kinds)
@@ -110,7 +110,7 @@ class WorldMachine(RuleBasedStateMachine):
                 self.guide.drain(self.state)
             except Broken as broken:
                 note(_Told(self.settings_of_world, self.path, broken))
-                raise Violation(f"{broken.rule}: {broken}") from broken
+                raise MachineViolation(f"{broken.rule}: {broken}") from broken
         else:
             note(_Told(self.settings_of_world, self.path, self.broken))
 

@@ -23,7 +23,7 @@ from blocklife.ledger import Committed, Direction
 from blocklife.ledger.places import ID_MASK
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import Broken, Counterexample
-from blocklife.testing.worlds.cross_checks import Core
+from blocklife.testing.worlds.cross_checks import CoreValue
 from blocklife.testing.worlds.device import CopyOrder, FrozenDevice, Landing, Orders, Pass
 from blocklife.testing.worlds.engine import Engine
 from blocklife.testing.worlds.world import Action, CoreStep, State, World, WorldSettings
@@ -133,7 +133,7 @@ class Story:
 
 
 @define(eq=False)
-class _Names:
+class _StoryNames:
     """What blocks, slots, jobs and plans of a state are called in the story."""
 
     blocks: list[int]
@@ -277,7 +277,7 @@ class _Watched(World):
         self,
         engine: Engine,
         action: Action,
-        core: Core,
+        core: CoreValue,
         inbox: tuple[Landing, ...],
         launched: tuple[tuple[int, int], ...],
     ) -> tuple[Orders | None, tuple[int, ...]]:
@@ -357,7 +357,7 @@ def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", mes
     """The story of a path. A rule that breaks on the way ends it; *rule* and *message* say what is wrong where none does."""
     world = _Watched(settings)
     size = settings.engine.blocks_per_chunk
-    names = _Names(list(range(settings.engine.num_blocks + 1)), list(range(settings.engine.num_slots)), size)
+    names = _StoryNames(list(range(settings.engine.num_blocks + 1)), list(range(settings.engine.num_slots)), size)
     copies: dict[int, Copy] = {}
     steps: list[Happened] = []
     broken: Broken | None = None
@@ -428,7 +428,7 @@ def _at_the_end(world: _Watched, state: State) -> tuple[_Said, FrozenDevice]:
 
 
 def _happened(
-    world: _Watched, state: State, after: State | None, action: Action, names: _Names, copies: dict[int, Copy]
+    world: _Watched, state: State, after: State | None, action: Action, names: _StoryNames, copies: dict[int, Copy]
 ) -> Happened:
     """One step, in the names of the state before it."""
     seen = world.seen
@@ -463,7 +463,7 @@ def _happened(
     return evolve(happened, sentence=_sentence(happened, world.settings, copies, oldest))
 
 
-def _landed(world: _Watched, state: State, after: State | None, named: Action, names: _Names) -> tuple[Landing, ...]:
+def _landed(world: _Watched, state: State, after: State | None, named: Action, names: _StoryNames) -> tuple[Landing, ...]:
     """What landed on the device in this step."""
     if named.verb in ("land", "fail"):
         return (Landing(named.job, named.worker, named.verb == "land"),)
@@ -476,7 +476,7 @@ def _landed(world: _Watched, state: State, after: State | None, named: Action, n
     return names.landings(each._replace(job=old[each.job]) for each in fresh)
 
 
-def _changes(world: _Watched, names: _Names) -> Iterator[Change]:
+def _changes(world: _Watched, names: _StoryNames) -> Iterator[Change]:
     """What each thing went through in the last call."""
     found: dict[tuple[str, str], list[str]] = {}
     for told in world.heard:
@@ -565,7 +565,7 @@ def _planned(step: Happened, copies: Mapping[int, Copy]) -> Iterator[str]:
 # --- both truths ------------------------------------------------------------------------------------------------------------
 
 
-def _places(said: _Said, device: FrozenDevice, names: _Names) -> Iterator[Place]:
+def _places(said: _Said, device: FrozenDevice, names: _StoryNames) -> Iterator[Place]:
     """Every place, in the order of its name."""
     blocks = sorted((names.blocks[at], at) for at in range(1, len(said.blocks)))
     for name, at in blocks:
@@ -590,7 +590,7 @@ def _real(lost: bool, contents: Sequence[object], touching: Sequence[str]) -> st
     return ", ".join([held, *touching])
 
 
-def _touching(device: FrozenDevice, rank: int, names: _Names, *, block: int = -1, slot: int = -1) -> list[str]:
+def _touching(device: FrozenDevice, rank: int, names: _StoryNames, *, block: int = -1, slot: int = -1) -> list[str]:
     """Which copies of a worker touch a place."""
     worker = device.workers[rank]
     found = []

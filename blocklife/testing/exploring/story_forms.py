@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from blocklife.drawing.sequence import Item, Message, Note, Party, Sequence, Way, mermaid
+from blocklife.drawing.sequence import Item, Message, Note, Party, PartySequence, Way, mermaid
 from blocklife.errors import MisuseError
 from blocklife.states import Tone
 from blocklife.testing.exploring.story import Change, Happened, Story
-from blocklife.testing.scenarios.format import ORDINALS, Scenario, Step, write_scenario
+from blocklife.testing.scenarios.format import ORDINALS, Scenario, ScenarioStep, write_scenario
 from blocklife.testing.scenarios.running import Outcome, parse_scenario, run_scenario
 from blocklife.testing.scenarios.schema import RULES, Value
 from blocklife.testing.worlds.cross_checks import LAST_STEP
@@ -61,7 +61,7 @@ def _imports(body: str) -> Iterator[str]:
 
 def scenario(story: Story) -> Scenario:
     """The path as a scenario. Raises `MisuseError` where a scenario cannot say it."""
-    said = _Said(story)
+    said = _ScenarioSteps(story)
     steps = [step for happened in said.steps() for step in happened]
     end: dict[str, Value] = {}
     if story.rule and not story.breaks:
@@ -82,20 +82,20 @@ def scenario(story: Story) -> Scenario:
     )
 
 
-def _drained(story: Story) -> Iterator[Step]:
+def _drained(story: Story) -> Iterator[ScenarioStep]:
     """Steps in which everybody can end and every copy can land."""
-    yield from [Step(verb="settle", note="from here on everybody ends, and every copy lands")] * story.plans_out
-    yield from (Step(verb="regain_worker", arguments={"worker": worker}) for worker in story.lost)
-    yield Step(verb="prove_quiet")
-    yield Step(verb="drain")
+    yield from [ScenarioStep(verb="settle", note="from here on everybody ends, and every copy lands")] * story.plans_out
+    yield from (ScenarioStep(verb="regain_worker", arguments={"worker": worker}) for worker in story.lost)
+    yield ScenarioStep(verb="prove_quiet")
+    yield ScenarioStep(verb="drain")
     if story.asleep:
-        yield Step(verb="wake")
+        yield ScenarioStep(verb="wake")
     for _ in story.settings.requests:
         letters = max(len(each.text) for each in story.settings.requests)
-        yield Step(verb="step", arguments={"times": letters})
-        yield Step(verb="land")
-        yield Step(verb="tick")
-    yield Step(verb="drain")
+        yield ScenarioStep(verb="step", arguments={"times": letters})
+        yield ScenarioStep(verb="land")
+        yield ScenarioStep(verb="tick")
+    yield ScenarioStep(verb="drain")
 
 
 def scenario_text(story: Story) -> str:
@@ -137,7 +137,7 @@ def _world(story: Story) -> dict[str, Value]:
     return found
 
 
-class _Said:
+class _ScenarioSteps:
     """The steps of a scenario, with names for the copies that they speak of."""
 
     def __init__(self, story: Story) -> None:
@@ -150,12 +150,12 @@ class _Said:
         last = {job for each in story.steps for job in (each.named.job, *each.proven) if job}
         self.needed = {*last, *(story.out if story.rule == LAST_STEP else ())}
 
-    def steps(self) -> Iterator[list[Step]]:
+    def steps(self) -> Iterator[list[ScenarioStep]]:
         """The steps of each step of the story."""
         for number, happened in enumerate(self.story.steps, start=1):
             self.landings |= {(each.job, each.worker): each for each in happened.landed}
             yield [
-                Step(
+                ScenarioStep(
                     verb=verb,
                     arguments=arguments,
                     note=f"{number}: {happened.sentence}",
@@ -234,7 +234,7 @@ def diagram(story: Story) -> str:
     return mermaid(sequence(story))
 
 
-def sequence(story: Story) -> Sequence:
+def sequence(story: Story) -> PartySequence:
     """The path as a sequence."""
     ranks = range(story.settings.engine.num_workers)
     workers = [Party(_worker(rank), f"worker {rank}") for rank in ranks]
@@ -246,7 +246,7 @@ def sequence(story: Story) -> Sequence:
     if story.rule:
         across = ENGINE.key, workers[-1].key
         items.append(Note(across, (f"{story.rule} is broken: {story.message}",), Tone.TROUBLE))
-    return Sequence((ENGINE, LEDGER, *workers), tuple(items))
+    return PartySequence((ENGINE, LEDGER, *workers), tuple(items))
 
 
 def _messages(number: int, step: Happened, ranks: range) -> Iterator[Item]:

@@ -174,13 +174,13 @@ def _note_rows(machine: str, name: str, names: Mapping[Site, str], reached: set[
         if (site.owner, site.name) == (machine, name)
     }
     if machine not in RULES:
-        return rewire(event, _Watched(event.lut, _differing(event.lut, wrong), reached))
+        return rewire(event, _WatchedPlaces(event.lut, _differing(event.lut, wrong), reached))
     rule = RULES[machine][name]
     tables = {mutant: rule.rows_of(lut) for mutant, lut in wrong.items()}
     return _load(
         rule,
         tuple(
-            _Watched(right, _differing(right, {mutant: each[at] for mutant, each in tables.items()}), reached)
+            _WatchedPlaces(right, _differing(right, {mutant: each[at] for mutant, each in tables.items()}), reached)
             for at, right in enumerate(rule.tables)
         ),
     )
@@ -220,13 +220,13 @@ def rewire(event: Event, lut: bytes) -> Undo:
     return undo
 
 
-class _Watched(bytes):
+class _WatchedPlaces(bytes):
     """A look-up that notes when one of some of its places is read."""
 
     places: Mapping[int, Sequence[str]]
     reached: set[str]
 
-    def __new__(cls, content: bytes, places: Mapping[int, Sequence[str]], reached: set[str]) -> _Watched:
+    def __new__(cls, content: bytes, places: Mapping[int, Sequence[str]], reached: set[str]) -> _WatchedPlaces:
         made = super().__new__(cls, content)
         made.places, made.reached = places, reached
         return made

@@ -39,7 +39,7 @@ _NONE: Mapping[str, str] = {}
 
 
 @frozen
-class Found:
+class PageRow:
     """One row of the page."""
 
     mutant: str
@@ -98,14 +98,14 @@ def page(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> s
     return "\n".join(parts)
 
 
-def read_page(text: str) -> list[Found]:
+def read_page(text: str) -> list[PageRow]:
     """The mutants that a page says are found. Refuses a page that has none."""
-    found: list[Found] = []
+    found: list[PageRow] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")]
         if line.startswith("| `") and len(cells) == 4 and cells[3].isdecimal():
             mutant = cells[0].strip("`").replace("\0", "|")
-            found.append(Found(mutant, cells[1], cells[2], int(cells[3])))
+            found.append(PageRow(mutant, cells[1], cells[2], int(cells[3])))
     if not found:
         raise MisuseError("the page names no mutant that is found (write it anew: make mutants)")
     return found

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blocklife.ledger import Checking, Contract, Ledger
     from blocklife.testing.plugin.coverage import Coverage
     from blocklife.testing.plugin.visit import Visit
-    from blocklife.testing.scenarios.running import Scenario, Verdict
+    from blocklife.testing.scenarios.running import Scenario, ScenarioVerdict
     from blocklife.testing.scenarios.schema import Value
     from blocklife.testing.worlds.engine import Settings
 
@@ -256,7 +256,7 @@ class ScenarioFile(pytest.File):
 class ScenarioFailed(Exception):  # noqa: N818 - it carries a verdict
     """What a scenario expected is not so."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: ScenarioVerdict) -> None:
         super().__init__(str(verdict))
         self.verdict = verdict
 
@@ -296,7 +296,7 @@ class ScenarioItem(pytest.Item):
         return self.path, 0, f"scenario {self.name}: {self.scenario.title}"
 
 
-def _report(verdict: Verdict) -> Iterator[str]:
+def _report(verdict: ScenarioVerdict) -> Iterator[str]:
     yield str(verdict)
     yield ""
     yield from verdict.log

@@ -35,7 +35,7 @@ class Unsupported(Exception):  # noqa: N818 - it is an answer, and no error
 
 
 @frozen(kw_only=True)
-class World:
+class EngineSetup:
     """How the engine is to be set up; what a scenario does not say has these values."""
 
     groups: str = "full:4"
@@ -83,7 +83,7 @@ class World:
 
 
 @frozen
-class Found:
+class LookedUp:
     """What a lookup has found for a request."""
 
     tokens: int
@@ -95,7 +95,7 @@ class Found:
 
 
 @frozen(kw_only=True)
-class Stepped:
+class EngineStep:
     """One step: what the workers are told, and what became of those who wanted something."""
 
     orders: Orders
@@ -107,14 +107,14 @@ class Stepped:
     """For which request each copy of the orders is, by job."""
     sizes: Mapping[int, tuple[int, ...]] = field(factory=dict)
     """How many blocks of each group a copy has, by job."""
-    hits: Mapping[str, Found] = field(factory=dict)
+    hits: Mapping[str, LookedUp] = field(factory=dict)
     """What was looked up."""
     no_room: tuple[str, ...] = ()
     """Running and waiting requests that found no room."""
 
 
 @frozen(kw_only=True)
-class Settled:
+class SettledPlan:
     """What changed when a plan settled."""
 
     loaded: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class Settled:
 
 
 @frozen
-class Progress:
+class RequestProgress:
     """How far a request is, in tokens."""
 
     known: int
@@ -151,7 +151,7 @@ class Driver:
 
     # --- to be written -------------------------------------------------------------------------------------------------------
 
-    def start(self, world: World) -> None:
+    def start(self, world: EngineSetup) -> None:
         """Make a new engine. `Unsupported` for a setting that it does not have."""
         self._not("start")
 
@@ -164,7 +164,7 @@ class Driver:
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         """Preempt, schedule, let in, and make one plan; the runner carries it out.
 
         *compute*: tokens of each running request, 0 for those not named; None: by the engine's own policy. *let_in*: who may
@@ -174,7 +174,7 @@ class Driver:
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         """The oldest plan that is out was carried out by every worker, and this is what copies have reported by now.
 
         Reports may come twice, late, or for a job that nobody made (`NOBODY`). *launched*: copies that began to run, with the
@@ -200,7 +200,7 @@ class Driver:
         """Take everything from a request between two steps."""
         self._not("preempt")
 
-    def lookup(self, request: str) -> Found:
+    def lookup(self, request: str) -> LookedUp:
         """How much of a request's prompt is there; what was counted stays until the next plan."""
         self._not("lookup")
 
@@ -372,7 +372,7 @@ class Driver:
         """All tokens that a request has, or will have, as far as the driver has made them up."""
         self._not("tokens")
 
-    def progress(self, request: str) -> Progress:
+    def progress(self, request: str) -> RequestProgress:
         """How far a request is."""
         self._not("progress")
 

@@ -33,9 +33,9 @@ from blocklife.testing.scenarios.schema import (
     SETTINGS,
     TOP,
     VERBS,
-    Kind,
     Parameter,
     Value,
+    ValueKind,
 )
 
 NAME = re.compile(r"[A-Za-z_][\w.~-]*")
@@ -69,7 +69,7 @@ class ScenarioError(MisuseError):
 
 
 @frozen(kw_only=True)
-class Step:
+class ScenarioStep:
     """One step of a scenario."""
 
     verb: str
@@ -98,7 +98,7 @@ class Scenario:
     invariants: tuple[str, ...] = ()
     world: Mapping[str, Value] = field(factory=dict)
     variants: Mapping[str, tuple[Value, ...]] = field(factory=dict)
-    steps: tuple[Step, ...]
+    steps: tuple[ScenarioStep, ...]
     end: Mapping[str, Value] = field(factory=dict)
     path: str = field(default="", eq=False)
     end_line: int = field(default=0, eq=False)
@@ -200,7 +200,7 @@ def parse_scenario(text: str, path: str = "scenario") -> Scenario:
         data = parse_toml(text, path)
     except MisuseError as problem:
         raise ScenarioError(str(problem)) from problem
-    return _Reader(path, _Lines.of(text)).scenario(data)
+    return _ScenarioReader(path, _Lines.of(text)).scenario(data)
 
 
 def _known(word: str, words: Iterable[str], what: str) -> str:
@@ -211,7 +211,7 @@ def _known(word: str, words: Iterable[str], what: str) -> str:
 
 
 @define(eq=False)
-class _Reader:
+class _ScenarioReader:
     """Checks one file and makes a scenario of it.
 
     Invariant: ``names`` and ``requests`` have what is known before the step that is being read.
@@ -330,7 +330,7 @@ class _Reader:
 
     # --- a step -------------------------------------------------------------------------------------------------------------
 
-    def step(self, found: object) -> Step:
+    def step(self, found: object) -> ScenarioStep:
         """One step, and what it makes known to later ones."""
         step = self.table(found)
         if "do" not in step:
@@ -361,7 +361,7 @@ class _Reader:
         self.expectations(expect, "expect")
         if label := str(step.get("name", "")):
             self.labels.add(label)
-        return Step(
+        return ScenarioStep(
             verb=verb.name,
             arguments={key: step[key] for key in known if key in step},
             note=str(step.get("note", "")),
@@ -435,13 +435,13 @@ class _Reader:
 
     def parameter(self, parameter: Parameter, value: Value) -> None:
         """What a verb takes."""
-        if parameter.kind is Kind.EXPECTATIONS:
+        if parameter.kind is ValueKind.EXPECTATIONS:
             self.expectations(self.table(value, parameter.name), parameter.name)
             return
         self.value(parameter.kind, value, parameter.name)
         if parameter.choices and value not in parameter.choices:
             self.fail(f"{parameter.name} must be one of {', '.join(parameter.choices)}, not {_said(value)}", parameter.name)
-        if parameter.name == "request" and parameter.kind is Kind.TEXT and not NAME.fullmatch(str(value)):
+        if parameter.name == "request" and parameter.kind is ValueKind.TEXT and not NAME.fullmatch(str(value)):
             self.fail(f"{_said(value)} is no name for a request (letters, digits and . _ ~ -)", parameter.name)
         if parameter.name in ("prompt", "reply") and not re.fullmatch(r"[^\s:]+", str(value)):
             self.fail(f"a {parameter.name} has letters without spaces, one for each token, not {_said(value)}", parameter.name)
@@ -455,15 +455,15 @@ class _Reader:
                 self.fail(f"unknown expectation {key!r} ({_known(key, EXPECTATIONS, 'expectations')})", *path, key)
             self.value(EXPECTATIONS[key].kind, value, *path, key)
 
-    def value(self, kind: Kind, value: Value, *path: str) -> None:
+    def value(self, kind: ValueKind, value: Value, *path: str) -> None:
         """One value of one kind, with everything that it names."""
         if kind in _SINGLE:
             _SINGLE[kind](self, value, *path)
         elif kind in _LISTS:
             for each in self.list_of(value, *path):
                 _LISTS[kind](self, each, *path)
-        elif kind is Kind.LET_IN and isinstance(value, list):
-            self.value(Kind.REQUESTS, value, *path)
+        elif kind is ValueKind.LET_IN and isinstance(value, list):
+            self.value(ValueKind.REQUESTS, value, *path)
         else:
             for key, each in self.table(value, *path).items():
                 _TABLES[kind](self, key, each, *path, key)
@@ -490,7 +490,7 @@ class _Reader:
 
     def number(self, value: Value, *path: str) -> None:
         """A count."""
-        self.check_type(value, int, Kind.NUMBER.value, *path)
+        self.check_type(value, int, ValueKind.NUMBER.value, *path)
         most = MOST.get(path[0], NUMBER_MAX) if self.section == "step" else NUMBER_MAX
         if isinstance(value, int) and not 0 <= value <= most:
             bound = "at least 0" if value < 0 else f"at most {most:,}"
@@ -504,7 +504,7 @@ class _Reader:
 
     def request(self, value: Value, *path: str) -> None:
         """A request that has arrived by now."""
-        text = self.check_type(value, str, Kind.REQUEST.value, *path)
+        text = self.check_type(value, str, ValueKind.REQUEST.value, *path)
         if text not in self.requests:
             known = ", ".join(sorted(self.requests)) or "none"
             self.fail(f"no request {text!r} has arrived by now (known requests: {known})", *path)
@@ -550,7 +550,7 @@ class _Reader:
 
     def content(self, value: Value, *path: str) -> None:
         """Letters, with a group before them, or the content of a position of a request."""
-        text = self.check_type(value, str, Kind.CONTENT.value, *path)
+        text = self.check_type(value, str, ValueKind.CONTENT.value, *path)
         if BLOCK.fullmatch(text):
             self.kind_of(text, *path)
         elif not (found := CONTENT.fullmatch(text)):
@@ -564,7 +564,7 @@ class _Reader:
 
     def flag(self, value: Value, *path: str) -> None:
         """True or false."""
-        self.check_type(value, bool, Kind.FLAG.value, *path)
+        self.check_type(value, bool, ValueKind.FLAG.value, *path)
 
     def label(self, value: Value, *path: str) -> None:
         """An earlier step."""
@@ -593,80 +593,80 @@ class _Reader:
 _Check: TypeAlias = Callable[..., None]
 
 
-def _request_number(reader: _Reader, key: str, value: Value, *path: str) -> None:
+def _request_number(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     reader.request(key, *path)
     reader.number(value, *path)
 
 
-def _state(reader: _Reader, key: str, value: Value, *path: str) -> None:
+def _state(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     if not reader.kind_of(key, *path):
         reader.fail(f"{key!r} is no block, slot, copy or request{reader.near(key)}", *path)
     for each in value if isinstance(value, list) else [value]:
         reader.text(each, *path)
 
 
-def _holds(reader: _Reader, key: str, value: Value, *path: str) -> None:
+def _holds(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     reader.block(key, *path)
     reader.content(value, *path)
 
 
-def _hit(reader: _Reader, key: str, value: Value, *path: str) -> None:
+def _hit(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     reader.request(key, *path)
     if value != "deferred":
         reader.number(value, *path)
 
 
-def _sizes(reader: _Reader, key: str, value: Value, *path: str) -> None:
+def _sizes(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     reader.job(key, *path)
-    reader.value(Kind.NUMBERS, value, *path)
+    reader.value(ValueKind.NUMBERS, value, *path)
 
 
-def _count(reader: _Reader, key: str, value: Value, *path: str) -> None:
+def _count(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     if key not in COUNTS:
         reader.fail(f"unknown count {key!r} ({_known(key, COUNTS, 'counts')})", *path)
     reader.counted(value, *path)
 
 
-def _has(reader: _Reader, key: str, value: Value, *path: str) -> None:
+def _has(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     reader.request(key, *path)
-    reader.value(Kind.BLOCKS, value, *path)
+    reader.value(ValueKind.BLOCKS, value, *path)
 
 
-def _limit(reader: _Reader, _key: str, value: Value, *path: str) -> None:
+def _limit(reader: _ScenarioReader, _key: str, value: Value, *path: str) -> None:
     reader.number(value, *path)
 
 
-_SINGLE: Mapping[Kind, _Check] = {
-    Kind.TEXT: _Reader.text,
-    Kind.NUMBER: _Reader.number,
-    Kind.WORKER: _Reader.worker,
-    Kind.FLAG: _Reader.flag,
-    Kind.REQUEST: _Reader.request,
-    Kind.BLOCK: _Reader.block,
-    Kind.JOB: _Reader.job,
-    Kind.CONTENT: _Reader.content,
-    Kind.STEP: _Reader.label,
+_SINGLE: Mapping[ValueKind, _Check] = {
+    ValueKind.TEXT: _ScenarioReader.text,
+    ValueKind.NUMBER: _ScenarioReader.number,
+    ValueKind.WORKER: _ScenarioReader.worker,
+    ValueKind.FLAG: _ScenarioReader.flag,
+    ValueKind.REQUEST: _ScenarioReader.request,
+    ValueKind.BLOCK: _ScenarioReader.block,
+    ValueKind.JOB: _ScenarioReader.job,
+    ValueKind.CONTENT: _ScenarioReader.content,
+    ValueKind.STEP: _ScenarioReader.label,
 }
-_LISTS: Mapping[Kind, _Check] = {
-    Kind.REQUESTS: _Reader.request,
-    Kind.BLOCKS: _Reader.block,
-    Kind.JOBS: _Reader.job,
-    Kind.CONTENTS: _Reader.content,
-    Kind.NUMBERS: _Reader.number,
-    Kind.PAIRS: _Reader.pair,
-    Kind.WINDOWS: _Reader.window,
-    Kind.RANKS: lambda reader, value, *path: reader.value(Kind.LIMITS, value, *path),
+_LISTS: Mapping[ValueKind, _Check] = {
+    ValueKind.REQUESTS: _ScenarioReader.request,
+    ValueKind.BLOCKS: _ScenarioReader.block,
+    ValueKind.JOBS: _ScenarioReader.job,
+    ValueKind.CONTENTS: _ScenarioReader.content,
+    ValueKind.NUMBERS: _ScenarioReader.number,
+    ValueKind.PAIRS: _ScenarioReader.pair,
+    ValueKind.WINDOWS: _ScenarioReader.window,
+    ValueKind.RANKS: lambda reader, value, *path: reader.value(ValueKind.LIMITS, value, *path),
 }
-_TABLES: Mapping[Kind, _Check] = {
-    Kind.TOKENS: _request_number,
-    Kind.LET_IN: _request_number,
-    Kind.STATES: _state,
-    Kind.HOLDS: _holds,
-    Kind.HITS: _hit,
-    Kind.SIZES: _sizes,
-    Kind.COUNTS: _count,
-    Kind.HAS: _has,
-    Kind.LIMITS: _limit,
+_TABLES: Mapping[ValueKind, _Check] = {
+    ValueKind.TOKENS: _request_number,
+    ValueKind.LET_IN: _request_number,
+    ValueKind.STATES: _state,
+    ValueKind.HOLDS: _holds,
+    ValueKind.HITS: _hit,
+    ValueKind.SIZES: _sizes,
+    ValueKind.COUNTS: _count,
+    ValueKind.HAS: _has,
+    ValueKind.LIMITS: _limit,
 }
 
 
@@ -700,7 +700,7 @@ def write_scenario(scenario: Scenario) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _step_lines(step: Step) -> Iterator[str]:
+def _step_lines(step: ScenarioStep) -> Iterator[str]:
     if step.note:
         yield f"note = {_toml(step.note)}"
     if step.when:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from blocklife.testing.scenarios.driver import Found
+from blocklife.testing.scenarios.driver import LookedUp
 from blocklife.testing.scenarios.format import COMPARED
 from blocklife.testing.scenarios.schema import Value
 from blocklife.testing.scenarios.stage import GARBAGE, Stage, StageError, worded
@@ -76,7 +76,7 @@ def _hit_on_device(stage: Stage, value: Value) -> str:
     return _hits(stage, value, lambda hit: hit.device_tokens)
 
 
-def _hits(stage: Stage, value: Value, length: Callable[[Found], int]) -> str:
+def _hits(stage: Stage, value: Value, length: Callable[[LookedUp], int]) -> str:
     for request, wanted in _table(value).items():
         hit = stage.happened.hits.get(request)
         found: object = "no lookup" if hit is None else "deferred" if hit.deferred else length(hit)

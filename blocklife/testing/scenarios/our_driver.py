@@ -23,7 +23,17 @@ from blocklife.ledger.places import ID_MASK
 from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler
 from blocklife.offload.records import Hit
 from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, states_with
-from blocklife.testing.scenarios.driver import NOBODY, Driver, Found, Problem, Progress, Settled, Stepped, Unsupported, World
+from blocklife.testing.scenarios.driver import (
+    NOBODY,
+    Driver,
+    EngineSetup,
+    EngineStep,
+    LookedUp,
+    Problem,
+    RequestProgress,
+    SettledPlan,
+    Unsupported,
+)
 from blocklife.testing.worlds.device import Device, Landing
 from blocklife.testing.worlds.engine import Engine, Settings
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
@@ -35,10 +45,10 @@ _FREE = states_with(Trait.FREE, Block)
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
 
 
-class _Engine(Engine):
+class _ScenarioEngine(Engine):
     """The small engine, with the settings that it leaves out, and reports of jobs that nobody made."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: EngineSetup) -> None:
         super().__init__(
             Settings(
                 groups=world.groups,
@@ -94,10 +104,10 @@ class OurDriver(Driver):
 
     own_words = True
 
-    def start(self, world: World) -> None:
+    def start(self, world: EngineSetup) -> None:
         """A new engine."""
         self.world = world
-        self.engine = _Engine(world)
+        self.engine = _ScenarioEngine(world)
         self.ledger = self.engine.ledger
         self.scheduler = self.engine.scheduler
         self._sayers: dict[str, int] = {}
@@ -121,7 +131,7 @@ class OurDriver(Driver):
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         """One step of the small engine."""
         if let_in is not None and any(let_in.values()):
             let_in = {name: count or self._all_of(name) for name, count in let_in.items()}
@@ -129,7 +139,7 @@ class OurDriver(Driver):
         else:
             found = self.engine.step(compute, admit=None if let_in is None else list(let_in), preempt=preempt)
         jobs = [self.ledger.jobs.by_number[order.job] for order in (*found.orders.loads, *found.orders.stores)]
-        return Stepped(
+        return EngineStep(
             orders=found.orders,
             handed_out=found.handed_out,
             owners={job.number: job.owner or "" for job in jobs},
@@ -144,10 +154,10 @@ class OurDriver(Driver):
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         """The oldest plan settles."""
         found = self.engine.settle(reports, launched=launched, sampled=sampled)
-        return Settled(loaded=found.loaded, failed=found.failed, ended=found.ended)
+        return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
 
     def table(self, request: str, group: int) -> list[int]:
         """The blocks of a request; none where it is not known any more."""
@@ -179,7 +189,7 @@ class OurDriver(Driver):
     def _is_entered(self, request: str) -> bool:
         return request in self.ledger.requests and request not in self.engine.texts
 
-    def lookup(self, request: str) -> Found:
+    def lookup(self, request: str) -> LookedUp:
         """Of all tokens that are known."""
         return _found(self.scheduler.lookup(request, self.scheduler.progress(request).known))
 
@@ -433,10 +443,10 @@ class OurDriver(Driver):
         """All that it will say."""
         return self.engine.texts[request]
 
-    def progress(self, request: str) -> Progress:
+    def progress(self, request: str) -> RequestProgress:
         """By the scheduler."""
         found = self.scheduler.progress(request)
-        return Progress(found.known, found.computed, found.in_flight)
+        return RequestProgress(found.known, found.computed, found.in_flight)
 
     def pending(self) -> bool:
         """A plan, a job or a wait is out."""
@@ -539,8 +549,8 @@ class OurDriver(Driver):
         return found
 
 
-def _found(hit: Hit) -> Found:
-    return Found(hit.tokens, hit.device_tokens, hit.deferred)
+def _found(hit: Hit) -> LookedUp:
+    return LookedUp(hit.tokens, hit.device_tokens, hit.deferred)
 
 
 def _blocks(lives: Iterable[int]) -> list[int]:

@@ -25,11 +25,11 @@ from pathlib import Path
 from attrs import asdict, field, frozen
 
 from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError
-from blocklife.testing.scenarios.driver import Driver, Unsupported, World
+from blocklife.testing.scenarios.driver import Driver, EngineSetup, Unsupported
 from blocklife.testing.scenarios.format import (
     Scenario,
     ScenarioError,
-    Step,
+    ScenarioStep,
     parse_scenario,
     read_scenario,
     write_scenario,
@@ -46,8 +46,8 @@ __all__ = [
     "Outcome",
     "Scenario",
     "ScenarioError",
-    "Step",
-    "Verdict",
+    "ScenarioStep",
+    "ScenarioVerdict",
     "driver_named",
     "list_files",
     "parse_scenario",
@@ -74,7 +74,7 @@ class Outcome(enum.Enum):
 
 
 @frozen(kw_only=True)
-class Verdict:
+class ScenarioVerdict:
     """One run of one scenario."""
 
     scenario: str
@@ -118,14 +118,14 @@ def run_scenario(
     variant: Mapping[str, Value] | None = None,
     *,
     log: bool = False,
-) -> Verdict:
+) -> ScenarioVerdict:
     """Run one scenario in one variant (the first, if none is named) against a new engine."""
     chosen = next(scenario.each_variant()) if variant is None else variant
     if set(chosen) != set(scenario.variants):
         raise MisuseError(
             f"{scenario.id}: a variant says {list(scenario.variants)}, not {list(chosen)} (take one of each_variant)"
         )
-    run = _Run(scenario, chosen, log=log)
+    run = _ScenarioRun(scenario, chosen, log=log)
     try:
         run.all(driver)
     except _Over as over:
@@ -134,7 +134,7 @@ def run_scenario(
         raise DriverError(f"{run.where}: the driver exits with {left.code!r} ({_RAISES})") from left
     else:
         outcome, message = Outcome.HELD, ""
-    return Verdict(
+    return ScenarioVerdict(
         scenario=scenario.id,
         title=scenario.title,
         path=scenario.path,
@@ -156,21 +156,21 @@ def _in_words(problem: BaseException) -> str:
 def _traceback(problem: BaseException) -> list[str]:
     """The traceback of what an engine has raised, from where the runner has called it."""
     frames = list(traceback.walk_tb(problem.__traceback__))
-    ours = {_Run.all.__code__.co_filename, Stage.take.__code__.co_filename}
+    ours = {_ScenarioRun.all.__code__.co_filename, Stage.take.__code__.co_filename}
     first = next((at for at, (frame, _) in enumerate(frames) if frame.f_code.co_filename not in ours), 0)
     found = traceback.TracebackException.from_exception(problem)
     found.stack = traceback.StackSummary.from_list(found.stack[first:])
     return "".join(found.format()).splitlines()
 
 
-def world_of(scenario: Scenario, variant: Mapping[str, Value]) -> World:
+def world_of(scenario: Scenario, variant: Mapping[str, Value]) -> EngineSetup:
     """The world of one variant."""
     settings = {**scenario.world, **{key: value for key, value in variant.items() if key in SETTINGS}}
-    make: Callable[..., World] = World  # the reader has checked every type
+    make: Callable[..., EngineSetup] = EngineSetup  # the reader has checked every type
     return make(**settings)
 
 
-class _Run:
+class _ScenarioRun:
     """One run that is going on."""
 
     def __init__(self, scenario: Scenario, variant: Mapping[str, Value], *, log: bool) -> None:
@@ -215,7 +215,7 @@ class _Run:
         except Exception as problem:
             raise self.raised(f"{self.scenario.path}: the engine cannot be made: it raises", problem) from problem
 
-    def noted(self, stage: Stage, step: Step, where: str) -> None:
+    def noted(self, stage: Stage, step: ScenarioStep, where: str) -> None:
         """One step; where it fails, its note is said, too."""
         try:
             self.one(stage, step, where)
@@ -226,7 +226,7 @@ class _Run:
                 self.tell(stage)
             raise
 
-    def one(self, stage: Stage, step: Step, where: str) -> None:
+    def one(self, stage: Stage, step: ScenarioStep, where: str) -> None:
         """One step: refused, in a fault, or well; then what is expected after it."""
         if step.refused:
             self.guarded(stage, where, lambda: self.refused(stage, step, where))
@@ -238,7 +238,7 @@ class _Run:
         self.guarded(stage, where, lambda: stage.remember(step))
         self.guarded(stage, where, lambda: self.expect(stage, step.expect, where))
 
-    def take(self, stage: Stage, step: Step) -> None:
+    def take(self, stage: Stage, step: ScenarioStep) -> None:
         """The verb, with the names of what it is told to wait for."""
         until = step.arguments.get("until")
         if isinstance(until, Mapping):
@@ -248,7 +248,7 @@ class _Run:
             stage.take(step.verb, step.arguments, step.bind)
         stage.check()
 
-    def refused(self, stage: Stage, step: Step, where: str) -> None:
+    def refused(self, stage: Stage, step: ScenarioStep, where: str) -> None:
         """The verb must be refused, in the right way, and leave everything as it was."""
         before = stage.asked(stage.picture, None)
         try:
@@ -268,7 +268,7 @@ class _Run:
             raise _Over(Outcome.FAILED, f"{where}: it was refused, and has changed something all the same")
         stage.check()
 
-    def fault(self, stage: Stage, step: Step, where: str) -> None:
+    def fault(self, stage: Stage, step: ScenarioStep, where: str) -> None:
         """The step must break a rule."""
         try:
             self.guarded(stage, where, lambda: self.take(stage, step), faults=True)
@@ -325,7 +325,7 @@ class _Run:
             self.lines += [f"    {line}" for line in stage.asked(stage.driver.transitions, none)]
 
 
-def _told(step: Step) -> str:
+def _told(step: ScenarioStep) -> str:
     takes = ", ".join(f"{key}={_value(value)}" for key, value in step.arguments.items())
     return f"{step.verb} {takes}".rstrip() + (f"  # {step.note}" if step.note else "")
 
@@ -376,7 +376,9 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     return found
 
 
-def run_files(paths: Sequence[str], driver: Callable[[], Driver] = OurDriver, *, log: bool = False) -> Iterator[Verdict]:
+def run_files(
+    paths: Sequence[str], driver: Callable[[], Driver] = OurDriver, *, log: bool = False
+) -> Iterator[ScenarioVerdict]:
     """Run every variant of every file. All files are read first: a malformed one is refused before anything runs."""
     scenarios = [read_scenario(path) for path in files_of(paths)]
     for scenario in scenarios:
@@ -384,7 +386,7 @@ def run_files(paths: Sequence[str], driver: Callable[[], Driver] = OurDriver, *,
             yield run_scenario(scenario, driver, variant, log=log)
 
 
-def told(verdicts: Iterable[Verdict], *, log: bool = False, as_json: bool = False) -> Iterator[str]:
+def told(verdicts: Iterable[ScenarioVerdict], *, log: bool = False, as_json: bool = False) -> Iterator[str]:
     """What the command prints: failures and what is not applicable, all of it with *log*, then how many there were."""
     found = []
     for each in verdicts:
@@ -410,7 +412,7 @@ def list_files(paths: Sequence[str]) -> list[str]:
     return lines
 
 
-def summary(verdicts: Iterable[Verdict]) -> str:
+def summary(verdicts: Iterable[ScenarioVerdict]) -> str:
     """How many of each."""
     found = list(verdicts)
     held, failed, others = ([each for each in found if each.outcome is outcome] for outcome in Outcome)

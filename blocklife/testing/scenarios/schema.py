@@ -15,13 +15,13 @@ from typing import TypeAlias
 import attrs
 from attrs import field, frozen
 
-from blocklife.testing.scenarios.driver import World
+from blocklife.testing.scenarios.driver import EngineSetup
 
 Value: TypeAlias = "str | int | float | bool | Sequence[Value] | Mapping[str, Value]"
 """Whatever a TOML file can say, dates apart."""
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """What a value is; its text is what an error says was expected."""
 
     TEXT = "a text"
@@ -58,12 +58,12 @@ class Parameter:
     """One thing that a verb takes."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     needed: bool = False
     choices: tuple[str, ...] = ()
 
 
-def _needed(name: str, kind: Kind) -> Parameter:
+def _needed(name: str, kind: ValueKind) -> Parameter:
     return Parameter(name, kind, needed=True)
 
 
@@ -84,13 +84,13 @@ class Verb:
         return {each.name: each for each in self.parameters}
 
 
-_REQUEST = _needed("request", Kind.REQUEST)
-_WORKER = Parameter("worker", Kind.WORKER)
-_COPIES = Parameter("copies", Kind.JOBS)
-_REPORT = Parameter("report", Kind.TEXT, choices=("sent", "twice", "lost"))
-_UNTIL = Parameter("until", Kind.EXPECTATIONS)
-_TIMES = Parameter("times", Kind.NUMBER)
-_CONTENTS = _needed("contents", Kind.CONTENTS)
+_REQUEST = _needed("request", ValueKind.REQUEST)
+_WORKER = Parameter("worker", ValueKind.WORKER)
+_COPIES = Parameter("copies", ValueKind.JOBS)
+_REPORT = Parameter("report", ValueKind.TEXT, choices=("sent", "twice", "lost"))
+_UNTIL = Parameter("until", ValueKind.EXPECTATIONS)
+_TIMES = Parameter("times", ValueKind.NUMBER)
+_CONTENTS = _needed("contents", ValueKind.CONTENTS)
 
 VERBS: Mapping[str, Verb] = {
     each.name: each
@@ -100,10 +100,10 @@ VERBS: Mapping[str, Verb] = {
             "A request comes with a prompt, one letter a token; it waits. `tokens`: it ends by itself with so many in all. "
             "`reply`: what it will sample; it ends with that.",
             (
-                _needed("request", Kind.TEXT),
-                _needed("prompt", Kind.TEXT),
-                Parameter("tokens", Kind.NUMBER),
-                Parameter("reply", Kind.TEXT),
+                _needed("request", ValueKind.TEXT),
+                _needed("prompt", ValueKind.TEXT),
+                Parameter("tokens", ValueKind.NUMBER),
+                Parameter("reply", ValueKind.TEXT),
             ),
         ),
         Verb(
@@ -114,12 +114,12 @@ VERBS: Mapping[str, Verb] = {
             "`sampled`: how many tokens a request gets. `failing`: what the plan waits for lands badly. `settle = false`: the "
             "plan stays out. `times`, `until`: again.",
             (
-                Parameter("compute", Kind.TOKENS),
-                Parameter("let_in", Kind.LET_IN),
-                Parameter("preempt", Kind.REQUESTS),
-                Parameter("sampled", Kind.TOKENS),
-                Parameter("failing", Kind.FLAG),
-                Parameter("settle", Kind.FLAG),
+                Parameter("compute", ValueKind.TOKENS),
+                Parameter("let_in", ValueKind.LET_IN),
+                Parameter("preempt", ValueKind.REQUESTS),
+                Parameter("sampled", ValueKind.TOKENS),
+                Parameter("failing", ValueKind.FLAG),
+                Parameter("settle", ValueKind.FLAG),
                 _TIMES,
                 _UNTIL,
             ),
@@ -128,12 +128,12 @@ VERBS: Mapping[str, Verb] = {
         Verb(
             "settle",
             "The oldest plan that is out settles, with all reports. `after`: so many steps' time passes first.",
-            (Parameter("sampled", Kind.TOKENS), Parameter("after", Kind.NUMBER)),
+            (Parameter("sampled", ValueKind.TOKENS), Parameter("after", ValueKind.NUMBER)),
         ),
         Verb(
             "compute",
             "Steps in which this request alone computes, until just so many of its tokens are settled, and none is in flight.",
-            (_REQUEST, _needed("tokens", Kind.NUMBER)),
+            (_REQUEST, _needed("tokens", ValueKind.NUMBER)),
         ),
         Verb("lookup", "Ask how much of a request is there; what was counted stays until the next plan.", (_REQUEST,)),
         Verb("finish", "The engine has seen enough of a request.", (_REQUEST,)),
@@ -150,35 +150,37 @@ VERBS: Mapping[str, Verb] = {
         Verb(
             "report",
             "A report comes although nothing landed now: once more, late, too early, or of a copy that `nobody` made.",
-            (_needed("copy", Kind.JOB), _WORKER, Parameter("failed", Kind.FLAG)),
+            (_needed("copy", ValueKind.JOB), _WORKER, Parameter("failed", ValueKind.FLAG)),
         ),
         Verb(
             "lose_report",
             "A report that was sent, and has not been told yet, gets lost.",
-            (_needed("copy", Kind.JOB), _WORKER),
+            (_needed("copy", ValueKind.JOB), _WORKER),
         ),
-        Verb("reset", "All content is forgotten; with `drain` only when no copy is out.", (Parameter("drain", Kind.FLAG),)),
-        Verb("renew", "Other weights, or another customer.", (_needed("generation", Kind.TEXT),)),
+        Verb(
+            "reset", "All content is forgotten; with `drain` only when no copy is out.", (Parameter("drain", ValueKind.FLAG),)
+        ),
+        Verb("renew", "Other weights, or another customer.", (_needed("generation", ValueKind.TEXT),)),
         Verb("sleep", "The device is given up; the host keeps what it has."),
         Verb("wake", "The device is there again, empty."),
-        Verb("lose_worker", "A worker is gone, and what ran and lay there.", (_needed("worker", Kind.WORKER),)),
-        Verb("regain_worker", "It is there again, with empty memory.", (_needed("worker", Kind.WORKER),)),
-        Verb("pass_time", "So many steps' time passes, and a tick.", (_needed("steps", Kind.NUMBER),)),
+        Verb("lose_worker", "A worker is gone, and what ran and lay there.", (_needed("worker", ValueKind.WORKER),)),
+        Verb("regain_worker", "It is there again, with empty memory.", (_needed("worker", ValueKind.WORKER),)),
+        Verb("pass_time", "So many steps' time passes, and a tick.", (_needed("steps", ValueKind.NUMBER),)),
         Verb("prove_quiet", "The device is synchronised with these copies, or with all that run.", (_COPIES,)),
         Verb("drain", "Ticks in which everything lands, until nothing is pending."),
-        Verb("agree", "Ranks say what they have; the answer is what all go by.", (_needed("ranks", Kind.RANKS),)),
+        Verb("agree", "Ranks say what they have; the answer is what all go by.", (_needed("ranks", ValueKind.RANKS),)),
         Verb("check", "Nothing happens: a place for expectations."),
         Verb(
             "walk",
             "So many random actions, drawn with the world's `seed`: requests come, grow, are preempted and end, copies land in "
             "any order, fail, hang and report twice, the device or everything is forgotten now and then. At the end all "
             "requests end, what hangs is proven quiet, and all copies land.",
-            (_needed("actions", Kind.NUMBER),),
+            (_needed("actions", ValueKind.NUMBER),),
         ),
         Verb(
             "prepare",
             "The content of a prompt comes to the host, and the device is empty afterwards. `stride`: tokens in a step.",
-            (_needed("prompt", Kind.TEXT), Parameter("stride", Kind.NUMBER)),
+            (_needed("prompt", ValueKind.TEXT), Parameter("stride", ValueKind.NUMBER)),
             "scenes",
         ),
         Verb("empty_device", "The device loses all content, the host none: sleep, drain, wake.", (), "scenes"),
@@ -187,7 +189,7 @@ VERBS: Mapping[str, Verb] = {
         Verb(
             "crowd_host",
             "So many slots are wanted for something else: what was used least recently goes. `fits`: whether there is room.",
-            (_needed("slots", Kind.NUMBER), Parameter("fits", Kind.FLAG)),
+            (_needed("slots", ValueKind.NUMBER), Parameter("fits", ValueKind.FLAG)),
             "scenes",
         ),
         Verb("forget", "The host loses these contents.", (_CONTENTS,), "scenes"),
@@ -195,72 +197,74 @@ VERBS: Mapping[str, Verb] = {
         Verb(
             "enter",
             "A request runs for which no scheduler acts, only the verbs of this section; with `waiting` it does not run yet.",
-            (_needed("request", Kind.TEXT), Parameter("waiting", Kind.FLAG)),
+            (_needed("request", ValueKind.TEXT), Parameter("waiting", ValueKind.FLAG)),
             "single blocks",
         ),
         Verb(
             "allocate",
             "Blocks for such a request, named with `as`.",
-            (_REQUEST, Parameter("count", Kind.NUMBER), Parameter("group", Kind.NUMBER)),
+            (_REQUEST, Parameter("count", ValueKind.NUMBER), Parameter("group", ValueKind.NUMBER)),
             "single blocks",
             "blocks",
         ),
         Verb("acquire", "It takes content that lies on the device.", (_REQUEST, _CONTENTS), "single blocks", "blocks"),
-        Verb("release", "It lets go of blocks.", (_REQUEST, _needed("blocks", Kind.BLOCKS)), "single blocks"),
+        Verb("release", "It lets go of blocks.", (_REQUEST, _needed("blocks", ValueKind.BLOCKS)), "single blocks"),
         Verb(
             "seal",
             "These blocks are computed, final, and found under these names. `running`: it is the next step that computes them, "
             "and they are called final before it has settled.",
-            (_needed("blocks", Kind.BLOCKS), _CONTENTS, Parameter("running", Kind.FLAG)),
+            (_needed("blocks", ValueKind.BLOCKS), _CONTENTS, Parameter("running", ValueKind.FLAG)),
             "single blocks",
         ),
         Verb(
             "plan_store",
             "Blocks are to be copied to the host under these names, from the next step on.",
-            (_REQUEST, _needed("blocks", Kind.BLOCKS), _CONTENTS),
+            (_REQUEST, _needed("blocks", ValueKind.BLOCKS), _CONTENTS),
             "single blocks",
             "job",
         ),
         Verb(
             "plan_load",
             "Contents of the host are to be brought into blocks of a request, from the next step on.",
-            (_REQUEST, _needed("blocks", Kind.BLOCKS), _CONTENTS),
+            (_REQUEST, _needed("blocks", ValueKind.BLOCKS), _CONTENTS),
             "single blocks",
             "job",
         ),
-        Verb("cancel", "A store that was not launched is given up.", (_needed("copy", Kind.JOB),), "single blocks"),
-        Verb("submit", "A copy is handed to the workers without a step.", (_needed("copy", Kind.JOB),), "single blocks"),
-        Verb("abandon", "Nobody wants the result of a store any more.", (_needed("copy", Kind.JOB),), "single blocks"),
-        Verb("flush", "The next plan waits for these copies.", (_needed("copies", Kind.JOBS),), "single blocks"),
+        Verb("cancel", "A store that was not launched is given up.", (_needed("copy", ValueKind.JOB),), "single blocks"),
+        Verb("submit", "A copy is handed to the workers without a step.", (_needed("copy", ValueKind.JOB),), "single blocks"),
+        Verb("abandon", "Nobody wants the result of a store any more.", (_needed("copy", ValueKind.JOB),), "single blocks"),
+        Verb("flush", "The next plan waits for these copies.", (_needed("copies", ValueKind.JOBS),), "single blocks"),
         Verb(
             "free",
             "The engine's allocator takes blocks back (`pool` is `engine`).",
-            (_REQUEST, _needed("blocks", Kind.BLOCKS)),
+            (_REQUEST, _needed("blocks", ValueKind.BLOCKS)),
             "single blocks",
         ),
-        Verb("pin", "Somebody counts on contents of the host.", (_needed("holder", Kind.TEXT), _CONTENTS), "single blocks"),
-        Verb("unpin", "And no longer does.", (_needed("holder", Kind.TEXT), _CONTENTS), "single blocks"),
+        Verb(
+            "pin", "Somebody counts on contents of the host.", (_needed("holder", ValueKind.TEXT), _CONTENTS), "single blocks"
+        ),
+        Verb("unpin", "And no longer does.", (_needed("holder", ValueKind.TEXT), _CONTENTS), "single blocks"),
         Verb("evict", "Contents of the host are forgotten, unless somebody counts on them.", (_CONTENTS,), "single blocks"),
         Verb(
             "build_job",
             "The record of a copy is built whose sizes by group are said to be these.",
-            (_needed("blocks", Kind.BLOCKS), _needed("sizes", Kind.NUMBERS)),
+            (_needed("blocks", ValueKind.BLOCKS), _needed("sizes", ValueKind.NUMBERS)),
             "single blocks",
         ),
         Verb(
             "swap",
             "A block and the host slot of a content change places.",
-            (_needed("block", Kind.BLOCK), _needed("content", Kind.CONTENT)),
+            (_needed("block", ValueKind.BLOCK), _needed("content", ValueKind.CONTENT)),
             "of other engines",
         ),
         Verb(
             "split",
             "A node of a prefix tree is split after so many tokens.",
-            (_needed("content", Kind.CONTENT), _needed("at", Kind.NUMBER)),
+            (_needed("content", ValueKind.CONTENT), _needed("at", ValueKind.NUMBER)),
             "of other engines",
         ),
-        Verb("publish", "A node becomes visible in a tier.", (_needed("content", Kind.CONTENT),), "of other engines"),
-        Verb("attach", "A second connector stands beside the first.", (_needed("other", Kind.TEXT),), "of other engines"),
+        Verb("publish", "A node becomes visible in a tier.", (_needed("content", ValueKind.CONTENT),), "of other engines"),
+        Verb("attach", "A second connector stands beside the first.", (_needed("other", ValueKind.TEXT),), "of other engines"),
     )
 }
 """Every verb by name."""
@@ -271,7 +275,7 @@ class Expectation:
     """Something that can be asked after a step."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     doc: str
     about: str = "the state"
 
@@ -280,35 +284,37 @@ _STEP = "what the step did"
 EXPECTATIONS: Mapping[str, Expectation] = {
     each.name: each
     for each in (
-        Expectation("stores", Kind.BLOCKS, "exactly these blocks are read by stores that were planned in it", _STEP),
-        Expectation("loads", Kind.BLOCKS, "exactly these blocks are written by loads that were planned in it", _STEP),
-        Expectation("flushes", Kind.JOBS, "its plans wait for exactly these copies", _STEP),
-        Expectation("hit", Kind.HITS, "length of what was found for a request, in tokens, or `deferred`", _STEP),
-        Expectation("hit_on_device", Kind.HITS, "how much of that lies on the device", _STEP),
-        Expectation("no_room", Kind.REQUESTS, "exactly these requests found no room", _STEP),
-        Expectation("handed_out", Kind.BLOCKS, "these blocks got a new tenant, maybe others too", _STEP),
-        Expectation("not_handed_out", Kind.BLOCKS, "these did not", _STEP),
-        Expectation("loaded", Kind.REQUESTS, "the loads of exactly these requests are done", _STEP),
-        Expectation("load_failed", Kind.REQUESTS, "the loads of exactly these requests are lost", _STEP),
-        Expectation("ended", Kind.REQUESTS, "exactly these had waited for a plan to end", _STEP),
-        Expectation("answer", Kind.LIMITS, "what `agree` agreed on", _STEP),
-        Expectation("state", Kind.STATES, "the state of blocks, slots, copies and requests; a list: one of these"),
-        Expectation("holds", Kind.HOLDS, "what lies in a block on the device of every worker; `garbage` for nothing of use"),
-        Expectation("in_host", Kind.CONTENTS, "these can be found in the host"),
-        Expectation("not_in_host", Kind.CONTENTS, "these cannot"),
-        Expectation("on_device", Kind.CONTENTS, "these can be found on the device"),
-        Expectation("not_on_device", Kind.CONTENTS, "these cannot"),
-        Expectation("same", Kind.PAIRS, "two names of one block"),
-        Expectation("other", Kind.PAIRS, "names of two blocks"),
-        Expectation("has", Kind.HAS, "a request holds these blocks, maybe others too"),
-        Expectation("out", Kind.JOBS, "exactly these copies run on the device"),
-        Expectation("sizes", Kind.SIZES, "blocks of each group that a copy has"),
-        Expectation("tokens", Kind.HITS, "settled tokens of a request"),
-        Expectation("pending", Kind.FLAG, "whether ticking must go on"),
-        Expectation("nothing_left", Kind.FLAG, "no request, copy or pin is left, and every block and slot is at rest"),
-        Expectation("windows", Kind.WINDOWS, "chunks that a hit needs before its end, by group"),
-        Expectation("count", Kind.COUNTS, "numbers, see below; a text like `>= 2` compares"),
-        Expectation("same_as", Kind.STEP, "everything is as it was after that step, the numbers of jobs apart"),
+        Expectation("stores", ValueKind.BLOCKS, "exactly these blocks are read by stores that were planned in it", _STEP),
+        Expectation("loads", ValueKind.BLOCKS, "exactly these blocks are written by loads that were planned in it", _STEP),
+        Expectation("flushes", ValueKind.JOBS, "its plans wait for exactly these copies", _STEP),
+        Expectation("hit", ValueKind.HITS, "length of what was found for a request, in tokens, or `deferred`", _STEP),
+        Expectation("hit_on_device", ValueKind.HITS, "how much of that lies on the device", _STEP),
+        Expectation("no_room", ValueKind.REQUESTS, "exactly these requests found no room", _STEP),
+        Expectation("handed_out", ValueKind.BLOCKS, "these blocks got a new tenant, maybe others too", _STEP),
+        Expectation("not_handed_out", ValueKind.BLOCKS, "these did not", _STEP),
+        Expectation("loaded", ValueKind.REQUESTS, "the loads of exactly these requests are done", _STEP),
+        Expectation("load_failed", ValueKind.REQUESTS, "the loads of exactly these requests are lost", _STEP),
+        Expectation("ended", ValueKind.REQUESTS, "exactly these had waited for a plan to end", _STEP),
+        Expectation("answer", ValueKind.LIMITS, "what `agree` agreed on", _STEP),
+        Expectation("state", ValueKind.STATES, "the state of blocks, slots, copies and requests; a list: one of these"),
+        Expectation(
+            "holds", ValueKind.HOLDS, "what lies in a block on the device of every worker; `garbage` for nothing of use"
+        ),
+        Expectation("in_host", ValueKind.CONTENTS, "these can be found in the host"),
+        Expectation("not_in_host", ValueKind.CONTENTS, "these cannot"),
+        Expectation("on_device", ValueKind.CONTENTS, "these can be found on the device"),
+        Expectation("not_on_device", ValueKind.CONTENTS, "these cannot"),
+        Expectation("same", ValueKind.PAIRS, "two names of one block"),
+        Expectation("other", ValueKind.PAIRS, "names of two blocks"),
+        Expectation("has", ValueKind.HAS, "a request holds these blocks, maybe others too"),
+        Expectation("out", ValueKind.JOBS, "exactly these copies run on the device"),
+        Expectation("sizes", ValueKind.SIZES, "blocks of each group that a copy has"),
+        Expectation("tokens", ValueKind.HITS, "settled tokens of a request"),
+        Expectation("pending", ValueKind.FLAG, "whether ticking must go on"),
+        Expectation("nothing_left", ValueKind.FLAG, "no request, copy or pin is left, and every block and slot is at rest"),
+        Expectation("windows", ValueKind.WINDOWS, "chunks that a hit needs before its end, by group"),
+        Expectation("count", ValueKind.COUNTS, "numbers, see below; a text like `>= 2` compares"),
+        Expectation("same_as", ValueKind.STEP, "everything is as it was after that step, the numbers of jobs apart"),
     )
 }
 """Every expectation by name."""
@@ -333,7 +339,7 @@ COUNTS: Mapping[str, str] = {
 }
 """What can be counted."""
 
-SETTINGS: Mapping[str, attrs.Attribute[object]] = {each.name: each for each in attrs.fields(World)}
+SETTINGS: Mapping[str, attrs.Attribute[object]] = {each.name: each for each in attrs.fields(EngineSetup)}
 """What a world can be told, by name."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {

@@ -20,8 +20,17 @@ from typing import TypeVar
 from attrs import define, field
 
 from blocklife.offload import Geometry, Mamba
-from blocklife.testing.scenarios.driver import NOBODY, Driver, Found, Problem, Settled, Stepped, Unsupported, World
-from blocklife.testing.scenarios.format import BLOCK, CONTENT, JOB, ORDINALS, SLOT, Step
+from blocklife.testing.scenarios.driver import (
+    NOBODY,
+    Driver,
+    EngineSetup,
+    EngineStep,
+    LookedUp,
+    Problem,
+    SettledPlan,
+    Unsupported,
+)
+from blocklife.testing.scenarios.format import BLOCK, CONTENT, JOB, ORDINALS, SLOT, ScenarioStep
 from blocklife.testing.scenarios.random_walk import walk
 from blocklife.testing.worlds.device import Content, CopyOrder, Device, DeviceFault, Landing, Pass
 
@@ -43,7 +52,7 @@ class StageError(Exception):
 
 
 @define(eq=False)
-class Seen:
+class SeenCopy:
     """One copy that a plan carried."""
 
     order: CopyOrder
@@ -52,14 +61,14 @@ class Seen:
 
 
 @define(eq=False)
-class Happened:
+class StepOutcome:
     """What one step of a scenario did, all of its engine steps together."""
 
     stores: list[int] = field(factory=list)
     loads: list[int] = field(factory=list)
     flushes: list[int] = field(factory=list)
     handed_out: set[int] = field(factory=set)
-    hits: dict[str, Found] = field(factory=dict)
+    hits: dict[str, LookedUp] = field(factory=dict)
     no_room: dict[str, None] = field(factory=dict)
     loaded: list[str] = field(factory=list)
     failed: list[str] = field(factory=list)
@@ -70,7 +79,7 @@ class Happened:
 class Stage:
     """One run of one scenario in one variant."""
 
-    def __init__(self, driver: Driver, world: World) -> None:
+    def __init__(self, driver: Driver, world: EngineSetup) -> None:
         self.driver = driver
         self.world = world
         self.geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
@@ -84,14 +93,14 @@ class Stage:
         """By request and group, the block that each position of its table had last, be it released by now."""
         self.requests: dict[str, None] = {}
         self.texts: dict[str, str] = {}
-        self.copies: dict[int, Seen] = {}
+        self.copies: dict[int, SeenCopy] = {}
         self.plans: deque[int] = deque()
         self.reports: list[Landing] = []
         self.launched: list[tuple[int, int]] = []
         self.begun: set[tuple[int, int]] = set()
         self.still_written: list[tuple[int, Content]] = []
         """What `seal` has called final and the next step still writes."""
-        self.happened = Happened()
+        self.happened = StepOutcome()
         self.pictures: dict[str, object] = {}
         self._passes = 0
         self._prepared = 0
@@ -220,14 +229,14 @@ class Stage:
 
     def take(self, verb: str, arguments: Mapping[str, object], bind: Sequence[str] = ()) -> None:
         """Do what a step says, and note what became of it."""
-        self.happened = Happened()
+        self.happened = StepOutcome()
         made: tuple[str, list[int]] | None = getattr(self, f"do_{verb}")(**arguments)
         if made is not None and bind:
             for name, number in zip(bind, made[1], strict=True):
                 self.names[name] = (made[0], number)
         self.look()
 
-    def remember(self, step: Step) -> None:
+    def remember(self, step: ScenarioStep) -> None:
         """The new names of a step."""
         for name, text in step.remember.items():
             self.names[name] = self.number(text)
@@ -286,11 +295,11 @@ class Stage:
         while settle and len(self.plans) > (self.world.scheduling == "async"):
             self.settle_one(sampled)
 
-    def carry_out(self, found: Stepped, *, failing: bool) -> None:
+    def carry_out(self, found: EngineStep, *, failing: bool) -> None:
         """The workers do what they are told; what they begin is reported when the plan settles."""
         orders, what = found.orders, self.happened
         for order in (*orders.loads, *orders.stores):
-            self.copies[order.job] = Seen(order, found.owners.get(order.job, ""), found.sizes.get(order.job, ()))
+            self.copies[order.job] = SeenCopy(order, found.owners.get(order.job, ""), found.sizes.get(order.job, ()))
         what.stores += [order.job for order in orders.stores]
         what.loads += [order.job for order in orders.loads]
         what.flushes += orders.flushes
@@ -334,7 +343,7 @@ class Stage:
             raise StageError("no plan is out")
         reports, self.reports = self.reports, []
         launched, self.launched = self.launched, []
-        found: Settled = self.driver.settle(reports, launched=launched, sampled=sampled)
+        found: SettledPlan = self.driver.settle(reports, launched=launched, sampled=sampled)
         self.device.finish_pass(self.plans.popleft())
         self.happened.loaded += found.loaded
         self.happened.failed += found.failed

@@ -22,7 +22,7 @@ from blocklife.testing.scenarios.driver import Unsupported
 from blocklife.testing.worlds.device import Content, Pass
 
 
-class Block(Protocol):
+class PoolBlock(Protocol):
     """A block of vLLM's pool."""
 
     block_id: int
@@ -34,7 +34,7 @@ class Status(Protocol):
     name: str
 
 
-class Request(Protocol):
+class SchedulerRequest(Protocol):
     """A request of vLLM's scheduler."""
 
     request_id: str
@@ -53,7 +53,7 @@ class NewRequest(Protocol):
     num_computed_tokens: int
 
 
-class CachedRequests(Protocol):
+class RequestUpdates(Protocol):
     """What is new about requests that a worker has been told of."""
 
     req_ids: Sequence[str]
@@ -67,7 +67,7 @@ class Output(Protocol):
     """The parts of vLLM's `SchedulerOutput` that workers go by."""
 
     scheduled_new_reqs: Sequence[NewRequest]
-    scheduled_cached_reqs: CachedRequests
+    scheduled_cached_reqs: RequestUpdates
     num_scheduled_tokens: Mapping[str, int]
     finished_req_ids: Collection[str]
     preempted_req_ids: Collection[str] | None
@@ -75,7 +75,7 @@ class Output(Protocol):
 
 
 @define(eq=False)
-class Row:
+class WorkerRow:
     """What a worker knows of one request."""
 
     name: str
@@ -91,10 +91,10 @@ class Row:
 
 
 @frozen
-class Turn:
+class RequestTurn:
     """One request's part in one step: its tokens from *start* to *stop*."""
 
-    row: Row
+    row: WorkerRow
     start: int
     stop: int
     is_fresh: bool
@@ -104,24 +104,24 @@ class Turn:
     """Whether the model says a token at its end."""
 
 
-class Batch:
+class WorkerBatch:
     """The requests of a worker. *texts* has all that each of them will have said."""
 
     def __init__(self, geometry: Geometry, texts: Mapping[str, str]) -> None:
         self._geometry = geometry
         self._texts = texts
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, WorkerRow] = {}
         sizes = (each.block_tokens for each in geometry.groups if not isinstance(each, FullAttention | SlidingWindow))
         self._state_tokens = next(sizes, None)
 
-    def turns(self, output: Output) -> list[Turn]:
+    def turns(self, output: Output) -> list[RequestTurn]:
         """Take in what the scheduler has sent. Returns what the requests of this step do."""
         for name in output.finished_req_ids:
             self._rows.pop(name, None)
         for new in output.scheduled_new_reqs:
             known = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
             tables = [list(ids) for ids in new.block_ids]
-            self._rows[new.req_id] = Row(new.req_id, len(new.prompt_token_ids), tables, new.num_computed_tokens, known)
+            self._rows[new.req_id] = WorkerRow(new.req_id, len(new.prompt_token_ids), tables, new.num_computed_tokens, known)
         cached = output.scheduled_cached_reqs
         for at, name in enumerate(cached.req_ids):
             self._go_on(self._rows[name], cached, at)
@@ -131,7 +131,7 @@ class Batch:
                 self._rows[name].is_fresh = True
         return [self._turn(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]
 
-    def _go_on(self, row: Row, cached: CachedRequests, at: int) -> None:
+    def _go_on(self, row: WorkerRow, cached: RequestUpdates, at: int) -> None:
         row.computed = cached.num_computed_tokens[at]
         row.known = row.num_prompt + cached.num_output_tokens[at]
         ids = cached.new_block_ids[at]
@@ -141,17 +141,17 @@ class Batch:
             for table, more in zip(row.tables, ids, strict=True):
                 table.extend(more)
 
-    def _turn(self, row: Row, tokens: int) -> Turn:
+    def _turn(self, row: WorkerRow, tokens: int) -> RequestTurn:
         start, stop, state_from = row.computed, row.computed + tokens, -1
         if self._state_tokens is not None:
             state_from = (start - 1) // self._state_tokens if row.state_at is None else row.state_at
             row.state_at = (stop - 1) // self._state_tokens
         is_fresh, row.is_fresh = row.is_fresh, False
-        return Turn(row, start, stop, is_fresh, state_from, says=stop >= row.known)
+        return RequestTurn(row, start, stop, is_fresh, state_from, says=stop >= row.known)
 
     # --- what a step touches ------------------------------------------------------------------------------------------------
 
-    def forward(self, output: Output, turns: Iterable[Turn]) -> Pass:
+    def forward(self, output: Output, turns: Iterable[RequestTurn]) -> Pass:
         """The forward pass of a step."""
         if getattr(output, "kv_cache_block_copies", None):
             raise Unsupported("not expressible: a copy from one block of the device to another (scenarios have no such thing)")
@@ -171,7 +171,7 @@ class Batch:
         made = set(writes)
         return Pass(tuple(each for each in reads if each not in made), tuple(writes))
 
-    def _attended(self, turn: Turn, group: int) -> Iterable[tuple[int, Content]]:
+    def _attended(self, turn: RequestTurn, group: int) -> Iterable[tuple[int, Content]]:
         size = self._geometry.block_tokens[group]
         for position in self._geometry.needed(group, turn.start):
             end = (position + 1) * size
@@ -180,20 +180,20 @@ class Batch:
                 self._content(turn, group, end if turn.is_fresh else min(turn.start, end)),
             )
 
-    def _written(self, turn: Turn, group: int) -> Iterable[tuple[int, Content]]:
+    def _written(self, turn: RequestTurn, group: int) -> Iterable[tuple[int, Content]]:
         size = self._geometry.block_tokens[group]
         first = -(-turn.start // size) if turn.is_fresh else turn.start // size
         for position in range(first, -(-turn.stop // size)):
             yield self._block(turn, group, position), self._content(turn, group, min(turn.stop, (position + 1) * size))
 
-    def _state(self, turn: Turn, group: int) -> Iterable[tuple[int, Content]]:
+    def _state(self, turn: RequestTurn, group: int) -> Iterable[tuple[int, Content]]:
         if turn.state_from >= 0:
             yield self._block(turn, group, turn.state_from), self._content(turn, group, turn.start)
 
-    def _block(self, turn: Turn, group: int, position: int) -> int:
+    def _block(self, turn: RequestTurn, group: int, position: int) -> int:
         """What is missing in a table is the null block, which nobody must touch: whoever reads it finds garbage."""
         table = turn.row.tables[group]
         return table[position] if position < len(table) else 0
 
-    def _content(self, turn: Turn, group: int, tokens: int) -> Content:
+    def _content(self, turn: RequestTurn, group: int, tokens: int) -> Content:
         return f"{group}:{self._texts[turn.row.name][:tokens]}"

@@ -24,7 +24,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
 from blocklife.testing.scenarios.driver import NOBODY, Unsupported
-from blocklife.testing.vllm.engine import Engine
+from blocklife.testing.vllm.engine import VllmEngine
 from blocklife.testing.worlds.device import CopyOrder, Landing
 
 
@@ -36,7 +36,7 @@ class Ends(Protocol):
     block_indices: Sequence[int]
 
 
-class Job(Protocol):
+class VllmJob(Protocol):
     """A job: older releases have both its ends in one attribute, newer ones in two."""
 
     req_id: str
@@ -46,7 +46,7 @@ class Job(Protocol):
 
 
 @frozen
-class Told:
+class WorkerOrders:
     """What the workers are told of copies in one step."""
 
     flushes: tuple[int, ...] = ()
@@ -73,14 +73,14 @@ def _checked(landings: Iterable[Landing]) -> Iterator[Landing]:
 class OffloadingCopies:
     """Jobs, each with a number of its own."""
 
-    def __init__(self, engine: Engine, num_workers: int) -> None:
+    def __init__(self, engine: VllmEngine, num_workers: int) -> None:
         self._size = engine.geometry.blocks_per_chunk
         self._num_workers = num_workers
         self._loads: dict[int, str] = {}
         self.written: dict[int, set[int]] = {}
         """By slot: which blocks of the chunk the latest store into it writes."""
 
-    def told(self, meta: object) -> Told:
+    def told(self, meta: object) -> WorkerOrders:
         """The jobs of a step."""
         stores, loads = (_jobs(meta, name) for name in ("store_jobs", "load_jobs"))
         waits = set(getattr(meta, "jobs_to_flush", None) or ())
@@ -89,14 +89,14 @@ class OffloadingCopies:
         if any(getattr(job, "sync", False) for job in loads.values()):
             raise Unsupported("not expressible: a load that its own step waits for")
         self._loads.update({number: job.req_id for number, job in loads.items()})
-        return Told(
+        return WorkerOrders(
             tuple(sorted(number + 1 for number in waits)),
             tuple(self._order(number, job, stores=False) for number, job in loads.items()),
             tuple(self._order(number, job, stores=True) for number, job in stores.items()),
             {number + 1: job.req_id for number, job in (*stores.items(), *loads.items())},
         )
 
-    def _order(self, number: int, job: Job, *, stores: bool) -> CopyOrder:
+    def _order(self, number: int, job: VllmJob, *, stores: bool) -> CopyOrder:
         source, target = job.transfer_spec if hasattr(job, "transfer_spec") else (job.src_spec, job.dst_spec)
         device, host = (source, target) if stores else (target, source)
         blocks, places, sizes = self._sides(device, host)
@@ -121,7 +121,7 @@ class OffloadingCopies:
             raise ValueError(f"a job has {len(blocks)} blocks, and {len(places)} places for them")
         return blocks, tuple(places), tuple(device.group_sizes)
 
-    def answers(self, landings: Sequence[Landing], told: Told) -> list[KVConnectorOutput]:
+    def answers(self, landings: Sequence[Landing], told: WorkerOrders) -> list[KVConnectorOutput]:
         """What each worker says. It says it once a step, however often it is told."""
         done: list[set[int]] = [set() for _ in range(self._num_workers)]
         for each in _checked(landings):
@@ -134,8 +134,8 @@ class OffloadingCopies:
         return answers
 
 
-def _jobs(meta: object, name: str) -> Mapping[int, Job]:
-    found: Mapping[int, Job] = getattr(meta, name, None) or {}
+def _jobs(meta: object, name: str) -> Mapping[int, VllmJob]:
+    found: Mapping[int, VllmJob] = getattr(meta, name, None) or {}
     return found
 
 
@@ -143,7 +143,7 @@ def _jobs(meta: object, name: str) -> Mapping[int, Job]:
 
 
 @define(eq=False)
-class _Event:
+class _CopyEvent:
     """What runs as one on a worker's stream: its copies, and those that have not landed there."""
 
     number: int
@@ -153,15 +153,15 @@ class _Event:
 class SimpleCopies:
     """At most one store and one load a step. A load is shown as one copy for each of its requests."""
 
-    def __init__(self, engine: Engine, num_workers: int) -> None:
+    def __init__(self, engine: VllmEngine, num_workers: int) -> None:
         self._scheduler = engine.scheduler.connector.scheduler_manager
         self.written: dict[int, set[int]] = {}
         """By slot: its one block, if a store was ever made into it."""
         self._num_loads = 0
         self._out: set[int] = set()
-        self._streams: list[dict[bool, list[_Event]]] = [{True: [], False: []} for _ in range(num_workers)]
+        self._streams: list[dict[bool, list[_CopyEvent]]] = [{True: [], False: []} for _ in range(num_workers)]
 
-    def told(self, meta: object) -> Told:
+    def told(self, meta: object) -> WorkerOrders:
         """The store and the load of a step."""
         event, names = getattr(meta, "store_event", -1), dict(getattr(meta, "load_event_to_reqs", {}))
         waits = tuple(sorted(self._out)) if getattr(meta, "need_flush", False) else ()
@@ -182,14 +182,14 @@ class SimpleCopies:
                 owners[number] = name
             self._launch(event, [each.job for each in loads], stores=False)
         load_events = {number: tuple(requests) for number, requests in names.items()}
-        return Told(waits, tuple(loads), tuple(stores), owners, load_events)
+        return WorkerOrders(waits, tuple(loads), tuple(stores), owners, load_events)
 
     def _launch(self, event: int, copies: Sequence[int], *, stores: bool) -> None:
         self._out.update(copies)
         for streams in self._streams:
-            streams[stores].append(_Event(event, set(copies)))
+            streams[stores].append(_CopyEvent(event, set(copies)))
 
-    def answers(self, landings: Sequence[Landing], told: Told) -> list[KVConnectorOutput]:
+    def answers(self, landings: Sequence[Landing], told: WorkerOrders) -> list[KVConnectorOutput]:
         """What each worker says: the events that are over, in order."""
         for each in _checked(landings):
             for event in (*self._streams[each.worker][True], *self._streams[each.worker][False]):
@@ -205,7 +205,7 @@ class SimpleCopies:
         return answers
 
 
-def _over(stream: list[_Event]) -> list[int]:
+def _over(stream: list[_CopyEvent]) -> list[int]:
     """Take what is over off a stream, up to the first that is not."""
     over = []
     while stream and not stream[0].missing:

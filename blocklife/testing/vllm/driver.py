@@ -1,7 +1,7 @@
 """vLLM as scenarios see it: its own scheduler and offloading connectors, driven step by step.
 
-``blocklife scenario run FILE --driver blocklife.testing.vllm.driver:Driver`` in an environment that has vLLM runs a file. The
-contract chooses the connector: `OffloadingConnector` hands blocks out and lets the step wait (*fence*), and
+``blocklife scenario run FILE --driver blocklife.testing.vllm.driver:VllmDriver`` in an environment that has vLLM runs a file.
+The contract chooses the connector: `OffloadingConnector` hands blocks out and lets the step wait (*fence*), and
 `SimpleCPUOffloadConnector` holds them back (*hold*). The watch is attached; what it finds is a broken rule of the run.
 
 Rules of this file:
@@ -33,12 +33,20 @@ from blocklife.engines.vllm import watch
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.offload import Geometry
 from blocklife.testing.scenarios import driver
-from blocklife.testing.scenarios.driver import Found, Problem, Progress, Settled, Stepped, Unsupported, World
-from blocklife.testing.vllm.batch import Batch, Block, Output, Request, Turn
+from blocklife.testing.scenarios.driver import (
+    EngineSetup,
+    EngineStep,
+    LookedUp,
+    Problem,
+    RequestProgress,
+    SettledPlan,
+    Unsupported,
+)
+from blocklife.testing.vllm.batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
 from blocklife.testing.worlds.device import Device, DeviceFault, Landing, Orders
 
 if TYPE_CHECKING:
-    from blocklife.testing.vllm.copies import OffloadingCopies, SimpleCopies, Told
+    from blocklife.testing.vllm.copies import OffloadingCopies, SimpleCopies, WorkerOrders
     from blocklife.testing.vllm.host import OffloadingHost, SimpleHost
 
 RELEASES = ("0.21", "0.22", "0.23", "0.33")
@@ -89,25 +97,25 @@ class RaisedInside(Exception):  # noqa: N818 - vLLM's error, with the place wher
 
 
 @define(eq=False)
-class _Plan:
+class _StepOut:
     """One step that is with the workers. A step that the engine did not take has no output."""
 
     number: int
-    told: Told | None = None
+    told: WorkerOrders | None = None
     output: Output | None = None
-    turns: Sequence[Turn] = ()
+    turns: Sequence[RequestTurn] = ()
 
 
 @define(eq=False)
-class _Seen:
+class _SeenInStep:
     """What was heard while a step was made."""
 
     handed_out: list[int] = field(factory=list)
-    hits: dict[str, Found] = field(factory=dict)
+    hits: dict[str, LookedUp] = field(factory=dict)
     no_room: list[str] = field(factory=list)
 
 
-class Driver(driver.Driver):
+class VllmDriver(driver.Driver):
     """vLLM, in the release that can be imported."""
 
     def __init__(self) -> None:
@@ -120,13 +128,13 @@ class Driver(driver.Driver):
         self.version = engine.RELEASE
         if not self.version.startswith(tuple(f"{each}." for each in RELEASES)):
             raise MisuseError(f"vLLM {self.version}: scenarios run against {', '.join(f'{each}.x' for each in RELEASES)} only")
-        self._make_engine = engine.Engine
+        self._make_engine = engine.VllmEngine
         self._makes: dict[bool, tuple[type[OffloadingCopies | SimpleCopies], type[OffloadingHost | SimpleHost]]] = {
             False: (copies.OffloadingCopies, host.OffloadingHost),
             True: (copies.SimpleCopies, host.SimpleHost),
         }
 
-    def start(self, world: World) -> None:
+    def start(self, world: EngineSetup) -> None:
         """A new engine with the connector that has this contract."""
         self._check(world)
         simple = world.contract == "hold"
@@ -143,14 +151,14 @@ class Driver(driver.Driver):
         self._copies = make_copies(self.engine, world.workers)
         self._host = make_host(self.engine, world.slots)
         self._texts: dict[str, str] = {}
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, SchedulerRequest] = {}
         self._door: dict[str, None] = {}
         """Requests that have come and were not handed to vLLM yet."""
         self._contents: dict[bytes, str] = {}
         """By the hash of a block, all text up to its end."""
         self._hashed: dict[str, int] = {}
-        self._batch = Batch(self.engine.geometry, self._texts)
-        self._plans: deque[_Plan] = deque()
+        self._batch = WorkerBatch(self.engine.geometry, self._texts)
+        self._plans: deque[_StepOut] = deque()
         self._num_plans = self._num_copies = self._num_told = self._num_idle = 0
         self._unheard: list[tuple[int, Landing]] = []
         """Reports that no output has carried yet, with the first plan whose output can."""
@@ -159,15 +167,15 @@ class Driver(driver.Driver):
         self._out: dict[int, set[int]] = {}
         """Copies that were told to the workers, with those of them that have not answered to vLLM."""
         self._loaded: set[str] = set()
-        self._seen = _Seen()
+        self._seen = _SeenInStep()
         self._listen()
-        self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.Mode.COUNT))
+        self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.WatchMode.COUNT))
         for mirror in self._watch.mirrors:  # what somebody else holds is not lost
             mirror.num_held = partial(self._num_lost, mirror.num_held)
 
-    def _check(self, world: World) -> None:
+    def _check(self, world: EngineSetup) -> None:
         """Refuse what vLLM has no setting for."""
-        for each in fields(World):
+        for each in fields(EngineSetup):
             if each.name in _ONLY and (value := getattr(world, each.name)) != each.default:
                 raise Unsupported(f"not expressible: {each.name} = {value} ({_ONLY[each.name]})")
         simple = world.contract == "hold"
@@ -207,22 +215,29 @@ class Driver(driver.Driver):
         manager.allocate_slots = partial(self._allocated, manager.allocate_slots)
         connector.get_num_new_matched_tokens = partial(self._looked_up, connector.get_num_new_matched_tokens)
 
-    def _handed_out(self, original: Callable[..., list[Block]], *args: object, **kwargs: object) -> list[Block]:
+    def _handed_out(self, original: Callable[..., list[PoolBlock]], *args: object, **kwargs: object) -> list[PoolBlock]:
         blocks = original(*args, **kwargs)
         self._seen.handed_out += [block.block_id for block in blocks]
         return blocks
 
-    def _allocated(self, original: Callable[..., ResultT], request: Request, *args: object, **kwargs: object) -> ResultT:
+    def _allocated(
+        self, original: Callable[..., ResultT], request: SchedulerRequest, *args: object, **kwargs: object
+    ) -> ResultT:
         found = original(request, *args, **kwargs)
         if found is None:
             self._seen.no_room.append(request.request_id)
         return found
 
     def _looked_up(
-        self, original: Callable[..., tuple[int | None, bool]], request: Request, local: int, *args: object, **kwargs: object
+        self,
+        original: Callable[..., tuple[int | None, bool]],
+        request: SchedulerRequest,
+        local: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[int | None, bool]:
         found = original(request, local, *args, **kwargs)
-        self._seen.hits[request.request_id] = Found(local + (found[0] or 0), local, deferred=found[0] is None)
+        self._seen.hits[request.request_id] = LookedUp(local + (found[0] or 0), local, deferred=found[0] is None)
         return found
 
     def _asked(self, act: Callable[[], ResultT]) -> ResultT:
@@ -327,19 +342,19 @@ class Driver(driver.Driver):
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> Stepped:
+    ) -> EngineStep:
         """One `schedule()`, if vLLM's loop would make one."""
         if preempt:
             self._not("preempt")
         self._enter(list(self._door if let_in is None else let_in))
         self._num_plans += 1
-        plan = _Plan(self._num_plans)
+        plan = _StepOut(self._num_plans)
         self._plans.append(plan)
         if not self.scheduler.has_requests():
-            return Stepped(orders=Orders(plan.number, (), (), ()))
+            return EngineStep(orders=Orders(plan.number, (), (), ()))
         self._waits(compute, let_in)
         before = self._going()
-        self._seen = seen = _Seen()
+        self._seen = seen = _SeenInStep()
         plan.output = output = self._scheduled(compute, let_in)
         self._compare(before, compute, let_in, output)
         plan.turns = self._batch.turns(output)
@@ -349,7 +364,7 @@ class Driver(driver.Driver):
         self._num_copies += len(told.loads) + len(told.stores)
         self._out.update({each.job: set(range(self.world.workers)) for each in (*told.loads, *told.stores)})
         self._learn()
-        return Stepped(
+        return EngineStep(
             orders=Orders(plan.number, told.flushes, told.loads, told.stores, forward),
             handed_out=tuple(seen.handed_out),
             owners=told.owners,
@@ -407,12 +422,12 @@ class Driver(driver.Driver):
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
-    ) -> Settled:
+    ) -> SettledPlan:
         """One `update_from_output()` with what every worker says."""
         plan = self._plans.popleft()
         heard = self._hear(plan, reports)
         if plan.output is None or plan.told is None:
-            return Settled()
+            return SettledPlan()
         said = {turn.row.name: turn for turn in plan.turns if turn.says}
         for name, count in (sampled or {}).items():
             if count != (name in said):
@@ -428,9 +443,9 @@ class Driver(driver.Driver):
         self._watch.mirror.catch_up()
         self._learn()
         self._loaded = {name for name in {*self._loaded, *loaded} if self._state(name) == "WAITING_FOR_REMOTE_KVS"}
-        return Settled(loaded=tuple(sorted(name for name in loaded if name in self.scheduler.requests)))
+        return SettledPlan(loaded=tuple(sorted(name for name in loaded if name in self.scheduler.requests)))
 
-    def _hear(self, plan: _Plan, reports: Sequence[Landing]) -> list[Landing]:
+    def _hear(self, plan: _StepOut, reports: Sequence[Landing]) -> list[Landing]:
         """What workers can say with the plan that settles: nothing yet that ended by a wait of a plan after it."""
         self._unheard += [(self._waited.get(each.job, 0), each) for each in reports]
         if plan.told is None:
@@ -492,12 +507,12 @@ class Driver(driver.Driver):
         """All that it will have said."""
         return self._texts[request]
 
-    def progress(self, request: str) -> Progress:
+    def progress(self, request: str) -> RequestProgress:
         """By vLLM's request, less what is still with the workers."""
         found = self._requests[request]
         in_flight = sum(plan.output.num_scheduled_tokens.get(request, 0) for plan in self._plans if plan.output is not None)
         in_flight = min(in_flight, found.num_computed_tokens)
-        return Progress(found.num_tokens, found.num_computed_tokens - in_flight, in_flight)
+        return RequestProgress(found.num_tokens, found.num_computed_tokens - in_flight, in_flight)
 
     def pending(self) -> bool:
         """Whether vLLM's loop would go on, and not for the sake of those who run alone."""

@@ -20,17 +20,17 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from blocklife.offload import Geometry
-from blocklife.testing.scenarios.driver import World
+from blocklife.testing.scenarios.driver import EngineSetup
 from blocklife.testing.vllm import making
 
 RELEASE: str = vllm.__version__
 _MAX_RUNNING = 64
 
 
-class Engine:
+class VllmEngine:
     """vLLM's scheduler for a world. *simple* says which of the two connectors it offloads with."""
 
-    def __init__(self, world: World, *, simple: bool) -> None:
+    def __init__(self, world: EngineSetup, *, simple: bool) -> None:
         self.geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
         self.simple = simple
         shape = making.Shape(
@@ -88,7 +88,7 @@ class Engine:
         self.scheduler.update_from_output(output, merged)
         return set(merged.kv_connector_output.finished_recving or ())
 
-    def _transfer(self, world: World, shape: making.Shape) -> KVTransferConfig:
+    def _transfer(self, world: EngineSetup, shape: making.Shape) -> KVTransferConfig:
         extra: dict[str, str | int | bool] = {}
         if self.simple:
             # the simple connector has a null block there, too

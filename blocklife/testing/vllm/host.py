@@ -16,13 +16,13 @@ from vllm.v1.kv_offload.base import ReqContext
 
 from blocklife.errors import MisuseError
 from blocklife.testing.scenarios.driver import Unsupported
-from blocklife.testing.vllm.engine import Engine
+from blocklife.testing.vllm.engine import VllmEngine
 
 
 class OffloadingHost:
     """The tier of `OffloadingConnector`. Slots are its chunks."""
 
-    def __init__(self, engine: Engine, num_slots: int) -> None:
+    def __init__(self, engine: VllmEngine, num_slots: int) -> None:
         self._scheduler = engine.scheduler.connector.connector_scheduler
         self._manager = self._scheduler.manager
         self._num_slots = num_slots
@@ -118,7 +118,7 @@ class SimpleHost:
 
     refused = 0
 
-    def __init__(self, engine: Engine, num_slots: int) -> None:
+    def __init__(self, engine: VllmEngine, num_slots: int) -> None:
         self._scheduler = engine.scheduler.connector.scheduler_manager
         self._pool = self._scheduler.cpu_block_pool
         self._num_slots = num_slots

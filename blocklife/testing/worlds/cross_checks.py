@@ -40,7 +40,7 @@ LAWFUL = "lawful"
 
 
 @frozen(eq=False)
-class Core:
+class CoreValue:
     """One value of the core, and all that is asked about it."""
 
     saved: SavedScheduler
@@ -95,13 +95,13 @@ def blamed(broken: Exception) -> tuple[str, str]:
     return (said.group(1) if said else LAWFUL), f"{type(broken).__name__}: {broken}"
 
 
-def described(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
+def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
     """Everything that is asked about a value of the core; it is read off the value itself."""
     ledger, size = saved.ledger, engine.geometry.blocks_per_chunk
     jobs = [(job.number, job.state) for job in ledger.jobs if job.state not in OVER]
     pending = bool(saved.plans or jobs or ledger.to_flush or ledger.waiting)
     states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
-    return Core(
+    return CoreValue(
         saved=saved,
         weights=weights,
         requests=tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending]),
@@ -125,7 +125,7 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> Core:
     )
 
 
-def left_behind(core: Core) -> Iterator[tuple[str, str]]:
+def left_behind(core: CoreValue) -> Iterator[tuple[str, str]]:
     """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
     for place, at in enumerate(core.blocks):
         if at not in (Block.FREED.name, Block.CACHED.name):
@@ -137,7 +137,7 @@ def left_behind(core: Core) -> Iterator[tuple[str, str]]:
             yield "I13", f"slot {place} is {core.slots[place]} with {pins} pins although nothing is out"
 
 
-def not_kept(core: Core, geometry: Geometry) -> Iterator[tuple[str, str]]:
+def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
     """Nobody is there, and nothing waits to be stored: then whole chunks of the device can be read in the host tier, too.
 
     Of full attention only: what is behind a window may be stored or not. Eager stores, and a slot for everything, are presumed.
@@ -166,7 +166,7 @@ def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[in
             yield place * size + size - 1 - back, shorter
 
 
-def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[str, str] | None:
+def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tuple[str, str] | None:
     """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
     ledger = engine.ledger
     if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
@@ -190,7 +190,7 @@ def _misplanned(engine: Engine, before: Core, orders: Orders | None) -> tuple[st
     return None
 
 
-def _loaded_twice(engine: Engine, before: Core) -> tuple[str, str] | None:
+def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     """One more copy of what is on its way to somebody already: equal content is shared, and not fetched again (I12)."""
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     if jobs.last_number == last:
@@ -205,7 +205,7 @@ def _loaded_twice(engine: Engine, before: Core) -> tuple[str, str] | None:
     return None
 
 
-def _offered_again(engine: Engine, before: Core) -> tuple[str, str] | None:
+def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     """Content whose load was just lost and that can still be found: the same hit would come back (I7)."""
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
@@ -219,7 +219,7 @@ def _offered_again(engine: Engine, before: Core) -> tuple[str, str] | None:
     return None
 
 
-def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[str, str] | None:
+def _unheard(engine: Engine, before: CoreValue, handed_out: Sequence[int]) -> tuple[str, str] | None:
     """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
     blocks, saved = engine.ledger.blocks, before.saved.ledger.blocks
     if bytes(blocks.epoch) == saved.epoch:
@@ -230,7 +230,7 @@ def _unheard(engine: Engine, before: Core, handed_out: Sequence[int]) -> tuple[s
     return None
 
 
-def _mistold(engine: Engine, before: Core) -> tuple[str, str] | None:
+def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     """Who applies what listeners hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
     ledger, saved = engine.ledger, before.saved.ledger
     blocks, slots = bytearray(saved.blocks.state), bytearray(saved.slots.state)
@@ -270,7 +270,7 @@ def _differing(states: bytearray, told_of: bytearray | Mapping[int, int]) -> Ite
     return [(place, at) for place, at in told_of.items() if states[place] != at]
 
 
-def _overdue(engine: Engine, before: Core, verb: str, worker: int) -> tuple[str, str] | None:
+def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple[str, str] | None:
     """A job that goes on although its deadline has passed (I5), or as if a worker that is gone could still report (I9)."""
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
@@ -285,7 +285,7 @@ def _overdue(engine: Engine, before: Core, verb: str, worker: int) -> tuple[str,
 
 
 def misdone(
-    engine: Engine, before: Core, orders: Orders | None, handed_out: Sequence[int], verb: str, worker: int
+    engine: Engine, before: CoreValue, orders: Orders | None, handed_out: Sequence[int], verb: str, worker: int
 ) -> tuple[str, str] | None:
     """What is wrong with a call itself: with what was planned, offered, or told."""
     return (
@@ -312,7 +312,7 @@ def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tup
     return None
 
 
-def loads(engine: Engine, before: Core) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Whose load was lost in a call, and for whom one was planned. What was given up before is nobody's loss."""
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     failed, loading = [], []
@@ -328,7 +328,7 @@ def loads(engine: Engine, before: Core) -> tuple[tuple[str, ...], tuple[str, ...
     return tuple(failed), tuple(loading)
 
 
-def disagreements(core: Core, device: FrozenDevice) -> Iterator[tuple[str, str]]:
+def disagreements(core: CoreValue, device: FrozenDevice) -> Iterator[tuple[str, str]]:
     """Where the two truths differ."""
     for rank, worker in enumerate(device.workers):
         for order in (*(order for order, _, _ in worker.copies), *worker.held_back):
@@ -344,7 +344,7 @@ def disagreements(core: Core, device: FrozenDevice) -> Iterator[tuple[str, str]]
                 yield "I6", f"{here} host place {place} is found as {content}, and holds {said(worker.places[place])}"
 
 
-def _mistouched(core: Core, rank: int, order: CopyOrder) -> Iterator[tuple[str, str]]:
+def _mistouched(core: CoreValue, rank: int, order: CopyOrder) -> Iterator[tuple[str, str]]:
     """A copy of a job that is over, or on a place that is said to stand where no copy touches it."""
     who = f"worker {rank}: copy {order.job}"
     if order.job not in core.live:

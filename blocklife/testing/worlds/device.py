@@ -209,7 +209,7 @@ class FrozenDevice(NamedTuple):
 
 
 @frozen
-class Names:
+class DeviceNames:
     """Other names for blocks, host places, jobs and plans: the old one is the index, or the key."""
 
     blocks: Sequence[int]
@@ -427,7 +427,7 @@ class DeviceMemo:
         return found
 
 
-def renamed(frozen_device: FrozenDevice, names: Names, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:
+def renamed(frozen_device: FrozenDevice, names: DeviceNames, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:
     """The same device under other names. Of content only that of *readable* blocks and *filled* places (new names) is kept.
 
     What a copy reads is kept, too; everything else is garbage, which whoever reads it will see.

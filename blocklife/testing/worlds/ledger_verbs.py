@@ -4,7 +4,7 @@ Rules of this file:
 
 * Whether a verb is legal is the ledger's answer. Here stands only what the engine would have no reason to do, and what can be
   called at all: nobody hands out a second block to a request that may hold one.
-* A job of the world has a number of its own, the lowest that is free; `Named` says which job of the ledger it is.
+* A job of the world has a number of its own, the lowest that is free; `NamedJob` says which job of the ledger it is.
 
 A value holds the variables of `drawing.verbs` that belong to the ledger, and what decides about order alone: the ages of jobs,
 the order of waits, and which of two equal contents an index names.
@@ -55,7 +55,7 @@ class LedgerSettings(ModelSettings):
     """Whether a plan can also be settled together with all reports that are under way."""
 
 
-class Action(NamedTuple):
+class LedgerAction(NamedTuple):
     """One thing that happens: its name and places are those of `drawing.verbs.ACTIONS`."""
 
     verb: str
@@ -69,7 +69,7 @@ Report: TypeAlias = tuple[int, int, bool]
 """Job, worker, and whether all is well."""
 
 
-class Named(NamedTuple):
+class NamedJob(NamedTuple):
     """Which job of the ledger a job of the world is, and how it ended if it is over."""
 
     number: int = 0
@@ -135,7 +135,7 @@ class Verbs:
             max_journal=1,
         )
         self.ledger = Ledger(limits, contract=settings.contract, deadline=DEADLINE, own_pool=False)
-        self.names: tuple[Named, ...] = (Named(),) * settings.jobs
+        self.names: tuple[NamedJob, ...] = (NamedJob(),) * settings.jobs
         self._gone = {over: JobValue(over, reported=(0,) * settings.workers) for over in (0, *OVER)}
         self.quiet = self._gone[0]
         """A job that is not there."""
@@ -149,64 +149,64 @@ class Verbs:
 
     # --- what may be tried --------------------------------------------------------------------------------------------------
 
-    def candidates(self, at: LedgerValue) -> Iterator[Action]:
+    def candidates(self, at: LedgerValue) -> Iterator[LedgerAction]:
         """What the engine has a reason to do, legal or not, that needs nothing from the device."""
         settings = self.settings
         for request in range(settings.requests):
             known = at.request[request] != _REQUEST[Request.FINISHED]
-            yield from (Action(verb, (request,)) for verb in (("admit", "preempt", "finish") if known else ("add",)))
+            yield from (LedgerAction(verb, (request,)) for verb in (("admit", "preempt", "finish") if known else ("add",)))
             held = at.table[request]
             if held == NONE and at.request[request] in _MAY_GROW:
                 for block in range(settings.blocks):
-                    yield Action("allocate", (request, block))
+                    yield LedgerAction("allocate", (request, block))
                     if at.bkey[block] == self.letter(request):
-                        yield Action("acquire", (request, block))
+                        yield LedgerAction("acquire", (request, block))
             if 0 < held <= settings.blocks:
                 if at.request[request] == _REQUEST[Request.RUNNING]:
-                    yield Action("seal", (request, held - 1))
+                    yield LedgerAction("seal", (request, held - 1))
                 if "release" in settings.verbs:
-                    yield Action("release", (request,))
+                    yield LedgerAction("release", (request,))
         free = next((job for job, named in enumerate(self.names) if not named.number), None)
         if free is not None:
             yield from self._job_candidates(at, free)
         yield from self._verb_candidates(at)
 
-    def _job_candidates(self, at: LedgerValue, free: int) -> Iterator[Action]:
+    def _job_candidates(self, at: LedgerValue, free: int) -> Iterator[LedgerAction]:
         settings = self.settings
         for slot in range(settings.slots):
             for block in range(settings.blocks):
                 if at.bkey[block]:
-                    yield Action("store", (block, slot, free))
+                    yield LedgerAction("store", (block, slot, free))
             for request, held in enumerate(at.table):
                 if not 0 < held <= settings.blocks:
                     continue
                 if not at.bkey[held - 1] and at.request[request] == _REQUEST[Request.RUNNING]:
-                    yield Action("pledge", (request, held - 1, slot, free))
+                    yield LedgerAction("pledge", (request, held - 1, slot, free))
                 if settings.loads and at.skey[slot] == self.letter(request):
-                    yield Action("load", (request, held - 1, slot, free))
+                    yield LedgerAction("load", (request, held - 1, slot, free))
 
-    def _verb_candidates(self, at: LedgerValue) -> Iterator[Action]:
+    def _verb_candidates(self, at: LedgerValue) -> Iterator[LedgerAction]:
         verbs = self.settings.verbs
         for job, named in enumerate(self.names):
             if named.number and not named.over:
                 for verb in ("submit", "cancel", "abandon"):
                     if verb in verbs:
-                        yield Action(verb, (job,))
+                        yield LedgerAction(verb, (job,))
                 if "flush" in verbs and not at.jobs[job].ordered:
-                    yield Action("flush", (job,))
+                    yield LedgerAction("flush", (job,))
         if "drop" in verbs:
-            yield from (Action("drop", (block,)) for block in range(self.settings.blocks))
+            yield from (LedgerAction("drop", (block,)) for block in range(self.settings.blocks))
         for slot in range(self.settings.slots):
             if "evict" in verbs:
-                yield Action("evict", (slot,))
+                yield LedgerAction("evict", (slot,))
             if "pin" in verbs:
-                yield Action("unpin" if at.counted[slot] else "pin", (slot,))
+                yield LedgerAction("unpin" if at.counted[slot] else "pin", (slot,))
         if "reset" in verbs:
-            yield Action("reset")
+            yield LedgerAction("reset")
 
     # --- the calls ----------------------------------------------------------------------------------------------------------
 
-    def do(self, action: Action, reports: Sequence[Report] = ()) -> Orders | None:
+    def do(self, action: LedgerAction, reports: Sequence[Report] = ()) -> Orders | None:
         """Make one call; a plan that it made is returned as orders."""
         ledger, places = self.ledger, action.places
         match action.verb:
@@ -262,7 +262,7 @@ class Verbs:
             found = ledger.plan_store(Batch([life]), [slot], [self._keys[self.letter(places[0]) - 1]])
         else:
             found = ledger.plan_store(Batch([life]), [slot], [ledger.blocks.key[block + 1] or b""])
-        self._rename(job, Named(found.ids[0].number))
+        self._rename(job, NamedJob(found.ids[0].number))
 
     def _do_place(self, verb: str, place: int) -> None:
         ledger = self.ledger
@@ -300,7 +300,7 @@ class Verbs:
         job, worker, good = report
         return Completion(self._id(job), Worker(worker), Result.OK if good else Result.FAILED)
 
-    def _rename(self, job: int, named: Named) -> None:
+    def _rename(self, job: int, named: NamedJob) -> None:
         self.names = (*self.names[:job], named, *self.names[job + 1 :])
 
     def _note_ends(self) -> None:
@@ -383,7 +383,7 @@ class Verbs:
             return NONE
         return self.settings.blocks + 1 if table[0] == NULL else table[0] & ID_MASK
 
-    def _job_value(self, named: Named, waits: Sequence[Sequence[int]]) -> JobValue:
+    def _job_value(self, named: NamedJob, waits: Sequence[Sequence[int]]) -> JobValue:
         if not named.number or named.over:
             return self._gone[named.over]
         ledger, number = self.ledger, named.number

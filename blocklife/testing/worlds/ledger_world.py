@@ -33,17 +33,17 @@ from blocklife.testing.worlds.device import (
     Device,
     DeviceFault,
     DeviceMemo,
+    DeviceNames,
     FrozenDevice,
     Landing,
-    Names,
     Orders,
     Pass,
     renamed,
 )
-from blocklife.testing.worlds.ledger_verbs import Action, LedgerSettings, LedgerValue, Named, Report, Verbs
+from blocklife.testing.worlds.ledger_verbs import LedgerAction, LedgerSettings, LedgerValue, NamedJob, Report, Verbs
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
 
-__all__ = ["Action", "LedgerSettings", "LedgerWorld", "State"]
+__all__ = ["LedgerAction", "LedgerSettings", "LedgerState", "LedgerWorld"]
 
 BLOCK, SLOT, JOB = (MACHINES[name].index for name in ("block", "slot", "job"))
 _LAWFUL = {
@@ -65,7 +65,7 @@ RULES = ("I1", "I2", "I5", "I6", "ledger", "refusals")
 what the ledger says of a place fits what the device does there."""
 
 
-class State(NamedTuple):
+class LedgerState(NamedTuple):
     """A state of the world; ``ledger`` and ``device`` are numbers of values that the world keeps."""
 
     ledger: int
@@ -82,7 +82,7 @@ class Kept:
 
     value: LedgerValue
     saved: Snapshot
-    names: tuple[Named, ...]
+    names: tuple[NamedJob, ...]
 
 
 @frozen(eq=False)
@@ -91,7 +91,7 @@ class Made:
 
     value: LedgerValue
     saved: Snapshot
-    names: tuple[Named, ...]
+    names: tuple[NamedJob, ...]
     orders: Orders | None
     over: tuple[int, ...]
     """Jobs that are over."""
@@ -110,14 +110,14 @@ class LedgerPart:
         self._at = -1
         """The number of the value that the ledger stands at; -1 while it is none of them."""
         self._numbers: dict[LedgerValue, int] = {}
-        self._ways: dict[LedgerValue, tuple[Snapshot, tuple[Named, ...]]] = {}
+        self._ways: dict[LedgerValue, tuple[Snapshot, tuple[NamedJob, ...]]] = {}
         """The way back to each value that a verb has made, jobs that are over included."""
-        self._calls: dict[tuple[int, Action, tuple[Report, ...]], Made | None] = {}
-        self._engine: dict[int, tuple[Action, ...]] = {}
+        self._calls: dict[tuple[int, LedgerAction, tuple[Report, ...]], Made | None] = {}
+        self._engine: dict[int, tuple[LedgerAction, ...]] = {}
         self.initial = self._number(self.verbs.value(), self.verbs.ledger.snapshot(), self.verbs.names)
         """Nobody is there."""
 
-    def engine(self, number: int) -> tuple[Action, ...]:
+    def engine(self, number: int) -> tuple[LedgerAction, ...]:
         """All verbs of the engine that need nothing from the device, where the ledger accepts them."""
         found = self._engine.get(number)
         if found is None:
@@ -126,13 +126,13 @@ class LedgerPart:
             found = self._engine[number] = tuple([each for each in tried if self._can(number, each)])
         return found
 
-    def _can(self, number: int, action: Action) -> bool:
+    def _can(self, number: int, action: LedgerAction) -> bool:
         try:
             return self.call(number, action) is not None
         except Broken:  # the step itself says so
             return True
 
-    def call(self, number: int, action: Action, reports: tuple[Report, ...] = ()) -> Made | None:
+    def call(self, number: int, action: LedgerAction, reports: tuple[Report, ...] = ()) -> Made | None:
         """What a verb makes of a value; None where the ledger refuses it."""
         key = number, action, reports
         if key not in self._calls:
@@ -150,11 +150,11 @@ class LedgerPart:
             jobs, names = list(made.value.jobs), list(made.names)
             for job in made.over:
                 if not kept >> job & 1:
-                    jobs[job], names[job] = self.verbs.quiet, Named()
+                    jobs[job], names[job] = self.verbs.quiet, NamedJob()
             number = made.becomes[kept] = self._number(made.value._replace(jobs=tuple(jobs)), made.saved, tuple(names))
         return number
 
-    def _run(self, number: int, action: Action, reports: tuple[Report, ...]) -> Made | None:
+    def _run(self, number: int, action: LedgerAction, reports: tuple[Report, ...]) -> Made | None:
         kept, verbs = self.kept[number], self.verbs
         if self._at != number:
             verbs.ledger.restore(kept.saved)
@@ -181,7 +181,7 @@ class LedgerPart:
         saved, names = self._ways[value]
         return Made(value, saved, names, orders, tuple(job for job, named in enumerate(names) if named.over))
 
-    def _number(self, value: LedgerValue, saved: Snapshot, names: tuple[Named, ...]) -> int:
+    def _number(self, value: LedgerValue, saved: Snapshot, names: tuple[NamedJob, ...]) -> int:
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = len(self.kept)
@@ -199,7 +199,7 @@ class DevicePart(DeviceMemo):
         self.shares: list[tuple[int, ...]] = []
         """Of each value, for each job and worker: `HELD_BACK`, `RUNS`, or 0."""
         self._settings = settings
-        self._names = Names(range(settings.blocks + 1), range(settings.slots), {job: job for job in range(settings.jobs)})
+        self._names = DeviceNames(range(settings.blocks + 1), range(settings.slots), {job: job for job in range(settings.jobs)})
         self._cleaned: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
         super().__init__(Device(settings.blocks + 1, settings.slots, settings.workers))
 
@@ -265,25 +265,25 @@ class LedgerWorld:
 
     # --- the model ----------------------------------------------------------------------------------------------------------
 
-    def initial(self) -> State:
+    def initial(self) -> LedgerState:
         """Nobody is there."""
         settings = self.settings
         shares = (0,) * (settings.jobs * settings.workers)
-        return State(self.ledger.initial, 0, shares, (settings.failures, settings.losses, settings.repeats))
+        return LedgerState(self.ledger.initial, 0, shares, (settings.failures, settings.losses, settings.repeats))
 
     def rules(self) -> Sequence[str]:
         """What is watched in each step."""
         return RULES
 
-    def properties(self) -> Sequence[Property[State, Action]]:
+    def properties(self) -> Sequence[Property[LedgerState, LedgerAction]]:
         """Everything drains, and there is something to drain."""
         closing = frozenset({"land", "report", "settle", "dispatch"}) | ({"quiesce"} if self.settings.losses else set())
-        found: list[Property[State, Action]] = [
+        found: list[Property[LedgerState, LedgerAction]] = [
             Property("claims", Kind.ALWAYS, "what the ledger says of a place fits what happens there", always=self.claims),
             Property("publishes", Kind.SOMETIMES, "something is stored", goal=self._published),
         ]
         if not self.settings.losses or "quiesce" in self.settings.verbs:
-            drains = Property[State, Action](
+            drains = Property[LedgerState, LedgerAction](
                 "drains",
                 Kind.LEADS_TO,
                 f"everything that the workers have ends by {', '.join(sorted(closing))} alone",
@@ -293,7 +293,7 @@ class LedgerWorld:
             found.append(drains)
         return found
 
-    def actions(self, state: State) -> Iterator[Action]:
+    def actions(self, state: LedgerState) -> Iterator[LedgerAction]:
         """What can happen next."""
         settings, value = self.settings, self.ledger.kept[state.ledger].value
         workers, shares = settings.workers, self.devices.shares[state.device]
@@ -306,21 +306,21 @@ class LedgerWorld:
         if value.plans:
             yield _SETTLE
             if settings.bulk and any(state.reports):
-                yield Action("settle_all")
+                yield LedgerAction("settle_all")
         for at, share in enumerate(shares):
             if share == RUNS:
-                yield Action("land", divmod(at, workers))
+                yield LedgerAction("land", divmod(at, workers))
                 if state.left[0]:
-                    yield Action("fail", divmod(at, workers))
+                    yield LedgerAction("fail", divmod(at, workers))
             if state.reports[at]:
-                yield Action("report", divmod(at, workers))
+                yield LedgerAction("report", divmod(at, workers))
                 if state.left[1]:
-                    yield Action("lose", divmod(at, workers))
+                    yield LedgerAction("lose", divmod(at, workers))
                 if state.left[2]:
-                    yield Action("repeat", divmod(at, workers))
+                    yield LedgerAction("repeat", divmod(at, workers))
         yield from self._hard(state, value, shares)
 
-    def step(self, state: State, action: Action) -> State:
+    def step(self, state: LedgerState, action: LedgerAction) -> LedgerState:
         """The state after an action; raises `Broken` with the rule that does not hold."""
         verb, places = action
         if verb in ("land", "fail"):
@@ -350,7 +350,7 @@ class LedgerWorld:
 
     # --- the abstraction ----------------------------------------------------------------------------------------------------
 
-    def abstract(self, state: State) -> tuple[int, ...]:
+    def abstract(self, state: LedgerState) -> tuple[int, ...]:
         """The variables of `drawing.verbs`, in their order: what SPIN stores."""
         found = self._abstract.get(state.ledger)
         if found is None:
@@ -361,7 +361,7 @@ class LedgerWorld:
 
     # --- what can happen ----------------------------------------------------------------------------------------------------
 
-    def _hard(self, state: State, value: LedgerValue, shares: tuple[int, ...]) -> Iterator[Action]:
+    def _hard(self, state: LedgerState, value: LedgerValue, shares: tuple[int, ...]) -> Iterator[LedgerAction]:
         """Deadlines, and proofs that the device is quiet."""
         verbs, workers = self.settings.verbs, self.settings.workers
         for job, each in enumerate(value.jobs):
@@ -369,19 +369,19 @@ class LedgerWorld:
                 continue
             mine = shares[job * workers : (job + 1) * workers]
             if "expire" in verbs and not each.armed and RUNS in mine:
-                yield Action("launched", (job,))
+                yield LedgerAction("launched", (job,))
             if "quiesce" in verbs and not any(mine):
-                yield Action("quiesce", (job,))
+                yield LedgerAction("quiesce", (job,))
         if "expire" in verbs and self.ledger.call(state.ledger, _EXPIRE) is not None:
             yield _EXPIRE
 
-    def _under_way(self, state: State) -> tuple[Report, ...]:
+    def _under_way(self, state: LedgerState) -> tuple[Report, ...]:
         workers = self.settings.workers
         return tuple((*divmod(at, workers), kind == LANDED) for at, kind in enumerate(state.reports) if kind)
 
     # --- taking a step ------------------------------------------------------------------------------------------------------
 
-    def _land(self, state: State, job: int, worker: int, *, good: bool) -> State:
+    def _land(self, state: LedgerState, job: int, worker: int, *, good: bool) -> LedgerState:
         def act(device: Device) -> Sequence[Landing]:
             device.land(job, worker, ok=good)
             _forget_wait(device, job)
@@ -391,9 +391,9 @@ class LedgerWorld:
         at = job * self.settings.workers + worker
         reports = (*state.reports[:at], LANDED if good else FAILED, *state.reports[at + 1 :])
         left = state.left if good else (state.left[0] - 1, *state.left[1:])
-        return State(state.ledger, self._clean(device, state.ledger), reports, left)
+        return LedgerState(state.ledger, self._clean(device, state.ledger), reports, left)
 
-    def _report(self, state: State, verb: str, job: int, worker: int) -> State:
+    def _report(self, state: LedgerState, verb: str, job: int, worker: int) -> LedgerState:
         at = job * self.settings.workers + worker
         kind, left = state.reports[at], state.left
         reports = state.reports if verb == "repeat" else (*state.reports[:at], 0, *state.reports[at + 1 :])
@@ -405,7 +405,7 @@ class LedgerWorld:
             made = self.ledger.call(state.ledger, _REPORT, ((job, worker, kind == LANDED),))
         return self._after(state._replace(left=left), made, state.device, reports)
 
-    def _follow(self, state: State, action: Action, made: Made | None) -> tuple[int, tuple[int, ...]]:
+    def _follow(self, state: LedgerState, action: LedgerAction, made: Made | None) -> tuple[int, tuple[int, ...]]:
         """What a verb means for the device, and which reports are under way then."""
         verb, places = action
         devices, number = self.devices, state.device
@@ -427,11 +427,11 @@ class LedgerWorld:
             return number, tuple(reports)
         return number, state.reports
 
-    def _after(self, state: State, made: Made | None, device: int, reports: tuple[int, ...]) -> State:
+    def _after(self, state: LedgerState, made: Made | None, device: int, reports: tuple[int, ...]) -> LedgerState:
         if made is None:
             raise Broken("refusals", "a verb that is always possible was refused")
         ledger = self.ledger.becomes(made, reports, self.settings.workers)
-        return State(ledger, self._clean(device, ledger), reports, state.left)
+        return LedgerState(ledger, self._clean(device, ledger), reports, state.left)
 
     def _clean(self, device: int, ledger: int) -> int:
         found = self._readable.get(ledger)
@@ -443,7 +443,7 @@ class LedgerWorld:
 
     # --- what holds ---------------------------------------------------------------------------------------------------------
 
-    def claims(self, state: State) -> str:
+    def claims(self, state: LedgerState) -> str:
         """What is wrong between what the ledger says of the places and what the device does there."""
         key = state.ledger, state.device
         found = self._claims.get(key)
@@ -451,10 +451,10 @@ class LedgerWorld:
             found = self._claims[key] = _compared(self.ledger.kept[state.ledger].value, self.devices.values[state.device])
         return found
 
-    def _published(self, state: State) -> bool:
+    def _published(self, state: LedgerState) -> bool:
         return _READY in self.ledger.kept[state.ledger].value.slot
 
-    def _drained(self, state: State) -> bool:
+    def _drained(self, state: LedgerState) -> bool:
         value = self.ledger.kept[state.ledger].value
         return (
             not value.plans
@@ -464,7 +464,9 @@ class LedgerWorld:
         )
 
 
-_DISPATCH, _SETTLE, _EXPIRE, _REPORT, _NOTHING = (Action(verb) for verb in ("dispatch", "settle", "expire", "report", "report"))
+_DISPATCH, _SETTLE, _EXPIRE, _REPORT, _NOTHING = (
+    LedgerAction(verb) for verb in ("dispatch", "settle", "expire", "report", "report")
+)
 
 
 def _hand_out(device: Device, block: int, fence: bool) -> Sequence[Landing]:

@@ -41,7 +41,7 @@ from blocklife.testing.worlds.cross_checks import (
     OVER,
     RULES,
     TOLD,
-    Core,
+    CoreValue,
     blamed,
     described,
     disagreements,
@@ -52,7 +52,7 @@ from blocklife.testing.worlds.cross_checks import (
     unheeded,
 )
 from blocklife.testing.worlds.device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
-from blocklife.testing.worlds.device import Names as DeviceNames
+from blocklife.testing.worlds.device import DeviceNames as DeviceNames
 from blocklife.testing.worlds.engine import LONG_OVER, Engine, Settings
 
 
@@ -271,7 +271,7 @@ class World:
         self._fence = settings.engine.contract.name == "FENCE"
         self._timed = settings.timed
         self._plans_ahead = int(settings.engine.asynchronous)
-        self._cores: list[Core] = []
+        self._cores: list[CoreValue] = []
         self._core_numbers: dict[tuple[SavedScheduler, str], int] = {}
         self._problems: list[tuple[str, str] | None] = [None]
         """What the rules of the ledger say to each value of the core; nothing to the first."""
@@ -356,7 +356,7 @@ class World:
         columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
         return {name: dict(column.row_counts()) for name, column in zip(MACHINES, columns, strict=True)}
 
-    def core(self, state: State) -> Core:
+    def core(self, state: State) -> CoreValue:
         """The value of the core in a state, with all that is asked about it."""
         return self._cores[state.core]
 
@@ -368,7 +368,7 @@ class World:
         """Every share of a copy that runs: job, worker, and whether it hangs."""
         return self._running(state.device)
 
-    def enter(self, core: Core, device: FrozenDevice, env: Env) -> State:
+    def enter(self, core: CoreValue, device: FrozenDevice, env: Env) -> State:
         """The state with these values, which another world of the same settings has found lawful."""
         return State(self._core_number(core.saved, core.weights), self._devices.number(device), env)
 
@@ -435,14 +435,14 @@ class World:
             found = self._anytimes[number, left] = (*self._client_actions(core, left), *self._upheavals(core, left))
         return found
 
-    def _client_actions(self, core: Core, left: tuple[int, ...]) -> Iterator[Action]:
+    def _client_actions(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:
         for name, at in core.requests:
             if left[_FAULT["abort"]]:
                 yield Action("abort", name)
             if left[_FAULT["preempt"]] and at in (Request.RUNNING, Request.LOADING):
                 yield Action("preempt", name)
 
-    def _upheavals(self, core: Core, left: tuple[int, ...]) -> Iterator[Action]:
+    def _upheavals(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:
         if left[_FAULT["reset"]]:
             yield Action("reset")
         if left[_FAULT["drain"]]:
@@ -460,7 +460,7 @@ class World:
         if core.quarantined:
             yield Action("prove")
 
-    def _live_or_planned(self, core: Core) -> bool:
+    def _live_or_planned(self, core: CoreValue) -> bool:
         return any(job.state not in OVER for job in core.saved.ledger.jobs)
 
     # --- taking a step ------------------------------------------------------------------------------------------------------
@@ -681,7 +681,7 @@ class World:
         self,
         engine: Engine,
         action: Action,
-        core: Core,
+        core: CoreValue,
         inbox: tuple[Landing, ...],
         launched: tuple[tuple[int, int], ...],
     ) -> tuple[Orders | None, tuple[int, ...]]:
@@ -723,7 +723,7 @@ class World:
                 raise MisuseError(f"action {verb}: it is unknown")
         return None, ()
 
-    def _drain(self, engine: Engine, core: Core) -> None:
+    def _drain(self, engine: Engine, core: CoreValue) -> None:
         """Forget all content if no job is out; else the call has to refuse, and nothing changes."""
         if not self._live_or_planned(core):
             engine.scheduler.reset(drain=True)

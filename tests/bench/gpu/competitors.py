@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from blocklife.copiers.torch import TorchCopier
-from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.layout import CopyLayout
 from blocklife.copiers.torch.moves import ChoosingMover, Mover
 from blocklife.ledger.records import Direction, JobId, Result, Transfer, Worker
 from tests.bench.gpu.arena import LOAD, STORE, Arena, Work
@@ -65,7 +65,7 @@ class Ours:
     def __init__(self, arena: Arena, name: str, mover: Mover) -> None:
         self.name = name
         self._arena = arena
-        self._layout = Layout(arena.cache, arena.rows)
+        self._layout = CopyLayout(arena.cache, arena.rows)
         self._mover = mover
         self._device = forced(self._layout, mover)
         self.copier = TorchCopier(arena.cache, arena.rows, worker=Worker(0), device=self._device)

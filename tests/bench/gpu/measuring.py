@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from attrs import define, evolve, field, frozen
 
-from blocklife.copiers.torch.layout import Layout
+from blocklife.copiers.torch.layout import CopyLayout
 from blocklife.copiers.torch.moves import ChoosingMover
 from blocklife.ledger.records import Direction
 from tests.bench.gpu.arena import FULL, Arena, Buffers, Sizes
@@ -251,7 +251,7 @@ class _Feed:
 
 def takes_part(arena: Arena, absent: dict[str, str]) -> list[Ours]:
     """Ours in every way; movers that are not there are noted."""
-    layout = Layout(arena.cache, arena.rows)
+    layout = CopyLayout(arena.cache, arena.rows)
     chosen = made("chosen", layout)
     found = [Ours(arena, COPIER, chosen), Ours(arena, NEIGHBOURS, chosen)]
     if isinstance(chosen, ChoosingMover):

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
         else:
             workers.append(made)
 
-    plugin.watch_all(watch.Options.from_environment() or watch.Options(mode=watch.Mode.STRICT), parts=True, tell=tell)
+    plugin.watch_all(watch.Options.from_environment() or watch.Options(mode=watch.WatchMode.STRICT), parts=True, tell=tell)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -96,7 +96,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             cache.check_engine(vllm_config, kv_cache_config)
             shape = _worker_shape(vllm_config, kv_cache_config, self.config)
-            self._worker = ConnectorWorker(shape, self.make_copier(), _Progress())
+            self._worker = ConnectorWorker(shape, self.make_copier(), _PinningLog())
 
     def make_copier(self) -> MakeCopier:
         """What moves the bytes on a worker; a subclass may have another one."""
@@ -244,7 +244,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return WorkerMetadata(self.worker.report())
 
 
-class _Progress:
+class _PinningLog:
     """Says in the log how far the host's memory is, now and then."""
 
     def __init__(self) -> None:

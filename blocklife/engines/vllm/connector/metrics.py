@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from blocklife.engines.vllm.connector.messages import Moved
-from blocklife.engines.vllm.connector.scheduler import ConnectorScheduler, Counts
+from blocklife.engines.vllm.connector.scheduler import ConnectorCounts, ConnectorScheduler
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,7 +30,7 @@ Payload = dict[str, dict[str, Value]]
 """By name of the metric, then by the value of its label, which is empty where it has none."""
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """How values of one metric are put together."""
 
     COUNTER = "added up"
@@ -43,7 +43,7 @@ class Metric:
     """One metric, and its one label where it has one."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     label: str = ""
     values: tuple[str, ...] = ()
@@ -63,36 +63,46 @@ _P = "vllm:kv_offload_"
 METRICS: Mapping[str, Metric] = {
     each.name: each
     for each in (
-        Metric(_P + "load_bytes", Kind.COUNTER, "Bytes that loads brought from host memory to the device."),
-        Metric(_P + "load_time", Kind.COUNTER, "Seconds that the copies of loads took, by the device's clock."),
-        Metric(_P + "load_size", Kind.HISTOGRAM, "Bytes of each load.", buckets=_SIZES),
-        Metric(_P + "store_bytes", Kind.COUNTER, "Bytes that stores brought from the device to host memory."),
-        Metric(_P + "store_time", Kind.COUNTER, "Seconds that the copies of stores took, by the device's clock."),
-        Metric(_P + "store_size", Kind.HISTOGRAM, "Bytes of each store.", buckets=_SIZES),
-        Metric(_P + "allocation_failure", Kind.COUNTER, "Stores that found no room in the host tier; they are tried again."),
+        Metric(_P + "load_bytes", MetricKind.COUNTER, "Bytes that loads brought from host memory to the device."),
+        Metric(_P + "load_time", MetricKind.COUNTER, "Seconds that the copies of loads took, by the device's clock."),
+        Metric(_P + "load_size", MetricKind.HISTOGRAM, "Bytes of each load.", buckets=_SIZES),
+        Metric(_P + "store_bytes", MetricKind.COUNTER, "Bytes that stores brought from the device to host memory."),
+        Metric(_P + "store_time", MetricKind.COUNTER, "Seconds that the copies of stores took, by the device's clock."),
+        Metric(_P + "store_size", MetricKind.HISTOGRAM, "Bytes of each store.", buckets=_SIZES),
+        Metric(
+            _P + "allocation_failure", MetricKind.COUNTER, "Stores that found no room in the host tier; they are tried again."
+        ),
         Metric(
             _P + "failed_loads",
-            Kind.COUNTER,
+            MetricKind.COUNTER,
             "Loads that were lost; their requests compute again what they would have brought.",
         ),
-        Metric(_P + "lookups", Kind.COUNTER, "Lookups of waiting requests, those that were put off included."),
-        Metric(_P + "deferred_lookups", Kind.COUNTER, "Lookups that were put off because a copy had to land first."),
-        Metric(_P + "hit_blocks", Kind.COUNTER, "Blocks that loads were planned for, by group.", "group", ("0",)),
+        Metric(_P + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, those that were put off included."),
+        Metric(_P + "deferred_lookups", MetricKind.COUNTER, "Lookups that were put off because a copy had to land first."),
+        Metric(_P + "hit_blocks", MetricKind.COUNTER, "Blocks that loads were planned for, by group.", "group", ("0",)),
         Metric(
             _P + "flushes",
-            Kind.COUNTER,
+            MetricKind.COUNTER,
             "Copies that a step had to wait for, by cause.",
             "cause",
             ("handed out", "preempted", "last step"),
         ),
-        Metric(_P + "jobs", Kind.COUNTER, "Copies that are over, by how they ended.", "state", ("done", "failed", "cancelled")),
-        Metric(_P + "stale_blocks", Kind.COUNTER, "Blocks whose content was gone when it was their turn to be stored."),
         Metric(
-            _P + "violations", Kind.COUNTER, "Rules of the ledger that were found broken. Anything but 0 is a bug: report it."
+            _P + "jobs",
+            MetricKind.COUNTER,
+            "Copies that are over, by how they ended.",
+            "state",
+            ("done", "failed", "cancelled"),
         ),
-        Metric(_P + "jobs_out", Kind.GAUGE, "Copies that are planned or under way."),
-        Metric(_P + "waiting_chunks", Kind.GAUGE, "Chunks that are to be stored and have not had their turn."),
-        Metric(_P + "host_slots", Kind.GAUGE, "Chunks of host memory, by what they hold.", "state", _SLOTS),
+        Metric(_P + "stale_blocks", MetricKind.COUNTER, "Blocks whose content was gone when it was their turn to be stored."),
+        Metric(
+            _P + "violations",
+            MetricKind.COUNTER,
+            "Rules of the ledger that were found broken. Anything but 0 is a bug: report it.",
+        ),
+        Metric(_P + "jobs_out", MetricKind.GAUGE, "Copies that are planned or under way."),
+        Metric(_P + "waiting_chunks", MetricKind.GAUGE, "Chunks that are to be stored and have not had their turn."),
+        Metric(_P + "host_slots", MetricKind.GAUGE, "Chunks of host memory, by what they hold.", "state", _SLOTS),
     )
 }
 _GAUGES_EVERY = 64
@@ -133,8 +143,8 @@ class BlocklifeStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not the
         return not self.data
 
 
-def _joined(kind: Kind, old: Value | None, new: Value) -> Value:
-    if old is None or kind is Kind.GAUGE:
+def _joined(kind: MetricKind, old: Value | None, new: Value) -> Value:
+    if old is None or kind is MetricKind.GAUGE:
         return list(new) if isinstance(new, list) else new
     if isinstance(old, list) and isinstance(new, list):
         return [*old, *new]
@@ -156,7 +166,7 @@ class Meter:
     def read(self) -> BlocklifeStats | None:
         """What is new since the last call; None where nothing is."""
         data: Payload = {}
-        counts, self.scheduler.counts = self.scheduler.counts, Counts()
+        counts, self.scheduler.counts = self.scheduler.counts, ConnectorCounts()
         for moved, word in ((counts.loaded, "load"), (counts.stored, "store")):
             _tell_moved(data, moved, word)
         for name, value in (("failed_loads", counts.failed_loads), ("lookups", counts.lookups)):
@@ -216,15 +226,15 @@ class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as 
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        makers: Mapping[Kind, Any] = {
-            Kind.COUNTER: self._counter_cls,
-            Kind.GAUGE: self._gauge_cls,
-            Kind.HISTOGRAM: self._histogram_cls,
+        makers: Mapping[MetricKind, Any] = {
+            MetricKind.COUNTER: self._counter_cls,
+            MetricKind.GAUGE: self._gauge_cls,
+            MetricKind.HISTOGRAM: self._histogram_cls,
         }
         self._families: dict[str, Any] = {}
         for metric in METRICS.values():
             more: dict[str, object] = {"buckets": metric.buckets} if metric.buckets else {}
-            if metric.kind is Kind.GAUGE:
+            if metric.kind is MetricKind.GAUGE:
                 more["multiprocess_mode"] = "mostrecent"
             labels = labelnames + ([metric.label] if metric.label else [])
             self._families[metric.name] = makers[metric.kind](
@@ -243,7 +253,7 @@ class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as 
                 if isinstance(value, list):
                     for each in value:
                         child.observe(each)
-                elif METRICS[name].kind is Kind.GAUGE:
+                elif METRICS[name].kind is MetricKind.GAUGE:
                     child.set(value)
                 else:
                     child.inc(value)

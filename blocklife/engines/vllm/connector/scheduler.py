@@ -31,7 +31,7 @@ from blocklife.engines.vllm.connector.config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector.ledger import EngineLedger
 from blocklife.engines.vllm.connector.messages import Moved, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector.offload import EngineScheduler
-from blocklife.engines.vllm.connector.shapes import CacheShape, PeekFree, Request, SchedulerOutput, Tables
+from blocklife.engines.vllm.connector.shapes import BlockTables, CacheShape, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Limits, Plan
 from blocklife.ledger.limits import MAX_REQUESTS
@@ -50,10 +50,10 @@ SPARE_REQUESTS = 1024
 
 
 @define(eq=False)
-class Tracked:
+class ConnectorRequest:
     """What the connector knows of one request."""
 
-    request: Request
+    request: VllmRequest
     name: str
     """What the ledger calls it: its id, or something longer while an older request of that id is not over."""
     session: bool
@@ -67,13 +67,13 @@ class Tracked:
 class Admission:
     """A request that vLLM has given blocks to in this step."""
 
-    tracked: Tracked
+    tracked: ConnectorRequest
     tables: tuple[list[int], ...]
     external_tokens: int
 
 
 @define
-class Counts:
+class ConnectorCounts:
     """What was counted since it was last asked for."""
 
     stored: Moved = field(factory=Moved)
@@ -118,9 +118,9 @@ class ConnectorScheduler:
         self.offload = EngineScheduler(
             self.ledger, self.tier, shape.geometry, policies, self._known_tokens, one_a_step=shape.one_a_step
         )
-        self.counts = Counts()
-        self._requests: dict[str, Tracked] = {}
-        self._named: dict[str, Tracked] = {}
+        self.counts = ConnectorCounts()
+        self._requests: dict[str, ConnectorRequest] = {}
+        self._named: dict[str, ConnectorRequest] = {}
         self._admissions: dict[str, Admission] = {}
         self._lost: set[str] = set()
         """Who has lost a load and was not let in since, by vLLM's id. vLLM 0.33.0 still keeps room for what they were to load,
@@ -147,11 +147,11 @@ class ConnectorScheduler:
 
     # --- within schedule() --------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request, caps: Caps = _NO_CAPS) -> None:
+    def add(self, request: VllmRequest, caps: Caps = _NO_CAPS) -> None:
         """The engine knows a new request. The ledger gets to know it when it is first looked up."""
-        self._requests[request.request_id] = Tracked(request, "", request.resumable, caps)
+        self._requests[request.request_id] = ConnectorRequest(request, "", request.resumable, caps)
 
-    def look_up(self, request: Request, device_tokens: int) -> int | None:
+    def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
         """How many tokens a load would bring behind those on the device; None: ask again later."""
         self._begin()
         tracked = self._tracked(request)
@@ -175,7 +175,7 @@ class ConnectorScheduler:
         self._loads += bool(hit.host_tokens)
         return hit.host_tokens
 
-    def allocated(self, request: Request, tables: Tables, external_tokens: int) -> None:
+    def allocated(self, request: VllmRequest, tables: BlockTables, external_tokens: int) -> None:
         """The engine has given blocks to a request that it lets in, that it loads, or whose load is over."""
         self._begin()
         tracked = self._tracked(request)
@@ -333,7 +333,7 @@ class ConnectorScheduler:
             for name in settled.ended:
                 self._named.pop(name, None)
 
-    def finish(self, request: Request, aborted: bool) -> None:
+    def finish(self, request: VllmRequest, aborted: bool) -> None:
         """A request is over. Its blocks are the engine's again at once; who still reads them is waited for where it must be."""
         tracked = self._requests.pop(request.request_id, None)
         self._admissions.pop(request.request_id, None)
@@ -377,7 +377,7 @@ class ConnectorScheduler:
             return True
         return request_id not in self._lost and (earlier is None or not earlier.host_tokens)
 
-    def _forget_loss(self, request: Request) -> None:
+    def _forget_loss(self, request: VllmRequest) -> None:
         self._lost.discard(request.request_id)
         self._in_front.discard(request.request_id)
 
@@ -387,14 +387,14 @@ class ConnectorScheduler:
             if tracked.request.status.name == "PREEMPTED" and self.offload.is_running(tracked.name):
                 self.offload.preempt(tracked.name)
 
-    def _tracked(self, request: Request) -> Tracked:
+    def _tracked(self, request: VllmRequest) -> ConnectorRequest:
         found = self._requests.get(request.request_id)
         if found is None:
             self.add(request)
             found = self._requests[request.request_id]
         return found
 
-    def _enter(self, tracked: Tracked, *, runs: bool = False) -> str:
+    def _enter(self, tracked: ConnectorRequest, *, runs: bool = False) -> str:
         """Let the ledger know a request. Returns its name there, or nothing where it has no room for one more.
 
         There is room for all that run: vLLM lets a request in that wants nothing computed before, whatever its lookup says.
@@ -420,7 +420,7 @@ class ConnectorScheduler:
     def _has_room(self, runs: bool) -> bool:
         return self.offload.num_known < (self.ledger.limits.max_requests if runs else self._most_looked_up)
 
-    def _keys_of(self, request: Request) -> Callable[[int, int, int], Sequence[bytes]]:
+    def _keys_of(self, request: VllmRequest) -> Callable[[int, int, int], Sequence[bytes]]:
         """The names of a request's blocks: vLLM's hashes, which cover all tokens up to the end of their block."""
         ratios = self.shape.hashes_per_block
 

@@ -14,7 +14,7 @@ from attrs import frozen
 from blocklife.offload import Geometry
 
 
-class Request(Protocol):
+class VllmRequest(Protocol):
     """A request of vLLM. It grows while it runs; the connector reads it anew each time."""
 
     @property
@@ -58,7 +58,7 @@ class Request(Protocol):
         ...
 
 
-class Tables(Protocol):
+class BlockTables(Protocol):
     """`KVCacheBlocks`: the block tables of one request."""
 
     def get_block_ids(self) -> tuple[list[int], ...]:

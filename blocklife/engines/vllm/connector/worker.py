@@ -68,7 +68,7 @@ class Received:
 
 
 @define(eq=False)
-class _Job:
+class _WorkerJob:
     """A copy that this worker has been given."""
 
     transfer: Transfer
@@ -77,7 +77,7 @@ class _Job:
 
 
 @define
-class _Said:
+class _NextReport:
     """What the next report says."""
 
     launched: list[Launched] = field(factory=list)
@@ -102,8 +102,8 @@ class ConnectorWorker:
         self._group_bytes: tuple[int, ...] = ()
         self._begun = self._ended = 0
         """The last plan whose first half, and whose second half, was carried out."""
-        self._jobs: dict[JobId, _Job] = {}
-        self._said = _Said()
+        self._jobs: dict[JobId, _WorkerJob] = {}
+        self._said = _NextReport()
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
@@ -162,7 +162,7 @@ class ConnectorWorker:
 
     def report(self) -> WorkerReport:
         """What the scheduler's side has to hear; every step has a report, also when there is nothing to say."""
-        said, self._said = self._said, _Said()
+        said, self._said = self._said, _NextReport()
         return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded)
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class ConnectorWorker:
         for transfer in (*plan.loads, *plan.stores):
             sizes = zip(transfer.group_sizes, self._group_bytes, strict=True)
             num_bytes = sum(count * page for count, page in sizes)
-            self._jobs[transfer.job] = _Job(transfer, step.loads.get(transfer.job), num_bytes)
+            self._jobs[transfer.job] = _WorkerJob(transfer, step.loads.get(transfer.job), num_bytes)
 
     def _execute(self, executor: Executor, plan: Plan) -> None:
         report = executor.execute(plan, _nothing)

@@ -6,9 +6,9 @@ itself, through its own plug-in entry point. `specs/vllm-watch.md` tells what is
 
 from __future__ import annotations
 
-from blocklife.engines.vllm.watch.options import Mode, Options
+from blocklife.engines.vllm.watch.options import Options, WatchMode
 from blocklife.engines.vllm.watch.reporter import LOGGER
-from blocklife.engines.vllm.watch.violations import RULES, Violation, WatchError
+from blocklife.engines.vllm.watch.violations import RULES, WatchError, WatchViolation
 from blocklife.engines.vllm.watch.watching import Parts, Watch
 from blocklife.engines.vllm.watch.worker import WorkerWatch
 from blocklife.errors import MisuseError
@@ -16,11 +16,11 @@ from blocklife.errors import MisuseError
 __all__ = [
     "LOGGER",
     "RULES",
-    "Mode",
     "Options",
-    "Violation",
     "Watch",
     "WatchError",
+    "WatchMode",
+    "WatchViolation",
     "WorkerWatch",
     "attach",
     "attach_worker",

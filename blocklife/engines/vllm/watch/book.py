@@ -14,7 +14,7 @@ Odd = tuple[int, str]
 """A block, and what is wrong with it, as a sentence goes on behind its name."""
 
 
-class Book:
+class PoolBook:
     """Asks one pool. Where its blocks do not say whether they are in the queue, as those of a stand-in, it asks nothing."""
 
     def __init__(self, pool: object) -> None:
@@ -75,7 +75,7 @@ class SlotsHooks:
     """Listens to a pool of slots on the host, which is of the same kind as the device's."""
 
     def __init__(self, pool: object, tell: Callable[[str], None]) -> None:
-        self._book = Book(pool)
+        self._book = PoolBook(pool)
         self._tell = tell
         self.calls = CallsThrough()
         self.calls.add(pool, "get_new_blocks", self._give)

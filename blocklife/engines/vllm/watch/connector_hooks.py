@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from blocklife.engines.vllm.watch.calls import BlockLike, CallsThrough, Original, given
-from blocklife.engines.vllm.watch.jobs import Copy
+from blocklife.engines.vllm.watch.jobs import EngineCopy
 from blocklife.engines.vllm.watch.mirror import Mirror, Missing
 
 
@@ -79,7 +79,7 @@ class ConnectorHooks:
                 if position * size >= start and self._mirror.follows(block.block_id)
             ]
 
-    def _missing(self, loads: Iterable[Copy]) -> list[Missing]:
+    def _missing(self, loads: Iterable[EngineCopy]) -> list[Missing]:
         """What was counted on, and is not loaded by the step."""
         counted, self._counted = self._counted, {}
         if not counted:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from blocklife.engines.vllm.watch.calls import CallsThrough, Original
 from blocklife.engines.vllm.watch.holders import CONNECTOR
-from blocklife.engines.vllm.watch.jobs import Job
+from blocklife.engines.vllm.watch.jobs import FollowedJob
 from blocklife.engines.vllm.watch.mirror import Mirror
 
 Content: TypeAlias = tuple[int, bytes | None]
@@ -186,7 +186,7 @@ def _look_behind(mirror: Mirror) -> bool:
     return bool(left)
 
 
-def _stores(touching: Collection[Sequence[Job]]) -> list[Job]:
+def _stores(touching: Collection[Sequence[FollowedJob]]) -> list[FollowedJob]:
     return [job for jobs in touching for job in jobs if job.is_store]
 
 

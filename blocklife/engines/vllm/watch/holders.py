@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from blocklife.engines.vllm.watch.lives import ALLOCATED, Holder, Lives
-from blocklife.engines.vllm.watch.story import Story
+from blocklife.engines.vllm.watch.lives import ALLOCATED, FollowedLives, Holder
+from blocklife.engines.vllm.watch.story import BlockHistory
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 
 CONNECTOR = "the connector"
@@ -23,7 +23,7 @@ class Holders:
     ``alone`` where there is one only.
     """
 
-    def __init__(self, lives: Lives, story: Story, *, num_groups: int, computes: bool) -> None:
+    def __init__(self, lives: FollowedLives, story: BlockHistory, *, num_groups: int, computes: bool) -> None:
         self.lives = lives
         self._story = story
         self._computes = computes

@@ -22,7 +22,7 @@ _ANCHOR = "anchor"
 _READY, _EMPTY = SlotLife.table.index[Slot.READY], SlotLife.table.index[Slot.EMPTY]
 
 
-class Piece(NamedTuple):  # the cheapest record there is: a step makes many
+class CopyPiece(NamedTuple):  # the cheapest record there is: a step makes many
     """One block of a copy."""
 
     group: int
@@ -37,7 +37,7 @@ class Piece(NamedTuple):  # the cheapest record there is: a step makes many
     """Which part of the slot."""
 
 
-Wanted: TypeAlias = tuple[str | None, Sequence[Piece], Sequence[int]]
+Wanted: TypeAlias = tuple[str | None, Sequence[CopyPiece], Sequence[int]]
 """A store: for whom, of what, and into which slots of the ledger."""
 
 
@@ -59,11 +59,11 @@ class Host:
         self.sees_all = False
         """Whether all that any slot holds was seen to come: then one of which nothing is known is empty."""
 
-    def slot(self, piece: Piece) -> int | None:
+    def slot(self, piece: CopyPiece) -> int | None:
         """The slot that the engine names, if it is one that is followed."""
         return piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None
 
-    def wrong(self, piece: Piece) -> str:
+    def wrong(self, piece: CopyPiece) -> str:
         """Whether a load expects something else of a slot than what was stored there last; if so, what is there."""
         found = self._content.get(-1 if piece.slot is None else piece.slot)
         if found is None:
@@ -74,7 +74,7 @@ class Host:
             return f"nothing was stored in its part {piece.offset}"
         return ""
 
-    def stored(self, pieces: Sequence[Piece]) -> None:
+    def stored(self, pieces: Sequence[CopyPiece]) -> None:
         """A store says that it puts these into their slots, be they right or wrong, and nothing else."""
         if not self._keeps:
             return
@@ -145,7 +145,7 @@ class Filing:
             stores.append(Store(owner, transfers))
         return self._submitted(self._ledger.plan_stores(stores))
 
-    def load(self, request: str, pieces: Sequence[Piece], slots: Sequence[int]) -> tuple[JobId, ...]:
+    def load(self, request: str, pieces: Sequence[CopyPiece], slots: Sequence[int]) -> tuple[JobId, ...]:
         """A load of allocated blocks, each from its slot. A slot is READY, or EMPTY: then its content is believed."""
         blocks, transfers = self._ledger.blocks, list[GroupTransfer[Allocated]]()
         for group, own, places in self._by_group(pieces, slots):
@@ -191,8 +191,10 @@ class Filing:
         for worker in range(self._num_workers):
             self.complete(jobs.ids[0], worker)
 
-    def _by_group(self, pieces: Sequence[Piece], slots: Sequence[int]) -> list[tuple[int, list[tuple[Piece, int]], list[int]]]:
-        groups: dict[int, list[tuple[Piece, int]]] = {}
+    def _by_group(
+        self, pieces: Sequence[CopyPiece], slots: Sequence[int]
+    ) -> list[tuple[int, list[tuple[CopyPiece, int]], list[int]]]:
+        groups: dict[int, list[tuple[CopyPiece, int]]] = {}
         for piece, slot in zip(pieces, slots, strict=True):
             groups.setdefault(piece.group, []).append((piece, slot))
         return [

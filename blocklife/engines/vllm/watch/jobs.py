@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from blocklife.engines.vllm.watch.holders import Holders
-from blocklife.engines.vllm.watch.host import Filing, Host, Piece
+from blocklife.engines.vllm.watch.host import CopyPiece, Filing, Host
 from blocklife.engines.vllm.watch.lives import ALLOCATED, FREED
-from blocklife.engines.vllm.watch.story import Story
-from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.engines.vllm.watch.story import BlockHistory
+from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Completion, Result, Worker
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
@@ -29,28 +29,28 @@ NUM_ENDED = 4096
 _STORABLE = frozenset(BlockLife.table.index[state] for state in KEYED - COPYING)
 
 
-class Copy(NamedTuple):
+class EngineCopy(NamedTuple):
     """A job of the engine, as its workers get it."""
 
     number: int
     request: str | None
-    pieces: Sequence[Piece]
+    pieces: Sequence[CopyPiece]
     """Those whose blocks are followed."""
     sync: bool = False
     """Of a load: whether it is over before the step computes."""
 
 
-class Job:
+class FollowedJob:
     """A job that the engine has out, or of which not every worker has reported."""
 
     __slots__ = (
         "alone", "blocks", "copy", "ids", "is_over", "is_store", "is_unwanted", "reports", "slots", "spare", "targets", "told",
     )  # fmt: skip
 
-    def __init__(self, copy: Copy, is_store: bool) -> None:
+    def __init__(self, copy: EngineCopy, is_store: bool) -> None:
         self.copy = copy
         self.is_store = is_store
-        self.alone: tuple[Job, ...] = (self,)
+        self.alone: tuple[FollowedJob, ...] = (self,)
         """Who touches a place that nobody else touches; empty once it is over, for a thing that names itself is freed late."""
         self.blocks: Sequence[int] = ()
         """The blocks that it touches."""
@@ -70,13 +70,13 @@ class Job:
         """Whether a reset has forgotten it."""
 
 
-class Jobs:
+class FollowedJobs:
     """All that are out. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over, and are the job's own
     ``alone`` where there is one only. *filing* is the ledger's end of them, if it is told of them.
     """
 
     def __init__(
-        self, story: Story, holders: Holders, host: Host, *, num_groups: int, num_workers: int, filing: Filing | None
+        self, story: BlockHistory, holders: Holders, host: Host, *, num_groups: int, num_workers: int, filing: Filing | None
     ) -> None:
         self._story = story
         self._holders = holders
@@ -86,16 +86,16 @@ class Jobs:
         self._num_groups = num_groups
         self._num_workers = num_workers
         self._filing = filing
-        self._known: dict[int, Job] = {}
-        self._loads: dict[int, Job] = {}
+        self._known: dict[int, FollowedJob] = {}
+        self._loads: dict[int, FollowedJob] = {}
         """Those of them that are loads."""
-        self.touching: dict[int, tuple[Job, ...]] = {}
+        self.touching: dict[int, tuple[FollowedJob, ...]] = {}
         """Block to the jobs that read or write it."""
-        self._using: dict[int, tuple[Job, ...]] = {}
+        self._using: dict[int, tuple[FollowedJob, ...]] = {}
         """The same for slots."""
         # Reports that the ledger has not heard of yet, and the jobs that are over with them.
         self._arrived: list[Completion] = []
-        self._landing: dict[int, Job] = {}
+        self._landing: dict[int, FollowedJob] = {}
         self.has_landed = False
         """Whether there are any such."""
         self.gave_up = False
@@ -104,7 +104,7 @@ class Jobs:
         """Jobs that are known no more, and whether a report of them is still lawful."""
         self.forgotten = -1
         """The latest job of before the watch, or a reset: late and repeated reports of it, and of those before, are lawful."""
-        self._unflushed: dict[int, Violation] = {}
+        self._unflushed: dict[int, WatchViolation] = {}
 
     def __len__(self) -> int:
         """How many are kept."""
@@ -120,9 +120,9 @@ class Jobs:
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
-    def store(self, copies: Iterable[Copy]) -> None:
+    def store(self, copies: Iterable[EngineCopy]) -> None:
         """Ask of each piece of these stores whether it is what the engine says; follow those that are."""
-        wanted: list[tuple[Job, list[Piece]]] = []
+        wanted: list[tuple[FollowedJob, list[CopyPiece]]] = []
         for copy in copies:
             job = self._add(copy, is_store=True)
             lawful = self._stored(job)
@@ -131,7 +131,7 @@ class Jobs:
         if self._filing is not None:
             self._file_stores(self._filing, wanted)
 
-    def _stored(self, job: Job) -> list[Piece]:
+    def _stored(self, job: FollowedJob) -> list[CopyPiece]:
         """The pieces of a store that break no rule."""
         copy, touching, holders = job.copy, self.touching, self._holders
         if not copy.pieces:
@@ -139,7 +139,7 @@ class Jobs:
         self._claim_slots(job)
         tenure, epoch, size = holders.tenure(copy.request), self._lives.epoch, self._num_groups
         job.blocks = [piece.block for piece in copy.pieces]
-        lawful: list[Piece] = []
+        lawful: list[CopyPiece] = []
         untold: list[int] = []
         for piece in copy.pieces:
             block, position = piece.block, piece.position
@@ -163,11 +163,11 @@ class Jobs:
         self._host.stored(copy.pieces)
         return lawful
 
-    def _tell_stored(self, job: Job, blocks: list[int]) -> None:
+    def _tell_stored(self, job: FollowedJob, blocks: list[int]) -> None:
         if blocks:
             self._story.note(blocks, "job {} stores it{}", job.copy.number, of(job.copy.request))
 
-    def _unlawful_store(self, copy: Copy, piece: Piece) -> tuple[str, str]:
+    def _unlawful_store(self, copy: EngineCopy, piece: CopyPiece) -> tuple[str, str]:
         """The rule that the store of a piece breaks, and how; empty where it breaks none."""
         block = piece.block
         if wrong := self.not_its_place(copy.request, piece.group, piece.position, block):
@@ -196,12 +196,12 @@ class Jobs:
             return f"{where}, where block {wanted & ID_MASK} stands"
         return f"{where}, but that life of it is over: the block was handed out again since"
 
-    def _same_content(self, other: Job, piece: Piece) -> bool:
+    def _same_content(self, other: FollowedJob, piece: CopyPiece) -> bool:
         """Whether a store that is out stores a block under the same key; chunks that begin alike share blocks, not keys."""
         keys = [each.key for each in other.copy.pieces if each.block == piece.block]
         return piece.key is None or None in keys or piece.key in keys
 
-    def _claim_slots(self, job: Job) -> None:
+    def _claim_slots(self, job: FollowedJob) -> None:
         """A store overwrites its slots: nobody may write them, or read them, at the same time."""
         host, using = self._host, self._using
         parts = [(slot, piece.offset) for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
@@ -224,12 +224,12 @@ class Jobs:
 
     # --- loads --------------------------------------------------------------------------------------------------------------
 
-    def load(self, copy: Copy) -> None:
+    def load(self, copy: EngineCopy) -> None:
         """Ask of each piece whether its source has arrived; follow those whose target was handed out for it."""
         job = self._add(copy, is_store=False)
         job.blocks = [piece.block for piece in copy.pieces]
         fresh, where = self._holders.fresh, self._holders.where
-        good: list[Piece] = []
+        good: list[CopyPiece] = []
         filled: set[int] = set()
         for piece in copy.pieces:
             self._check_source(job, piece)
@@ -250,7 +250,7 @@ class Jobs:
         if copy.sync:
             self.finish(job)
 
-    def _check_source(self, job: Job, piece: Piece) -> None:
+    def _check_source(self, job: FollowedJob, piece: CopyPiece) -> None:
         """A load reads what has arrived, and what it was looked up for."""
         slot = self._host.slot(piece)
         if slot is None:
@@ -270,7 +270,7 @@ class Jobs:
             job.slots = [*job.slots, slot]
             self._using[slot] = self._using.get(slot, ()) + job.alone
 
-    def _check_target(self, job: Job, piece: Piece) -> None:
+    def _check_target(self, job: FollowedJob, piece: CopyPiece) -> None:
         """A load fills the place that it was looked up for, and nobody else's."""
         copy, block = job.copy, piece.block
         for other in self.touching.get(block, ()):
@@ -373,7 +373,7 @@ class Jobs:
             if (job := self._known.get(number)) is not None:
                 self._end(job, may_come=True)
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: FollowedJob) -> None:
         """A job is quiet, whatever was reported of it."""
         if self._arrived:
             self.land()
@@ -396,7 +396,7 @@ class Jobs:
             if not (loads_only and job.is_store):
                 self.finish(job)
 
-    def _end(self, job: Job, *, may_come: bool) -> None:
+    def _end(self, job: FollowedJob, *, may_come: bool) -> None:
         self.finish(job)
         self._story.counts["jobs"] += 1
         del self._known[job.copy.number]
@@ -405,7 +405,7 @@ class Jobs:
         if len(self._ended) > NUM_ENDED:
             self._ended.popitem(last=False)
 
-    def _tell_ledger(self, job: Job) -> None:
+    def _tell_ledger(self, job: FollowedJob) -> None:
         while self._filing is not None and job.told < self._num_workers:
             for each in job.ids:
                 self._filing.complete(each, job.told)
@@ -413,13 +413,13 @@ class Jobs:
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
-    def _add(self, copy: Copy, *, is_store: bool) -> Job:
+    def _add(self, copy: EngineCopy, *, is_store: bool) -> FollowedJob:
         if older := self._known.get(copy.number):
             what = f"job {copy.number} is made a second time"
             self._story.violate("I3", what, request=copy.request, job=copy.number)
             self.finish(older)
         self._ended.pop(copy.number, None)
-        job = self._known[copy.number] = Job(copy, is_store)
+        job = self._known[copy.number] = FollowedJob(copy, is_store)
         if not is_store:
             self._loads[copy.number] = job
         if not is_store and not copy.sync and copy.request is not None:
@@ -430,21 +430,21 @@ class Jobs:
                     break
         return job
 
-    def _in_own_group(self, piece: Piece) -> Piece:
+    def _in_own_group(self, piece: CopyPiece) -> CopyPiece:
         """A piece in the group that its block was handed out for."""
         group = self._lives.group[piece.block]
         return piece if piece.group == group else piece._replace(group=group)
 
-    def _touch(self, job: Job, block: int) -> None:
+    def _touch(self, job: FollowedJob, block: int) -> None:
         jobs = self.touching.get(block, ())
         if job not in jobs:
             self.touching[block] = jobs + job.alone
 
     # --- the ledger's end of them -------------------------------------------------------------------------------------------
 
-    def _storable(self, lawful: Sequence[Piece]) -> list[Piece]:
+    def _storable(self, lawful: Sequence[CopyPiece]) -> list[CopyPiece]:
         """The pieces of a store that a ledger can be told of."""
-        good: list[Piece] = []
+        good: list[CopyPiece] = []
         for piece in lawful:
             if self._state[piece.block] == FREED:
                 self._holders.believe(piece.block, piece.group)
@@ -454,7 +454,7 @@ class Jobs:
                 self._story.counts["not followed"] += 1
         return good
 
-    def _file_stores(self, filing: Filing, wanted: Sequence[tuple[Job, list[Piece]]]) -> None:
+    def _file_stores(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
         """Tell the ledger of stores, of all at once or of those that it takes."""
         try:
             self._file_all(filing, wanted)
@@ -467,7 +467,7 @@ class Jobs:
             if len(wanted) == 1:
                 self._pass_over(*wanted[0])
 
-    def _file_all(self, filing: Filing, wanted: Sequence[tuple[Job, list[Piece]]]) -> None:
+    def _file_all(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
         """Tell the ledger of stores, all or none."""
         if not wanted:
             return
@@ -481,7 +481,7 @@ class Jobs:
         for (job, _), number in zip(wanted, ids, strict=True):
             job.ids = (number,)
 
-    def _follow_load(self, job: Job, pieces: list[Piece], row: str) -> None:
+    def _follow_load(self, job: FollowedJob, pieces: list[CopyPiece], row: str) -> None:
         """Let blocks have their content when a load is over, of which the ledger is told, or not."""
         if self._filing is None:
             job.targets = [self._holders.life(piece.block) for piece in pieces]
@@ -491,7 +491,7 @@ class Jobs:
         except (CapacityError, MisuseError):
             self._pass_over(job, pieces)
 
-    def _slots(self, filing: Filing, job: Job, pieces: Sequence[Piece]) -> list[int]:
+    def _slots(self, filing: Filing, job: FollowedJob, pieces: Sequence[CopyPiece]) -> list[int]:
         """The slots of the ledger for some pieces: the engine's own, or spare ones."""
         slots = [self._host.slot(piece) for piece in pieces]
         if count := slots.count(None):
@@ -499,12 +499,12 @@ class Jobs:
         spare = iter(job.spare)
         return [next(spare) if slot is None else slot for slot in slots]
 
-    def _pass_over(self, job: Job, pieces: Sequence[Piece]) -> None:
+    def _pass_over(self, job: FollowedJob, pieces: Sequence[CopyPiece]) -> None:
         """What the ledger has no room for, or no row, is waited for all the same."""
         self._story.counts["not followed"] += len(pieces)
         self._give_back(job)
 
-    def _give_back(self, job: Job) -> None:
+    def _give_back(self, job: FollowedJob) -> None:
         if job.spare and self._filing is not None:
             self._filing.give_back(job.spare)
             job.spare = ()
@@ -515,7 +515,7 @@ def of(request: str | None) -> str:
     return "" if request is None else f" of request {request}"
 
 
-def _strike(jobs: dict[int, tuple[Job, ...]], places: Iterable[int], job: Job) -> None:
+def _strike(jobs: dict[int, tuple[FollowedJob, ...]], places: Iterable[int], job: FollowedJob) -> None:
     """A job touches these places no more."""
     alone = job.alone
     for place in places:

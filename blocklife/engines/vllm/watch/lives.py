@@ -50,7 +50,7 @@ class Holder:
         self.alone = (self,)
 
 
-class Lives(Protocol):
+class FollowedLives(Protocol):
     """What is asked of either kind. Nothing that is told here is judged by the watch any more."""
 
     epoch: array[int]
@@ -81,7 +81,7 @@ class PlainLives:
         self._refs = array("I", [0]) * num_blocks
 
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         state, refs, groups = self.state, self._refs, self.group
         for block in blocks:
             if state[block] == CACHED:
@@ -90,14 +90,14 @@ class PlainLives:
         holder.held.update(dict.fromkeys(blocks, 0))
 
     def take(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         for block in blocks:
             self._refs[block] += 1
             self.state[block] = SEALED
         holder.held.update(dict.fromkeys(blocks, 0))
 
     def release(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         state, refs, held = self.state, self._refs, holder.held
         for block in blocks:
             del held[block]
@@ -112,7 +112,7 @@ class PlainLives:
                 self.epoch[block] = (self.epoch[block] + 1) & EPOCH_MASK
 
     def fill(self, blocks: Sequence[int]) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         for block in blocks:
             self.state[block] = SEALED
 
@@ -136,27 +136,27 @@ class LedgerLives:
         return self._lent.get(row, row)
 
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         self._lend_row(holder)
         self._ledger.observe_allocate(holder.row, blocks, group)
         self._place(holder, blocks, group)
 
     def take(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         self._lend_row(holder)
         for group, own in self._by_group(blocks).items():
             self._ledger.observe_take(holder.row, own, group)
             self._place(holder, own, group)
 
     def release(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         for group, own in self._by_group(blocks).items():
             self._ledger.release(holder.row, [holder.held.pop(block) for block in own], group)
         if not holder.held:
             self._leave_row(holder)
 
     def fill(self, blocks: Sequence[int]) -> None:
-        """As `Lives` says."""
+        """As `FollowedLives` says."""
         for group, own in self._by_group(blocks).items():
             lives = [self.epoch[block] << EPOCH_SHIFT | block for block in own]
             self._ledger.seal(Batch[Allocated](lives, group), [b"life %d" % life for life in lives])

@@ -54,7 +54,7 @@ class Family(Protocol):
         """One of its series."""
 
 
-class Kept(Protocol):
+class CountStore(Protocol):
     """Where counts are kept: of each rule, and of what else is counted, from zero on."""
 
     where: str
@@ -76,7 +76,7 @@ class OfLibrary:
         self._counters |= {name: make(PREFIX + name, about, **given) for name, about in COUNTED.items()}
 
     def add(self, name: str, amount: int) -> None:
-        """As `Kept` says."""
+        """As `CountStore` says."""
         self._counters[name].inc(amount)
 
 
@@ -94,7 +94,7 @@ class InFolder:
         self._values = memoryview(self._map).cast("q")
 
     def add(self, name: str, amount: int) -> None:
-        """As `Kept` says."""
+        """As `CountStore` says."""
         self._values[_PLACES[name]] += amount
 
     def totals(self) -> dict[str, int]:
@@ -134,7 +134,7 @@ class Collector:
 class Metrics:
     """What the watches of one process count. Without the client library nobody sees it."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: CountStore) -> None:
         self._kept = kept
         self._told: dict[str, int] = {}
 
@@ -173,7 +173,7 @@ def of_process() -> Metrics:
     return _all[process]
 
 
-def _kept(*, is_shown: bool) -> Kept:
+def _kept(*, is_shown: bool) -> CountStore:
     try:
         client = importlib.import_module("prometheus_client")
     except ImportError:

@@ -32,11 +32,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from blocklife.engines.vllm.watch.holders import CONNECTOR, Holders
 from blocklife.engines.vllm.watch.host import NUM_SPARE, Filing, Host
-from blocklife.engines.vllm.watch.jobs import Copy, Jobs
-from blocklife.engines.vllm.watch.lives import ALLOCATED, FREED, LedgerLives, Lives, PlainLives
-from blocklife.engines.vllm.watch.progress import Progress
-from blocklife.engines.vllm.watch.story import Story
-from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.engines.vllm.watch.jobs import EngineCopy, FollowedJobs
+from blocklife.engines.vllm.watch.lives import ALLOCATED, FREED, FollowedLives, LedgerLives, PlainLives
+from blocklife.engines.vllm.watch.progress import EngineProgress
+from blocklife.engines.vllm.watch.story import BlockHistory
+from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Limits
 from blocklife.ledger.limits import MAX_REQUESTS
@@ -71,7 +71,7 @@ class Mirror:
         num_workers: int = 1,
         num_slots: int = 0,
         blocks_per_slot: int = 1,
-        tell: Callable[[list[Violation]], None],
+        tell: Callable[[list[WatchViolation]], None],
         lost: Callable[[Exception], None],
         sample: int = 1,
         is_told: bool = True,
@@ -85,7 +85,7 @@ class Mirror:
         self._ledger: Ledger | None = None
         self.name_of: Callable[[str], str] = str
         """Who has a request of the ledger."""
-        lives: Lives = PlainLives(num_blocks)
+        lives: FollowedLives = PlainLives(num_blocks)
         filing: Filing | None = None
         if is_told:
             self._ledger = Ledger(
@@ -105,10 +105,12 @@ class Mirror:
             lives = LedgerLives(self._ledger)
             self.name_of = lives.name_of
             filing = Filing(self._ledger, num_blocks, num_slots, blocks_per_slot)
-        self.story = Story(lives.epoch)
+        self.story = BlockHistory(lives.epoch)
         self.holders = Holders(lives, self.story, num_groups=num_groups, computes=computes)
         self.host = Host(num_slots, keeps=sample == 1)
-        self.jobs = Jobs(self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, filing=filing)
+        self.jobs = FollowedJobs(
+            self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, filing=filing
+        )
         self._state = lives.state
         self.computes = computes
         self._tell = tell
@@ -117,7 +119,7 @@ class Mirror:
         """Whether the connector waits for nothing but its jobs, such as answers of another tier."""
         self.num_held: Callable[[], int | None] = lambda: None
         """How many slots the connector would give to nobody now, if it can tell; less than 0 where it has some twice."""
-        self.progress = Progress()
+        self.progress = EngineProgress()
         """How far the requests are; of several mirrors of one engine all have the same."""
         self.brought: frozenset[int] = frozenset()
         """The blocks that loads fill before the last step computes."""
@@ -127,7 +129,7 @@ class Mirror:
         self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, to be found again
         # Targets of the loads of the step that is being replayed; those of a load that ends before the step computes, with it.
         self._targets: set[int] = set()
-        self._soon: dict[int, Copy] = {}
+        self._soon: dict[int, EngineCopy] = {}
         self._loaded: set[int] = set()
         self._new: set[int] = set()
         """Blocks that the step has handed out."""
@@ -208,8 +210,8 @@ class Mirror:
     def step(
         self,
         *,
-        stores: Sequence[Copy] = (),
-        loads: Sequence[Copy] = (),
+        stores: Sequence[EngineCopy] = (),
+        loads: Sequence[EngineCopy] = (),
         waits: Collection[int] = (),
         computes: Collection[str] = (),
         missing: Sequence[Missing] = (),
@@ -252,8 +254,8 @@ class Mirror:
     def _step(
         self,
         log: list[Fact],
-        stores: Sequence[Copy],
-        loads: Sequence[Copy],
+        stores: Sequence[EngineCopy],
+        loads: Sequence[EngineCopy],
         waits: Collection[int],
         computes: Collection[str],
         missing: Sequence[Missing],
@@ -355,7 +357,7 @@ class Mirror:
             holders.believe(block, group)
         return self._state[block] not in _OPEN and block not in holders.fresh and not own
 
-    def _load_now(self, copy: Copy) -> None:
+    def _load_now(self, copy: EngineCopy) -> None:
         """A load that ends before the step computes is over before anybody can hit what it brings."""
         self._loaded.add(copy.number)
         self.jobs.load(copy)

@@ -14,7 +14,7 @@ from blocklife.engines.vllm.watch.mirror import Mirror, Positions
 _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id", "block_mask")
 
 
-class Names:
+class PoolNames:
     """Asks of the names in one pool, of one block of *sample*."""
 
     def __init__(self, mirrors: Sequence[Mirror], pool: object, managers: Sequence[object], sample: int) -> None:

@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias, TypeGuard
 
 from blocklife.engines.vllm.watch.calls import Original, ending_of
 from blocklife.engines.vllm.watch.connector_hooks import ConnectorHooks
-from blocklife.engines.vllm.watch.host import Piece
-from blocklife.engines.vllm.watch.jobs import Copy
+from blocklife.engines.vllm.watch.host import CopyPiece
+from blocklife.engines.vllm.watch.jobs import EngineCopy
 from blocklife.engines.vllm.watch.mirror import Mirror
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
@@ -145,7 +145,7 @@ class OffloadingHooks(ConnectorHooks):
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
-    def _copy(self, number: int, job: object, *, store: bool) -> Copy:
+    def _copy(self, number: int, job: object, *, store: bool) -> EngineCopy:
         if (shape := self._shapes.get(type(job))) is None:
             shape = self._shapes[type(job)] = _shape_of(job)
         request, source, target = shape(job)
@@ -154,13 +154,13 @@ class OffloadingHooks(ConnectorHooks):
         blocks, sample = _listed(getattr(device, "block_ids", None)), self._sample
         sync = not store and bool(getattr(job, "sync", False))
         if blocks is None or (sample > 1 and all(map(self._left_by, blocks))) or not _is_readable(device):
-            return Copy(number, named, (), sync)
+            return EngineCopy(number, named, (), sync)
         status = getattr(self._scheduler, "_jobs", {}).get(number)
         known = getattr(self._scheduler, "_req_status", {}).get(request)
         names: Collection[bytes] = getattr(status, "keys", None) or ()
         slots = _listed(getattr(host, "block_ids", None)) or ()
         size, end = self._blocks_per_chunk, self._mirror.num_blocks
-        pieces: list[Piece] = []
+        pieces: list[CopyPiece] = []
         first = first_slot = 0
         hashes: Sequence[bytes] = getattr(getattr(known, "req", None), "block_hashes", ())
         odd: list[str] = []
@@ -193,7 +193,7 @@ class OffloadingHooks(ConnectorHooks):
         self._odd += [("I15", f"job {number} has {each}", named, number) for each in odd]
         if store:
             self._ask_places(number, named, blocks, pieces)
-        return Copy(number, named, pieces, sync)
+        return EngineCopy(number, named, pieces, sync)
 
     def _ask_keys(
         self,
@@ -232,7 +232,7 @@ class OffloadingHooks(ConnectorHooks):
                 self._odd.append(("I6", what, request, number))
             self._stored[slot] = key
 
-    def _ask_places(self, number: int, request: str | None, blocks: Sequence[int], pieces: Iterable[Piece]) -> None:
+    def _ask_places(self, number: int, request: str | None, blocks: Sequence[int], pieces: Iterable[CopyPiece]) -> None:
         """Whether a store reads blocks that are there, with content that is computed when the step is over."""
         if 0 in blocks:
             self._odd.append(("I8", f"job {number} stores the null block", request, number))
@@ -249,18 +249,18 @@ class OffloadingHooks(ConnectorHooks):
 
     def _pieces(
         self, group: int, start: int, count: int, followed: Iterable[tuple[int, int]], slots: Sequence[int], chunks: Chunks
-    ) -> Iterable[Piece]:
+    ) -> Iterable[CopyPiece]:
         """The blocks of a job in one group that are followed: chunk after chunk, the first maybe not from its start."""
         size, (numbers, keys) = self._blocks_per_chunk, chunks
         if size == 1 and len(numbers) == len(slots) == count:  # as nearly always
-            return [Piece(group, block, numbers[at], slots[at], keys[at]) for at, block in followed]
+            return [CopyPiece(group, block, numbers[at], slots[at], keys[at]) for at, block in followed]
         used = -(-(start % size + count) // size)
-        found: list[Piece] = []
+        found: list[CopyPiece] = []
         for at, block in followed:
             chunk, offset = divmod(start % size + at, size)
             number, key = (numbers[chunk], keys[chunk]) if len(numbers) == used else (None, None)
             position = start + at if number is None and used == 1 else None if number is None else number * size + offset
-            found.append(Piece(group, block, position, slots[chunk] if chunk < len(slots) else None, key, offset))
+            found.append(CopyPiece(group, block, position, slots[chunk] if chunk < len(slots) else None, key, offset))
         return found
 
     # --- when the engine itself falls ---------------------------------------------------------------------------------------

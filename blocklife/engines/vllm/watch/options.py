@@ -20,7 +20,7 @@ PID = "{pid}"
 """Stands for the process in the path of a recording."""
 
 
-class Mode(enum.Enum):
+class WatchMode(enum.Enum):
     """What happens at an illegal step."""
 
     STRICT = "the call that made it raises"
@@ -29,7 +29,7 @@ class Mode(enum.Enum):
 
 
 def _is_mode(instance: object, attribute: object, value: object) -> None:
-    if not isinstance(value, Mode):
+    if not isinstance(value, WatchMode):
         raise MisuseError(f"mode must be Mode.STRICT, Mode.COUNT or Mode.LOG, not {value!r} (import Mode with Options)")
 
 
@@ -53,7 +53,7 @@ def _positive(instance: object, attribute: object, value: int) -> None:
 class Options:
     """How to watch."""
 
-    mode: Mode = field(default=Mode.LOG, validator=_is_mode)
+    mode: WatchMode = field(default=WatchMode.LOG, validator=_is_mode)
     sample: int = field(default=1, validator=_positive)
     """One block of so many is followed."""
     jobs: bool = field(default=True, validator=_is_flag)
@@ -73,7 +73,7 @@ class Options:
         asked = environment.get("BLOCKLIFE_WATCH", "").strip()
         if asked.lower() in ("", "0", "off"):
             return None
-        modes = {mode.name.lower(): mode for mode in Mode}
+        modes = {mode.name.lower(): mode for mode in WatchMode}
         if asked.lower() not in modes:
             raise MisuseError(f"BLOCKLIFE_WATCH={asked}: it is strict, count or log (or off)")
         sample = environment.get("BLOCKLIFE_WATCH_SAMPLE", "").strip() or "1"
@@ -83,7 +83,7 @@ class Options:
         # A folder of each process is left to the one that opens it: the others read this, too, and need none.
         if record and PID not in os.path.dirname(record) and (why := unusable(of_this_process(record))):
             raise MisuseError(f"BLOCKLIFE_WATCH_RECORD={record}: {why}")
-        return cls(mode=mode, sample=int(sample), jobs=mode is Mode.STRICT or bool(record), record=record)
+        return cls(mode=mode, sample=int(sample), jobs=mode is WatchMode.STRICT or bool(record), record=record)
 
 
 def of_this_process(record: str) -> str:

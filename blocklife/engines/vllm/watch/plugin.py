@@ -11,7 +11,7 @@ from collections.abc import Callable
 from blocklife.engines.vllm import versions
 from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
 from blocklife.engines.vllm.watch.metrics import of_process
-from blocklife.engines.vllm.watch.options import Mode, RecordError
+from blocklife.engines.vllm.watch.options import RecordError, WatchMode
 from blocklife.errors import MisuseError
 
 _SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
@@ -41,7 +41,7 @@ def install() -> None:
         known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED} (install one of these, or a blocklife for yours)"
         LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
         return
-    if options.mode is Mode.COUNT:
+    if options.mode is WatchMode.COUNT:
         of_process()  # now, for the processes that this one starts are to count into the same place
     watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch)))
 
@@ -51,7 +51,7 @@ def said_of(watch: Watch | WorkerWatch) -> str:
     process = f"process {multiprocessing.current_process().name}, {os.getpid()}"
     mode, sample = watch.options.mode, watch.options.sample
     how = mode.name.lower() + (f", one block of {sample}" if sample > 1 else "")
-    where = f"; {of_process().where}" if mode is Mode.COUNT else ""
+    where = f"; {of_process().where}" if mode is WatchMode.COUNT else ""
     return f"blocklife watches {watch.of} in {process} ({how}){where}"
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
-from blocklife.engines.vllm.watch.book import Book, Odd
+from blocklife.engines.vllm.watch.book import Odd, PoolBook
 from blocklife.engines.vllm.watch.calls import BlockLike, CallsThrough, Original, blocks_of, name_of, tables_of
 from blocklife.engines.vllm.watch.holders import CONNECTOR
 from blocklife.engines.vllm.watch.mirror import Mirror, Positions
-from blocklife.engines.vllm.watch.names import Names
+from blocklife.engines.vllm.watch.names import PoolNames
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
 """Methods of the manager that work for a request, in any supported release; their first argument is it, or names it."""
@@ -46,7 +46,7 @@ class PoolHooks:
         """What a block says of whose it is, where blocks say it: a pool may be asked to free those of others."""
         self._request: object = None
         self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
-        self._book = Book(pool)
+        self._book = PoolBook(pool)
         self._windows = [
             (group, manager, window, size)
             for group, manager in enumerate(managers)
@@ -54,7 +54,7 @@ class PoolHooks:
             and window > 1  # a request with a window of one token reads no earlier block
             and (size := getattr(manager, "block_size", 0))
         ]
-        self.names = Names(mirrors, pool, managers, sample)
+        self.names = PoolNames(mirrors, pool, managers, sample)
         self.given: list[tuple[str, list[int]]] = []
         """Who was given which blocks since somebody has last emptied it."""
         self.calls = CallsThrough()

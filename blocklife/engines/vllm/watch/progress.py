@@ -7,7 +7,7 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
-class Progress:
+class EngineProgress:
     """How far each request is. A plan is heard of once, by whoever comes first."""
 
     def __init__(self) -> None:

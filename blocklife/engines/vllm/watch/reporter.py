@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from blocklife.engines.vllm.watch.options import Mode
-from blocklife.engines.vllm.watch.violations import Violation, WatchError
+from blocklife.engines.vllm.watch.options import WatchMode
+from blocklife.engines.vllm.watch.violations import WatchError, WatchViolation
 
 LOGGER = logging.getLogger("blocklife.watch")
 NUM_KEPT = 1000
@@ -24,28 +24,28 @@ class ViolationReporter:
     Invariant: ``counts`` counts every violation; ``violations`` are the first of them.
     """
 
-    def __init__(self, mode: Mode, count: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, mode: WatchMode, count: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._mode = mode
         self._count = count
         self._clock = clock
-        self.violations: list[Violation] = []
+        self.violations: list[WatchViolation] = []
         self.counts: Counter[str] = Counter()
         self._silent: Counter[str] = Counter()
         self._logged_at: dict[str, float] = {}
 
-    def __call__(self, found: Sequence[Violation]) -> None:
+    def __call__(self, found: Sequence[WatchViolation]) -> None:
         """Report what was found; all of it is counted before the first is raised."""
         for violation in found:
             self.counts[violation.rule] += 1
             self._count(violation.rule)
             if len(self.violations) < NUM_KEPT:
                 self.violations.append(violation)
-            if self._mode is Mode.LOG:
+            if self._mode is WatchMode.LOG:
                 self._log(violation)
-        if self._mode is Mode.STRICT:
+        if self._mode is WatchMode.STRICT:
             raise WatchError(found[0])
 
-    def _log(self, violation: Violation) -> None:
+    def _log(self, violation: WatchViolation) -> None:
         rule, now = violation.rule, self._clock()
         if self.counts[rule] > NUM_LOGGED and now - self._logged_at[rule] < WHILE_S:
             self._silent[rule] += 1

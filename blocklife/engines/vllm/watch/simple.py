@@ -9,12 +9,12 @@ from typing import Protocol
 from blocklife.engines.vllm.watch.book import SlotsHooks
 from blocklife.engines.vllm.watch.calls import BlockLike, Original, ending_of
 from blocklife.engines.vllm.watch.connector_hooks import ConnectorHooks
-from blocklife.engines.vllm.watch.host import Piece
-from blocklife.engines.vllm.watch.jobs import Copy
+from blocklife.engines.vllm.watch.host import CopyPiece
+from blocklife.engines.vllm.watch.jobs import EngineCopy
 from blocklife.engines.vllm.watch.mirror import Mirror
 
 
-class Transfer(Protocol):
+class PlacePairs(Protocol):
     """Blocks of the device and of the host, in pairs."""
 
     gpu_block_ids: list[int]
@@ -25,7 +25,7 @@ class LoadState(Protocol):
     """What the connector keeps of a request that loads."""
 
     load_event: int | None
-    transfer_meta: Transfer | None
+    transfer_meta: PlacePairs | None
 
 
 class SimpleHooks(ConnectorHooks):
@@ -60,7 +60,7 @@ class SimpleHooks(ConnectorHooks):
         tells = hasattr(meta, "load_gpu_blocks")
         if (event := getattr(meta, "store_event", -1)) >= 0:
             gpu, cpu = getattr(meta, "store_gpu_blocks", ()), getattr(meta, "store_cpu_blocks", ())
-            stores.append(Copy(2 * event, None, self._pieces(gpu, cpu, store=True)))
+            stores.append(EngineCopy(2 * event, None, self._pieces(gpu, cpu, store=True)))
         for name in [each for each in self._loading() if each in before]:  # the workers get them in this order
             transfer = getattr(self._loading().get(name), "transfer_meta", None)
             if transfer is not None:
@@ -70,7 +70,7 @@ class SimpleHooks(ConnectorHooks):
                 if tells:
                     told = list(itertools.islice(pairs, len(gpu)))
                     gpu, cpu = [block for block, _ in told], [slot for _, slot in told]
-                loads.append(Copy(number, name, self._placed(name, self._pieces(gpu, cpu, store=False))))
+                loads.append(EngineCopy(number, name, self._placed(name, self._pieces(gpu, cpu, store=False))))
         waits = set(self._mirror.jobs.left_behind()) if getattr(meta, "need_flush", False) else set()
         output = args[0] if args else kwargs.get("scheduler_output")
         self._mirror.step(stores=stores, loads=loads, waits=waits, computes=self.computes(output), missing=self._missing(loads))
@@ -81,7 +81,7 @@ class SimpleHooks(ConnectorHooks):
         self._mirror.tell()
         return meta
 
-    def _unnamed(self, meta: object, copy: Copy) -> list[str]:
+    def _unnamed(self, meta: object, copy: EngineCopy) -> list[str]:
         """The blocks of a store that nobody could find again, so that it cannot be they that are meant."""
         found = ["the null block"] if 0 in getattr(meta, "store_gpu_blocks", ()) else []
         unnamed = [piece.block for piece in copy.pieces if piece.key is None]
@@ -92,7 +92,7 @@ class SimpleHooks(ConnectorHooks):
         blocks = getattr(getattr(self._scheduler, "_gpu_block_pool", None), "blocks", None)
         return self._mirror.computes and any(getattr(block, "block_hash", None) for block in blocks or ())
 
-    def _placed(self, name: str, pieces: list[Piece]) -> list[Piece]:
+    def _placed(self, name: str, pieces: list[CopyPiece]) -> list[CopyPiece]:
         """The pieces of a load with their places in the request's tables, and the name of what belongs there."""
         places = self._places.get(name, {})
         return [
@@ -142,13 +142,13 @@ class SimpleHooks(ConnectorHooks):
         found = getattr(self._scheduler, "_reqs_to_load", None)
         return found if isinstance(found, Mapping) else {}
 
-    def _pieces(self, gpu: Sequence[int], cpu: Sequence[int], *, store: bool) -> list[Piece]:
+    def _pieces(self, gpu: Sequence[int], cpu: Sequence[int], *, store: bool) -> list[CopyPiece]:
         """A block of the host for each of the device. Their groups are those that they were handed out for."""
         pool = getattr(self._scheduler, "_gpu_block_pool" if store else "cpu_block_pool", None)
         known = getattr(pool, "blocks", None)
         keys = [getattr(known[block], "block_hash", None) if known is not None else None for block in (gpu if store else cpu)]
         return [
-            Piece(0, block, None, slot, bytes(key) if isinstance(key, bytes) else None)
+            CopyPiece(0, block, None, slot, bytes(key) if isinstance(key, bytes) else None)
             for block, slot, key in zip(gpu, cpu, keys, strict=True)
             if self._mirror.follows(block)
         ]

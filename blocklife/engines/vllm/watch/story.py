@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from attrs import define, field
 
-from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 
 HISTORY = 16
@@ -23,7 +23,7 @@ garbage collector forgets."""
 
 
 @define(eq=False)
-class Story:
+class BlockHistory:
     """Events of the blocks of one pool. Each block keeps its last few: a long run takes no more room than a short one."""
 
     epoch: array[int]
@@ -32,7 +32,7 @@ class Story:
     draw: str = ""
     """The command that draws a block, with ``{block}`` in it."""
     counts: Counter[str] = field(factory=Counter)
-    found: list[Violation] = field(factory=list)
+    found: list[WatchViolation] = field(factory=list)
     """Violations that nobody was told of yet."""
     _order: int = 0
     _events: list[deque[Event] | None] = field(init=False)
@@ -87,11 +87,11 @@ class Story:
 
     def violation(
         self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
-    ) -> Violation:
+    ) -> WatchViolation:
         """What is wrong, with all that is known of it now."""
         epoch = self.epoch
         known = block is not None and 0 < block < len(epoch)
-        return Violation(
+        return WatchViolation(
             rule=rule,
             what=what,
             step=self.steps,
@@ -103,7 +103,7 @@ class Story:
             draw="" if block is None or not self.draw else self.draw.format(block=block),
         )
 
-    def add(self, violation: Violation) -> None:
+    def add(self, violation: WatchViolation) -> None:
         """Somebody is to be told of it, as soon as the mirror stands where the engine stands."""
         self.counts[violation.rule] += 1
         self.found.append(violation)

@@ -25,7 +25,7 @@ RULES = {
 
 
 @frozen
-class Violation:
+class WatchViolation:
     """One illegal step of the engine."""
 
     rule: str
@@ -62,6 +62,6 @@ class Violation:
 class WatchError(BlocklifeError):
     """The engine has taken an illegal step, and the watch is strict."""
 
-    def __init__(self, violation: Violation) -> None:
+    def __init__(self, violation: WatchViolation) -> None:
         super().__init__(str(violation))
         self.violation = violation

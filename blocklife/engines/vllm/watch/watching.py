@@ -17,12 +17,12 @@ from blocklife.engines.vllm.watch.engine import EngineHooks
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.mirror import Mirror
 from blocklife.engines.vllm.watch.offloading import OffloadingHooks, blocks_per_chunk_of
-from blocklife.engines.vllm.watch.options import Mode, Options, RecordError, of_this_process, unusable
+from blocklife.engines.vllm.watch.options import Options, RecordError, WatchMode, of_this_process, unusable
 from blocklife.engines.vllm.watch.pool import PoolHooks
 from blocklife.engines.vllm.watch.reporter import LOGGER, ViolationReporter
 from blocklife.engines.vllm.watch.simple import SimpleHooks
 from blocklife.engines.vllm.watch.tables import TablesHooks
-from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.recording import BusyError, Recorder, open_file
 
@@ -38,7 +38,7 @@ class Hooks(Protocol):
     all_calls: list[CallsThrough]
 
 
-class Recording:
+class OpenRecording:
     """A recording of one ledger that is being made, in a file of its own.
 
     The first connector's is *path*, the next one's has a ``.2`` behind it, and so on; where that is being written to, as by
@@ -96,11 +96,11 @@ class Watch:
         self.options = options
         self.of = f"the scheduler's side of {_names_of(parts.connectors)}"
         """What it watches, in words."""
-        self._metrics = of_process() if options.mode is Mode.COUNT else None
+        self._metrics = of_process() if options.mode is WatchMode.COUNT else None
         self._reporter = ViolationReporter(
             options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
         )
-        self._recordings: list[Recording] = []
+        self._recordings: list[OpenRecording] = []
         self._calls: list[CallsThrough] = []
         self._is_open = True
         self._settled_calls = 0
@@ -118,7 +118,7 @@ class Watch:
         return self.mirrors[0]
 
     @property
-    def violations(self) -> list[Violation]:
+    def violations(self) -> list[WatchViolation]:
         """The first violations; `counts` has them all."""
         return self._reporter.violations
 
@@ -182,7 +182,7 @@ class Watch:
             computes=parts.engine is not None,
         )
         if self.options.record:
-            self._recordings.append(Recording(of_this_process(self.options.record), number, mirror))
+            self._recordings.append(OpenRecording(of_this_process(self.options.record), number, mirror))
             path = shlex.quote(self._recordings[-1].path).replace("{", "{{").replace("}", "}}")
             mirror.story.draw = f"blocklife recording show {path} --block {{block}}"
         return mirror
@@ -201,7 +201,7 @@ class Watch:
         if parts.engine is not None:
             self._calls.append(EngineHooks(parts.engine, self.mirrors, self._settled).calls)
 
-    def _tell(self, found: list[Violation]) -> None:
+    def _tell(self, found: list[WatchViolation]) -> None:
         for recording in self._recordings:
             recording.flush()
         self._reporter(found)
@@ -211,7 +211,7 @@ class Watch:
         self.lost = error
         self.close()
         what = "blocklife watch: it has lost its way and watches no more; the fault is its own, not the engine's"
-        if self.options.mode is Mode.STRICT:
+        if self.options.mode is WatchMode.STRICT:
             raise InvariantError(f"{what} ({error})") from error
         LOGGER.error(what, exc_info=error)
 

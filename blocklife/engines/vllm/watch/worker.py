@@ -17,9 +17,9 @@ from attrs import asdict, define, field
 from blocklife.engines.vllm.watch.calls import CallsThrough, Original
 from blocklife.engines.vllm.watch.metrics import of_process
 from blocklife.engines.vllm.watch.offloading import launches_flushed
-from blocklife.engines.vllm.watch.options import Mode, Options
+from blocklife.engines.vllm.watch.options import Options, WatchMode
 from blocklife.engines.vllm.watch.reporter import ViolationReporter
-from blocklife.engines.vllm.watch.violations import Violation
+from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.errors import MisuseError
 from blocklife.states import Job, JobLife, Trait, states_with
 
@@ -33,7 +33,7 @@ _RUNS = (Job.IN_FLIGHT,)
 Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]] | None
 
 
-class Result(Protocol):
+class CopierResult(Protocol):
     """What a copier says of a job that is over."""
 
     job_id: int
@@ -41,7 +41,7 @@ class Result(Protocol):
 
 
 @define(eq=False)
-class Share:
+class WatchedShare:
     """One worker's part of a job."""
 
     number: int
@@ -63,23 +63,23 @@ class WorkerWatch:
         name = "OffloadingConnector" if hasattr(worker, "start_kv_transfers") else "SimpleCPUOffloadConnector"
         self.of = f"a worker's side of {name}"
         """What it watches, in words."""
-        self._metrics = of_process() if options.mode is Mode.COUNT else None
+        self._metrics = of_process() if options.mode is WatchMode.COUNT else None
         self.reporter = ViolationReporter(
             options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
         )
         self.steps = 0
-        self._found: list[Violation] = []
+        self._found: list[WatchViolation] = []
         self._ended: OrderedDict[int, bool] = OrderedDict()
         """Jobs that are over, and whether the copier has yet to say so."""
-        self.shares: dict[int, Share] = {}
+        self.shares: dict[int, WatchedShare] = {}
         self._tells = hasattr(worker, "build_connector_worker_meta")
-        self._untold: dict[int, Share] = {}
+        self._untold: dict[int, WatchedShare] = {}
         """Jobs that have landed, and of which the scheduler has not heard, where the worker is the one who tells it."""
         self.hooks = _worker_hooks(self, worker)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
     @property
-    def violations(self) -> list[Violation]:
+    def violations(self) -> list[WatchViolation]:
         """The first violations."""
         return self.reporter.violations
 
@@ -111,7 +111,7 @@ class WorkerWatch:
         """The metadata of a step names a job. What was named before and is not over stays what it is."""
         if number not in self.shares:
             self._ended.pop(number, None)
-            share = self.shares[number] = Share(number, is_store, self.steps, request, places=places)
+            share = self.shares[number] = WatchedShare(number, is_store, self.steps, request, places=places)
             self._note(share, "is planned")
 
     def submitted(self, number: int, *, is_store: bool, places: Places = None) -> None:
@@ -199,13 +199,13 @@ class WorkerWatch:
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
-    def _note(self, share: Share, what: str) -> None:
+    def _note(self, share: WatchedShare, what: str) -> None:
         share.events.append(f"step {self.steps}: job {share.number} {what}")
 
-    def _violate(self, rule: str, what: str, job: int, share: Share | None = None) -> None:
+    def _violate(self, rule: str, what: str, job: int, share: WatchedShare | None = None) -> None:
         share = share or self.shares.get(job)
         request, events = (None, ()) if share is None else (share.request, share.events)
-        self._found.append(Violation(rule, what, self.steps, request=request, job=job, history=tuple(events)))
+        self._found.append(WatchViolation(rule, what, self.steps, request=request, job=job, history=tuple(events)))
 
 
 class OffloadingWorkerHooks:
@@ -344,7 +344,7 @@ class OffloadingWorkerHooks:
         return result
 
     def _landed(self, original: Original, *args: object, **kwargs: object) -> object:
-        results: list[Result] = list(_iterable(original(*args, **kwargs)))
+        results: list[CopierResult] = list(_iterable(original(*args, **kwargs)))
         for result in results:
             self._watch.landed(result.job_id, ok=bool(result.success))
         return results
@@ -469,5 +469,5 @@ def _mapping(found: object) -> Mapping[int, object]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _iterable(found: object) -> Iterable[Result]:
+def _iterable(found: object) -> Iterable[CopierResult]:
     return found if isinstance(found, Iterable) else ()
