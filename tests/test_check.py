@@ -202,6 +202,7 @@ def test_check_that_is_wide_enough_is_a_pass(capsys: Capture) -> None:
         (["no-such.toml"], "no-such.toml: No such file"),
         (["no-such.toml", "--world", "arc"], "both name a world"),
         (["--max-states", "0"], "--max-states must be at least 1, not 0"),
+        (["--processes", "0"], "--processes must be at least 1, not 0"),
         (["--max-depth", "-1"], "--max-depth must be at least 0, not -1"),
         (["--max-seconds", "0"], "--max-seconds must be above 0"),
         (["--max-seconds", "inf"], "--max-seconds must be above 0"),

@@ -53,6 +53,12 @@ def add_options(parser: Parser) -> None:
     bounds.add_argument("--max-states", type=whole, metavar="N", help="give up after N states")
     bounds.add_argument("--max-depth", type=whole, metavar="N", help="give up N steps away from the beginning")
     bounds.add_argument("--max-seconds", type=number, metavar="S", help="give up after S seconds")
+    add(
+        "--processes",
+        type=whole,
+        metavar="N",
+        help="processes that share an exploration (one for a small world, and as many as processors for a large one)",
+    )
     add("--walk", type=whole, metavar="STEPS", help="enumerate nothing: walk STEPS steps at random; every leg has to drain")
     add("--seed", type=whole, metavar="N", help="of --walk (default 0)")
     add(
@@ -118,7 +124,7 @@ def _check(args: argparse.Namespace) -> int:
 
 _WORLD, _BOUNDS = "what describes a world", ("--max-states", "--max-depth", "--max-seconds")
 _GOES_WITH: Mapping[str, frozenset[str]] = {
-    "": frozenset({_WORLD, "--all", "--write", *_BOUNDS}),
+    "": frozenset({_WORLD, "--all", "--write", "--processes", *_BOUNDS}),
     "--walk": frozenset({_WORLD, "--seed", "--write"}),
     "--mutants": frozenset({"--tests", "--page"}),
     "--list": frozenset(),
@@ -129,7 +135,7 @@ _GOES_WITH: Mapping[str, frozenset[str]] = {
 def _given(args: argparse.Namespace) -> list[str]:
     """The options that were given."""
     found = [_WORLD] if args.file or args.world or _words_given(args) else []
-    for option in ("--list", "--mutants", "--walk", "--seed", "--tests", "--page", "--all", "--write", *_BOUNDS):
+    for option in ("--list", "--mutants", "--walk", "--seed", "--tests", "--page", "--all", "--write", "--processes", *_BOUNDS):
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None and value is not False:
             found.append(option)

@@ -42,10 +42,12 @@ def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
     from blocklife.testing.worlds.world import World
 
     bounds = _bounds(args)
+    if args.processes is not None and args.processes < 1:
+        raise MisuseError(f"--processes must be at least 1, not {args.processes}")
     folder = folder_for(args.write, args.file)
     world = World(settings)
     with stopping() as stop, _progress() as progress:
-        exploration = explore(world, bounds, every=args.all, progress=progress, stop=stop)
+        exploration = explore(world, bounds, every=args.all, progress=progress, stop=stop, processes=args.processes)
         found = [_told(world, each, folder, many=args.all) for each in exploration.counterexamples]
     if args.json:
         print(json.dumps(_record(world, args.world, exploration, found)))

@@ -1,7 +1,8 @@
 """How many states of the README's world are explored in a second, everything judged in each of them.
 
 The peer is the search alone: it finds the same states by the same steps, but each step stands in a dictionary already, and
-nothing is judged. Times of two machines do not compare, so the calls that an edge takes are counted, too: those do.
+nothing is judged. Times of two machines do not compare, so the calls that an edge takes are counted, too: those do. What
+several processes are worth is seen in a larger world, by the clock on the wall and in turns with one process.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 
 from blocklife.testing.exploring.explore import Exploration, Property, Verdict, explore
+from blocklife.testing.exploring.processes import usable_processors
 from blocklife.testing.worlds.format import make_world
+from blocklife.testing.worlds.pinned import pinned_world
 from blocklife.testing.worlds.world import Action, State, World, WorldSettings
 from tests.bench import Figure, Scale, nanoseconds
 from tests.bench.targets import EXPLORING
 
+LARGE = "wide-fence"
+"""The pinned world that several processes explore."""
 README = {"blocks": 3, "slots": 2, "requests": ["ab.cd", "ab.ce"], "faults": {"fail": 1, "preempt": 1}}
 SMALL = {"blocks": 3, "slots": 2, "requests": ["ab.c"]}
 CALLS_BEFORE = 315.6
@@ -62,9 +67,9 @@ def searched(steps: Mapping[State, Sequence[State]], initial: State) -> int:
     return len(states)
 
 
-def explored(settings: WorldSettings) -> Exploration[Action]:
+def explored(settings: WorldSettings, processes: int = 1) -> Exploration[Action]:
     """The whole of a world, from nothing."""
-    found = explore(World(settings))
+    found = explore(World(settings), processes=processes)
     if found.verdict is not Verdict.HOLDS:
         raise AssertionError(f"the world that is measured is broken: {found.verdicts}")
     return found
@@ -78,6 +83,13 @@ def rate(settings: WorldSettings, repetitions: int) -> float:
         states = explored(settings).states
         found.append(states / (time.thread_time_ns() - begin) * 1e9)
     return statistics.median(found)
+
+
+def shared(settings: WorldSettings, processes: int, repetitions: int) -> tuple[float, float]:
+    """States a second of several processes and of one, the best of several turns."""
+    turns = [[explored(settings, number).states_per_second for number in (processes, 1)] for _ in range(repetitions)]
+    several, one = (max(rates) for rates in zip(*turns, strict=True))
+    return several, one
 
 
 def calls_an_edge(settings: WorldSettings) -> float:
@@ -110,6 +122,8 @@ def measure(scale: Scale) -> list[Figure]:
         for _ in range(number):
             searched(noted.steps, initial)
 
+    processes = usable_processors() if scale.full else 2
+    several, one = shared(pinned_world(LARGE).settings if scale.full else settings, processes, min(3, scale.repetitions))
     return [
         Figure(
             name="exploring the README's world",
@@ -126,5 +140,13 @@ def measure(scale: Scale) -> list[Figure]:
             unit="calls an edge",
             peer_name="ours, before the rebuild" if scale.full else "",
             peer=CALLS_BEFORE if scale.full else None,
+        ),
+        Figure(
+            name=f"exploring {LARGE}, {processes} processes" if scale.full else f"exploring, {processes} processes",
+            ours=several,
+            unit="states a second",
+            peer_name="one process",
+            peer=one,
+            rate=True,
         ),
     ]

@@ -22,11 +22,14 @@ import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
+
+if TYPE_CHECKING:
+    from blocklife.testing.exploring.processes import Team
 
 StateT = TypeVar("StateT", bound=Hashable)
 ActionT = TypeVar("ActionT", bound=Hashable)
@@ -39,6 +42,9 @@ class Broken(Exception):  # noqa: N818 - what it reports is no error of the call
         super().__init__(message)
         self.rule = rule
         """The name of the property."""
+
+    def __reduce__(self) -> tuple[type[Broken], tuple[str, str]]:
+        return type(self), (self.rule, str(self))
 
 
 class Model(Protocol[StateT, ActionT]):
@@ -63,6 +69,25 @@ class Model(Protocol[StateT, ActionT]):
     def rules(self) -> Sequence[str]:
         """The names that `Broken` can carry: what is watched in each step."""
         ...
+
+
+Steps: TypeAlias = list[tuple[ActionT, StateT | Broken]] | Broken
+"""Every action with the state after it, or with what it breaks; a `Broken` alone where finding the actions breaks something."""
+
+
+def steps_of(model: Model[StateT, ActionT], state: StateT) -> Steps[ActionT, StateT]:
+    """All steps out of a state."""
+    try:
+        offered = list(model.actions(state))
+    except Broken as broken:
+        return broken
+    found: list[tuple[ActionT, StateT | Broken]] = []
+    for action in offered:
+        try:
+            found.append((action, model.step(state, action)))
+        except Broken as broken:
+            found.append((action, broken))
+    return found
 
 
 class Kind(enum.Enum):
@@ -210,27 +235,24 @@ class _StateSearch(Generic[StateT, ActionT]):
                 self.reached.add(each.name)
         return number
 
-    def expand(self, number: int) -> None:
+    def expand(self, number: int, steps: Steps[ActionT, StateT]) -> None:
         """All steps out of one state."""
-        state, step = self.states[number], self.model.step
-        edge_properties, closings = self._of_edges
-        try:
-            offered = list(self.model.actions(state))
-        except Broken as broken:  # what can happen next is found by trying, and trying broke something
-            self.note(broken.rule, str(broken), number)
+        if isinstance(steps, Broken):  # what can happen next is found by trying, and trying broke something
+            self.note(steps.rule, str(steps), number)
             self.cut = True
             return
-        for action in offered:
-            self.edges += 1
-            try:
-                after = step(state, action)
-            except Broken as broken:
-                self.note(broken.rule, str(broken), number, action)
+        edge_properties, closings = self._of_edges
+        self.edges += len(steps)
+        for action, after in steps:
+            if isinstance(after, Broken):
+                self.note(after.rule, str(after), number, action)
                 self.cut = True
                 continue
             for each in edge_properties:
-                if each.name not in self.found and each.edge is not None and (problem := each.edge(state, action, after)):
-                    self.note(each.name, problem, number, action)
+                if each.name not in self.found and each.edge is not None:
+                    problem = each.edge(self.states[number], action, after)
+                    if problem:
+                        self.note(each.name, problem, number, action)
             target = self.enter(after, number, action)
             for pairs, allowed in closings:
                 if allowed(action):
@@ -293,6 +315,57 @@ def _patient_collector() -> Iterator[None]:
         gc.set_threshold(first, *others)
 
 
+LARGE = 4_000
+"""States from which on a search is shared where nobody has said by how many processes: it takes a second by then."""
+
+
+@define(eq=False)
+class _Workforce(Generic[StateT, ActionT]):
+    """Who takes the steps of a search: this process, or several that it makes once the search is large."""
+
+    model: Model[StateT, ActionT]
+    processes: int | None
+    team: Team[StateT, ActionT] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        wanted = self.processes
+        if wanted is not None and (type(wanted) is not int or wanted < 1):
+            raise MisuseError(f"processes must be a whole number of at least 1, not {wanted!r}")
+
+    def look(self, states: Sequence[StateT], number: int) -> None:
+        """Share the states from *number* on, if it is worth it by now."""
+        if self.team is not None or self.processes == 1 or (self.processes is None and len(states) < LARGE):
+            return
+        from blocklife.testing.exploring.processes import Team, is_divisible, usable_processors
+
+        wanted = usable_processors() if self.processes is None else self.processes
+        if wanted == 1 or not is_divisible(self.model):
+            self.processes = 1
+            return
+        self.team = Team(self.model, wanted)
+        self.team.give(enumerate(states[number:], number))
+
+    def steps(self, states: Sequence[StateT], number: int) -> Steps[ActionT, StateT]:
+        """The steps out of a state."""
+        return steps_of(self.model, states[number]) if self.team is None else self.team.steps(number)
+
+    def found(self, states: Sequence[StateT], since: int) -> None:
+        """States that are new, and that steps will be asked of."""
+        if self.team is not None and since < len(states):
+            self.team.give(enumerate(states[since:], since))
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Nobody is left when it is over, however it ends."""
+        try:
+            yield
+            if self.team is not None:
+                self.team.finish()
+        finally:
+            if self.team is not None:
+                self.team.end()
+
+
 @_patient_collector()
 def explore(
     model: Model[StateT, ActionT],
@@ -301,45 +374,58 @@ def explore(
     every: bool = False,
     progress: Callable[[int, int, int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    processes: int | None = None,
 ) -> Exploration[ActionT]:
     """Visit every state of *model*, and judge all properties.
 
     Ends at the first counterexample, or goes on and finds one of each property with *every*. *progress* is called now and then
     with states, edges and depth; *stop* is asked as often, and ends the search with what is known so far.
+
+    *processes* take the steps, where the model can be divided and the system can fork; without a number, one as long as the
+    search is small, and then as many as there are processors. What is found is the same.
     """
     search = _StateSearch(model, model.properties())
     names = [*model.rules(), *(each.name for each in search.properties)]
     if len(set(names)) < len(names):
         raise MisuseError(f"two properties or rules of a model have one name: {sorted(names)}")
+    workforce = _Workforce(model, processes)
     started = time.perf_counter()
     search.enter(model.initial(), 0, None)
+    states = search.states
     hit: list[str] = []
     interrupted = False
     depth = begin = 0
-    while begin < len(search.states) and not hit and not interrupted:
-        if search.found and not every:
-            break
-        if bounds.max_depth is not None and depth >= bounds.max_depth:
-            hit.append(f"max_depth={bounds.max_depth}")
-            break
-        end = len(search.states)
-        for number in range(begin, end):
-            if not number & 63:
-                if progress is not None:
-                    progress(len(search.states), search.edges, depth)
-                if interrupted := stop():
-                    break
-                if bounds.max_seconds is not None and time.perf_counter() - started > bounds.max_seconds:
-                    hit.append(f"max_seconds={bounds.max_seconds:g}")
-                    break
-            if bounds.max_states is not None and len(search.states) > bounds.max_states:
-                hit.append(f"max_states={bounds.max_states}")
-                break
-            search.expand(number)
+    with workforce.at_work():
+        while begin < len(states) and not hit and not interrupted:
             if search.found and not every:
                 break
-        begin = end
-        depth += begin < len(search.states)
+            if bounds.max_depth is not None and depth >= bounds.max_depth:
+                hit.append(f"max_depth={bounds.max_depth}")
+                break
+            end = len(states)
+            last = bounds.max_depth is not None and depth + 1 >= bounds.max_depth
+            for number in range(begin, end):
+                if not number & 63:
+                    if progress is not None:
+                        progress(len(states), search.edges, depth)
+                    if interrupted := stop():
+                        break
+                    if bounds.max_seconds is not None and time.perf_counter() - started > bounds.max_seconds:
+                        hit.append(f"max_seconds={bounds.max_seconds:g}")
+                        break
+                    if not last:
+                        workforce.look(states, number)
+                if bounds.max_states is not None and len(states) > bounds.max_states:
+                    hit.append(f"max_states={bounds.max_states}")
+                    break
+                since = len(states)
+                search.expand(number, workforce.steps(states, number))
+                if not last:
+                    workforce.found(states, since)
+                if search.found and not every:
+                    break
+            begin = end
+            depth += begin < len(states)
     return _concluded(search, depth, time.perf_counter() - started, hit, interrupted, every)
 
 

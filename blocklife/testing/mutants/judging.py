@@ -111,7 +111,7 @@ def ground_of(settings: WorldSettings) -> Ground:
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
         world = World(settings)
-        seen = explore(world, bounds, progress=lambda *_: wind())
+        seen = explore(world, bounds, progress=lambda *_: wind(), processes=1)
         rows = {machine: {row.index: times for row, times in each.items()} for machine, each in world.coverage().items()}
         return Ran.of(seen, world.digest(), rows)
 
@@ -123,7 +123,7 @@ def ledger_ground_of(settings: LedgerSettings) -> Ground:
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
         world = LedgerWorld(settings)
-        seen = explore(world, bounds, progress=lambda *_: wind())
+        seen = explore(world, bounds, progress=lambda *_: wind(), processes=1)
         return Ran.of(seen, world.digest(), world.coverage())
 
     return run

@@ -193,6 +193,10 @@ class Engine:
             self.texts[name] = text
             self._keys[name] = Spelling(text, self.geometry.block_tokens)
 
+    def keys(self, name: str) -> Keys:
+        """The key function of a request that is known."""
+        return self._keys[name]
+
     def waiting(self) -> list[str]:
         """Requests that hold nothing, in the order in which they came."""
         return [name for name in self.ledger.requests if self._state(name) in (Request.WAITING, Request.PREEMPTED)]

@@ -28,7 +28,7 @@ from attrs import evolve, field, fields, frozen
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import JobId, Jobs
 from blocklife.ledger.invariants import check
-from blocklife.lifecycle import Row
+from blocklife.lifecycle import Column, Row
 from blocklife.offload import FullAttention, Mamba, Mode
 from blocklife.offload.groups import Group
 from blocklife.offload.snapshot import SavedScheduler
@@ -352,9 +352,7 @@ class World:
 
     def coverage(self) -> dict[str, dict[Row, int]]:
         """How often the real code took each row of each table."""
-        ledger = self.engine.ledger
-        columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
-        return {name: dict(column.row_counts()) for name, column in zip(MACHINES, columns, strict=True)}
+        return {name: dict(column.row_counts()) for name, column in zip(MACHINES, self._columns(), strict=True)}
 
     def core(self, state: State) -> CoreValue:
         """The value of the core in a state, with all that is asked about it."""
@@ -371,6 +369,60 @@ class World:
     def enter(self, core: CoreValue, device: FrozenDevice, env: Env) -> State:
         """The state with these values, which another world of the same settings has found lawful."""
         return State(self._core_number(core.saved, core.weights), self._devices.number(device), env)
+
+    # --- in several processes -----------------------------------------------------------------------------------------------
+
+    def parts(self) -> tuple[int, ...]:
+        """How many values of the core, and of the device, are kept."""
+        return len(self._cores), len(self._devices.values)
+
+    def pack(self, kind: int, number: int) -> object:
+        """A value of the core, or of the device."""
+        if kind:
+            return self._devices.values[number]
+        core = self._cores[number]
+        # what every copy of the world has stays where it is
+        requests = tuple([each._replace(keys=_no_keys) for each in core.saved.requests])
+        ledger = core.saved.ledger._replace(made_with=())
+        return core.saved._replace(ledger=ledger, requests=requests), core.weights
+
+    def unpack(self, kind: int, value: object) -> int:
+        """The number of such a value here."""
+        match value:
+            case FrozenDevice():
+                return self._devices.number(value)
+            case (SavedScheduler() as saved, str(weights)):
+                requests = tuple([each._replace(keys=self.engine.keys(each.name)) for each in saved.requests])
+                ledger = saved.ledger._replace(made_with=self._cores[0].saved.ledger.made_with)
+                return self._core_number(saved._replace(ledger=ledger, requests=requests), weights)
+        raise MisuseError(f"{value!r}: it is no part of a world")
+
+    def divided(self, state: State) -> tuple[tuple[int, ...], object]:
+        """The numbers of a state's values, and what is on its way."""
+        return (state.core, state.device), state.env
+
+    def joined(self, parts: tuple[int, ...], rest: object) -> State:
+        """The state with these values."""
+        if not isinstance(rest, Env):
+            raise MisuseError(f"{rest!r}: it is no part of a world")
+        core, device = parts
+        return State(core, device, rest)
+
+    def tallied(self) -> list[int]:
+        """Calls of the real code, and how often each row of each table was taken."""
+        return [self.core_calls, *[times for column in self._columns() for times in column.taken]]
+
+    def add_tally(self, more: Sequence[int]) -> None:
+        """Add what was counted elsewhere."""
+        calls, *taken = more
+        self.core_calls += calls
+        for column in self._columns():
+            for row in range(len(column.taken)):
+                column.taken[row] += taken.pop(0)
+
+    def _columns(self) -> tuple[Column, ...]:
+        ledger = self.engine.ledger
+        return ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column
 
     @property
     def remembered(self) -> int:
@@ -753,6 +805,10 @@ class World:
         """Nobody is there and no copy is out. A report that nobody waits for may never be told."""
         workers = self._devices.values[state.device].workers
         return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
+
+
+def _no_keys(group: int, start: int, stop: int) -> list[bytes]:
+    raise MisuseError("a value that has crossed has no keys of its own")
 
 
 def _closing(action: Action) -> bool:
