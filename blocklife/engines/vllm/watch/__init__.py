@@ -32,9 +32,9 @@ _ATTRIBUTE = "_blocklife_watch"
 
 
 def attach(scheduler: object, options: Options | None = None) -> Watch:
-    """Watch vLLM's scheduler from now on, or a connector's that somebody drives alone; one that is watched keeps its watch.
+    """Watch a vLLM scheduler, or the scheduler side of a connector that is driven alone. One already watched keeps its watch.
 
-    Refuses, with MisuseError, what has nothing to be watched, what is watched with other options, and a recording that cannot
+    Raises MisuseError where nothing can be watched, where other options are in force already, and for a recording that cannot
     be written.
     """
     _check(options)
@@ -50,9 +50,9 @@ def attach(scheduler: object, options: Options | None = None) -> Watch:
 
 
 def attach_worker(worker: object, options: Options | None = None) -> WorkerWatch:
-    """Watch a worker's side of a connector from now on; one that is watched keeps its watch.
+    """Watch the worker side of a connector. One already watched keeps its watch.
 
-    Refuses, with MisuseError, what is none that can be watched, and what is watched with other options.
+    Raises MisuseError for anything that is not a worker side, and where other options are in force already.
     """
     _check(options)
     found = watch_of(worker)
@@ -65,7 +65,7 @@ def attach_worker(worker: object, options: Options | None = None) -> WorkerWatch
 
 
 def detach(watched: object) -> None:
-    """Watch it no more."""
+    """Stop watching."""
     found = watch_of(watched)
     if found is not None:
         found.close()
@@ -84,6 +84,6 @@ def _check(options: object) -> None:
 
 
 def _check_same(watched: object, found: Watch | WorkerWatch, options: Options | None) -> None:
-    """Who asks for a strict watch must not go on under one that merely counts."""
+    """Refuse other options than those in force: a caller who asks for a strict watch must not get one that only counts."""
     if options is not None and options != found.options:
         raise MisuseError(f"watch: this {type(watched).__name__} is watched with other options already (detach it first)")

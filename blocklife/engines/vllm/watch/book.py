@@ -1,7 +1,7 @@
-"""What a pool's own book says of its blocks: a block waits in the queue of free ones exactly while nobody holds it.
+"""Checks a pool's own records: a block is in the free queue exactly while its reference count is zero.
 
-The same for the pool of the device and for a pool of slots on the host. A pool that gives out what it has already given, or
-what nobody gave back, says so here first, before anybody has written into it.
+The check is the same for the pool of the device and for a pool of slots on the host. A block that is handed out twice, or
+without having been freed, is found here first, before anything is written into it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from blocklife.engines.vllm.watch.calls import BlockLike, CallsThrough, Original, blocks_of
 
 Odd = tuple[int, str]
-"""A block, and what is wrong with it, as a sentence goes on behind its name."""
+"""A block, and what is wrong with it: the rest of a sentence that begins with its name."""
 
 
 class PoolBook:
-    """Asks one pool. Where its blocks do not say whether they are in the queue, as those of a stand-in, it asks nothing."""
+    """Checks one pool. Where blocks do not say whether they are in the free queue, as in a test double, nothing is checked."""
 
     def __init__(self, pool: object) -> None:
         blocks = blocks_of(pool)
@@ -23,7 +23,7 @@ class PoolBook:
         self._is_told = any(hasattr(block, "prev_free_block") for block in blocks[:1])
 
     def given(self, blocks: Sequence[BlockLike]) -> list[Odd]:
-        """What is wrong with blocks that the pool has just handed out, once each."""
+        """What is wrong with blocks that the pool has just handed out; each is reported once."""
         end = self._end
         if not self._is_told:
             return [(number, "is none of the pool") for block in blocks if not 0 < (number := block.block_id) < end]
@@ -45,7 +45,7 @@ class PoolBook:
         return _QUEUED if block.prev_free_block is not None else "still has the name of what it held before"
 
     def held(self, blocks: Iterable[BlockLike]) -> list[Odd]:
-        """What is wrong with blocks of the pool that somebody has just taken hold of."""
+        """What is wrong with blocks whose reference count has just been raised."""
         if not self._is_told:
             return []
         odd = [block for block in blocks if block.prev_free_block is not None or block.ref_cnt < 1]
@@ -55,7 +55,7 @@ class PoolBook:
         ]
 
     def freed(self, blocks: Iterable[BlockLike]) -> list[Odd]:
-        """What is wrong with blocks of the pool of which somebody has just let go."""
+        """What is wrong with blocks that have just been freed."""
         if not self._is_told:
             return []
         odd = [block for block in blocks if (block.ref_cnt == 0) is (block.prev_free_block is None) or block.ref_cnt < 0]
@@ -72,7 +72,7 @@ _QUEUED = "is held, and is still in the queue of free blocks"
 
 
 class SlotsHooks:
-    """Listens to a pool of slots on the host, which is of the same kind as the device's."""
+    """Hooks on a pool of host slots, which vLLM builds from the same class as the pool of the device."""
 
     def __init__(self, pool: object, tell: Callable[[str], None]) -> None:
         self._book = PoolBook(pool)

@@ -1,4 +1,4 @@
-"""What all hooks share: how a call goes through a wrapper first, and how vLLM's own parts are looked at."""
+"""What all hooks share: how a call is wrapped, and how vLLM's own objects are read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class BlockLike(Protocol):
     block_hash: bytes | None
     """The name of its content in the prefix cache, with its group; None where it has none."""
     prev_free_block: object
-    """Who stands before it in the queue of free blocks; None where it is not in it."""
+    """Its predecessor in the queue of free blocks; None where it is not in the queue."""
     pool: object
-    """Whose it is; older releases do not say."""
+    """The pool that it belongs to; older releases do not say."""
 
 
 Tables: TypeAlias = Mapping[str, Sequence[BlockLike]]
@@ -29,40 +29,40 @@ Tables: TypeAlias = Mapping[str, Sequence[BlockLike]]
 
 
 class CallsThrough:
-    """Methods of single objects whose calls go through somebody else first."""
+    """Methods of single objects whose calls go through a wrapper."""
 
     def __init__(self) -> None:
         self._made: list[tuple[object, str, Original, Callable[[Original], Original]]] = []
 
     def add(self, thing: object, name: str, wrapper: Original) -> None:
-        """Let calls of one object's method, if it has it, go to *wrapper*, with the original as its first argument."""
+        """Wrap a method of one object, if it has it; *wrapper* gets the original method as its first argument."""
         self.around(thing, name, functools.partial(functools.partial, wrapper))
 
     def around(self, thing: object, name: str, make: Callable[[Original], Original]) -> None:
-        """Let them go to what *make* makes of the original: that costs less where calls are many."""
+        """Replace the method by what *make* returns for the original: cheaper where calls are frequent."""
         method = getattr(thing, name, None)
         if method is not None:
             setattr(thing, name, make(method))
             self._made.append((thing, name, method, make))
 
     def __bool__(self) -> bool:
-        """Whether any call goes through here."""
+        """Whether any method is wrapped."""
         return bool(self._made)
 
     def undo(self) -> None:
-        """The objects' own methods again."""
+        """Restore the original methods."""
         for thing, name, _, _ in reversed(self._made):
             vars(thing).pop(name, None)
         self._made = []
 
 
 def given(args: Sequence[object], kwargs: Mapping[str, object], *names: str) -> list[object]:
-    """The arguments of these names, which come first; None for what is not given."""
+    """The leading arguments, which have these names; None for one that is not given."""
     return [args[at] if at < len(args) else kwargs.get(name) for at, name in enumerate(names)]
 
 
 def name_of(request: object) -> str:
-    """What a request is called, which may be its name itself; without a name it is nobody in particular."""
+    """The name of a request, which may be given as the name itself; `CONNECTOR` where there is none."""
     name = getattr(request, "request_id", request)
     return name if isinstance(name, str) else CONNECTOR
 
@@ -81,5 +81,5 @@ def blocks_of(pool: object) -> Sequence[BlockLike]:
 
 @functools.lru_cache(maxsize=64)
 def ending_of(group: int) -> bytes:
-    """What stands behind a hash in the name of content: the group that it is of."""
+    """The suffix that names the group, behind the hash in the name of a block's content."""
     return group.to_bytes(4, "big")

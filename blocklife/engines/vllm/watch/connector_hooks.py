@@ -23,13 +23,13 @@ class ConnectorHooks:
         self.calls.add(scheduler, "get_num_new_matched_tokens", self._looked_up)
         self.calls.add(scheduler, "update_state_after_alloc", self._let_in)
         self._computed: dict[str, int] = {}
-        # What requests count on to be loaded: the place, the block, and whether it has a name already.
+        # What requests expect to be loaded: position, block, and whether the block is in the prefix cache already.
         self._counted: dict[str, list[tuple[int, int, bool]]] = {}
         self.block_tokens: Sequence[int] = ()
         """Tokens of a block in each group of the engine; 0 where that cannot be told."""
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
-        """A step is decided: its jobs are in what goes to the workers."""
+        """The scheduler has decided a step: its jobs are in the metadata for the workers."""
         raise NotImplementedError
 
     def _hear(self, output: object) -> None:
@@ -61,7 +61,7 @@ class ConnectorHooks:
         return original(*args, **kwargs)
 
     def _let_in(self, original: Original, *args: object, **kwargs: object) -> object:
-        """A request was let in with so many tokens that are to be loaded: their blocks have no content yet."""
+        """A request was allocated blocks for so many tokens that are to be loaded: these blocks have no content yet."""
         request, blocks, tokens = given(args, kwargs, "request", "blocks", "num_external_tokens")
         name, tables = getattr(request, "request_id", None), getattr(blocks, "blocks", None)
         if isinstance(name, str) and isinstance(tables, Sequence) and isinstance(tokens, int) and tokens:
@@ -80,7 +80,7 @@ class ConnectorHooks:
             ]
 
     def _missing(self, loads: Iterable[EngineCopy]) -> list[Missing]:
-        """What was counted on, and is not loaded by the step."""
+        """What requests expect to be loaded, and the jobs of the step do not load."""
         counted, self._counted = self._counted, {}
         if not counted:
             return []

@@ -1,14 +1,14 @@
-"""Listens to a vLLM scheduler as a whole: when it falls, when it goes to sleep, and when it gets no further.
+"""Hooks on a vLLM scheduler as a whole: when it raises an error, when it becomes idle, and when it makes no progress.
 
-*What is asked of an engine at the end of each step.* If it will not take another one, no job may be out (I5), and nobody may
-hold anything (I4). If it computes nothing, nothing is out and nothing was heard of for `NUM_STILL` steps, while requests hold
-blocks and none of them runs, then they wait for each other, for only a step could give a block back (I12). While nobody asks
-anything of it, or all who do wait for `NUM_STILL` steps, a block that it stores a second time is stored for ever, for nothing
-new can have come (I12).
+*What is checked at the end of each step.* If the engine has no further step to take, no job may be in flight (I5) and no block
+may be held (I4). If for `NUM_STILL` steps nothing was computed, nothing was in flight and no copy landed, while requests hold
+blocks and none of them runs, the requests are deadlocked: only a step could release a block (I12). If there is no request, or
+all have waited for `NUM_STILL` steps, nothing new can have been computed; a block that is stored a second time then will be
+stored for ever (I12).
 
-An error of the engine's own is never hidden. What happened before it, in the same step, is asked first, so that a step that
-breaks a rule and falls is told by its rule; then the error goes on. A strict watch raises in its place, with the error as its
-context.
+An error of the engine itself is never hidden. What happened before it in the same step is checked first, so that a step that
+breaks a rule and then raises is reported by its rule; then the error is raised again. A strict watch raises its own error
+instead, with the engine's as its context.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from blocklife.engines.vllm.watch.mirror import Mirror
 Content: TypeAlias = tuple[int, bytes | None]
 
 NUM_STILL = 32
-"""Steps without anything after which an engine stands still. A loop without work takes so many in a moment."""
+"""Steps without any activity after which an engine counts as deadlocked. A loop without work takes so many in a moment."""
 _MAY_FALL = ("schedule", "finish_requests", "reset_prefix_cache", "add_request")
-"""Calls of the engine in which something may go wrong; the last one of a step is another."""
+"""Calls of the engine in which a rule may be broken, but for the one that ends a step."""
 _WAITING = {"WAITING", "PREEMPTED", "WAITING_FOR_REMOTE_KVS"}
-"""Statuses of requests that wait for the engine alone. In others a client may be what they wait for, or a compiler."""
+"""Statuses of requests that wait for the engine only. In other statuses they may wait for a client, or for a compiler."""
 _STILL_NAMED = 4
 
 
 class EngineHooks:
-    """Listens to one scheduler. *after* is called when a step has come back and was asked for all that it can break."""
+    """Hooks on one scheduler. *after* is called at the end of each step, when everything was checked."""
 
     def __init__(self, engine: object, mirrors: Sequence[Mirror], after: Callable[[], None]) -> None:
         self._engine = engine
@@ -46,14 +46,14 @@ class EngineHooks:
         self._latest: dict[int, int] = {}
         self._there: set[str] = set()
         self._held: dict[int, int | None] = {}
-        # Another connector beside the watched one may have something out that nobody sees.
+        # Another connector beside the watched one may have jobs in flight that the watch does not see.
         self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
         self.calls = CallsThrough()
         for name in _MAY_FALL:
             self.calls.add(engine, name, self._call)
         self.calls.add(engine, "update_from_output", self._settled)
 
-    # --- what it hears ------------------------------------------------------------------------------------------------------
+    # --- hooked calls -------------------------------------------------------------------------------------------------------
 
     def _call(self, original: Original, *args: object, **kwargs: object) -> object:
         try:
@@ -63,7 +63,7 @@ class EngineHooks:
             raise
 
     def _settled(self, original: Original, *args: object, **kwargs: object) -> object:
-        """The engine has taken in what came back from a step."""
+        """The engine has processed the output of a step."""
         result = self._call(original, *args, **kwargs)
         output = args[0] if args else kwargs.get("scheduler_output")
         has_requests: Callable[[], bool] | None = getattr(self._engine, "has_requests", None)
@@ -80,12 +80,12 @@ class EngineHooks:
         return result
 
     def _catch_up(self) -> None:
-        """Ask of what has happened in the step that is being made."""
+        """Check what has happened so far in the current step."""
         for mirror in self._mirrors:
             mirror.catch_up()
 
     def _look_for_lost(self, mirror: Mirror) -> None:
-        """No step will follow: whose requests are gone must hold nothing, and a connector that has nothing out neither."""
+        """No step will follow: a finished request must hold nothing, nor a connector without jobs in flight."""
         requests = getattr(self._engine, "requests", None)
         if not isinstance(requests, Mapping):
             return
@@ -101,7 +101,7 @@ class EngineHooks:
         mirror.tell()
 
     def _look_for_held_slots(self, mirror: Mirror) -> None:
-        """No step will follow, and nothing is out: every slot can be given to somebody else, once."""
+        """No step will follow, and nothing is in flight: every slot must be available again, exactly once."""
         at, held = id(mirror), mirror.num_held() if self._is_alone and not mirror.jobs.gave_up else None
         if held and held != self._held.get(at):
             slots = "a slot" if abs(held) == 1 else f"{abs(held)} slots"
@@ -109,10 +109,10 @@ class EngineHooks:
             mirror.story.violate("I4", f"no step will follow, nothing is out, and {what}")
         self._held[at] = held
 
-    # --- what never ends ----------------------------------------------------------------------------------------------------
+    # --- deadlocks and endless stores ---------------------------------------------------------------------------------------
 
     def _look_for_progress(self) -> None:
-        """A step has computed nothing."""
+        """Called for a step that has computed nothing."""
         requests = getattr(self._engine, "requests", None)
         if not isinstance(requests, Mapping):
             return
@@ -133,7 +133,7 @@ class EngineHooks:
         self._stored.clear()
 
     def _rests(self, requests: Mapping[str, object]) -> bool:
-        """Whether nobody is there, or only who waits for the engine."""
+        """Whether there are no requests but those that wait for the engine only."""
         states = {getattr(getattr(request, "status", None), "name", "") for request in requests.values()}
         return states <= _WAITING and not (getattr(self._engine, "running", None) or _is_paused(self._engine))
 
@@ -155,9 +155,9 @@ class EngineHooks:
                 mirror.tell()
 
     def _look_for_circle(self, mirror: Mirror, waiting: int) -> None:
-        """Nobody is there who runs: whatever is stored now was stored for somebody who is gone.
+        """No request runs: whatever is stored now was computed by requests that are finished.
 
-        Requests that wait may get by, by chance, when more stores than usual have landed: they are given some time.
+        Waiting requests may still be scheduled once more stores than usual have landed: they are given some time.
         """
         at = id(mirror)
         stored, latest = self._stored.setdefault(at, set()), self._latest.get(at, -1)
@@ -176,7 +176,7 @@ class EngineHooks:
 
 
 def _look_behind(mirror: Mirror) -> bool:
-    """Whether anything is out."""
+    """Whether any job is in flight."""
     mirror.catch_up()
     if left := mirror.jobs.left_behind():
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""

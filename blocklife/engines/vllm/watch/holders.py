@@ -1,7 +1,8 @@
-"""Who holds which block: requests, the connector, and what an engine lets go of late, in nobody's name.
+"""Which blocks are held by which request or connector, also where the engine frees late and names no request.
 
-The ledger knows the first hold of content that is not final, and every hold of content that is. What it cannot know, such as a
-connector that holds the target of its own load, is kept beside it, so that a block has as many holds here as in the engine.
+The ledger knows the first reference to content that is not final, and every reference to final content. What it cannot know,
+such as a connector's reference to the target of its own load, is kept here as well, so that the number of references to a block
+equals the engine's.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from blocklife.engines.vllm.watch.story import BlockHistory
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 
 CONNECTOR = "the connector"
-"""Who holds and frees blocks on nobody's behalf."""
+"""The holder of blocks that are referenced or freed without the name of a request."""
 BEFORE = "before"
-"""Who held what the watch did not see handed out."""
+"""The holder of blocks that were handed out before the watch began."""
 
 
 class Holders:
-    """All of them. Invariant: ``where[block]`` has each holder of a block as often as it holds it, and is that holder's
+    """All holders. Invariant: ``where[block]`` has each holder of a block once for each of its references, and is that holder's
     ``alone`` where there is one only.
     """
 
@@ -32,11 +33,11 @@ class Holders:
         self._num_groups = num_groups
         self._current: dict[str, Holder] = {}
         self.where: dict[int, tuple[Holder, ...]] = {}
-        # Blocks that were handed out in this step and do not count as filled yet, and the life whose content is in it yet.
+        # Blocks that were handed out in this step and are not filled yet, with the life whose content they still have.
         self.fresh: dict[int, int] = {}
-        # Blocks that were let go of in the step that handed them out, and the life whose content is still there.
+        # Blocks that were released in the step that handed them out, with the life whose content they still have.
         self._unused: dict[int, int] = {}
-        # The life that stands, or stood last, at a place of a request's own table.
+        # The life that is, or was last, at a position of a request's table.
         self._tenures: dict[str, dict[int, int]] = {}
         self._left: set[str] = set()
         self._over: dict[str, int] = {}
@@ -44,7 +45,7 @@ class Holders:
     # --- reading ------------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many names are kept."""
+        """How many holders are kept."""
         return len(self._current.keys() | self._tenures.keys() | self._left | self._over.keys())
 
     def life(self, block: int) -> int:
@@ -52,22 +53,22 @@ class Holders:
         return self._epoch[block] << EPOCH_SHIFT | block
 
     def content(self, block: int) -> int:
-        """The life whose content a block has: its own, or the one before, where its own was given up before it was computed."""
+        """The life whose content a block has: the current one, or the one before where the current one was never computed."""
         root = self._unused.get(block)
         return self.life(block) if root is None else root
 
     def stands(self, request: str | None, group: int, position: int | None) -> int | None:
-        """The life that a request had last at a position of its table; None where that is not known."""
+        """The life that a request had last at a position of its table; None where it is not known."""
         if request is None or position is None:
             return None
         return self._tenures.get(request, {}).get(position * self._num_groups + group)
 
     def tenure(self, request: str | None) -> dict[int, int]:
-        """All that `stands` knows of a request: a place times the number of groups, and the group, to a life."""
+        """All that `stands` knows of a request: position times number of groups, plus the group, to a life."""
         return self._tenures.get(request or "", {})
 
     def row_of(self, name: str | None) -> str | None:
-        """What the ledger calls a request, if it knows it now."""
+        """The name of a request in the ledger, if it is known there now."""
         holder = self._current.get(name or "")
         return holder.row if holder is not None and holder.held else None
 
@@ -76,17 +77,17 @@ class Holders:
         return block in self._unused
 
     def holds(self, name: str, block: int) -> bool:
-        """Whether somebody of this name holds a block now, in the ledger's eyes too."""
+        """Whether the holder of this name has a reference to a block that the ledger knows of, too."""
         holder = self._current.get(name)
         return holder is not None and block in holder.held
 
     def is_known_without(self, name: str | None, block: int) -> bool:
-        """Whether somebody of this name holds something, and not this block."""
+        """Whether the holder of this name has references, but none to this block."""
         holder = self._current.get(name or "")
         return holder is not None and block not in holder.held and block not in holder.besides
 
     def left_behind(self, known: Collection[str]) -> dict[str, list[int]]:
-        """The blocks that are held by others than those who are known."""
+        """The blocks that are held by requests other than the *known* ones."""
         found: dict[str, list[int]] = {}
         for block, holders in self.where.items():
             for holder in holders:
@@ -95,20 +96,20 @@ class Holders:
         return found
 
     def drop_all(self, blocks: Collection[int]) -> None:
-        """Nobody holds these any more."""
+        """Drop every reference to these blocks."""
         for block in blocks:
             if block in self.where:
                 self.drop(block)
 
     def count(self, name: str) -> int:
-        """How many blocks somebody of this name holds."""
+        """How many blocks the holder of this name has."""
         holder = self._current.get(name)
         return 0 if holder is None else len(holder.held) + sum(holder.besides.values())
 
     # --- holding ------------------------------------------------------------------------------------------------------------
 
     def hand_out(self, name: str, group: int, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
-        """New lives for blocks that no copy touches, except behind a fence."""
+        """Begin new lives in blocks that no copy touches, except behind a fence."""
         holder, epoch, where, unused = self._holder(name), self._epoch, self.where, self._unused
         before = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
         if unused:
@@ -121,7 +122,7 @@ class Holders:
             for block in blocks:
                 where[block] = where.get(block, ()) + holder.alone
         lives = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
-        if type(positions) is range:  # a row of places, as nearly always
+        if type(positions) is range:  # consecutive positions, as nearly always
             size = self._num_groups * positions.step
             start = positions.start * self._num_groups + group
             places = zip(range(start, start + size * len(positions), size), lives, strict=True)
@@ -134,7 +135,7 @@ class Holders:
         self._story.note_places(lives, positions, "handed out to {} (group {}{})", name, group)
 
     def take(self, name: str, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
-        """One more hold of each of these blocks, whose content is final."""
+        """One more reference to each of these blocks, whose content is final."""
         holder, where = self._holder(name), self.where
         self.lives.take(holder, blocks)
         for block, position in zip(blocks, positions, strict=True):
@@ -143,17 +144,17 @@ class Holders:
         self._story.note(blocks, "taken by {}", name)
 
     def hold_beside(self, name: str, block: int) -> None:
-        """One more hold of a block, of which the ledger is not told."""
+        """One more reference to a block that is not reported to the ledger."""
         holder = self._holder(name)
         holder.besides[block] = holder.besides.get(block, 0) + 1
         self.where[block] = self.where.get(block, ()) + holder.alone
         self._story.note((block,), "taken by {}", name)
 
     def free(self, name: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
-        """A holder has let go of these blocks, or somebody in nobody's name; *left* says how many holds the engine counts then.
+        """A holder, or the engine without naming one, has released blocks; *left* are the engine's reference counts afterwards.
 
-        Who lets go of all he holds (*whole*) in the step that handed it out is not in that step: nothing is computed for him.
-        Tells of those who do not hold what they let go of.
+        A request that releases everything (*whole*) in the step that handed it out is not part of that step: nothing is
+        computed for it. A release of a block that the holder does not have is a violation.
         """
         if not (whole and self._computes):
             self.fill(blocks)
@@ -195,19 +196,19 @@ class Holders:
                     self.drop(block)
 
     def _who_frees(self, name: str, holders: tuple[Holder, ...], left: int | None) -> Holder | None:
-        """Which of those who hold a block lets go of it, if that is one of them."""
+        """Which of the holders of a block releases it, if it is one of them."""
         holder = next((each for each in holders if each.name == name), None)
         if holder is None and name == CONNECTOR and (left is None or left < len(holders)):
             holder = min(holders, key=self._tightness, default=None)
         return holder
 
     def drop(self, block: int) -> None:
-        """Nobody holds a block any more, whatever they say."""
+        """Drop every reference to a block, whatever the holders were told."""
         for holder in self.where.pop(block):
             self._release(holder, (block,))
 
     def leave(self, name: str) -> None:
-        """A request has given up what it holds, and the engine may free it later, in nobody's name."""
+        """A request has given up its blocks; the engine may free them later, without naming the request."""
         if name in self._tenures:
             self._left.add(name)
         holder = self._current.pop(name, None)
@@ -215,13 +216,13 @@ class Holders:
             holder.has_left = True
 
     def end(self, request: str) -> None:
-        """A request is over: what it held may be stored once more, in the next step."""
+        """A request is finished: its blocks may still be stored in the next step."""
         self._over[request] = self._story.steps
 
     # --- content ------------------------------------------------------------------------------------------------------------
 
     def fill(self, blocks: Collection[int]) -> None:
-        """What of these was handed out in this step counts as filled."""
+        """Those of these blocks that were handed out in this step count as filled."""
         fresh, state = self.fresh, self._state
         if not fresh or fresh.keys().isdisjoint(blocks):
             return
@@ -230,21 +231,21 @@ class Holders:
             self.lives.fill(own)
 
     def arrive(self, lives: Sequence[int]) -> None:
-        """A load has filled blocks, as far as their lives are not over."""
+        """A load has filled blocks; lives that are over are passed over."""
         for life in lives:
             block = life & ID_MASK
             if self._state[block] == ALLOCATED and self.life(block) == life:
                 self.lives.fill((block,))
 
     def believe(self, block: int, group: int) -> None:
-        """A block that is nobody's has content that the watch did not see come."""
+        """An unheld block has content that was computed before the watch began, or unseen."""
         self._story.counts["believed"] += 1
         self.hand_out(BEFORE, group, [block], [None])
         self.fill([block])
         self.free(BEFORE, [block])
 
     def settle(self) -> None:
-        """A step is made: what was handed out is filled, and requests that are over for a whole step are forgotten."""
+        """End of a step: what was handed out is filled, and requests that finished before the step are forgotten."""
         self.fill(list(self.fresh))
         for request in [each for each, step in self._over.items() if step < self._story.steps - 1]:
             del self._over[request]
@@ -254,7 +255,7 @@ class Holders:
     # --- inside -------------------------------------------------------------------------------------------------------------
 
     def _holder(self, name: str) -> Holder:
-        """Whoever is called so, from this admission on. Each hold of the connector is one of its own."""
+        """The holder of this name, from this admission on. Each reference of the connector has a holder of its own."""
         holder = self._current.get(name)
         if holder is None or name == CONNECTOR:
             holder = self._current[name] = Holder(name)
@@ -264,13 +265,13 @@ class Holders:
         return holder
 
     def _stand(self, name: str, group: int, lives: Sequence[int], positions: Sequence[int | None]) -> None:
-        """These lives stand at these places of somebody's table from now on."""
+        """Note that these lives are at these positions of a request's table from now on."""
         for life, position in zip(lives, positions, strict=True):
             if position is not None:
                 self._tenures.setdefault(name, {})[position * self._num_groups + group] = life
 
     def _tightness(self, holder: Holder) -> int:
-        """The looser a hold, the likelier it is the one that the engine lets go of in nobody's name."""
+        """Sort key: holders that the engine most probably means first, when it releases a block without naming a request."""
         return 0 if holder.has_left else 1 if holder.name in self._over else 2
 
     def _release(self, holder: Holder, blocks: Sequence[int]) -> None:
@@ -287,7 +288,7 @@ class Holders:
                 del self._current[holder.name]
 
     def _is_beside(self, holder: Holder, block: int) -> bool:
-        """Whether it lets go of a hold of which the ledger does not know."""
+        """Whether the released reference is one that the ledger does not know of."""
         count = holder.besides.get(block, 0)
         if count > 1:
             holder.besides[block] = count - 1

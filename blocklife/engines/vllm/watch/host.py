@@ -1,7 +1,7 @@
-"""The host's end of the copies that the watch follows: slots of a ledger for slots of an engine, as far as it names them.
+"""The host side of followed copies: ledger slots that stand for the engine's slots, as far as the engine names those.
 
-A copy whose host end is not named gets *spare* slots, for as long as it is out. Content that came before the watch did, or by a
-way that it does not see, is believed: an *anchor*, a block beyond the engine's own, then stands for its source.
+A copy whose slots are not named gets *spare* slots while it is in flight. Content that was stored before the watch began, or by
+a way that the watch does not see, is taken as given: an *anchor*, a block beyond the engine's own, then stands for its source.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blocklife.ledger.records import JobId
 from blocklife.states import Slot, SlotLife
 
 NUM_SPARE = 4096
-"""Slots for copies whose host end the engine does not name."""
+"""Number of slots for copies whose slots the engine does not name."""
 _ANCHOR = "anchor"
 _READY, _EMPTY = SlotLife.table.index[Slot.READY], SlotLife.table.index[Slot.EMPTY]
 
@@ -28,11 +28,11 @@ class CopyPiece(NamedTuple):  # the cheapest record there is: a step makes many
     group: int
     block: int
     position: int | None = None
-    """Its place in the request's table, as the engine claims; None where that cannot be told."""
+    """Its position in the request's table, as the engine says; None where it cannot be told."""
     slot: int | None = None
-    """The slot of the host that holds its chunk; None where that cannot be told."""
+    """The host slot of its chunk; None where it cannot be told."""
     key: bytes | None = None
-    """What the engine calls the content of the chunk."""
+    """The engine's key of the chunk."""
     offset: int = 0
     """Which part of the slot."""
 
@@ -46,7 +46,7 @@ class Content(NamedTuple):
 
     key: bytes | None
     parts: int | None
-    """A bit for each part that was written; None where that is not known."""
+    """A bit for each part that was written; None where it is not known."""
 
 
 class Host:
@@ -57,14 +57,14 @@ class Host:
         self._keeps = keeps
         self._content: dict[int, Content] = {}
         self.sees_all = False
-        """Whether all that any slot holds was seen to come: then one of which nothing is known is empty."""
+        """Whether every store was seen: then a slot without known content is empty."""
 
     def slot(self, piece: CopyPiece) -> int | None:
-        """The slot that the engine names, if it is one that is followed."""
+        """The slot that the engine names, if it is followed."""
         return piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None
 
     def wrong(self, piece: CopyPiece) -> str:
-        """Whether a load expects something else of a slot than what was stored there last; if so, what is there."""
+        """What a slot holds, if it is not what a load expects there; else empty."""
         found = self._content.get(-1 if piece.slot is None else piece.slot)
         if found is None:
             return "nothing was stored in it" if self._keeps and self.sees_all else ""
@@ -75,7 +75,7 @@ class Host:
         return ""
 
     def stored(self, pieces: Sequence[CopyPiece]) -> None:
-        """A store says that it puts these into their slots, be they right or wrong, and nothing else."""
+        """A store has written these pieces into their slots, right or wrong, and nothing else."""
         if not self._keeps:
             return
         new: dict[int, Content] = {}
@@ -86,11 +86,11 @@ class Host:
         self._content.update(new)
 
     def forget_content(self, slot: int) -> None:
-        """What a slot holds is not known any more."""
+        """The content of a slot is unknown from now on."""
         self._content[slot] = Content(None, None)
 
     def forget(self) -> None:
-        """The engine has forgotten what it had: whatever comes next under a slot is another content."""
+        """The engine has forgotten all host content: what comes next into a slot is new."""
         self._content.clear()
 
 
@@ -107,20 +107,20 @@ class Filing:
         self._anchors = range(num_blocks, num_blocks + ledger.limits.num_groups)
 
     def settle(self, step: int, arrived: Sequence[Completion]) -> None:
-        """A step of the ledger's own: these reports have come."""
+        """One step of the ledger: settle a plan with these reports."""
         plan = self._ledger.dispatch(step).number
         self._ledger.settle(plan, step, completions=arrived)
 
-    # --- slots that no engine knows -----------------------------------------------------------------------------------------
+    # --- spare slots --------------------------------------------------------------------------------------------------------
 
     def take_spare(self, count: int) -> list[int]:
-        """Slots that no engine knows. Raises CapacityError when there are not so many."""
+        """Take spare slots. Raises CapacityError when there are not enough."""
         if len(self._spare) < count:
             raise CapacityError("watch: no spare slot is left (copies are followed again when some have landed)")
         return [self._spare.popleft() for _ in range(count)]
 
     def give_back(self, spare: Sequence[int]) -> None:
-        """Copies that used these are over."""
+        """Return spare slots whose copies are over."""
         if ready := [slot for slot in spare if self._state[slot] == _READY]:
             self._ledger.evict(ready)
         self._spare.extend(spare)
@@ -128,7 +128,7 @@ class Filing:
     # --- jobs of the ledger -------------------------------------------------------------------------------------------------
 
     def store(self, wanted: Sequence[Wanted]) -> tuple[JobId, ...]:
-        """Stores of sealed blocks, each into its slot. A slot is EMPTY, or READY and not read: then it makes room."""
+        """Plan and submit stores of sealed blocks. A slot is EMPTY, or READY and not being loaded: then it is evicted first."""
         blocks, stores = self._ledger.blocks, list[Store]()
         for owner, pieces, slots in wanted:
             transfers: list[GroupTransfer[Storable]] = []
@@ -146,7 +146,7 @@ class Filing:
         return self._submitted(self._ledger.plan_stores(stores))
 
     def load(self, request: str, pieces: Sequence[CopyPiece], slots: Sequence[int]) -> tuple[JobId, ...]:
-        """A load of allocated blocks, each from its slot. A slot is READY, or EMPTY: then its content is believed."""
+        """Plan and submit a load into allocated blocks. A slot is READY, or EMPTY: then its content is taken as given."""
         blocks, transfers = self._ledger.blocks, list[GroupTransfer[Allocated]]()
         for group, own, places in self._by_group(pieces, slots):
             order = list(dict.fromkeys(slot for _, slot in own))
@@ -171,7 +171,7 @@ class Filing:
         self._ledger.complete(Completion(job, Worker(worker), Result.OK))
 
     def _evict(self, slots: Sequence[int]) -> None:
-        """Make room in READY slots. Raises CapacityError where a load reads one: it cannot be followed how that ends."""
+        """Evict READY slots. Raises CapacityError where a load reads one: that case cannot be followed."""
         if not slots:
             return
         if busy := [slot for slot in slots if self._ledger.slots.pins[slot]]:
@@ -179,7 +179,7 @@ class Filing:
         self._ledger.evict(slots)
 
     def _believe(self, slot: int, group: int) -> None:
-        """Let a slot have content whose source nobody saw."""
+        """Give a slot content whose store was not seen."""
         ledger, name = self._ledger, f"{_ANCHOR} {group}"
         if name in ledger.requests:
             ledger.finish(name)

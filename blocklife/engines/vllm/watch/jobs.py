@@ -1,9 +1,9 @@
-"""The jobs of an engine: what each copies, who has reported, and what of it the ledger follows.
+"""The jobs of an engine: what each copies, which workers have reported, and what of it the ledger follows.
 
-*Rules of this file.* Whether a copy is lawful is asked here, of the pieces that its job names and of what the other jobs that
-are out touch; nothing of it is asked of the ledger. The ledger gets what can be followed, for its tables and for a recording,
-if it *is told* of jobs at all; what it cannot follow (a second reader of one life, say) is still waited for, because every job
-that is out stands in ``touching``.
+*Rules of this file.* Whether a copy is lawful is decided here, from the pieces that its job names and from what the other jobs
+in flight touch; the ledger is not asked. If the ledger *is told* of jobs at all, it gets what it can follow, for its tables and
+for a recording. What it cannot follow (a second reader of one life, say) is still waited for, because every job in flight is
+in ``touching``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from blocklife.ledger.records import JobId
 from blocklife.states import COPYING, KEYED, BlockLife
 
 NUM_ENDED = 4096
-"""Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
+"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
 
 _STORABLE = frozenset(BlockLife.table.index[state] for state in KEYED - COPYING)
 
@@ -35,13 +35,13 @@ class EngineCopy(NamedTuple):
     number: int
     request: str | None
     pieces: Sequence[CopyPiece]
-    """Those whose blocks are followed."""
+    """The pieces whose blocks are followed."""
     sync: bool = False
-    """Of a load: whether it is over before the step computes."""
+    """Of a load: whether it ends before the forward pass of its step."""
 
 
 class FollowedJob:
-    """A job that the engine has out, or of which not every worker has reported."""
+    """A job that is in flight, or that not every worker has reported."""
 
     __slots__ = (
         "alone", "blocks", "copy", "ids", "is_over", "is_store", "is_unwanted", "reports", "slots", "spare", "targets", "told",
@@ -51,28 +51,28 @@ class FollowedJob:
         self.copy = copy
         self.is_store = is_store
         self.alone: tuple[FollowedJob, ...] = (self,)
-        """Who touches a place that nobody else touches; empty once it is over, for a thing that names itself is freed late."""
+        """The entry in ``touching`` of a place that only this job touches; emptied at its end, to leave no reference cycle."""
         self.blocks: Sequence[int] = ()
         """The blocks that it touches."""
         self.slots: Sequence[int] = ()
         """The slots of the engine that it touches."""
         self.ids: tuple[JobId, ...] = ()
-        """Its name in the ledger; empty where nothing of it is followed."""
+        """Its jobs in the ledger; empty where nothing of it is followed there."""
         self.spare: Sequence[int] = ()
         self.targets: Sequence[int] = ()
-        """The lives that it fills, where the ledger is not told of it."""
+        """The lives that it fills, where the ledger does not know of it."""
         self.told = 0
-        """How many workers the ledger has heard of."""
+        """How many workers' reports the ledger has got."""
         self.reports = 0
         self.is_over = False
-        """Whether it is known to be quiet, by its reports or by a wait."""
+        """Whether it is known to be over, by its reports or by a wait."""
         self.is_unwanted = False
-        """Whether a reset has forgotten it."""
+        """Whether a reset has abandoned it."""
 
 
 class FollowedJobs:
-    """All that are out. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over, and are the job's own
-    ``alone`` where there is one only. *filing* is the ledger's end of them, if it is told of them.
+    """All jobs in flight. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over, and are the job's own
+    ``alone`` where there is one only. *filing* keeps them in the ledger, if it is told of jobs.
     """
 
     def __init__(
@@ -88,26 +88,26 @@ class FollowedJobs:
         self._filing = filing
         self._known: dict[int, FollowedJob] = {}
         self._loads: dict[int, FollowedJob] = {}
-        """Those of them that are loads."""
+        """The loads among them."""
         self.touching: dict[int, tuple[FollowedJob, ...]] = {}
         """Block to the jobs that read or write it."""
         self._using: dict[int, tuple[FollowedJob, ...]] = {}
         """The same for slots."""
-        # Reports that the ledger has not heard of yet, and the jobs that are over with them.
+        # Reports that the ledger has not got yet, and the jobs that end with them.
         self._arrived: list[Completion] = []
         self._landing: dict[int, FollowedJob] = {}
         self.has_landed = False
         """Whether there are any such."""
         self.gave_up = False
-        """Whether any job was followed no more before its end was heard of."""
+        """Whether any job was given up before its end was reported."""
         self._ended: OrderedDict[int, bool] = OrderedDict()
-        """Jobs that are known no more, and whether a report of them is still lawful."""
+        """Forgotten jobs, and whether a report of them is still lawful."""
         self.forgotten = -1
-        """The latest job of before the watch, or a reset: late and repeated reports of it, and of those before, are lawful."""
+        """The latest job from before the watch, or a reset: late and repeated reports of it and of older ones are lawful."""
         self._unflushed: dict[int, WatchViolation] = {}
 
     def __len__(self) -> int:
-        """How many are kept."""
+        """How many jobs are kept."""
         return len(self._known)
 
     def left_behind(self) -> list[int]:
@@ -121,7 +121,7 @@ class FollowedJobs:
     # --- stores -------------------------------------------------------------------------------------------------------------
 
     def store(self, copies: Iterable[EngineCopy]) -> None:
-        """Ask of each piece of these stores whether it is what the engine says; follow those that are."""
+        """Check each piece of these stores; follow those that break no rule."""
         wanted: list[tuple[FollowedJob, list[CopyPiece]]] = []
         for copy in copies:
             job = self._add(copy, is_store=True)
@@ -168,7 +168,7 @@ class FollowedJobs:
             self._story.note(blocks, "job {} stores it{}", job.copy.number, of(job.copy.request))
 
     def _unlawful_store(self, copy: EngineCopy, piece: CopyPiece) -> tuple[str, str]:
-        """The rule that the store of a piece breaks, and how; empty where it breaks none."""
+        """The rule that storing a piece breaks, and how; empty where it breaks none."""
         block = piece.block
         if wrong := self.not_its_place(copy.request, piece.group, piece.position, block):
             return "I8", f"job {copy.number} stores block {block} for {wrong}"
@@ -182,12 +182,12 @@ class FollowedJobs:
         return "", ""
 
     def is_loading(self, block: int) -> bool:
-        """Whether a load that is out fills a block."""
+        """Whether a load in flight fills a block."""
         touching = self.touching.get(block)
         return touching is not None and any(not job.is_store for job in touching)
 
     def not_its_place(self, request: str | None, group: int, position: int | None, block: int) -> str:
-        """Whether a block holds something else than what a request had at that place; if so, which place, and what is wrong."""
+        """Which position is meant and what is wrong with it, where a block is not what the request had there; else empty."""
         wanted = self._holders.stands(request, group, position)
         if wanted is None or wanted in (self._holders.life(block), self._holders.content(block)):
             return ""
@@ -197,12 +197,12 @@ class FollowedJobs:
         return f"{where}, but that life of it is over: the block was handed out again since"
 
     def _same_content(self, other: FollowedJob, piece: CopyPiece) -> bool:
-        """Whether a store that is out stores a block under the same key; chunks that begin alike share blocks, not keys."""
+        """Whether a store in flight has this block under the same key; chunks with a common prefix share blocks, not keys."""
         keys = [each.key for each in other.copy.pieces if each.block == piece.block]
         return piece.key is None or None in keys or piece.key in keys
 
     def _claim_slots(self, job: FollowedJob) -> None:
-        """A store overwrites its slots: nobody may write them, or read them, at the same time."""
+        """A store overwrites its slots: no other job may write or read them meanwhile."""
         host, using = self._host, self._using
         parts = [(slot, piece.offset) for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
         if len(set(parts)) < len(parts):
@@ -225,7 +225,7 @@ class FollowedJobs:
     # --- loads --------------------------------------------------------------------------------------------------------------
 
     def load(self, copy: EngineCopy) -> None:
-        """Ask of each piece whether its source has arrived; follow those whose target was handed out for it."""
+        """Check whether the source of each piece has been stored; follow those whose target was handed out for it."""
         job = self._add(copy, is_store=False)
         job.blocks = [piece.block for piece in copy.pieces]
         fresh, where = self._holders.fresh, self._holders.where
@@ -251,7 +251,7 @@ class FollowedJobs:
             self.finish(job)
 
     def _check_source(self, job: FollowedJob, piece: CopyPiece) -> None:
-        """A load reads what has arrived, and what it was looked up for."""
+        """A load must read what has been stored completely, and what its lookup has found."""
         slot = self._host.slot(piece)
         if slot is None:
             return
@@ -271,7 +271,7 @@ class FollowedJobs:
             self._using[slot] = self._using.get(slot, ()) + job.alone
 
     def _check_target(self, job: FollowedJob, piece: CopyPiece) -> None:
-        """A load fills the place that it was looked up for, and nobody else's."""
+        """A load must fill the block of its request, at the position of its lookup, and no other."""
         copy, block = job.copy, piece.block
         for other in self.touching.get(block, ()):
             does = "reads it" if other.is_store else "writes it"
@@ -289,7 +289,7 @@ class FollowedJobs:
             self._story.violate("I7", what, block=block, request=copy.request, job=copy.number)
 
     def compute(self, requests: Collection[str]) -> None:
-        """The step computes for these requests: what they load must have arrived."""
+        """The step computes for these requests: their loads must have landed."""
         for number, job in list(self._loads.items()):
             if not (job.is_over or job.copy.sync) and job.copy.request in requests:
                 what = f"the step computes for {job.copy.request} while its load, job {number}, is out"
@@ -299,7 +299,7 @@ class FollowedJobs:
     # --- the end of jobs ----------------------------------------------------------------------------------------------------
 
     def must_flush(self, block: int, name: str) -> None:
-        """A block is handed out while jobs touch it: the step must wait for those that read it."""
+        """A block is handed out while jobs touch it: the step must flush those that read it."""
         for job in self.touching.get(block, ()):
             number, owner = job.copy.number, of(job.copy.request)
             if job.is_store:
@@ -321,7 +321,7 @@ class FollowedJobs:
                 self._story.add(violation)
 
     def report(self, number: int, count: int) -> None:
-        """So many more workers say that their share of a job is over. The ledger hears of it when they `land`."""
+        """So many more workers report the end of their share of a job. The ledger gets it when `land` is called."""
         job = self._known.get(number)
         if job is None or number in self._landing:
             self._unknown(number)
@@ -338,7 +338,7 @@ class FollowedJobs:
                 self._story.violate("I9", what, request=job.copy.request, job=number)
 
     def land(self, *, begins: bool = False) -> None:
-        """What was reported since the last time is over. *begins*: a step does."""
+        """End what was reported since the last call. *begins*: at the beginning of a step."""
         arrived, self._arrived = self._arrived, []
         landing, self._landing = self._landing, {}
         self.has_landed = False
@@ -357,7 +357,7 @@ class FollowedJobs:
             self._story.violate("I3", f"job {number} is reported, and was never made", job=number)
 
     def reset(self, *, forget: bool) -> None:
-        """What is out is unwanted, and late reports of it are lawful; *forget* what the host has, too."""
+        """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host content, too."""
         for number, job in self._known.items():
             job.is_unwanted = True
             self.forgotten = max(self.forgotten, number)
@@ -366,7 +366,7 @@ class FollowedJobs:
             self._host.forget()
 
     def give_up(self, numbers: Iterable[int]) -> None:
-        """Follow these jobs no more: nobody may hear of their end."""
+        """Stop following these jobs: their end may never be reported."""
         self.gave_up = True
         self.land()
         for number in numbers:
@@ -374,7 +374,7 @@ class FollowedJobs:
                 self._end(job, may_come=True)
 
     def finish(self, job: FollowedJob) -> None:
-        """A job is quiet, whatever was reported of it."""
+        """A job is over, whatever was reported of it."""
         if self._arrived:
             self.land()
         if job.ids:
@@ -391,7 +391,7 @@ class FollowedJobs:
         self._give_back(job)
 
     def finish_all(self, block: int, *, loads_only: bool = False) -> None:
-        """The jobs that touch a block are quiet."""
+        """All jobs that touch a block are over."""
         for job in self.touching.get(block, ()):
             if not (loads_only and job.is_store):
                 self.finish(job)
@@ -440,10 +440,10 @@ class FollowedJobs:
         if job not in jobs:
             self.touching[block] = jobs + job.alone
 
-    # --- the ledger's end of them -------------------------------------------------------------------------------------------
+    # --- the same jobs in the ledger ----------------------------------------------------------------------------------------
 
     def _storable(self, lawful: Sequence[CopyPiece]) -> list[CopyPiece]:
-        """The pieces of a store that a ledger can be told of."""
+        """The pieces of a store that the ledger can follow."""
         good: list[CopyPiece] = []
         for piece in lawful:
             if self._state[piece.block] == FREED:
@@ -455,7 +455,7 @@ class FollowedJobs:
         return good
 
     def _file_stores(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
-        """Tell the ledger of stores, of all at once or of those that it takes."""
+        """Plan stores in the ledger: all in one call, or one by one those that it accepts."""
         try:
             self._file_all(filing, wanted)
         except (CapacityError, MisuseError):
@@ -468,7 +468,7 @@ class FollowedJobs:
                 self._pass_over(*wanted[0])
 
     def _file_all(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
-        """Tell the ledger of stores, all or none."""
+        """Plan stores in the ledger, all or none."""
         if not wanted:
             return
         try:
@@ -482,7 +482,7 @@ class FollowedJobs:
             job.ids = (number,)
 
     def _follow_load(self, job: FollowedJob, pieces: list[CopyPiece], row: str) -> None:
-        """Let blocks have their content when a load is over, of which the ledger is told, or not."""
+        """Note which lives a load fills, in the ledger if it is told of jobs."""
         if self._filing is None:
             job.targets = [self._holders.life(piece.block) for piece in pieces]
             return
@@ -500,7 +500,7 @@ class FollowedJobs:
         return [next(spare) if slot is None else slot for slot in slots]
 
     def _pass_over(self, job: FollowedJob, pieces: Sequence[CopyPiece]) -> None:
-        """What the ledger has no room for, or no row, is waited for all the same."""
+        """The ledger has no room or no row for these pieces; the watch waits for them all the same."""
         self._story.counts["not followed"] += len(pieces)
         self._give_back(job)
 
@@ -511,12 +511,12 @@ class FollowedJobs:
 
 
 def of(request: str | None) -> str:
-    """Whose it is, in a sentence."""
+    """The part of a sentence that names the request; empty where there is none."""
     return "" if request is None else f" of request {request}"
 
 
 def _strike(jobs: dict[int, tuple[FollowedJob, ...]], places: Iterable[int], job: FollowedJob) -> None:
-    """A job touches these places no more."""
+    """Remove a job from the entries of these places."""
     alone = job.alone
     for place in places:
         found = jobs.get(place, ())

@@ -1,8 +1,8 @@
-"""The lives of the blocks that a watch follows, and the states in which they are.
+"""The lives of the followed blocks, and their states.
 
-Two kinds that agree in every life and every state. `LedgerLives` tells a ledger of each hand-out, hold and release, so that
-its tables judge them and a recording has them; `PlainLives` does the same to three columns, where nobody asks for either. No
-rule of the watch needs more than they share: the state, the epoch and the group of each block.
+Two implementations that agree in every life and every state. `LedgerLives` calls a ledger for each hand-out, acquisition and
+release, so that its tables check them and a recording has them; `PlainLives` keeps three columns instead, where neither is
+wanted. No rule of the watch needs more than they share: the state, the epoch and the group of each block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blocklife.ledger.places import EPOCH_MASK, EPOCH_SHIFT
 from blocklife.states import Block, BlockLife, Request
 
 SHORT, _IDLE = 256, 64
-"""Requests of the ledger with tables up to that length are used again; so many are kept."""
+"""Idle ledger requests with tables up to this length are used again; at most so many are kept."""
 
 _CODE = BlockLife.table.index
 FREED, ALLOCATED, SEALED, CACHED = (_CODE[state] for state in (Block.FREED, Block.ALLOCATED, Block.SEALED, Block.CACHED))
@@ -27,31 +27,31 @@ FREED, ALLOCATED, SEALED, CACHED = (_CODE[state] for state in (Block.FREED, Bloc
 
 @define(eq=False)
 class Holder:
-    """A request, from its admission until it lets go of everything, or one hold of the connector.
+    """A request from its admission until it has released everything, or one reference of the connector.
 
-    Invariant: the ledger, where there is one, knows a request called ``row``, and nobody else has it, exactly while ``held``
-    has a block.
+    Invariant: exactly while ``held`` has a block, the ledger, where there is one, knows a request called ``row``, which is this
+    holder's alone.
     """
 
     name: str
     held: dict[int, int] = field(factory=dict)
-    """Block to its place in the ledger's table."""
+    """Block to its position in the ledger's table."""
     besides: dict[int, int] = field(factory=dict)
-    """How many holds of a block the ledger does not know of; none is 0."""
+    """Block to the number of references that the ledger does not know of; never 0."""
     has_left: bool = False
-    """Whether it has given up everything, and the engine may free it later, in nobody's name."""
+    """Whether it has given up its blocks, which the engine may free later, without naming the request."""
     row: str = ""
     lengths: list[int] = field(factory=list)
     """How long its tables in the ledger are."""
     alone: tuple[Holder, ...] = ()
-    """Who holds a block that nobody else holds; empty once it holds nothing, for a thing that names itself is freed late."""
+    """The entry of a block that only this holder has; emptied when it holds nothing, to leave no reference cycle."""
 
     def __attrs_post_init__(self) -> None:
         self.alone = (self,)
 
 
 class FollowedLives(Protocol):
-    """What is asked of either kind. Nothing that is told here is judged by the watch any more."""
+    """What both implementations offer. The watch has checked every call before it is made."""
 
     epoch: array[int]
     state: bytearray
@@ -59,13 +59,13 @@ class FollowedLives(Protocol):
     group: bytearray
 
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
-        """New lives, held once."""
+        """Begin new lives, with one reference each."""
 
     def take(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """One more hold of content that is final."""
+        """One more reference to final content."""
 
     def release(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """One hold less; without content that is final the life is over then."""
+        """One reference less; the life of a block without final content is over then."""
 
     def fill(self, blocks: Sequence[int]) -> None:
         """The content of these ALLOCATED blocks is final."""
@@ -118,7 +118,7 @@ class PlainLives:
 
 
 class LedgerLives:
-    """Those of a ledger. Its requests are lent to whoever holds something, and are lent again: that costs less."""
+    """Lives in a ledger. Its requests are lent to holders and used again, which is cheaper than adding a new one each time."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -127,12 +127,12 @@ class LedgerLives:
         self.group = ledger.blocks.group
         self._num_groups = ledger.limits.num_groups
         self._serial = 0
-        # Requests of the ledger that hold nothing and that nobody has, with how long their tables are.
+        # Idle requests of the ledger, with the length of their tables.
         self._idle: list[tuple[str, list[int]]] = []
         self._lent: dict[str, str] = {}
 
     def name_of(self, row: str) -> str:
-        """Who has the request of the ledger that is called so; its own name where that is not lent."""
+        """The holder to whom a request of the ledger is lent; the request's own name where it is not lent."""
         return self._lent.get(row, row)
 
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
@@ -173,7 +173,7 @@ class LedgerLives:
         holder.lengths[group] += len(blocks)
 
     def _lend_row(self, holder: Holder) -> None:
-        """The holder is known to the ledger from here on: a block is given at once."""
+        """Lend the holder a request of the ledger; a block follows at once."""
         if holder.held:
             return
         if not self._idle:
@@ -184,7 +184,7 @@ class LedgerLives:
         self._lent[holder.row] = holder.name
 
     def _leave_row(self, holder: Holder) -> None:
-        """Let the ledger's request go, or keep it for the next one if it is as good as new."""
+        """Finish the ledger's request, or keep it for the next holder if it is as good as new."""
         as_new = max(holder.lengths) <= SHORT and self._ledger.request_state(holder.row) is Request.WAITING
         if as_new and len(self._idle) < _IDLE:
             self._idle.append((holder.row, holder.lengths))

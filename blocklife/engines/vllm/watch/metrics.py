@@ -1,6 +1,6 @@
-"""Counts for Prometheus, named as vLLM names its own, where the client library is there; else they are merely kept.
+"""Prometheus metrics, named in vLLM's manner, where the client library is installed; else the counts are only kept.
 
-*Theory.* The watch counts in processes that show nothing: vLLM's engine core and its workers are children of the server. The
+*Theory.* The watch counts in processes that serve no metrics: the engine core and its workers are children of the server. The
 client library can share counts between processes, but only if ``PROMETHEUS_MULTIPROC_DIR`` is set before it is first imported.
 That is long before a plug-in is loaded; set later, the variable would hide vLLM's own metrics. So each process that loads this
 plug-in keeps its counts in a small file of a folder that its children inherit, and has a collector that adds up the files of
@@ -29,7 +29,7 @@ COUNTED = {
     "blocks_believed": "Blocks whose content the watch did not see come.",
     "copies_not_followed": "Blocks of copies that the watch could only wait for.",
 }
-"""Beside the violations: name to what is counted."""
+"""The counts besides the violations: name to what is counted."""
 FOLDER = "BLOCKLIFE_WATCH_COUNTS"
 """Set by the first process for its children: the folder of all counts."""
 _MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
@@ -48,20 +48,20 @@ class Counter(Protocol):
 
 
 class Family(Protocol):
-    """What a collector says of one metric."""
+    """One metric, as a collector returns it."""
 
     def add_metric(self, labels: list[str], value: float) -> None:
-        """One of its series."""
+        """Add one series."""
 
 
 class CountStore(Protocol):
-    """Where counts are kept: of each rule, and of what else is counted, from zero on."""
+    """A place for counts: of each rule, and of whatever else is counted, from zero on."""
 
     where: str
     """Where they are shown, in words for the log."""
 
     def add(self, name: str, amount: int) -> None:
-        """So many more."""
+        """Add to one count."""
 
 
 class OfLibrary:
@@ -81,7 +81,7 @@ class OfLibrary:
 
 
 class InFolder:
-    """A file of whole numbers, which others read while it is written."""
+    """A file of whole numbers that other processes read while it is written."""
 
     def __init__(self, folder: Path, where: str) -> None:
         self.where = where
@@ -98,7 +98,7 @@ class InFolder:
         self._values[_PLACES[name]] += amount
 
     def totals(self) -> dict[str, int]:
-        """Of all processes."""
+        """The sums over all processes."""
         totals = dict.fromkeys(_PLACES, 0)
         for path in self.folder.glob(f"*{_SUFFIX}"):
             try:
@@ -132,7 +132,7 @@ class Collector:
 
 
 class Metrics:
-    """What the watches of one process count. Without the client library nobody sees it."""
+    """The counts of all watches of one process. Without the client library they are not exported."""
 
     def __init__(self, kept: CountStore) -> None:
         self._kept = kept
@@ -140,7 +140,7 @@ class Metrics:
 
     @property
     def where(self) -> str:
-        """Where it is shown, in words for the log."""
+        """Where they are shown, in words for the log."""
         return self._kept.where
 
     def violated(self, rule: str) -> None:
@@ -148,7 +148,7 @@ class Metrics:
         self._kept.add(rule, 1)
 
     def tell(self, watch: int, now: Mapping[str, int]) -> None:
-        """Bring the other counts to where a watch is now."""
+        """Bring the other counts up to date with a watch."""
         for name in COUNTED:
             told = self._told.get(f"{watch} {name}", 0)
             if now[name] > told:
@@ -156,7 +156,7 @@ class Metrics:
                 self._told[f"{watch} {name}"] = now[name]
 
     def forget(self, watch: int) -> None:
-        """A watch is over; what it counted stays counted."""
+        """A watch was closed; what it has counted stays."""
         for name in COUNTED:
             self._told.pop(f"{watch} {name}", None)
 
@@ -165,8 +165,8 @@ _all: dict[int, Metrics] = {}
 
 
 def of_process() -> Metrics:
-    """Those of this process, in the registry that everybody uses: one set, however many watches there are."""
-    if (process := os.getpid()) not in _all:  # a fork has its parent's, and counts in its own
+    """The metrics of this process, in the default registry: one set, however many watches there are."""
+    if (process := os.getpid()) not in _all:  # after a fork the parent's set is there, and this process needs its own
         is_fork = bool(_all)
         _all.clear()
         _all[process] = Metrics(_kept(is_shown=is_fork))
@@ -188,7 +188,7 @@ def _kept(*, is_shown: bool) -> CountStore:
 
 
 def _in_folder() -> InFolder:
-    """In the folder that was inherited, or in a new one for this process and its children, which goes with it."""
+    """A file in the inherited folder, or in a new one for this process and its children, which is removed at exit."""
     if folder := os.environ.get(FOLDER):
         return InFolder(Path(folder), "its counts are in the metrics of the process that has started it")
     made = tempfile.mkdtemp(prefix="blocklife-watch-")

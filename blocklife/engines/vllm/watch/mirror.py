@@ -1,28 +1,28 @@
-"""A ledger that follows an engine which knows nothing of it, and says where a step of that engine was not legal.
+"""Follows an engine that does not know of it, and reports where a step of that engine was illegal.
 
-*Rules of this file.* It knows no engine: the hooks (`pool`, `offloading`, `simple`) tell it facts. It never decides what the
-engine does. What was done is believed in the end: after a violation the ledger is brought to where the device is, and the
-watch goes on. Nobody is told of a violation before that is so.
+*Rules of this file.* It knows no engine: the hooks (`pool`, `offloading`, `simple`) report facts to it. It never changes what
+the engine does. After a violation the mirror is brought to the state of the device, and the watch goes on; a violation is
+reported only after that.
 
-*Theory: the order of the device.* What an engine's scheduler does within one step, and the order in which the device feels it,
-are two things. The workers of one step first launch the stores that the step before left, then wait for the jobs that the step
-flushes, then compute, then load. So facts are only noted while a step is made, and `step` replays them in the device's order:
+*Theory: the order of the device.* The order in which a scheduler acts within one step is not the order in which the device
+executes it. The workers of a step first launch the stores that were deferred from the step before, then wait for the flushed
+jobs, then compute, then load. So facts are only noted while a step is scheduled, and `step` replays them in the device's order:
 
 1. what happened before the step's first hand-out: reports, releases, resets;
-2. stores that this very step makes and flushes: they read what their blocks held before this step handed them out;
+2. stores that this step both makes and flushes: they read what their blocks held before this step handed them out;
 3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and
    the step must flush that job. A load that ends before the step computes is over where its target is first hit;
 4. the step's flushes: jobs that had to be flushed and are not are violations, and all flushed jobs are over;
 5. loads, then what was handed out counts as filled, then the other stores.
 
-Where a ledger is told (`LedgerLives`, `Filing`) each of them is a verb of a `Ledger` (`own_pool=False`, contract *fence*),
-whose tables know what is legal; else it is a change of some columns that come to the same (`PlainLives`). Content counts as
-final as soon as its step is made, for the device computes it before any store of that step. Whether it is the *right* content
-is asked by comparing lives: the one that the request had at that place of its table, and the one that the block has now.
+Where there is a ledger (`LedgerLives`, `Filing`), each fact is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose
+tables know what is legal; else it changes a few columns to the same effect (`PlainLives`). Content counts as final as soon as
+its step is scheduled, because the device computes it before any store of that step. Whether it is the *right* content is
+decided by comparing lives: the one that the request had at that position of its table, and the one that the block has now.
 
-*Theory: sampling.* Of every *sample* blocks one is followed, from the first hand-out to the last copy; the hooks tell of no
-others (`follows`). A rule about one block needs that block alone, so each can be kept in a sample. What a slot holds cannot be
-told from a sample of its stores, so that nothing is claimed of it then.
+*Theory: sampling.* One of every *sample* blocks is followed, from the first hand-out to the last copy; the hooks report no
+others (`follows`). A rule about one block needs that block only, so it can be checked in a sample. What a slot holds is not
+known from a sample of its stores, so nothing is claimed of slots then.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _STALE, _LOADING = (BlockLife.table.index[state] for state in (Block.STALE, Bloc
 _OPEN = frozenset((_LOADING, ALLOCATED))
 
 Fact = tuple[Callable[..., None], tuple[object, ...]]
-"""What to call when it is replayed, and with what."""
+"""A function to call at the replay, and its arguments."""
 Positions = Sequence[int | None]
 Missing = tuple[str, int, int, bool]
-"""Who counts on it, its place in the table, its block, and whether the engine finds it by a name already."""
+"""The request that expects it, the position in its table, the block, and whether the prefix cache has the block already."""
 
 
 class Mirror:
     """Follows one pool of blocks. Calls are made by one thread, in the order in which things happened.
 
     *tell* gets the violations of each step, and *lost* the error if the mirror itself cannot go on; what they raise reaches the
-    caller. *sample* n follows one block of n. *is_told* says whether there is a ledger, which costs more than all else: no rule
-    needs it, but a recording does, and the ledger's tables then judge what the mirror makes of it. *computes* says
-    whether steps are those of a whole engine, so that what is let go of in the step that handed it out was never computed.
+    caller. *sample* n follows one block of n. *is_told* says whether there is a ledger, which costs more than all the rest: no
+    rule needs it, but a recording does, and its tables then check the mirror, too. *computes* says whether the steps are those
+    of a whole engine, so that a block released in the step that handed it out was never computed.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Mirror:
         self.sample = sample
         self._ledger: Ledger | None = None
         self.name_of: Callable[[str], str] = str
-        """Who has a request of the ledger."""
+        """Which holder a request of the ledger is lent to."""
         lives: FollowedLives = PlainLives(num_blocks)
         filing: Filing | None = None
         if is_told:
@@ -116,18 +116,18 @@ class Mirror:
         self._tell = tell
         self._lost = lost
         self.hears_all = False
-        """Whether the connector waits for nothing but its jobs, such as answers of another tier."""
+        """Whether the connector waits for its jobs only, and not for another tier, say."""
         self.num_held: Callable[[], int | None] = lambda: None
-        """How many slots the connector would give to nobody now, if it can tell; less than 0 where it has some twice."""
+        """How many slots the connector cannot hand out now, if it can tell; negative where it counts some slots twice."""
         self.progress = EngineProgress()
-        """How far the requests are; of several mirrors of one engine all have the same."""
+        """How far the requests are; shared by all mirrors of one engine."""
         self.brought: frozenset[int] = frozenset()
         """The blocks that loads fill before the last step computes."""
         self.is_torn = False
-        """Whether something came in between, in the middle of a step."""
+        """Whether anything was replayed in the middle of a step."""
         self._log: list[Fact] = []
         self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, to be found again
-        # Targets of the loads of the step that is being replayed; those of a load that ends before the step computes, with it.
+        # Targets of the loads of the step in replay; for a load that ends before the forward pass, with that load.
         self._targets: set[int] = set()
         self._soon: dict[int, EngineCopy] = {}
         self._loaded: set[int] = set()
@@ -136,7 +136,7 @@ class Mirror:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger that follows the engine. Refuses, with MisuseError, where it is not told of jobs: then there is none."""
+        """The ledger that follows the engine. Raises MisuseError where there is none (`is_told`)."""
         if self._ledger is None:
             raise MisuseError("watch: no ledger is kept (watch with jobs, strictly or with a recording)")
         return self._ledger
@@ -148,12 +148,12 @@ class Mirror:
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each rule fell, and what could not be followed."""
+        """How often each rule was broken, and what could not be followed."""
         return self.story.counts
 
     @property
     def is_behind(self) -> bool:
-        """Whether anything was noted that was not replayed yet."""
+        """Whether any noted fact was not replayed yet."""
         return bool(self._log)
 
     def follows(self, block: int) -> bool:
@@ -163,43 +163,43 @@ class Mirror:
     # --- facts --------------------------------------------------------------------------------------------------------------
 
     def handed_out(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
-        """The pool has given these blocks to a new tenant, each for a position of its table."""
+        """The pool has handed these blocks out, each for a position of the holder's table."""
         if blocks:
             self._log.append((self._handing_out, (holder, group, blocks, positions)))
 
     def taken(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
-        """One more holds these blocks with their content: a prefix hit, or a connector's own hold."""
+        """One more reference to these blocks with their content: a prefix hit, or a reference of the connector."""
         if blocks:
             self._log.append((self._take, (holder, group, blocks, positions)))
 
     def freed(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
-        """A holder has let go of these blocks.
+        """A holder has released these blocks.
 
-        Who is called `CONNECTOR` may do so in anybody's name, for engines free late; *left* then says how many holds of each
-        the engine still counts, since some of them are taken without a word. *whole*: it lets go of everything, and is not in
-        the step that is being made.
+        A release by `CONNECTOR` may be on behalf of any request, since engines free late; *left* then has the reference counts of
+        the engine afterwards, since some references are taken unseen. *whole*: the holder releases everything, and is not part
+        of the current step.
         """
         if blocks:
             self._log.append((self._free, (holder, blocks, left, whole)))
 
     def gone(self, request: str) -> None:
-        """A request has given up all that it holds; what of it was not freed yet is freed later, in nobody's name."""
+        """A request has given up all its blocks; those not freed yet are freed later, without naming the request."""
         self._log.append((self.holders.leave, (request,)))
 
     def ended(self, request: str) -> None:
-        """A request is over: what it held may be stored once more, in the next step."""
+        """A request is finished: its blocks may still be stored in the next step."""
         self._log.append((self.holders.end, (request,)))
 
     def reported(self, job: int, count: int) -> None:
-        """So many more workers say that their share of a job is over."""
+        """So many more workers report the end of their share of a job."""
         self._log.append((self._reporting, (job, count)))
 
     def reset(self, *, forget: bool = True) -> None:
-        """What is out is unwanted, and late reports of it are lawful; *forget* the host's content, too."""
+        """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host's content, too."""
         self._log.append((self._reset, (forget,)))
 
     def noted(self, what: str, blocks: Sequence[int] = ()) -> None:
-        """Something happened to these blocks, or to all, that no rule speaks of."""
+        """Note an event of these blocks, or of all, for their history; no rule depends on it."""
         if blocks:
             self._log.append((self.story.note, (blocks, what)))
         else:
@@ -216,28 +216,28 @@ class Mirror:
         computes: Collection[str] = (),
         missing: Sequence[Missing] = (),
     ) -> None:
-        """The engine has made the plan of a step: these copies, these jobs to wait for, and for whom it computes.
+        """The engine has scheduled a step: its copies, the jobs to wait for, and the requests it computes.
 
-        *missing*: what a request counts on, and no load brings.
+        *missing*: what a request expects to be loaded, and no job loads.
         """
         log, self._log = self._log, []
         self._minded(lambda: self._step(log, stores, loads, waits, computes, missing))
         self.tell()
 
     def catch_up(self) -> None:
-        """Replay what was noted so far, outside of a step or because one came to nothing."""
+        """Replay what was noted so far, outside of a step or because a step was given up."""
         log, self._log = self._log, []
         self._minded(lambda: self._catch_up(log))
         self.tell()
 
     def tell(self) -> None:
-        """Tell of the violations that nobody was told of."""
+        """Report the violations that were not reported yet."""
         if self.story.found:
             found, self.story.found = self.story.found, []
             self._tell(found)
 
     def _minded(self, what: Callable[[], None]) -> None:
-        """No engine falls because of its watch: an error in it is handed over, not raised."""
+        """Run *what*; an error of the watch itself is passed to *lost*, and never stops the engine."""
         try:
             what()
         except Exception as error:
@@ -277,7 +277,7 @@ class Mirror:
         new, self._new = self._new, set()
         for name, position, block, is_named in missing if self.computes else ():
             if is_named and block not in new:
-                continue  # it has come before
+                continue  # it was replayed earlier
             what = f"{name} counts on what is loaded into block {block}, position {position}, and no job loads it"
             self.story.violate("I7", what, block=block, request=name)
         if self.computes:
@@ -333,7 +333,7 @@ class Mirror:
             self.holders.hold_beside(name, block)
 
     def _is_final(self, name: str, group: int, block: int) -> bool:
-        """Whether a block that is taken has its content, as it should; if not, whether the ledger can know of the new hold."""
+        """Whether the ledger can follow a new reference to this block. A block without final content is a violation."""
         holders = self.holders
         what, rule, own = "", "I6", name != CONNECTOR and holders.holds(name, block)
         if block in holders.fresh:
@@ -347,7 +347,7 @@ class Mirror:
                 holders.fill([block])
         elif self.jobs.is_loading(block):
             what = "while its load is out"
-            if self._state[block] == _STALE:  # the request that it was for is gone
+            if self._state[block] == _STALE:  # its request has given it up
                 self.jobs.finish_all(block)
         elif holders.is_unused(block) and self.computes:
             what = "although its content was never computed: the step that handed it out took it back"
@@ -358,7 +358,7 @@ class Mirror:
         return self._state[block] not in _OPEN and block not in holders.fresh and not own
 
     def _load_now(self, copy: EngineCopy) -> None:
-        """A load that ends before the step computes is over before anybody can hit what it brings."""
+        """A load that ends before the forward pass is over before what it brings can be hit."""
         self._loaded.add(copy.number)
         self.jobs.load(copy)
 
@@ -371,7 +371,7 @@ class Mirror:
 
 
 def _once(blocks: Sequence[int], positions: Positions) -> tuple[list[int], list[int | None], list[int]]:
-    """Each block with one position of it, and those that were named before."""
+    """Each block with one of its positions, and the blocks that were named more than once."""
     kept: dict[int, int | None] = {}
     again: list[int] = []
     for block, position in zip(blocks, positions, strict=True):

@@ -1,7 +1,7 @@
-"""Asks whether blocks are called what belongs to their places: when they get a name in the prefix cache, and when they are hit.
+"""Checks the hashes of blocks in the prefix cache: when a block gets its hash, and when it is hit.
 
-A name is the hash of all that a request has up to the end of a block, and the group. Who hits a block believes its name. So a
-name must be right, and what it names must be there when the step is over.
+The name of a block is the hash of all tokens up to its end, and the group. A prefix hit relies on it. So a name must be right,
+and the content that it names must be computed when the step is over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_si
 
 
 class PoolNames:
-    """Asks of the names in one pool, of one block of *sample*."""
+    """Checks the names in one pool, of one block in *sample*."""
 
     def __init__(self, mirrors: Sequence[Mirror], pool: object, managers: Sequence[object], sample: int) -> None:
         self._mirrors = mirrors
@@ -25,13 +25,13 @@ class PoolNames:
         self._by_group = {_group_of(manager, at): manager for at, manager in enumerate(managers)}
         self._computes = all(mirror.computes for mirror in mirrors)
         self._is_planning = False
-        # How many tokens of a request the names cover that it has got since a plan was begun.
+        # How many tokens of a request are covered by the names that were given since the current plan was begun.
         self._ends: dict[str, int] = {}
 
-    # --- what gets a name ---------------------------------------------------------------------------------------------------
+    # --- blocks that get a name ---------------------------------------------------------------------------------------------
 
     def named(self, original: Original) -> Original:
-        """Blocks of a request are full, and get their names. Called for nearly each block: it ends where none is followed."""
+        """Hook on the caching of full blocks: called for nearly each block, it returns at once where none is followed."""
         sample = self._sample
 
         def through(*args: object, **kwargs: object) -> object:
@@ -47,7 +47,7 @@ class PoolNames:
         return through
 
     def _ask_named(self, told: Mapping[str, object], blocks: Sequence[BlockLike], start: int, own: Sequence[int]) -> None:
-        """Whether the blocks at these places of a request have got the names of their places; who is masked out gets none."""
+        """Check that the blocks at these positions have got the right names; a block that is masked out gets none."""
         request, size, group = told.get("request"), told.get("block_size"), told.get("kv_cache_group_id")
         hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", 0)
         if not (isinstance(size, int) and isinstance(group, int) and isinstance(hashes, Sequence)):
@@ -68,7 +68,7 @@ class PoolNames:
             self._ask_end(request, name, (own[-1] + 1) * size, blocks[own[-1]].block_id)
 
     def _look(self, name: str, position: int, block: BlockLike, wanted: bytes, there: BlockLike) -> None:
-        """Whether a block has not got its name, or stands somewhere else."""
+        """Check that a block has got its name, and is the one at that position."""
         number = block.block_id
         if not self._is_called(block, wanted):
             what = f"block {number} of {name}, position {position}, gets a name that is not that of its place"
@@ -78,7 +78,7 @@ class PoolNames:
             self._tell("I8", what, number, name)
 
     def _ask_end(self, request: object, name: str, end: int, block: int) -> None:
-        """Whether there is, or will be when the step is over, what gets a name."""
+        """Check that the content that gets a name is computed, or will be when the step is over."""
         if self._is_planning:
             if end > self._ends.get(name, 0):
                 self._ends[name] = end
@@ -88,21 +88,21 @@ class PoolNames:
             self._tell("I6", _early(name, end, computed), block, name)
 
     def begin(self) -> None:
-        """A plan is begun: what it computes may have a name already."""
+        """The scheduler begins a plan: what it computes may get a name already."""
         self._is_planning = True
         self._ends.clear()
 
     def settle(self, scheduled: Mapping[str, int], reach: Mapping[str, int]) -> None:
-        """A plan is made: so many tokens of each request are computed when it is done."""
+        """The plan is complete: so many tokens of each request are computed when it is done."""
         self._is_planning = False
         for name, end in self._ends.items():
             if name in scheduled and end > reach.get(name, end):
                 self._tell("I6", _early(name, end, reach[name]), None, name)
 
-    # --- what is hit --------------------------------------------------------------------------------------------------------
+    # --- blocks that are hit ------------------------------------------------------------------------------------------------
 
     def ask_hits(self, request: object, group: int, ids: Sequence[int], positions: Positions) -> None:
-        """Whether the blocks that a request hits are called what belongs to their places."""
+        """Check that the blocks that a request hits have the names of their positions."""
         hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", None)
         if not isinstance(hashes, Sequence) or getattr(self._managers[group], "block_size", 0) != unit:
             return

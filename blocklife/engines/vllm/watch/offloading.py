@@ -1,7 +1,7 @@
-"""Listens to the scheduler side of vLLM's OffloadingConnector, and says what its jobs are in the words of the mirror.
+"""Hooks on the scheduler side of vLLM's OffloadingConnector; they translate its jobs for the mirror.
 
-What is read of it: the metadata that goes to the workers, what comes back, and, to know which content a job claims to store,
-the keys that the scheduler keeps of each job and each request. Releases differ in how the metadata says it, not in names.
+What is read: the metadata for the workers, the workers' reports, and, to know which content a job claims to store, the keys
+that the scheduler keeps of each job and each request. Releases differ in the shape of the metadata, not in names.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from blocklife.engines.vllm.watch.mirror import Mirror
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
 _SLOTS = ("_num_allocated_chunks", "_free_list", "_num_evictable_cache_chunks")
-"""Of a manager of slots: how many it has ever used, those that are free again, and how many may be evicted."""
+"""Functions of a slot manager: how many slots it has ever used, which are free again, and how many may be evicted."""
 Chunks: TypeAlias = tuple[Sequence[int], Sequence[bytes]]
-"""Numbers of chunks in a request, and the key of each."""
+"""Indexes of chunks in a request, with the key of each."""
 
 
 class Spec(Protocol):
-    """The device's end of a job: block ids, how many of each group, and where the first of each stands."""
+    """The device side of a job: block ids, how many of each group, and the position of the first of each group."""
 
     block_ids: Sequence[int]
     group_sizes: Sequence[int]
@@ -44,14 +44,14 @@ class GroupState(Protocol):
 
 
 class OffloadingHooks(ConnectorHooks):
-    """Listens to an OffloadingConnectorScheduler."""
+    """Hooks on an OffloadingConnectorScheduler."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
         super().__init__(mirror, scheduler)
         self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
         self._sample = mirror.sample
         self._left_by = self._sample.__rmod__
-        """What a block leaves when it is divided by the sample: 0, if it is followed."""
+        """Block id modulo the sample: 0, if the block is followed."""
         self._groups = _groups_of(scheduler)
         self._launches_flushed = launches_flushed()
         self._shapes: dict[type, Callable[[object], tuple[object, object, object]]] = {}
@@ -59,7 +59,7 @@ class OffloadingHooks(ConnectorHooks):
             mirror.jobs.forgotten = made - 1
         self.calls.add(scheduler, "reset_cache", self._reset)
         self._made = getattr(scheduler, "_job_counter", 0)
-        # Other tiers below this one would bring content that is not seen to come.
+        # Further tiers below this one would bring content unseen.
         manager = getattr(scheduler, "manager", None)
         mirror.hears_all = type(manager).__name__ == "CPUOffloadingManager"
         mirror.host.sees_all = mirror.hears_all and not self._made
@@ -72,13 +72,13 @@ class OffloadingHooks(ConnectorHooks):
         }
         self.block_tokens = [sizes.get(group, 0) for group in range(max(sizes, default=-1) + 1)]
         self._odd: list[tuple[str, str, str | None, int]] = []
-        # How the manager finds the slot of a key, where it says so; and the key that a slot was stored under last.
+        # How the manager finds the slot of a key, where it can be asked; and the key under which a slot was stored last.
         self._find: Callable[[bytes], object] | None = getattr(getattr(manager, "_policy", None), "get", None)
         self._stored: dict[int, bytes] = {}
         self._hashes = [_first_int(config, "hashes_per_chunk", "hash_block_size_factor") for config in configs]
-        """How many hashes of a request a chunk of each group has."""
+        """How many block hashes of a request one chunk of each group covers."""
 
-    # --- what it hears ------------------------------------------------------------------------------------------------------
+    # --- hooked calls -------------------------------------------------------------------------------------------------------
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
         try:
@@ -102,7 +102,7 @@ class OffloadingHooks(ConnectorHooks):
         return meta
 
     def _tell_odd(self, named: Collection[int]) -> None:
-        """What is wrong with the jobs of a step before anybody looks at their blocks."""
+        """Report what is wrong with the jobs of a step, their blocks aside."""
         odd, self._odd = self._odd, []
         for rule, what, request, number in odd:
             self._mirror.story.violate(rule, what, request=request, job=number)
@@ -136,7 +136,7 @@ class OffloadingHooks(ConnectorHooks):
         return result
 
     def _num_held(self) -> int | None:
-        """Slots that are neither free nor to be had: a copy writes them, or somebody holds them."""
+        """How many slots are neither free nor evictable: a copy writes them, or they are pinned."""
         manager = getattr(self._scheduler, "manager", None)
         used, free, idle = (getattr(manager, name, None) for name in _SLOTS)
         if isinstance(used, int) and isinstance(free, list) and isinstance(idle, int):
@@ -175,7 +175,7 @@ class OffloadingHooks(ConnectorHooks):
             chunks = numbers, own_keys = _chunks(keys, names, start // size, used)
             followed = [(at, block) for at, block in enumerate(here) if not block % sample and 0 < block < end]
             asked: Iterable[int] = range(len(numbers))
-            if sample > 1 and len(numbers) == used:  # of a chunk without any block that is followed nothing is asked
+            if sample > 1 and len(numbers) == used:  # a chunk without a followed block is not checked
                 asked = dict.fromkeys([(start % size + at) // size for at, _ in followed])
             if hashes and each < len(self._hashes):
                 of = hashes, self._hashes[each], group
@@ -187,7 +187,7 @@ class OffloadingHooks(ConnectorHooks):
             pieces += self._pieces(group, start, count, followed, there, chunks)
             first, first_slot = first + count, first_slot + used
         if odd and known is not None and not set(names) <= {key for state in known.group_states for key in state.offload_keys}:
-            odd = []  # some keys are none of a whole chunk
+            odd = []  # some keys are not those of whole chunks
         if slots and first_slot != len(slots):
             odd.append(f"blocks for {first_slot} slots, and {len(slots)} slots")
         self._odd += [("I15", f"job {number} has {each}", named, number) for each in odd]
@@ -204,7 +204,7 @@ class OffloadingHooks(ConnectorHooks):
         *,
         store: bool,
     ) -> None:
-        """Whether each chunk of a job is called by the hash of all that the request has up to its end, and by its group."""
+        """Check that the key of each chunk is the hash of all tokens up to its end, with its group."""
         hashes, factor, group = of
         ending = ending_of(group)
         for at, key in chunks if factor else ():
@@ -216,7 +216,7 @@ class OffloadingHooks(ConnectorHooks):
                 return
 
     def _ask_slots(self, number: int, request: str | None, places: Iterable[tuple[bytes, int]], *, store: bool) -> None:
-        """Whether the manager has each key of a job for the slot that the job names, and no older key for it."""
+        """Check that the manager maps each key of a job to the slot that the job names, and no older key to that slot."""
         if (find := self._find) is None:
             return
         for key, slot in places:
@@ -233,7 +233,7 @@ class OffloadingHooks(ConnectorHooks):
             self._stored[slot] = key
 
     def _ask_places(self, number: int, request: str | None, blocks: Sequence[int], pieces: Iterable[CopyPiece]) -> None:
-        """Whether a store reads blocks that are there, with content that is computed when the step is over."""
+        """Check that a store reads blocks in use, with content that is computed when the step is over."""
         if 0 in blocks:
             self._odd.append(("I8", f"job {number} stores the null block", request, number))
         if (reach := self._mirror.progress.reach.get(request or "")) is None:
@@ -250,7 +250,7 @@ class OffloadingHooks(ConnectorHooks):
     def _pieces(
         self, group: int, start: int, count: int, followed: Iterable[tuple[int, int]], slots: Sequence[int], chunks: Chunks
     ) -> Iterable[CopyPiece]:
-        """The blocks of a job in one group that are followed: chunk after chunk, the first maybe not from its start."""
+        """The followed blocks of a job in one group, chunk by chunk; the first chunk may be cut at its start."""
         size, (numbers, keys) = self._blocks_per_chunk, chunks
         if size == 1 and len(numbers) == len(slots) == count:  # as nearly always
             return [CopyPiece(group, block, numbers[at], slots[at], keys[at]) for at, block in followed]
@@ -263,10 +263,10 @@ class OffloadingHooks(ConnectorHooks):
             found.append(CopyPiece(group, block, position, slots[chunk] if chunk < len(slots) else None, key, offset))
         return found
 
-    # --- when the engine itself falls ---------------------------------------------------------------------------------------
+    # --- errors of the engine itself ----------------------------------------------------------------------------------------
 
     def _explain(self, error: Exception, output: object) -> None:
-        """The engine has fallen while it planned a step: tell what was wrong with it, where that can be seen."""
+        """The engine has raised an error while it planned a step: report what was wrong, where it can be seen."""
         self._mirror.catch_up()
         if self._mirror.computes:
             self._mirror.jobs.compute(self.computes(output))
@@ -279,13 +279,13 @@ class OffloadingHooks(ConnectorHooks):
         self._mirror.tell()
 
     def _sizes(self, blocks: object, sizes: object) -> None:
-        """Whether the engine was about to make a job whose sizes do not add up."""
+        """Check whether the engine was making a job whose sizes do not add up."""
         if isinstance(blocks, Sequence) and isinstance(sizes, Sequence) and sum(sizes) != len(blocks):
             what = f"a job of {len(blocks)} blocks with group sizes {list(sizes)}"
             self._mirror.story.violate("I15", what, block=blocks[-1] if blocks else None)
 
     def _tenancies(self, request: str, tokens: object) -> None:
-        """Whether the engine was about to store blocks of a request that are somebody else's by now."""
+        """Check whether the engine was storing blocks that have a new tenant by now."""
         known = getattr(self._scheduler, "_req_status", {}).get(request)
         states: Sequence[GroupState] = getattr(known, "group_states", ())
         configs: Sequence[object] = getattr(getattr(self._scheduler, "config", None), "kv_group_configs", ())
@@ -303,9 +303,9 @@ class OffloadingHooks(ConnectorHooks):
 
 
 def launches_flushed() -> bool:
-    """Whether a worker launches, ahead of its waits, what the very step has made that it waits for; older releases do not.
+    """Whether a worker launches stores of the current step before it waits for them; older releases do not.
 
-    It is asked of the worker's code, for the metadata of both say the same.
+    It is read from the worker's code, since the metadata of both look the same.
     """
     try:
         worker = vars(importlib.import_module(_WORKER))["OffloadingConnectorWorker"]
@@ -321,7 +321,7 @@ def blocks_per_chunk_of(scheduler: object) -> int:
 
 
 def _groups_of(scheduler: object) -> list[int]:
-    """The group of the engine that each group of the connector is."""
+    """For each group of the connector, the engine's group."""
     configs = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
     return [int(getattr(config, "group_idx", at)) for at, config in enumerate(configs)]
 
@@ -336,7 +336,7 @@ def _jobs(meta: object, name: str) -> Mapping[int, object]:
 
 
 def _shape_of(job: object) -> Callable[[object], tuple[object, object, object]]:
-    """How to read the request, the source and the target of a job of this type; a job is asked for in every step."""
+    """How to read the request, the source and the target of a job of this type; cached, since it is needed in every step."""
     if hasattr(job, "transfer_spec"):
         pair = operator.attrgetter("req_id", "transfer_spec")
         return lambda job: ((found := pair(job))[0], *found[1])
@@ -346,7 +346,7 @@ def _shape_of(job: object) -> Callable[[object], tuple[object, object, object]]:
 
 
 def _is_readable(device: object) -> TypeGuard[Spec]:
-    """Whether it says how many blocks of each group it has, and where they stand."""
+    """Whether it has the number of blocks of each group, and their positions."""
     return hasattr(device, "group_sizes") and hasattr(device, "block_indices")
 
 
@@ -360,9 +360,9 @@ def _listed(ids: object) -> list[int] | None:
 
 
 def _chunks(keys: Sequence[bytes], names: Collection[bytes], first: int, used: int) -> Chunks:
-    """The chunks of a job, as the scheduler has filed them: their number in the request, and their key."""
+    """The chunks of a job, as the scheduler has filed them: index in the request, and key."""
     near = keys[first : first + used]
-    if len(near) == used and all(map(names.__contains__, near)):  # one behind the other, as nearly always
+    if len(near) == used and all(map(names.__contains__, near)):  # consecutive chunks, as nearly always
         return range(first, first + used), near
     numbers = list(itertools.islice((at for at in range(first, len(keys)) if keys[at] in names), used))
     return numbers, [keys[at] for at in numbers]

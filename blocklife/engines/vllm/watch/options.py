@@ -1,4 +1,4 @@
-"""How to watch, as a caller or the environment says."""
+"""The options of the watch, from a caller or from the environment."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from blocklife.errors import MisuseError
 
 
 class RecordError(MisuseError):
-    """The recording that was asked for cannot be opened. It stops whoever else passes over what cannot be watched."""
+    """The requested recording cannot be opened. The plug-in, which passes over what cannot be watched, raises this one."""
 
 
 PID = "{pid}"
-"""Stands for the process in the path of a recording."""
+"""Placeholder for the process id in the path of a recording."""
 
 
 class WatchMode(enum.Enum):
-    """What happens at an illegal step."""
+    """What happens at a violation."""
 
     STRICT = "the call that made it raises"
     COUNT = "it is counted, for metrics"
@@ -55,20 +55,19 @@ class Options:
 
     mode: WatchMode = field(default=WatchMode.LOG, validator=_is_mode)
     sample: int = field(default=1, validator=_positive)
-    """One block of so many is followed."""
+    """One in so many blocks is followed."""
     jobs: bool = field(default=True, validator=_is_flag)
-    """Whether there is a ledger behind the watch, which hears of all jobs, so that its tables judge them too, and a state can
-    be asked for. No rule needs it, and it costs more than all else. The environment leaves it out, but for a strict watch and a
-    recording."""
+    """Whether a ledger follows all jobs, so that its tables check them, too, and a state can be asked for. No rule needs it,
+    and it costs more than all the rest. From the environment it is on only for a strict watch and for a recording."""
     record: str = field(default="", converter=_spelt)
-    """Where to write a recording, as `blocklife recording` reads it; ``{pid}`` in it is the process. Where one is being
-    written there already, as by another engine of the process, ``.2`` is put behind it, or ``.3``. Empty: nowhere."""
+    """Path of a recording for `blocklife recording`; ``{pid}`` in it stands for the process id. Where another engine of the
+    process is writing there already, ``.2`` or ``.3`` is appended. Empty: no recording."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options | None:
         """``BLOCKLIFE_WATCH=strict|count|log``, ``BLOCKLIFE_WATCH_SAMPLE=8``, ``BLOCKLIFE_WATCH_RECORD=FILE``; None: no watch.
 
-        Refuses, with MisuseError, what none of them can mean.
+        Raises MisuseError for values that are none of these.
         """
         asked = environment.get("BLOCKLIFE_WATCH", "").strip()
         if asked.lower() in ("", "0", "off"):
@@ -80,7 +79,7 @@ class Options:
         if not (sample.isascii() and sample.isdecimal()) or not int(sample):
             raise MisuseError(f"BLOCKLIFE_WATCH_SAMPLE={sample}: it is a whole number of at least 1 (one block of so many)")
         mode, record = modes[asked.lower()], environment.get("BLOCKLIFE_WATCH_RECORD", "").strip()
-        # A folder of each process is left to the one that opens it: the others read this, too, and need none.
+        # A folder of each process is checked only by the process that opens it; the others read this, too, and need none.
         if record and PID not in os.path.dirname(record) and (why := unusable(of_this_process(record))):
             raise MisuseError(f"BLOCKLIFE_WATCH_RECORD={record}: {why}")
         return cls(mode=mode, sample=int(sample), jobs=mode is WatchMode.STRICT or bool(record), record=record)
@@ -92,7 +91,7 @@ def of_this_process(record: str) -> str:
 
 
 def unusable(path: str) -> str:
-    """Why no file can be written there, and the remedy; empty where only opening it can tell. Nothing is created."""
+    """Why no file can be written there, and the remedy; empty if nothing is known to prevent it. Nothing is created."""
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
         return f"there is no folder {folder} (make it, or name another)"

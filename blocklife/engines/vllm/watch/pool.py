@@ -1,10 +1,10 @@
-"""Listens to the block pool of a vLLM scheduler: who is given a block, who shares it, who lets go.
+"""Hooks on the block pool of a vLLM scheduler: which request is handed a block, shares it, or releases it.
 
-The pool itself knows blocks and counts, no requests. The manager of the KV cache does: while it works for a request, what the
-pool does is done for that request, and in which group, and where it stands in the request's table, is seen afterwards. What the
-pool does for nobody in particular, it does for the connector, or it frees late what a request has given up.
+The pool itself knows blocks and counts, but no requests. The KV cache manager does: while it works for a request, the pool acts
+for that request; the group, and the position in the request's table, are read afterwards. What the pool does outside of such a
+call, it does for the connector, or it frees late what a request has given up.
 
-Nothing of vLLM is replaced: methods of the watched objects, and of no others, are called through.
+Nothing of vLLM is replaced: methods of the watched objects, and of no others, are wrapped.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from blocklife.engines.vllm.watch.mirror import Mirror, Positions
 from blocklife.engines.vllm.watch.names import PoolNames
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
-"""Methods of the manager that work for a request, in any supported release; their first argument is it, or names it."""
+"""Methods of the manager that work for a request, in any supported release; their first argument is the request or its name."""
 _HIT = ("num_new_computed_tokens", "num_external_computed_tokens")
-"""What the first of them is told of a request that comes in: tokens that others have computed."""
+"""Arguments of the first of them for a new request: tokens that are in the cache already."""
 _FREES = ("free", "pop_blocks_for_free")
-"""Those that end a request's hold of everything."""
+"""Methods with which a request releases everything."""
 _NEAR = 4
-"""New blocks stand so near to the end of a table, mostly."""
+"""New blocks are mostly this close to the end of a table."""
 
 
 class PoolHooks:
-    """Listens to one pool, to the manager that owns it, and to whatever says which request has which blocks in its groups.
+    """Hooks on one pool, on the manager that owns it, and on the managers of the groups, which have the requests' tables.
 
-    Of *sample* blocks one is heard of: most calls are about blocks that nobody follows, and end here.
+    One in *sample* blocks is followed: most calls are about other blocks, and end here.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PoolHooks:
         self._sample = sample
         self._num_blocks = len(blocks_of(pool))
         self._owners = (pool, None) if any(hasattr(block, "pool") for block in blocks_of(pool)[:1]) else ()
-        """What a block says of whose it is, where blocks say it: a pool may be asked to free those of others."""
+        """The pool that blocks name as their owner, where they name one: a pool may be asked to free the blocks of another."""
         self._request: object = None
         self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
         self._book = PoolBook(pool)
@@ -56,7 +56,7 @@ class PoolHooks:
         ]
         self.names = PoolNames(mirrors, pool, managers, sample)
         self.given: list[tuple[str, list[int]]] = []
-        """Who was given which blocks since somebody has last emptied it."""
+        """Which blocks were handed to which request since this was last emptied."""
         self.calls = CallsThrough()
         self.calls.around(pool, "cache_full_blocks", self.names.named)
         self.calls.around(pool, "get_new_blocks", self._get_new_blocks)
@@ -71,7 +71,7 @@ class PoolHooks:
             self.calls.add(cache_manager, name, self._for_request_that_goes)
 
     def adopt(self) -> None:
-        """Tell of what is held already: the watch has come to an engine that runs."""
+        """Report the references that exist already: the watch was attached to a running engine."""
         named: dict[int, int] = {}
         for group, manager in enumerate(self._managers):
             for request, table in tables_of(manager).items():
@@ -89,7 +89,7 @@ class PoolHooks:
             mirror.holders.settle()
 
     def _numbers(self, table: Sequence[BlockLike]) -> list[int]:
-        """The ids of a table, 0 for what is not followed."""
+        """The ids of a table, with 0 for blocks that are not followed."""
         return [0 if block.block_id % self._sample else block.block_id for block in table]
 
     def _adopt(self, holder: str, group: int, block: int, position: int | None, *, shared: bool) -> None:
@@ -102,7 +102,7 @@ class PoolHooks:
     # --- the pool ---------------------------------------------------------------------------------------------------------
 
     def _get_new_blocks(self, original: Original) -> Original:
-        """Called for nearly each block. What it has just given is its own."""
+        """Hook on the hand-out; it is called for nearly each block."""
         sample = self._sample
 
         def through(*args: object, **kwargs: object) -> object:
@@ -125,7 +125,7 @@ class PoolHooks:
             self._did("handed out", ids, given)
 
     def _explain(self, wanted: object) -> None:
-        """The pool has refused what the manager, which counts first, has taken for granted."""
+        """The pool has too few blocks, although the manager has counted them before."""
         count = getattr(self._pool, "get_num_free_blocks", None)
         free = count() if callable(count) else None
         if self._request is not None and isinstance(wanted, int) and isinstance(free, int) and wanted > free:
@@ -179,13 +179,13 @@ class PoolHooks:
             self._tell(CONNECTOR, what, ids, blocks)
 
     def _tell_odd(self, odd: Sequence[Odd]) -> None:
-        """What the pool's own book says of blocks cannot be."""
+        """Report contradictions in the pool's own records."""
         for block, what in odd:
             for mirror in self._mirrors:
                 mirror.story.violate("I4", f"block {block} {what}", block=block if 0 < block < self._num_blocks else None)
 
     def _own(self, blocks: Sequence[BlockLike]) -> list[BlockLike]:
-        """The blocks of this pool that are followed; the null block is none."""
+        """The followed blocks of this pool, without the null block."""
         sample, owners, end = self._sample, self._owners, self._num_blocks
         if not owners:
             return [block for block in blocks if not (number := block.block_id) % sample and 0 < number < end]
@@ -193,16 +193,16 @@ class PoolHooks:
             block for block in blocks if not (number := block.block_id) % sample and 0 < number < end and block.pool in owners
         ]
 
-    # --- whom it works for --------------------------------------------------------------------------------------------------
+    # --- the request that a call is for -------------------------------------------------------------------------------------
 
     def _for_request(self, original: Original) -> Original:
-        """Called once for each request that runs, in every step: nothing is spent where nothing is done."""
+        """Hook on calls for a request; it runs once a step for each running request, so that it has to be cheap."""
         hooks = self
 
         def through(*args: object, **kwargs: object) -> object:
             if hooks._request is not None:
                 return original(*args, **kwargs)
-            hooks._request = request = args[0] if args else _named(kwargs)  # None, where it works for nobody
+            hooks._request = request = args[0] if args else _named(kwargs)  # None, where there is no request
             try:
                 return original(*args, **kwargs)
             finally:
@@ -258,7 +258,7 @@ class PoolHooks:
                 mirror.handed_out(holder, group, ids, positions)
 
     def _ask_windows(self, request: object, told: Mapping[str, object]) -> None:
-        """Whether a request still has, or has got, the block in which its next window begins."""
+        """Check that a request has the block in which its next window begins."""
         counts = [getattr(request, "num_computed_tokens", 0), *map(told.get, _HIT)]
         computed = sum([count for count in counts if isinstance(count, int)])
         for group, manager, window, size in self._windows if computed else ():
@@ -271,9 +271,9 @@ class PoolHooks:
                     mirror.story.violate("I4", what, request=name)
 
     def _places(self, request: str, ids: list[int], blocks: Sequence[BlockLike]) -> tuple[int, Positions]:
-        """In which group of a request's tables blocks stand, and where. What is given at once is for one group.
+        """The group and the positions of blocks in a request's tables. Blocks of one call are of one group.
 
-        Most are the end of a table now; hits are the start of one.
+        Most are at the end of a table; prefix hits are at its start.
         """
         count, start, end = len(blocks), blocks[0], blocks[-1]
         for group, manager in enumerate(self._managers):
@@ -289,7 +289,7 @@ class PoolHooks:
         return self._scattered([tables_of(manager).get(request, ()) for manager in self._managers], ids)
 
     def _scattered(self, tables: Sequence[Sequence[BlockLike]], ids: list[int]) -> tuple[int, Positions]:
-        """The same for blocks that have found their places in another order, or lost them again."""
+        """The same for blocks that are in another order, or not in the table any more."""
         wanted = set(ids)
         for depth in (len(ids) + _NEAR, None):
             for group, table in enumerate(tables):
@@ -304,5 +304,5 @@ class PoolHooks:
 
 
 def _named(kwargs: Mapping[str, object]) -> object:
-    """The request that a call is about, where it is named."""
+    """The request that a call is about, given as a keyword."""
     return kwargs.get("request", kwargs.get("request_id"))

@@ -1,4 +1,4 @@
-"""How far the requests of an engine are, as the plans of its steps say."""
+"""How many tokens of each request are computed, according to the plans of the scheduler's steps."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 class EngineProgress:
-    """How far each request is. A plan is heard of once, by whoever comes first."""
+    """How far each request is. A plan is read once, by the first part of the watch that sees it."""
 
     def __init__(self) -> None:
         self.reach: dict[str, int] = {}
-        """How many tokens of a request are computed when the step is over; kept until the step after the one that ends it."""
+        """Tokens of a request that are computed when the step is over; kept until one step after its end."""
         self.odd: list[tuple[str, str]] = []
-        """What is wrong with the last plan, and whom it is about."""
+        """What is wrong with the last plan, and of which request."""
         self._last: object = None
-        """The plan that was heard of, until all have been."""
+        """The plan that was read, until every part of the watch has seen it."""
         self._over: Iterable[str] = ()
 
     def advance(self, output: object) -> None:
-        """A plan is made. It may be told of more than once."""
+        """Read a plan; it may be passed in more than once."""
         scheduled: Mapping[str, int] = getattr(output, "num_scheduled_tokens", {})
         if output is self._last:
             return
@@ -32,7 +32,7 @@ class EngineProgress:
         cached = getattr(output, "scheduled_cached_reqs", None)
         names: Sequence[str] = getattr(cached, "req_ids", ())
         computed: Sequence[int] = getattr(cached, "num_computed_tokens", ())
-        # Of all that run, in every step: most go on where they were, and were planned in the order in which they are told.
+        # This runs for every running request in every step: most go on where they were, in the same order.
         before = [*map(reach.get, names, computed)]
         if before != computed and any(map(operator.gt, computed, before)):
             self._look(names, computed, getattr(cached, "resumed_req_ids", ()))
@@ -43,7 +43,7 @@ class EngineProgress:
             reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
 
     def leave(self) -> None:
-        """Every part of the watch has read the plan. It is dropped here: freeing a large plan would cost the watch time."""
+        """Every part of the watch has read the plan; drop it, so that freeing a large plan does not count as time of the watch."""
         self._last = None
 
     def _look(self, names: Sequence[str], computed: Sequence[int], resumed: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""What is done with a violation: it is kept, counted, logged or raised, as the mode says."""
+"""Reports violations: keeps, counts, logs or raises them, depending on the mode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from blocklife.engines.vllm.watch.violations import WatchError, WatchViolation
 
 LOGGER = logging.getLogger("blocklife.watch")
 NUM_KEPT = 1000
-"""Violations that are kept; further ones are counted."""
+"""How many violations are kept; further ones are only counted."""
 NUM_LOGGED = 10
-"""So many of each rule are logged at once; of further ones, one line says how many there were in the last while."""
+"""How many of each rule are logged one by one; after that, one line in `WHILE_S` seconds has the number of new ones."""
 WHILE_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""Listens to the scheduler side of vLLM's SimpleCPUOffloadConnector, and says what its jobs are in the words of the mirror."""
+"""Hooks on the scheduler side of vLLM's SimpleCPUOffloadConnector; they translate its jobs for the mirror."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from blocklife.engines.vllm.watch.mirror import Mirror
 
 
 class PlacePairs(Protocol):
-    """Blocks of the device and of the host, in pairs."""
+    """Device blocks and host blocks, in pairs."""
 
     gpu_block_ids: list[int]
     cpu_block_ids: list[int]
 
 
 class LoadState(Protocol):
-    """What the connector keeps of a request that loads."""
+    """What the connector keeps of a loading request."""
 
     load_event: int | None
     transfer_meta: PlacePairs | None
 
 
 class SimpleHooks(ConnectorHooks):
-    """Listens to a SimpleCPUOffloadScheduler. It counts its stores and its loads apart: stores are even here, loads odd."""
+    """Hooks on a SimpleCPUOffloadScheduler. It numbers stores and loads apart: stores get even numbers here, loads odd ones."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
         super().__init__(mirror, scheduler)
@@ -46,7 +46,7 @@ class SimpleHooks(ConnectorHooks):
         found = getattr(scheduler, "group_block_sizes", None) or [each.kv_cache_spec.block_size for each in groups]
         self.block_tokens = list(found)
         self._places: dict[str, dict[int, tuple[int, int, bytes | None]]] = {}
-        """Where the blocks of a request's tables stand when it was let in, and the name of what belongs there."""
+        """Positions of a request's blocks when it was allocated them, with the name of the content that belongs there."""
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
         before = {name for name, state in self._loading().items() if state.load_event is None}
@@ -82,18 +82,18 @@ class SimpleHooks(ConnectorHooks):
         return meta
 
     def _unnamed(self, meta: object, copy: EngineCopy) -> list[str]:
-        """The blocks of a store that nobody could find again, so that it cannot be they that are meant."""
+        """The blocks of a store that have no name in the prefix cache: what is stored from them could never be found."""
         found = ["the null block"] if 0 in getattr(meta, "store_gpu_blocks", ()) else []
         unnamed = [piece.block for piece in copy.pieces if piece.key is None]
         return found + [f"block {block}, which has no name" for block in unnamed if self._names_blocks()]
 
     def _names_blocks(self) -> bool:
-        """Whether the engine computes, and gives names to what it has computed: one of its blocks has one."""
+        """Whether the engine gives names to what it has computed: at least one of its blocks has one."""
         blocks = getattr(getattr(self._scheduler, "_gpu_block_pool", None), "blocks", None)
         return self._mirror.computes and any(getattr(block, "block_hash", None) for block in blocks or ())
 
     def _placed(self, name: str, pieces: list[CopyPiece]) -> list[CopyPiece]:
-        """The pieces of a load with their places in the request's tables, and the name of what belongs there."""
+        """The pieces of a load with their positions in the request's tables, and the names of what belongs there."""
         places = self._places.get(name, {})
         return [
             piece._replace(group=found[0], position=found[1], key=found[2] or piece.key)
@@ -143,7 +143,7 @@ class SimpleHooks(ConnectorHooks):
         return found if isinstance(found, Mapping) else {}
 
     def _pieces(self, gpu: Sequence[int], cpu: Sequence[int], *, store: bool) -> list[CopyPiece]:
-        """A block of the host for each of the device. Their groups are those that they were handed out for."""
+        """A piece for each pair of blocks. The group is the one that the device block was handed out for."""
         pool = getattr(self._scheduler, "_gpu_block_pool" if store else "cpu_block_pool", None)
         known = getattr(pool, "blocks", None)
         keys = [getattr(known[block], "block_hash", None) if known is not None else None for block in (gpu if store else cpu)]
@@ -155,5 +155,5 @@ class SimpleHooks(ConnectorHooks):
 
 
 def _named(hashes: Sequence[bytes], group: int, position: int) -> bytes | None:
-    """What vLLM calls the content of a place: the hash of all up to it, and the group."""
+    """vLLM's name of the content at a position: the hash of all tokens up to its end, and the group."""
     return bytes(hashes[position]) + ending_of(group) if position < len(hashes) else None

@@ -1,4 +1,4 @@
-"""What happened to each block, kept short until somebody asks, and the violations that nobody was told of yet."""
+"""The recent events of each block, kept in a compact form, and the violations that were not reported yet."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
 
 HISTORY = 16
-"""Events that are kept of each block."""
+"""How many events are kept of each block."""
 _MARKS = 8
 
 Event: TypeAlias = tuple[int, int, str, tuple[object, ...], tuple[int, ...], Sequence[int | None] | None]
-"""When it happened, among all events; its step; what it was, as a template and what goes into it; the lives of its blocks, and
-of each its position in a table, if it has one. All its blocks share it: a step makes many. It is of tuples alone, which a
-garbage collector forgets."""
+"""Its number among all events; its step; what it was, as a template with arguments; the lives of its blocks, and the position
+of each in a table, if it has one. All its blocks share it, since a step makes many. It consists of tuples only, which the
+garbage collector stops tracking."""
 
 
 @define(eq=False)
@@ -33,22 +33,22 @@ class BlockHistory:
     """The command that draws a block, with ``{block}`` in it."""
     counts: Counter[str] = field(factory=Counter)
     found: list[WatchViolation] = field(factory=list)
-    """Violations that nobody was told of yet."""
+    """Violations that were not reported yet."""
     _order: int = 0
     _events: list[deque[Event] | None] = field(init=False)
-    """Of each block."""
+    """The last events of each block."""
     _marks: deque[tuple[int, int, str]] = field(factory=lambda: deque(maxlen=_MARKS))
 
     def __attrs_post_init__(self) -> None:
         self._events = [None] * len(self.epoch)
 
     def note(self, blocks: Sequence[int], what: str, *of: object) -> None:
-        """The same has happened to each of these blocks."""
+        """Note one event for each of these blocks."""
         epoch = self.epoch
         self._add(blocks, tuple([epoch[block] << EPOCH_SHIFT | block for block in blocks]), None, what, of)
 
     def note_places(self, lives: Sequence[int], positions: Sequence[int | None], what: str, *of: object) -> None:
-        """The same to these lives, at a place of a table each; *what* has room for the place behind all the rest."""
+        """Note one event for these lives, each at a position of a table; the template *what* takes the position last."""
         places = positions if type(positions) is range else tuple(positions)
         self._add([life & ID_MASK for life in lives], tuple(lives), places, what, of)
 
@@ -69,7 +69,7 @@ class BlockHistory:
             kept.append(event)
 
     def mark(self, what: str) -> None:
-        """Something has happened that concerns every block."""
+        """Note an event that concerns every block."""
         self._order += 1
         self._marks.append((self._order, self.steps, what))
 
@@ -88,7 +88,7 @@ class BlockHistory:
     def violation(
         self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
     ) -> WatchViolation:
-        """What is wrong, with all that is known of it now."""
+        """A violation, with all that is known of it now."""
         epoch = self.epoch
         known = block is not None and 0 < block < len(epoch)
         return WatchViolation(
@@ -104,7 +104,7 @@ class BlockHistory:
         )
 
     def add(self, violation: WatchViolation) -> None:
-        """Somebody is to be told of it, as soon as the mirror stands where the engine stands."""
+        """Keep a violation for the report, which comes when the mirror has caught up with the engine."""
         self.counts[violation.rule] += 1
         self.found.append(violation)
 

@@ -1,7 +1,7 @@
-"""Listens to what a scheduler tells its workers of requests: which blocks they have, and how much of them is computed.
+"""Checks what a scheduler sends its workers about requests: their blocks, and how many tokens are computed.
 
-Workers believe both, and keep tables of their own from nothing else. So what they are told must be what the engine's own tables
-say, and what counts as computed must have been computed, hit or loaded.
+Workers rely on both, and build their own tables from nothing else. So what they get must agree with the engine's own tables,
+and what counts as computed must have been computed, hit or loaded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from blocklife.engines.vllm.watch.mirror import Mirror
 from blocklife.engines.vllm.watch.pool import PoolHooks
 
 _GROWING = ("FullAttentionManager", "SlidingWindowManager", "ChunkedLocalAttentionManager")
-"""Managers whose tables grow at their end only, and whose every place, as far as it is read, has a block."""
+"""Managers whose tables grow at the end only, and have a block at every position that is read."""
 
 
 class TablesHooks:
-    """Listens to one engine. *pool* tells what it was given in a step."""
+    """Hooks on one engine. *pool* knows what was handed out in a step."""
 
     def __init__(self, engine: object, mirrors: Sequence[Mirror], pool: PoolHooks, managers: Sequence[object]) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class TablesHooks:
         self._num_free: Callable[[], int] | None = getattr(blocks, "get_num_free_blocks", None)
         self._num_blocks = len(blocks_of(blocks))
         self._odd_free = 0
-        # A connector that nobody watches may bring content within a step.
+        # A connector that is not watched may bring content within a step.
         self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
         self.calls = CallsThrough()
         self.calls.add(engine, "schedule", self._schedule)
@@ -75,7 +75,7 @@ class TablesHooks:
                     self._ask_content(name, computed)
 
     def _ask_row(self, name: str, row: Sequence[Sequence[int]], tables: Sequence[Tables], *, whole: bool) -> None:
-        """Whether workers are told of the blocks that stand in the table of a request, and of no others."""
+        """Check that the workers get exactly the blocks in the table of a request."""
         for group, told in enumerate(row[: len(tables)]):
             if not told or not (whole or self._grows[group]) or (table := tables[group].get(name)) is None:
                 continue
@@ -91,7 +91,7 @@ class TablesHooks:
                 self._tell("I8", what, name)
 
     def _ask_content(self, name: str, computed: int) -> None:
-        """Whether a request that comes in, or again, has what it counts as computed, as far as it reads that."""
+        """Check that a new or resumed request has the content that counts as computed, as far as it is read."""
         given = {block for holder, blocks in self._pool.given if holder == name for block in blocks} if computed else set()
         if self._is_alone:
             given -= {block for mirror in self._mirrors for block in mirror.brought}
@@ -114,7 +114,7 @@ class TablesHooks:
     # --- counts -------------------------------------------------------------------------------------------------------------
 
     def _ask_free(self) -> None:
-        """Whether the pool counts more free blocks than nobody holds."""
+        """Check that the pool does not count more free blocks than have no reference."""
         mirror = self._mirrors[0]
         if self._num_free is None or mirror.sample > 1 or mirror.is_behind:
             return

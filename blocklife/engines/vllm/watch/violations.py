@@ -1,4 +1,4 @@
-"""What the watch found, told as a story: the rule, the place, its life, and what led there."""
+"""What the watch reports: the rule, the place, its life, and the events that led there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES = {
     "I14": "a life is the source of one store at a time",
     "I15": "the group sizes of a job add up to its blocks",
 }
-"""The rules that can be seen from outside, as the watch applies them; numbered as in `specs/invariants.md`."""
+"""The rules that can be checked from outside, as the watch applies them; numbered as in `specs/invariants.md`."""
 
 
 @frozen
@@ -31,7 +31,7 @@ class WatchViolation:
     rule: str
     what: str
     step: int
-    """Which step of the connector, counted from 1; what happens between two of them belongs to the later one."""
+    """The step of the connector, counted from 1; what happens between two steps belongs to the later one."""
     block: int | None = None
     life: int | None = None
     request: str | None = None
@@ -43,7 +43,7 @@ class WatchViolation:
 
     @property
     def line(self) -> str:
-        """All of it but the history, in one line."""
+        """Everything but the history, in one line."""
         named = [
             f"{name} {value}"
             for name, value in (("block", self.block), ("life", self.life), ("request", self.request), ("job", self.job))

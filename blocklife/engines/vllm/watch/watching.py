@@ -1,4 +1,4 @@
-"""One watch over one vLLM scheduler: what it listens to, and what it does when a step was not legal."""
+"""One watch over one vLLM scheduler: its hooks, and what it does at a violation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from blocklife.errors import InvariantError, MisuseError
 from blocklife.recording import BusyError, Recorder, open_file
 
 _FILES_MAX = 64
-"""So many names are tried for a recording."""
+"""How many file names are tried for a recording."""
 _TOLD_EVERY = 64
-"""Metrics are brought up to date once in so many steps."""
+"""How many steps lie between two updates of the metrics."""
 
 
 class Hooks(Protocol):
@@ -39,10 +39,10 @@ class Hooks(Protocol):
 
 
 class OpenRecording:
-    """A recording of one ledger that is being made, in a file of its own.
+    """A recording that is being written, of one ledger, in a file of its own.
 
-    The first connector's is *path*, the next one's has a ``.2`` behind it, and so on; where that is being written to, as by
-    another engine in this process, the next number is taken.
+    The first connector's file is *path*, the next one's has ``.2`` appended, and so on; where a file is being written by another
+    engine of this process, the next number is taken.
     """
 
     def __init__(self, path: str, number: int, mirror: Mirror) -> None:
@@ -51,12 +51,12 @@ class OpenRecording:
         self._recorder.begin(mirror.ledger)
 
     def flush(self) -> None:
-        """What was told so far is on its way to the file. What cannot be written is told of at the end."""
+        """Flush to the file. A write error is reported when the recording is closed."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
     def close(self, *, whole: bool) -> None:
-        """No more comes. Only one of a run that came to its end, with nothing left out, says so."""
+        """End the recording. The mark of a complete run is written only if nothing was left out (*whole*)."""
         try:
             if whole:
                 self._recorder.end()
@@ -66,7 +66,7 @@ class OpenRecording:
 
 
 def _opened(path: str, number: int) -> tuple[str, TextIO]:
-    """The file of a recording, with its path. `RecordError`, which names path and remedy, where there can be none."""
+    """Open the file of a recording. Raises `RecordError`, with path and remedy, where that is impossible."""
     why = ""
     for at in range(number, number + _FILES_MAX):
         name = f"{path}.{at + 1}" if at else path
@@ -89,7 +89,7 @@ def _opened(path: str, number: int) -> tuple[str, TextIO]:
 
 
 class Watch:
-    """Watches one scheduler from now on: one mirror for each connector, for each has slots and jobs of its own."""
+    """A watch over one scheduler, with a mirror for each connector, since each has slots and jobs of its own."""
 
     def __init__(self, scheduler: object, options: Options) -> None:
         parts = Parts.of(scheduler)
@@ -105,12 +105,12 @@ class Watch:
         self._is_open = True
         self._settled_calls = 0
         self.lost: Exception | None = None
-        """Why the watch has lost its way, if it has."""
+        """Why the watch has stopped by an error of its own, if it has."""
         self.mirrors = [self._mirror(scheduler, parts, number, each) for number, each in enumerate(parts.connectors)]
         self._listen(parts)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
-    # --- what it knows ------------------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------------
 
     @property
     def mirror(self) -> Mirror:
@@ -124,7 +124,7 @@ class Watch:
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each rule fell."""
+        """How often each rule was broken."""
         return self._reporter.counts
 
     @property
@@ -133,7 +133,7 @@ class Watch:
         return max(mirror.steps for mirror in self.mirrors)
 
     def report(self) -> dict[str, object]:
-        """All that was found and counted, as plain values for JSON."""
+        """All violations and counts, as plain values for JSON."""
         return {
             "mode": self.options.mode.name.lower(),
             "sample": self.options.sample,
@@ -155,7 +155,7 @@ class Watch:
     # --- its life -----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Watch no more, and end the recordings. A second call does nothing."""
+        """Stop watching, and end the recordings. A second call does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -207,7 +207,7 @@ class Watch:
         self._reporter(found)
 
     def _lose(self, error: Exception) -> None:
-        """The watch itself is wrong somewhere: it stops, and the engine goes on."""
+        """An error in the watch itself: the watch stops, and the engine goes on."""
         self.lost = error
         self.close()
         what = "blocklife watch: it has lost its way and watches no more; the fault is its own, not the engine's"
@@ -216,7 +216,7 @@ class Watch:
         LOGGER.error(what, exc_info=error)
 
     def _settled(self) -> None:
-        """A step has come back."""
+        """Called at the end of each step."""
         self._settled_calls += 1
         if self._metrics is not None and self._settled_calls % _TOLD_EVERY == 0:
             self._metrics.tell(id(self), self._counted())
@@ -224,7 +224,7 @@ class Watch:
 
 @frozen(eq=False)
 class Parts:
-    """What can be watched of a scheduler: of vLLM's whole, or of a connector's that somebody drives alone."""
+    """What can be watched of a scheduler: of vLLM's own, or of the scheduler side of a connector that is driven alone."""
 
     engine: object | None
     pool: object | None
@@ -234,7 +234,7 @@ class Parts:
 
     @classmethod
     def of(cls, scheduler: object) -> Parts:
-        """Look at it. Refuses, with MisuseError, what has nothing to be watched."""
+        """The parts of a scheduler. Raises MisuseError where there is nothing to watch."""
         cache_manager = getattr(scheduler, "kv_cache_manager", None)
         pool = getattr(cache_manager, "block_pool", None)
         managers = getattr(getattr(cache_manager, "coordinator", None), "single_type_managers", None)
@@ -249,7 +249,7 @@ class Parts:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included; 1 where there is no pool to be seen."""
+        """Blocks of the pool, the null block included; 1 where no pool is known."""
         blocks = getattr(self.pool, "blocks", None)
         return len(blocks) if isinstance(blocks, list) else 1
 
@@ -267,7 +267,7 @@ def _connector_hooks(mirror: Mirror, scheduler: object) -> Hooks:
 
 
 def _connectors_of(connector: object) -> Iterator[object]:
-    """The scheduler sides that can be watched, of a connector or of those that it combines."""
+    """The scheduler sides that can be watched: of a connector, or of each connector that it combines."""
     for name in ("connector_scheduler", "scheduler_manager"):
         found = getattr(connector, name, None)
         if _is_offloading(found) or _is_simple(found):
@@ -277,16 +277,16 @@ def _connectors_of(connector: object) -> Iterator[object]:
 
 
 def _names_of(connectors: Sequence[object]) -> str:
-    """What vLLM calls these connectors."""
+    """vLLM's names of these connectors."""
     return " and ".join("SimpleCPUOffloadConnector" if _is_simple(each) else "OffloadingConnector" for each in connectors)
 
 
 def _why_none(connector: object) -> str:
-    """Why a scheduler with this connector has nothing to watch."""
+    """Why nothing can be watched of a scheduler with this connector."""
     if connector is None:
         return "a scheduler without a connector has nothing to watch (it offloads nothing)"
     told = f"a scheduler with {type(connector).__name__} has nothing to watch"
-    # By name, for the class itself can be imported only where vLLM is.
+    # By name, since the class itself can be imported only where vLLM is installed.
     if any(each.__name__ == "BlocklifeConnector" for each in type(connector).__mro__):
         return f"{told} (this connector keeps a ledger of its own, and is not watched)"
     return f"{told} (only OffloadingConnector and SimpleCPUOffloadConnector can be watched, alone or in a MultiConnector)"
@@ -304,7 +304,7 @@ def _num_workers(scheduler: object, connector: object) -> int:
 
 
 def _num_slots(connector: object) -> int:
-    """Slots of the host tier, where the connector says how many there are; else 0."""
+    """Slots of the host tier, where the connector has their number; else 0."""
     manager = getattr(connector, "manager", None)
     for found in (
         getattr(connector, "num_cpu_blocks", None),

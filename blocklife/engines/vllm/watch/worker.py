@@ -1,8 +1,8 @@
-"""Listens to one worker's side of a connector: what it launches, what it waits for, and in which order.
+"""Hooks on one worker's side of a connector: what it launches, what it waits for, and in which order.
 
-It may live in another process than the scheduler, so it knows nothing of blocks: of each job it keeps a share, a machine with
-the very table of the ledger's jobs. The order of a step that it asks for is the one of an executor: stores that the step before
-left, the waits, loads that the step needs, the forward pass, the other loads; new stores wait for the next step.
+It may be in another process than the scheduler, so it knows nothing of blocks: it keeps one share for each job, a machine with
+the ledger's own job table. The order that it requires of a step is that of the executor: stores deferred from the step before,
+the waits, loads that the step needs, the forward pass, the other loads; new stores wait for the next step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from blocklife.errors import MisuseError
 from blocklife.states import Job, JobLife, Trait, states_with
 
 NUM_ENDED = 4096
-"""Jobs whose end is remembered, so that a repeated report is told from an unknown one."""
+"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
 _HISTORY = 16
 _OUT = states_with(Trait.OUT, Job) & states_with(Trait.WANTED, Job)
 _RUNS = (Job.IN_FLIGHT,)
@@ -34,7 +34,7 @@ Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]] | None
 
 
 class CopierResult(Protocol):
-    """What a copier says of a job that is over."""
+    """A copier's report of a finished job."""
 
     job_id: int
     success: bool
@@ -51,12 +51,12 @@ class WatchedShare:
     life: JobLife = field(factory=JobLife)
     is_waited: bool = False
     places: Places = None
-    """The ids of its source and of its target, as the step named them; None where they cannot be read."""
+    """The ids of its source and of its target, from the metadata of the step; None where they cannot be read."""
     events: deque[str] = field(factory=lambda: deque(maxlen=_HISTORY))
 
 
 class WorkerWatch:
-    """Watches one worker from now on. A worker whose copier is no real one is watched as far as it goes."""
+    """A watch over one worker. Where its copier is a mock, only the connector's side is watched."""
 
     def __init__(self, worker: object, options: Options) -> None:
         self.options = options
@@ -70,11 +70,11 @@ class WorkerWatch:
         self.steps = 0
         self._found: list[WatchViolation] = []
         self._ended: OrderedDict[int, bool] = OrderedDict()
-        """Jobs that are over, and whether the copier has yet to say so."""
+        """Finished jobs, and whether the copier has yet to report them."""
         self.shares: dict[int, WatchedShare] = {}
         self._tells = hasattr(worker, "build_connector_worker_meta")
         self._untold: dict[int, WatchedShare] = {}
-        """Jobs that have landed, and of which the scheduler has not heard, where the worker is the one who tells it."""
+        """Jobs that have landed and were not reported to the scheduler, where the worker reports them itself."""
         self.hooks = _worker_hooks(self, worker)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
@@ -84,7 +84,7 @@ class WorkerWatch:
         return self.reporter.violations
 
     def report(self) -> dict[str, object]:
-        """All that was found, as plain values for JSON."""
+        """All violations and counts, as plain values for JSON."""
         return {
             "mode": self.options.mode.name.lower(),
             "steps": self.steps,
@@ -93,14 +93,14 @@ class WorkerWatch:
         }
 
     def close(self) -> None:
-        """Watch no more. A second call does nothing."""
+        """Stop watching. A second call does nothing."""
         self.hooks.undo()
         self._at_exit.cancel()
 
     # --- facts --------------------------------------------------------------------------------------------------------------
 
     def begins(self, *, launches: bool) -> None:
-        """A step does. Where launches are heard, what the last but one has named is launched by now."""
+        """A step begins. If *launches* are hooked, jobs of the last step but one must have been launched by now."""
         self.steps += 1
         for number, share in list(self.shares.items()) if launches else ():
             if share.life.state is Job.PLANNED and share.step < self.steps - 1:
@@ -108,14 +108,14 @@ class WorkerWatch:
                 self.forget(number)
 
     def planned(self, number: int, *, is_store: bool, request: str | None, places: Places = None) -> None:
-        """The metadata of a step names a job. What was named before and is not over stays what it is."""
+        """The metadata of a step names a job. A job that is known and not over is left as it is."""
         if number not in self.shares:
             self._ended.pop(number, None)
             share = self.shares[number] = WatchedShare(number, is_store, self.steps, request, places=places)
             self._note(share, "is planned")
 
     def submitted(self, number: int, *, is_store: bool, places: Places = None) -> None:
-        """A job goes to the copier."""
+        """A job is handed to the copier."""
         share = self.shares.get(number)
         if share is None:
             self._violate("I3", f"job {number} is launched, and no step named it", number)
@@ -131,7 +131,7 @@ class WorkerWatch:
         self._note(share, "is launched")
 
     def waited(self, numbers: Iterable[int]) -> None:
-        """The host has waited for jobs."""
+        """The host has waited for these jobs."""
         for number in numbers:
             share = self.shares.get(number)
             if share is not None and share.life.can(JobLife.flush.name):
@@ -139,7 +139,7 @@ class WorkerWatch:
                 self._note(share, "is waited for")
 
     def landed(self, number: int, *, ok: bool) -> None:
-        """The copier says that a job is over."""
+        """The copier reports the end of a job."""
         share = self.shares.get(number)
         if share is not None and share.life.state in _OUT:
             share.life.finish(outstanding=0, ok=ok)
@@ -154,7 +154,7 @@ class WorkerWatch:
             self._violate("I3", f"job {number} is reported, and was never launched", number)
 
     def told(self, number: int) -> None:
-        """The worker tells the scheduler that a job is over: the copier must have said so."""
+        """The worker reports the end of a job to the scheduler: the copier must have reported it before."""
         share = self.shares.get(number)
         if share is not None:
             state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
@@ -162,7 +162,7 @@ class WorkerWatch:
             self.forget(number)
 
     def told_all(self, numbers: Iterable[int]) -> None:
-        """The worker tells the scheduler that these jobs are over: all that have landed must be among them."""
+        """The worker reports the end of these jobs to the scheduler: every landed job must be among them."""
         for number in numbers:
             if self._untold.pop(number, None) is None:
                 self.told(number)
@@ -171,7 +171,7 @@ class WorkerWatch:
         self._untold.clear()
 
     def told_loaded(self, requests: Iterable[str]) -> None:
-        """The worker tells the scheduler that what these requests wait for is loaded."""
+        """The worker reports to the scheduler that the loads of these requests are complete."""
         wanted = set(requests)
         for number, share in list(self.shares.items()) if wanted else ():
             if not share.is_store and share.request in wanted:
@@ -184,7 +184,7 @@ class WorkerWatch:
             self._ended.popitem(last=False)
 
     def must_be_quiet(self, numbers: Iterable[int], rule: str, why: str) -> None:
-        """These jobs must have been waited for by now, as far as they are not over."""
+        """Those of these jobs that are not over must have been waited for by now."""
         for number in numbers:
             share = self.shares.get(number)
             if share is not None and share.life.state is not Job.AWAITED:
@@ -192,7 +192,7 @@ class WorkerWatch:
                 self._violate(rule, f"{why}, and job {number} {state}", number)
 
     def tell(self) -> None:
-        """Tell of what was found."""
+        """Report the violations found."""
         if self._found:
             found, self._found = self._found, []
             self.reporter(found)
@@ -209,7 +209,7 @@ class WorkerWatch:
 
 
 class OffloadingWorkerHooks:
-    """Listens to an OffloadingConnectorWorker, and to the copier below it as soon as there is one."""
+    """Hooks on an OffloadingConnectorWorker, and on its copier as soon as there is one."""
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
         self._watch = watch
@@ -227,14 +227,14 @@ class OffloadingWorkerHooks:
         self._calls_below = CallsThrough()
 
     def undo(self) -> None:
-        """Listen no more."""
+        """Remove the hooks."""
         self._calls.undo()
         self._calls_below.undo()
 
     # --- the connector's side -----------------------------------------------------------------------------------------------
 
     def _begin(self, meta: object) -> None:
-        """A call with the metadata of a step that is new begins the step."""
+        """The first call with the metadata of a step begins that step."""
         below = getattr(self._worker, "worker", None)
         if below is not self._below:
             self._listen_below(below)
@@ -243,9 +243,9 @@ class OffloadingWorkerHooks:
         self._meta = meta
         self._watch.begins(launches=bool(self._calls_below))
         self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
-        if not launches_flushed():  # older workers pass over such a wait, which nobody needs: it is for a block that was hit
+        if not launches_flushed():  # older workers skip such a wait, which is needless: it is for a block that was hit
             self._flushed -= _mapping(getattr(meta, "store_jobs", None)).keys()
-        # A rank that writes no stores, where all ranks have the same content, says at once that they are done.
+        # Where all ranks have the same content, a rank that writes no stores reports them at once.
         for name in ("load_jobs", "store_jobs") if getattr(self._worker, "_is_store_writer", True) else ("load_jobs",):
             for number, job in _mapping(getattr(meta, name, None)).items():
                 request = getattr(job, "req_id", None)
@@ -292,7 +292,7 @@ class OffloadingWorkerHooks:
         return result
 
     def _tell(self, original: Original, *args: object, **kwargs: object) -> object:
-        """What goes to the scheduler."""
+        """Hook on what is sent to the scheduler."""
         result = original(*args, **kwargs)
         if self._calls_below:
             self._watch.told_all(_mapping(getattr(result, "completed_jobs", None)))
@@ -304,7 +304,7 @@ class OffloadingWorkerHooks:
         return original(*args, **kwargs)
 
     def _wait_is_over(self) -> None:
-        """What the step flushes must be quiet from here on. Asked once a step."""
+        """The flushed jobs of the step must be over from here on; checked once a step."""
         if self._calls_below:
             self._watch.must_be_quiet(self._flushed, "I1", "the step goes on without a wait")
         self._flushed = set()
@@ -312,7 +312,7 @@ class OffloadingWorkerHooks:
     # --- the copier's side --------------------------------------------------------------------------------------------------
 
     def _listen_below(self, below: object) -> None:
-        """A copier that is not a real one, such as a mock, is left alone."""
+        """Hook the copier, unless it is a mock."""
         self._calls_below.undo()
         self._below = below
         if hasattr(type(below), "wait") and hasattr(type(below), "get_finished"):
@@ -365,7 +365,7 @@ def _both(source: object = None, target: object = None) -> Places:
 
 
 class SimpleWorkerHooks:
-    """Listens to a SimpleCPUOffloadWorker, which launches its events in order: stores are even here, loads odd."""
+    """Hooks on a SimpleCPUOffloadWorker, which launches its events in order: stores have even numbers here, loads odd ones."""
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
         self._watch = watch
@@ -380,7 +380,7 @@ class SimpleWorkerHooks:
         self._calls_below = CallsThrough()
 
     def undo(self) -> None:
-        """Listen no more."""
+        """Remove the hooks."""
         self._calls.undo()
         self._calls_below.undo()
 
@@ -405,7 +405,7 @@ class SimpleWorkerHooks:
             is_store = bool(kwargs.get("is_store"))
             number = 2 * event + (not is_store)
             if (share := self._watch.shares.get(number)) is not None:
-                share.is_waited = True  # it waits for the step's own computation, by an event of the device
+                share.is_waited = True  # it waits on the device for the computation of the step
             self._watch.submitted(number, is_store=is_store, places=_both(*args[:2]))
         result = original(*args, **kwargs)
         self._watch.tell()
@@ -426,7 +426,7 @@ class SimpleWorkerHooks:
         result = original(*args, **kwargs)
         events = _mapping(getattr(result, "completed_store_events", None))
         if self._calls_below:
-            if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is only known from what it says
+            if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is known from the report only
                 self._land_stores(max(events, default=-1))
             self._watch.told_all(2 * event for event in events)
         loaded: int = getattr(self._worker, "_load_hwm", -1)
