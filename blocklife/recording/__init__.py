@@ -1,4 +1,4 @@
-"""What a run did to its places, line by line: written while it happens, read back, and checked."""
+"""Recordings: the transitions of a run, one line each, written while it runs, read back, and checked."""
 
 from blocklife.recording.format import VERSION
 from blocklife.recording.writing import BusyError, Recorder, open_file

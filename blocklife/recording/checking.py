@@ -1,4 +1,4 @@
-"""Check a recorded run: is every line legal, and if not, which is the first that is not, and what led to it?
+"""Check a recorded run: is every line legal, and if not, which is the first illegal one, and what led to it?
 
 The format and what is checked are told in `specs/recording.md`. A recording comes from ``blocklife replay --record``, from a
 `Recorder` on the ledger of an engine, or from an engine without this ledger that writes the same lines.
@@ -21,10 +21,10 @@ from blocklife.recording.rules import Checker, Follower
 from blocklife.recording.traces import IllegalError
 
 HISTORY = 8
-"""So many of the latest steps of a place are told."""
+"""How many of the latest steps of a place a report shows."""
 
 Progress = Callable[[int, int], None]
-"""Hears how many bytes have been read and how many transitions checked."""
+"""Called with the number of bytes read and of transitions checked."""
 
 
 @frozen
@@ -36,7 +36,7 @@ class Illegal:
     """``table``, ``epoch``, ``commit``, ``coupling``, ``limits``, or the number of an invariant."""
     message: str
     machine: str
-    """Empty where it is about no single place."""
+    """Empty where no single place is concerned."""
     place: int
     history: tuple[str, ...]
     """The latest steps of the place, this one included, oldest first."""
@@ -46,7 +46,7 @@ class Illegal:
 
 @frozen
 class CheckVerdict:
-    """What a check has found."""
+    """The result of a check."""
 
     name: str
     lines: int
@@ -57,10 +57,10 @@ class CheckVerdict:
     plans: int
     jobs: int
     complete: bool
-    """The recording says itself that it is whole."""
+    """The recording has the line that marks a complete run."""
     illegal: Illegal | None
     further: int
-    """Transitions after the first illegal one that do not go on from where the line before has left their place."""
+    """Transitions after the first illegal one whose source is not the state in which the line before left their place."""
     damage: str | None
     """Where and why the rest could not be read."""
     notes: tuple[str, ...]
@@ -85,7 +85,7 @@ class CheckVerdict:
         return self.told()
 
     def told(self, *, damage: bool = True) -> str:
-        """All of it in words; without *damage* for who tells that elsewhere."""
+        """The result in words; *damage* False leaves out why the rest could not be read."""
         rate = f", {self.events / self.seconds:,.0f} a second" if self.seconds > 0.05 and self.clean else ""
         told = [f"{self.events:,} transitions in {self.commits:,} commits, {self.plans:,} plans, {self.jobs:,} jobs{rate}"]
         told += [f"note: {note}" for note in self.notes]
@@ -185,7 +185,7 @@ class _CheckRun:
         self._close(self.checker)
 
     def _take(self, checker: Checker, lines: list[str]) -> list[str]:
-        """Check lines; at the first that is illegal, give those that follow it."""
+        """Check lines; at the first illegal one, return those that follow it."""
         take, before = checker.take, self.number
         number = before
         line = ""
@@ -239,7 +239,7 @@ class _CheckRun:
                 self.further += 1
 
     def _close(self, checker: Checker) -> None:
-        """What only the end shows."""
+        """Checks that are possible only at the end."""
         if self.follower is not None:
             return
         self._count(checker)

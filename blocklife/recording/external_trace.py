@@ -1,9 +1,9 @@
-"""Another Chrome trace, such as ``torch.profiler`` exports, into whose list of events more can be written.
+"""A Chrome trace of another program, such as ``torch.profiler`` exports, to which events can be added.
 
 Rules of this file:
 
-* Its text goes through as it is, in pieces; of a trace of any size only what stands before its events is kept.
-* It is no judge of that text: what is looked for is where the events begin, what its zero is, and that it is not cut off.
+* Its text is copied as it is, in pieces; whatever its size, only what stands before its events is kept in memory.
+* The text is not validated: only where the events begin, what its time zero is, and that it is not cut off.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,"]|[^\s{}\[\]:,"]+', re.DOTA
 
 @define(eq=False)
 class ExternalTrace:
-    """A trace that is open: what stands before its events was read."""
+    """An open trace whose text was read up to its events."""
 
     name: str
     head: str
-    """Up to where its list of events begins."""
+    """The text up to the beginning of its list of events."""
     base_ns: int
-    """What its zero is, in nanoseconds."""
+    """Its time zero, in nanoseconds."""
     _text: str
     _stream: IO[str]
 
@@ -44,7 +44,7 @@ class ExternalTrace:
         return not self._text.lstrip().startswith("]")
 
     def rest(self) -> Iterator[str]:
-        """Everything behind the head."""
+        """The text behind the head, in pieces."""
         text, last = self._text, ""
         while text:
             yield text
@@ -56,7 +56,7 @@ class ExternalTrace:
 
 @contextmanager
 def open_external_trace(path: str) -> Iterator[ExternalTrace]:
-    """A trace in a file, plain or gzipped, such as ``torch.profiler`` exports. `MisuseError` where it is none."""
+    """Open a trace file, plain or gzipped, such as ``torch.profiler`` exports. Raises `MisuseError` if it is no trace."""
     try:
         with Path(path).open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
@@ -84,7 +84,7 @@ def _read(path: str, stream: IO[str], size: int) -> str:
 
 
 def _events_of(text: str) -> tuple[int, int] | None:
-    """Where the list of events begins, and the time that is zero; None where *text* does not come so far."""
+    """Where the list of events begins, and the time zero; None where *text* ends before that."""
     depth, base, key, last = 0, 0, "", ""
     for token in _TOKEN.finditer(text):
         said = token[0]

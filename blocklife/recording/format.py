@@ -1,11 +1,11 @@
-"""What a recording looks like: its head, its lines in their one spelling, and how a file of them is read in large pieces.
+"""The format of a recording: its head, its lines in their canonical spelling, and how a file is read in large pieces.
 
 Rules of this file:
 
-* Nothing here knows what is legal. A line that cannot be read is *damaged*; whether one that can be read is true, is asked
+* Nothing here knows what is legal. A line that cannot be read is *damaged*; whether a readable line is legal is checked
   elsewhere.
-* There is one spelling that is checked, the recorder's own. A line of another writer is brought into it first, so that keys may
-  stand in any order, with any white space.
+* One spelling is checked, the recorder's own. A line of another writer is brought into it first, so that its keys may be in any
+  order, with any white space.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 
 VERSION = 2
-"""Of the format; `read_head` refuses any other."""
+"""Version of the format; `read_head` refuses any other."""
 
 CHUNK_BYTES = 1 << 20
 LINE_BYTES_MAX = 1 << 16
-"""Longer than any line can lawfully be; what is longer is no line."""
+"""Longer than any legal line; anything longer is not a line."""
 WINDOW_BYTES = 32 << 20
-"""How much of a stream that cannot be read twice is kept for the history of a place."""
+"""How much of a pipe, which cannot be read twice, is kept for the history of a place."""
 
 _NUMBER = r"(0|[1-9]\d{0,18})"
 _NAME = r'"(?:[ !#-\[\]-~]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
@@ -43,14 +43,14 @@ _LINE = re.compile(
 )
 """A line as the recorder writes it: read several times faster than any JSON."""
 NAME_SHOWN = 48
-"""Characters of a name that people are shown; its row tells apart what is alike so far."""
+"""Characters of a name that are displayed; names that are equal up to here are told apart by their rows."""
 _KEYS = ("num_blocks", "num_slots", "max_jobs", "max_requests", "num_workers")
 
 
 class DamagedError(Exception):
     """A line that cannot be read; the message says what is wrong with it.
 
-    ``cut`` says that it may be the beginning of one that can.
+    ``cut`` says that it may be the beginning of a readable line.
     """
 
     def __init__(self, problem: str, *, cut: bool = False) -> None:
@@ -60,7 +60,7 @@ class DamagedError(Exception):
 
 @frozen
 class Head:
-    """What the first line says, as far as a check needs it."""
+    """The first line, as far as a check needs it."""
 
     num_blocks: int
     num_slots: int
@@ -72,7 +72,7 @@ class Head:
 
 @frozen
 class End:
-    """What the last line says: the recording is whole."""
+    """The last line: the recording is complete."""
 
     n: int
     lines: int
@@ -80,23 +80,23 @@ class End:
 
 @frozen
 class At:
-    """A line that tells the time: the steps from here on happened at ``ns`` nanoseconds, by a clock that only goes forward."""
+    """A line with a time: the steps from here on happened at ``ns`` nanoseconds, by a monotonic clock."""
 
     ns: int
 
 
 @frozen
 class Refused:
-    """A line that tells what was refused: nothing has changed."""
+    """A line for a refused event; nothing has changed."""
 
     plan: int
     machine: str
     id: int
     event: str
     state: str
-    """Where the place stood."""
+    """The state of the place."""
     name: str | None = None
-    """What the request is called."""
+    """The name of the request."""
 
     def __str__(self) -> str:
         return f"plan {self.plan}: {self.machine} {self.id} is {self.state}, and {self.event} is refused"
@@ -125,7 +125,7 @@ def read_head(name: str, line: str) -> Head:
 
 
 def _said(value: object) -> str:
-    """A value of a line, in short; what is nested may be nested deeper than it can be spelt."""
+    """A value of a line, shortened; a nested value may be too deep to be written out."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return json.dumps(value)[:40]
@@ -150,7 +150,7 @@ class Line:
     guard: str | None
     job: int | None
     name: str | None = None
-    """What the request is called, where the line says it: whatever its client has chosen."""
+    """The name of the request, where the line has it; it is chosen by the client."""
 
     def spelt(self) -> str:
         """The line as the recorder writes it."""
@@ -170,7 +170,7 @@ class Line:
 
 
 def show_name(name: str) -> str:
-    """A name that any terminal and any page can show: what cannot be printed is a question mark, and what is long is cut."""
+    """A name that is safe in any terminal and page: unprintable characters become question marks, and a long name is cut."""
     plain = "".join(each if each.isprintable() else "?" for each in name[: NAME_SHOWN + 1])
     return plain if len(plain) <= NAME_SHOWN else plain[: NAME_SHOWN - 1] + "…"
 
@@ -239,12 +239,12 @@ def _read_any(line: str) -> Line | At | Refused | End:
 
 
 def tells_time(line: str) -> bool:
-    """Whether this is an `At` as the recorder writes it: asked before anything slower, for there may be one for each commit."""
+    """Whether this is an `At` as the recorder writes it: a fast check that comes first, since each commit may have one."""
     return _AT.fullmatch(line) is not None
 
 
 def respell(line: str) -> str:
-    """`read_line`, spelt as the recorder does, for lines that are well: nothing, or no line at all, where anything is odd."""
+    """A line in the recorder's spelling, by a fast path; where anything is unusual, the result is empty or no valid line."""
     try:
         said = json.loads(line)
         n, plan, place, epoch, job, of = said["n"], said["plan"], said["id"], said.get("epoch"), said.get("job"), said.get("of")
@@ -285,7 +285,7 @@ def _word(said: Mapping[str, object], key: str) -> str:
 
 
 def _name(said: Mapping[str, object]) -> str | None:
-    """Of requests alone. Version 1 had no such key at first, so that another writer may mean something else by it."""
+    """The name of a request; only lines of requests have one, and with other machines the key is ignored."""
     name = said.get("name")
     return name if isinstance(name, str) and name and said.get("machine") == "request" else None
 
@@ -300,13 +300,13 @@ def number_of(text: str) -> int | None:
 
 @frozen(eq=False)
 class Source:
-    """A stream of lines, numbered from 1, that can be asked once more for what it has said."""
+    """A stream of lines, numbered from 1, earlier lines of which can be read again."""
 
     stream: IO[bytes]
     _window: deque[tuple[int, list[str], int]] = field(factory=deque, init=False)
 
     def pieces(self) -> Iterator[tuple[list[str], int, bool]]:
-        """Some whole lines, how many bytes they are, and whether the last of them was cut off where the stream ends."""
+        """Some whole lines, their size in bytes, and whether the last of them is cut off by the end of the stream."""
         keep = not self._again()
         kept, number = 0, 1
         for lines, size, cut in _pieces(self.stream):
@@ -319,7 +319,7 @@ class Source:
             number += len(lines)
 
     def until(self, last: int) -> Iterator[tuple[int, str]]:
-        """The lines up to number *last* that can still be read; a pipe has forgotten the older ones."""
+        """The lines up to number *last* that can still be read; of a pipe only the latest ones are kept."""
         if self._again():
             self.stream.seek(0)
             number = 0
@@ -357,7 +357,7 @@ def _pieces(stream: IO[bytes]) -> Iterator[tuple[list[str], int, bool]]:
         whole, newline, rest = (rest + chunk).rpartition(b"\n")
         if newline:
             yield _text(whole).split("\n"), len(chunk), False
-        elif len(rest) > LINE_BYTES_MAX:  # nobody's line: what else follows it is not looked for
+        elif len(rest) > LINE_BYTES_MAX:  # no line is so long: do not look for its end
             yield [_text(rest[:LINE_BYTES_MAX])], len(chunk), False
             return
     if rest:

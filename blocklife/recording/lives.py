@@ -1,15 +1,14 @@
-"""The lives of places, read off a recording: who held what from when to when, what happened to it, and because of what.
+"""The lives of places, reconstructed from a recording: when each began and ended, what happened in it, and why.
 
 Rules of this file:
 
-* Nothing is invented. A link stands here only where the lines tell it: which request holds which block, and which worker
-  reported, are counted there and not named (`specs/recording.md`), and so they are missing here too.
-* It believes what it reads, like `reading`; what is in no table becomes a `StepKind` of its own, whose row is 0.
-* One pass. A step is one entry in each of a few columns; `RecordedStep`, `Life`, `Span` are made when somebody asks for them.
+* Nothing is invented. A link exists only where the lines have it: lines count the requests that hold a block and the workers
+  that have reported, and do not name them (`specs/recording.md`), so these links do not exist here.
+* Like `reading`, it does not check what it reads; a step that is in no table becomes a `StepKind` of its own, with row 0.
+* One pass. A step is one entry in each of a few columns; `RecordedStep`, `Life` and `Span` are made on request.
 
-The shape, for those who draw it. All steps stand in the order of the file and are numbered from 0; that number is called
-*index* everywhere here. The columns of `Lives` are arrays of whole numbers, one entry a step, ready for
-``json.dumps(column.tolist())``:
+The layout. All steps are in the order of the file and numbered from 0; that number is called *index* everywhere here. The
+columns of `Lives` are arrays of whole numbers, one entry for each step, ready for ``json.dumps(column.tolist())``:
 
 =========  =============================================================================================================
 line       the line of the file, from 1 (the head is line 1)
@@ -19,15 +18,15 @@ ns         nanoseconds, where the recording tells the time (`Lives.timed`); -1 b
 at         which place: an index of `Lives.places`
 kind       which row: an index of `Lives.kinds`
 job        the job that the line names; 0 for none
-epoch      the epoch after the step (blocks alone); -1 elsewhere
-cause      index of the step of another machine that made it happen; -1 where no line tells one. It can be a *later* step: a
-           request that gives up writes its own line last.
-coupling   an index of `Lives.couplings`, whose first is empty: no coupling. With a cause and no coupling the two only stand
-           beside each other: a block is released in the commit right before a request ends.
+epoch      the epoch after the step (blocks only); -1 elsewhere
+cause      index of the step of another machine that caused it; -1 where no line names one. It can be a *later* step: a request
+           that gives up writes its own line last.
+coupling   an index of `Lives.couplings`, whose first is empty: no coupling. A cause without a coupling means only that the two
+           are adjacent: a block is released in the commit right before a request ends.
 =========  =============================================================================================================
 
 Lives: of a block from one ``allocate`` to the next, or until it is FREED (what an old copy still does to a place whose life is
-over belongs to that life, until somebody else gets the place); of a slot from EMPTY to EMPTY; of a row of requests until
+over belongs to that life, until the place is handed out again); of a slot from EMPTY to EMPTY; of a row of requests until
 FINISHED; a job has one, which begins where its first place was reserved.
 """
 
@@ -46,25 +45,25 @@ from blocklife.recording.reading import Progress, Recording
 from blocklife.states import COUPLINGS, MACHINES, TERMINAL, Block, Job, Request, ends_life
 
 PLANNING = {"plan_store": "store", "plan_load": "load"}
-"""Steps that reserve a block for a job, and what the job then is."""
+"""Steps that reserve a block for a job, with the kind of the job."""
 _SLOT_JOINS = frozenset({"plan_store", "pin"})
 LETS_GO = frozenset({"land", "cancel", "unpin"})
-"""The steps with which a job lets go of a place."""
+"""The steps with which a job unpins a place."""
 _GIVES_UP = frozenset({"preempt", "finish", "load_failed"})
 OVER = frozenset(state.name for state in TERMINAL)
 _HAND_OUT = frozenset({("block", "allocate"), ("job", "cancel"), ("job", "flush"), ("block", "cancel"), ("slot", "cancel")})
-"""What one hand-out writes: the allocation, and then what it does to the jobs of the places."""
+"""The steps of one hand-out: the allocation, and then its effects on the jobs of the places."""
 _LIFE_ENDS, _FLUSHES, _GIVE_UP = "life-ends", "hand-out-flushes", "request-gives-up"
 _NAMES = ("", *(each.name for each in COUPLINGS))
 _NUMBER = {name: number for number, name in enumerate(_NAMES)}
 
 
-# --- what is given out ---------------------------------------------------------------------------------------------------
+# --- results -------------------------------------------------------------------------------------------------------------
 
 
 @frozen
 class StepKind:
-    """A row, as lines spell it. ``row`` is its number in the table; 0 where the table has no such row."""
+    """A row as recorded. ``row`` is its number in the table; 0 where the table has no such row."""
 
     machine: str
     event: str
@@ -78,7 +77,7 @@ class StepKind:
 
 @frozen
 class RecordedStep:
-    """One step, with everything that the columns have of it."""
+    """One step, with its entries of all columns."""
 
     index: int
     line: int
@@ -96,7 +95,7 @@ class RecordedStep:
     cause: int | None
     coupling: str
     name: str | None = None
-    """What the request is called, where the recording says it."""
+    """The name of the request, where the recording has it."""
 
     @property
     def place(self) -> str:
@@ -106,7 +105,7 @@ class RecordedStep:
 
 @frozen
 class RecordedRefusal:
-    """What was refused; nothing has changed."""
+    """A refused event; nothing has changed."""
 
     line: int
     plan: int
@@ -116,7 +115,7 @@ class RecordedRefusal:
     event: str
     state: str
     index: int
-    """How many steps stood before it."""
+    """The number of steps before it."""
     name: str | None = None
     """As in `RecordedStep`."""
 
@@ -128,7 +127,7 @@ class RecordedRefusal:
 
 @frozen
 class Span:
-    """From one step to another a place stands in one state. ``stop`` is None where the recording ends first."""
+    """The time between two steps that a place spends in one state. ``stop`` is None where the recording ends first."""
 
     state: str
     start: int
@@ -147,9 +146,9 @@ class Life:
     machine: str
     id: int
     number: int
-    """From 1: the first life that the recording tells of this place."""
+    """From 1: the first life of this place in the recording."""
     epoch: int | None
-    """Of a block."""
+    """The epoch, of a block."""
     steps: Sequence[int]
     end: int | None
     """Index of the step that ended it; None where it is not over when the recording ends."""
@@ -163,7 +162,7 @@ class Life:
 
 @define(eq=False)
 class JobStory:
-    """What the lines tell of one job.
+    """What the lines say about one job.
 
     ``first`` are line, commit, plan and time of the first line that names it, in which its first block was reserved (-1 ns
     where no time is told). ``blocks`` has ids with their epochs then. ``steps`` are indices of its own steps; ``effects`` of
@@ -179,18 +178,18 @@ class JobStory:
     blocks: dict[int, int] = field(factory=dict)
     slots: dict[int, None] = field(factory=dict)
     request: int | None = None
-    """The row of the request that waits for it: loads alone."""
+    """The row of the request that waits for it; loads only."""
     owner: str = ""
     """That request, by its name where it has one."""
     steps: array[int] = field(factory=lambda: array("q"))
     effects: array[int] = field(factory=lambda: array("q"))
     between: array[int] = field(factory=lambda: array("q"))
     wanted: bool = False
-    """It belongs to what was asked for."""
+    """It belongs to the requested story."""
 
     @property
     def moves(self) -> Sequence[int]:
-        """Every step of its places while it holds them, as far as they are kept, in order."""
+        """Every kept step of its places while it pins them, in order."""
         return sorted((*self.effects, *self.between))
 
     @property
@@ -208,7 +207,7 @@ class JobStory:
 
 
 class Lives:
-    """Everything that a recording tells, by place.
+    """The contents of a recording, by place.
 
     With *only*, a pair of machine and id, what is kept is the story of that one place: its own steps, those of the jobs that
     touched it, and what caused them. Columns, places and jobs then hold nothing else; indices are of what is kept. A request
@@ -242,7 +241,7 @@ class Lives:
         self._jobs: dict[int, JobStory] = {}
         self._steps: dict[tuple[str, int], array[int]] = {}
         self.names: dict[int, str] = {}
-        """By the index of a step of a request, what it is called."""
+        """The name of a request, by the index of each of its steps."""
 
     @classmethod
     def of(cls, recording: Recording, progress: Progress | None = None, only: tuple[str, int | str] | None = None) -> Lives:
@@ -325,7 +324,7 @@ class Lives:
         yield from self._spans(self.steps_of(machine, place), None)
 
     def because(self, index: int) -> str:
-        """Why a step happened, in words: "because store 5 landed"; empty where the lines do not tell."""
+        """Why a step happened, in words: "because store 5 landed"; empty where the lines do not show it."""
         step = self.step(index)
         cause = None if step.cause is None else self.step(step.cause)
         if not step.coupling:
@@ -341,7 +340,7 @@ class Lives:
         return f"because {who} {did}"
 
     def refusals(self, machine: str, place: int) -> Sequence[RecordedRefusal]:
-        """What was refused to a place, oldest first, also while it had no life."""
+        """The refused events of a place, oldest first, also from when it had no life."""
         return self._refused.get((machine, place), ())
 
     def _whole_job(self, number: int, steps: Sequence[int]) -> Iterator[Life]:
@@ -418,7 +417,7 @@ def _coupled(event: str, kind: str, into: str) -> Mapping[tuple[str, str], int]:
 
 @functools.cache
 def _table_row(machine: str, event: str, source: str, target: str, guard: str | None) -> Row | None:
-    """The row that a line names; None where the table has none."""
+    """The table's row for a line; None where there is none."""
     named = (event, source, target, guard)
     return next(
         (
@@ -432,14 +431,14 @@ def _table_row(machine: str, event: str, source: str, target: str, guard: str | 
 
 @define(eq=False)
 class _LivesReader:
-    """Takes the lines of a recording in order, and fills the columns.
+    """Reads the lines of a recording in order, and fills the columns.
 
-    Invariant: ``last`` has, by job, its latest step and what that step makes happen.
+    Invariant: ``last`` has, by job, its latest step and the effects of that step.
     Invariant: ``source`` has, by block, the store whose copy may still read it; ``cancels``, by job, the step that ended the
     life of its source while it was planned; ``handed``, by block, the steps that the latest hand-out has put behind a fence.
     Invariant: ``loads`` has, by request, the load that it waits for; ``gives_up``, by request, steps that its own will explain.
-    Invariant: ``names`` has, by row, what the request is called that has it now, where a line has said so.
-    Invariant: ``holds`` has, by place, the jobs that have reserved it and not let go of it.
+    Invariant: ``names`` has, by row, the name of the current request, where a line has it.
+    Invariant: ``holds`` has, by place, the jobs that have pinned it and not unpinned it.
     Invariant: ``released`` are the releases that are kept of commit ``released_in``, the latest one that released blocks.
     """
 
@@ -459,7 +458,7 @@ class _LivesReader:
     released_in: int = -1
 
     def take(self, number: int, line: Line | At | Refused) -> None:
-        """Take one line."""
+        """Read one line."""
         if isinstance(line, At):
             self._tell_time(line.ns)
         elif isinstance(line, Refused):
@@ -468,7 +467,7 @@ class _LivesReader:
             self._step(number, line)
 
     def close(self) -> None:
-        """Drop the jobs that do not belong to what was asked for."""
+        """Drop the jobs that do not belong to the requested story."""
         lives = self.lives
         if lives.only is not None:
             lives._jobs = {number: job for number, job in lives._jobs.items() if job.wanted}
@@ -493,7 +492,7 @@ class _LivesReader:
             lives._refused.setdefault(place, []).append(refusal)
 
     def _is_own(self, machine: str, place: int, name: str | None) -> bool:
-        """Whether it is of what was asked for."""
+        """Whether it belongs to the requested story."""
         only = self.lives.only
         if only is None or only[0] != machine:
             return only is None
@@ -583,7 +582,7 @@ class _LivesReader:
         return job
 
     def _moved(self, line: Line, job: JobStory | None) -> list[JobStory]:
-        """The jobs whose place this step moves in another's name, as far as their own story was asked for."""
+        """The jobs whose place this step moves in the name of another job, if their story is requested."""
         only = self.lives.only
         found = self.holds.get((line.machine, line.id), ())
         if job is not None and line.machine in ("block", "slot"):
@@ -593,7 +592,7 @@ class _LivesReader:
         return [each for each in found if each is not job and only in (None, ("job", each.number))]
 
     def _hold(self, line: Line, job: JobStory) -> None:
-        """Note where a job begins to hold a place, and where it lets go."""
+        """Note where a job pins a place, and where it unpins it."""
         place = line.machine, line.id
         held = self.holds.get(place, [])
         if line.event in LETS_GO:
@@ -608,7 +607,7 @@ class _LivesReader:
             self.holds.pop(place, None)
 
     def _cause(self, line: Line, job: JobStory | None) -> tuple[int, int]:
-        """The step that made this one happen, and the coupling that says so."""
+        """The step that caused this one, and the coupling between them."""
         if line.machine == "job":
             if job is not None and line.event == "cancel" and job.number in self.cancels:
                 return self.cancels.pop(job.number), _NUMBER[_LIFE_ENDS]
@@ -628,7 +627,7 @@ class _LivesReader:
         return -1, _coupled("plan", job.kind, Job.PLANNED.name).get(step, 0)
 
     def _explains(self, line: Line, *, ends: bool) -> bool:
-        """Whether a step of another place belongs to the story of the one that was asked for."""
+        """Whether a step of another place belongs to the requested story."""
         if line.machine == "block" and (ends or line.target == Block.FLUSHED.name):
             store = self.source.get(line.id)
             if store is None or not store.wanted:

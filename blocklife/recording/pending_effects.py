@@ -74,7 +74,7 @@ class PendingEffects:
                 due.append(Due(effect, set(job.slots), coupling))
             elif machine == "block":
                 places = set(fresh) if event in ("submit", "cancel") else set(job.blocks)
-                if event == "cancel":  # a life that is over goes nowhere, and its place loses the pin without a line
+                if event == "cancel":  # an ended life has no row to take: its place is unpinned without a line
                     for place in job.blocks.keys() - places:
                         self._unpin_block(place)
                 if places:

@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* Events are written while lines are read. What is kept is one entry for each place that has moved and each job that is out, and
-  the lines of one plan where the recording tells no times.
-* Events stand in the order of time, and every slice that is begun is ended, also where the recording stops in the middle.
+* Events are written while lines are read. Kept are one entry for each place that has moved and each job in flight, and the
+  lines of one plan where the recording has no times.
+* Events are in the order of time, and every slice that is begun is ended, also where the recording stops in the middle.
 * Nothing is invented: a place has no slice before the first line that names it.
 
 What becomes what. A machine is a process. A place is a thread of it, with one slice for each stay in one state; a step that
@@ -36,15 +36,15 @@ from blocklife.recording.reading import NUMBER_MAX, Progress, Recording
 from blocklife.states import MACHINES
 
 PLAN_NS = 1_000_000
-"""How long a plan lasts where the recording tells no times."""
+"""How long a plan lasts where the recording has no times."""
 
 _SINCE_1970 = 10**18
 """Nanoseconds; a clock that shows more can only count from 1970."""
 _ORDER = ("request", "job", "block", "slot")
 _PID = 10_000_000
 _TID = 100_000_000
-"""Beyond what a system gives to its processes and threads, so that another trace can stand beside; threads of two processes
-must not share a number either, because viewers name them by it alone."""
+"""Above the numbers that a system gives to processes and threads, so that another trace can be merged. Threads of two processes
+must not share a number either, because viewers name threads by number only."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -55,13 +55,13 @@ Args: TypeAlias = Mapping[str, str | int]
 
 @frozen
 class Traced:
-    """What was written."""
+    """What was written, in numbers."""
 
     lines: int
     """Steps and refusals."""
     events: int
     timed: bool
-    """The recording tells times; else a plan is a millisecond."""
+    """The recording has times; else a plan is a millisecond."""
 
     def __str__(self) -> str:
         clock = "its own times" if self.timed else "no times: a plan is 1 ms"
@@ -78,8 +78,8 @@ def write_perfetto(
 ) -> Traced:
     """Write a recording as one JSON object, or into another trace, ahead of its events.
 
-    Raises `MisuseError` where the recording cannot be read, its times go back or begin below zero, or nothing says how it lies
-    to the other trace.
+    Raises `MisuseError` where the recording cannot be read, and where its times go back, begin below zero, or cannot be aligned
+    with the other trace.
     """
     if abs(offset_ns) > NUMBER_MAX:
         raise MisuseError(f"--offset-ns must be from {-NUMBER_MAX} to {NUMBER_MAX}")
@@ -115,7 +115,7 @@ def _zero(clock: _Clock, first: tuple[int, Item] | None) -> int:
 
 
 def _zero_of_both(clock: _Clock, first: tuple[int, Item] | None, external: ExternalTrace) -> int:
-    """Which time is zero beside another trace."""
+    """Which time is zero in a merged trace."""
     name = clock.recording.name
     if first is not None and not clock.timed:
         raise MisuseError(f"{name}: it tells no times, so it has no place beside another trace (record it with a clock)")
@@ -130,7 +130,7 @@ def _zero_of_both(clock: _Clock, first: tuple[int, Item] | None, external: Exter
 
 @define(eq=False)
 class _Clock:
-    """Says when each line happened. ``timed`` and ``end`` are known once the first item, and the last, was given."""
+    """The time of each line. ``timed`` is known after the first item, ``end`` after the last."""
 
     recording: Recording
     offset_ns: int
@@ -138,7 +138,7 @@ class _Clock:
     timed: bool = False
     end: int = 0
     late: int = 0
-    """The line that told a time first, where steps had been drawn without one by then."""
+    """The first line with a time, where steps had been drawn without one before it."""
 
     def items(self) -> Iterator[tuple[int, Item]]:
         """Every step and refusal with its time in nanoseconds, which never goes back."""
@@ -150,7 +150,7 @@ class _Clock:
             yield now, item
 
     def _first_plan(self, lines: Iterator[Numbered]) -> list[Numbered]:
-        """The lines up to the first that tells a time, or to the end of the first plan: then it is known what the clock is."""
+        """The lines up to the first with a time, or to the end of the first plan: enough to know whether there is a clock."""
         held: list[Numbered] = []
         plan: int | None = None
         for number, line in lines:
@@ -164,7 +164,7 @@ class _Clock:
         return held
 
     def _told(self, held: list[Numbered], rest: Iterable[Numbered]) -> Iterator[tuple[int, Item]]:
-        """By the times that are told; what stands before the first of them happened by then."""
+        """By the recorded times; what comes before the first of them is drawn at that time."""
         now = next(line.ns for _, line in held if isinstance(line, At))
         for number, line in itertools.chain(held, rest):
             if not isinstance(line, At):
@@ -196,7 +196,7 @@ class _Clock:
 
 
 def _commit(item: Item) -> tuple[int, int]:
-    """Lines of one commit stand together; a refusal stands alone."""
+    """Group the lines of one commit; a refusal is a group of its own."""
     return (item.n, 0) if isinstance(item, Line) else (0, id(item))
 
 
@@ -249,10 +249,10 @@ class _TraceWriter:
     out: _Writer
     begun: bool = False
     now: int = 0
-    """When the latest line happened, once one has."""
+    """The time of the latest line, once there is one."""
     places: dict[tuple[str, int], _OpenSlice] = field(factory=dict)
     threads: set[int] = field(factory=set)
-    """Those that have a name."""
+    """The threads that were named."""
     jobs: dict[int, str] = field(factory=dict)
     names: dict[int, str] = field(factory=dict)
     born: int = 0
@@ -280,7 +280,7 @@ class _TraceWriter:
             self._place(item)
 
     def close(self, now: int) -> None:
-        """End what is open."""
+        """End the open slices."""
         if not self.begun:
             return
         self._count_out()
@@ -291,7 +291,7 @@ class _TraceWriter:
             self._leave(number)
 
     def _begin(self, now: int) -> None:
-        """Names, and the counters of places that nobody has touched."""
+        """Write names, and the counters of places that never moved."""
         self.begun, self.now = True, now
         for number, machine in enumerate(_ORDER):
             pid = _pid(machine)
@@ -308,7 +308,7 @@ class _TraceWriter:
         place = self.places.get((line.machine, line.id))
         if place is None:
             place = self.places[line.machine, line.id] = _OpenSlice(tid, line.target, line.epoch)
-            if line.machine != "request":  # a row of a request is nobody's until it is named; all others were counted
+            if line.machine != "request":  # a row of requests is unused until a line names it; all others were counted
                 self._count(line.machine, line.source, -1)
         else:
             if line.epoch != place.epoch:
@@ -395,7 +395,7 @@ class _TraceWriter:
         self.moved[machine, state] = None
 
     def _count_out(self) -> None:
-        """The counters as they stand after all that happened at one time."""
+        """Write the counters as they are after everything that happened at one time."""
         for machine, state in self.moved:
             number = self.counts[machine, state]
             self.out.write("C", state, self.now, _pid(machine), _pid(machine), args={"places": number})

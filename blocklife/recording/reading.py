@@ -1,9 +1,9 @@
-"""A recording read from its first line to its last, for those who draw it or count what it did.
+"""Reads a recording from its first line to its last, for drawings and statistics.
 
 Rules of this file:
 
-* It believes what it reads; whether a step was legal is asked by `checking`. But what cannot be read, or is cut off, is refused
-  with its line, so that nobody draws half a run and calls it whole.
+* Whether a step was legal is not checked here, but by `checking`. A line that cannot be read, or is cut off, is refused, so
+  that half a run is never drawn as a whole one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from blocklife.errors import MisuseError
 from blocklife.recording.format import At, DamagedError, End, Head, Line, Refused, Source, read_head, read_line
 
 NUMBER_MAX = (1 << 62) - 1
-"""Larger numbers fit no column; nobody counts so far."""
+"""Larger numbers fit no column, and do not occur."""
 
 Progress = Callable[[int, int], None]
-"""Hears how many bytes and how many lines have been read."""
+"""Called with the number of bytes and of lines read."""
 
 
 @define(eq=False)
@@ -35,7 +35,7 @@ class Recording:
     _pieces: Iterator[tuple[list[str], int, bool]]
     _first: tuple[list[str], int, bool]
     end: End | None = field(default=None, init=False)
-    """Its last line, once `lines` has come there; None where it does not say that it is whole."""
+    """Its last line, once `lines` was read to the end; None where the mark of a complete run is missing."""
 
     def lines(self, progress: Progress | None = None) -> Iterator[tuple[int, Line | At | Refused]]:
         """Every line with its number, the head and the end left out. Raises `MisuseError` at what cannot be read."""

@@ -175,9 +175,9 @@ class Mirror:
     def freed(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
         """A holder has released these blocks.
 
-        A release by `CONNECTOR` may be on behalf of any request, since engines free late; *left* then has the reference counts of
-        the engine afterwards, since some references are taken unseen. *whole*: the holder releases everything, and is not part
-        of the current step.
+        A release by `CONNECTOR` may be on behalf of any request, since engines free late; *left* then has the engine's counts
+        of references afterwards, since some are taken unseen. *whole*: the holder releases everything, and is not part of
+        the current step.
         """
         if blocks:
             self._log.append((self._free, (holder, blocks, left, whole)))

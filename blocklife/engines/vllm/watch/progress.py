@@ -43,7 +43,7 @@ class EngineProgress:
             reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
 
     def leave(self) -> None:
-        """Every part of the watch has read the plan; drop it, so that freeing a large plan does not count as time of the watch."""
+        """Every part of the watch has read the plan: drop it, so that freeing a large plan costs the watch no time."""
         self._last = None
 
     def _look(self, names: Sequence[str], computed: Sequence[int], resumed: Collection[str]) -> None:

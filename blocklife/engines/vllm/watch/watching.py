@@ -41,8 +41,8 @@ class Hooks(Protocol):
 class OpenRecording:
     """A recording that is being written, of one ledger, in a file of its own.
 
-    The first connector's file is *path*, the next one's has ``.2`` appended, and so on; where a file is being written by another
-    engine of this process, the next number is taken.
+    The first connector's file is *path*, the next one's has ``.2`` appended, and so on; where another engine of this process
+    writes to that file, the next number is taken.
     """
 
     def __init__(self, path: str, number: int, mirror: Mirror) -> None:
