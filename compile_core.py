@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 BUILT = runpy.run_path(str(ROOT / "blocklife" / "cli" / "built.py"))
 CORE: tuple[str, ...] = BUILT["CORE"]
+UNCHECKED: frozenset[str] = BUILT["UNCHECKED"]
 RECORD: str = BUILT["RECORD"]
 
 COPIED = ("blocklife", "tests", "examples", "specs", "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt")
@@ -35,9 +36,12 @@ COPIED = ("blocklife", "tests", "examples", "specs", "README.md", "CHANGELOG.md"
 SETTINGS = ("pyproject.toml", "hatch_build.py", "compile_core.py")
 LEFT_OUT = ("__pycache__", "node_modules")
 
-DIRECTIVES = {"language_level": "3", "annotation_typing": "False", "binding": "True", "emit_code_comments": "False"}
-"""For all modules. What one module wants for itself (no bounds checks, say) stands in its first line, and holds for what is
-shipped; what a flavour wants goes before both."""
+DIRECTIVES = {"language_level": 3, "annotation_typing": False, "binding": True, "emit_code_comments": False}
+"""For all modules. No module has directives in its own text, for those could not be taken back for tests."""
+_NO_CHECKS = {"boundscheck": False, "wraparound": False, "initializedcheck": False}
+"""For those that do without."""
+_CHECKS = {"boundscheck": True, "initializedcheck": True, "nonecheck": True, "overflowcheck": True}
+"""For tests: an index out of bounds, a column or an object that is not there, and a sum that does not fit raise."""
 _TRIAL = "#include <Python.h>\nPyMODINIT_FUNC PyInit_trial(void) { return NULL; }\n"
 
 
@@ -48,16 +52,14 @@ class Flavour:
     name: str
     compiler: tuple[str, ...]
     linker: tuple[str, ...] = ()
-    directives: Mapping[str, str] = field(default_factory=dict)
+    directives: Mapping[str, bool] = field(default_factory=dict)
 
 
-_CHECKS = {"boundscheck": "True", "initializedcheck": "True", "nonecheck": "True", "overflowcheck": "True"}
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 FLAVOURS = {
     flavour.name: flavour
     for flavour in (
         Flavour("shipped", ("-O2", "-g0")),
-        # for tests: an index out of bounds, an overflow, a None and a column that is not there raise
         Flavour("checked", ("-O1", "-g0"), directives=_CHECKS),
         # the checks are off where they are off in what is shipped, so that the sanitizers see what those would have hidden
         Flavour("sanitized", ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", *_SANITIZERS), _SANITIZERS),
@@ -76,7 +78,7 @@ class BrokenSourceError(Exception):
 # --- one module, in a process of its own -------------------------------------------------------------------------------
 
 
-def build_extension(name: str, source: Path, flavour: Flavour, into: Path) -> Path:
+def build_extension(name: str, source: Path, flavour: Flavour, into: Path, *, checked: bool = True) -> Path:
     """Make an extension of a source, a path below the current directory; C is taken as it is."""
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
@@ -88,8 +90,7 @@ def build_extension(name: str, source: Path, flavour: Flavour, into: Path) -> Pa
     if source.suffix == ".py":
         from Cython.Build.Dependencies import cythonize
 
-        directives = {key: int(value) if value.isdigit() else value == "True" for key, value in DIRECTIVES.items()}
-        directives |= {key: value == "True" for key, value in flavour.directives.items()}
+        directives = {**DIRECTIVES, **({} if checked else _NO_CHECKS), **flavour.directives}
         options = {"build_dir": str(into), "compiler_directives": directives, "force": True, "quiet": True}
         extensions = cythonize(extensions, **options)  # type: ignore[no-untyped-call]
     command = build_ext(Distribution({"name": "core", "ext_modules": extensions}))
@@ -103,7 +104,7 @@ def _build_one(name: str, flavour: Flavour, target: Path) -> None:
     """Compile one module of the core; the place of the outcome is taken at once, or not at all."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path("blocklife", *name.split(".")).with_suffix(".py")
-        made = build_extension(f"blocklife.{name}", source, flavour, Path(scratch))
+        made = build_extension(f"blocklife.{name}", source, flavour, Path(scratch), checked=name not in UNCHECKED)
         shutil.move(made, target.with_suffix(".new"))
         os.replace(target.with_suffix(".new"), target)
 
@@ -132,7 +133,7 @@ def _check_tools(flavour: Flavour) -> str:
 def _digest(name: str, flavour: Flavour, by: str, root: Path) -> str:
     """Changes with whatever the outcome depends on; types of one module are read by others, so that all of them count."""
     told = {variable: os.environ.get(variable) for variable in ("CC", "CFLAGS", "LDFLAGS")}
-    found = hashlib.sha256(repr((sys.version, by, flavour, DIRECTIVES, told)).encode())
+    found = hashlib.sha256(repr((sys.version, by, flavour, name in UNCHECKED, told)).encode())
     package = root / "blocklife"
     for path in (ROOT / "compile_core.py", BUILT["source_of"](name, package), *sorted(package.rglob("*.pxd"))):
         found.update(path.read_bytes())

@@ -33,6 +33,10 @@ CORE = (
 )
 """The modules that are compiled where there is a compiler. What is compiled is decided here and nowhere else."""
 
+UNCHECKED: frozenset[str] = frozenset()
+"""Those of them that look at no index twice: what reaches them was checked, and no index in them is negative. They are shipped
+without bounds checks, and tested with them."""
+
 RECORD = "compiled.json"
 """What a build writes into the package beside the extensions: by what it was compiled, and the digest of each source."""
 

@@ -12,16 +12,20 @@ import ast
 import importlib
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from blocklife.cli import built
 from blocklife.ledger.snapshot import SavedBlocks, SavedJob, SavedSlots, Snapshot
 from blocklife.offload.snapshot import SavedScheduler
-from tests.both_ways.comparing import first_difference, trace
+from tests.both_ways.comparing import ROOT, first_difference, trace
 
 CASES = [("ledger", 20_000), ("ledger", 20_001), ("ledger", 20_002), ("scheduler", 1), ("scheduler", 2), ("crowd", 3)]
 """Walks with their seeds: the same program in both processes."""
@@ -55,6 +59,90 @@ def test_the_core_that_is_tested_is_the_compiled_one() -> None:
     assert core.compiled == built.CORE
     assert core.stale == ()
     assert [file for file in files if file.endswith(".py")] == []
+
+
+# --- ways to compile ---------------------------------------------------------------------------------------------------
+
+OFF = {
+    "off.py": """
+from array import array
+
+def put(at: int) -> None:
+    column = array("H", [0]) * 8
+    column[at] = 1
+
+def add(value: int) -> int:
+    total = value
+    total += 1
+    return total
+""",
+    "off.pxd": """
+cimport cython
+@cython.locals(column=cython.ushort[::1])
+cpdef void put(Py_ssize_t at) except *
+@cython.locals(total=cython.longlong)
+cpdef long long add(long long value) except? -1
+""",
+}
+"""A module that writes where it is told to; its types are in the file beside it."""
+LARGEST = 2**63 - 1
+
+RunOff: TypeAlias = Callable[[str, str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run_off(tmp_path_factory: pytest.TempPathFactory) -> RunOff:
+    """Call that module, compiled in one of the ways, in a process of its own."""
+
+    @cache
+    def made(flavour: str) -> Path:
+        where = tmp_path_factory.mktemp(flavour)
+        for name, text in OFF.items():
+            (where / name).write_text(text, encoding="utf-8")
+        script = (
+            f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; import compile_core as c; "
+            f"c.build_extension('off', Path('off.py'), c.FLAVOURS[{flavour!r}], Path('made'), checked=False)"
+        )
+        subprocess.run([sys.executable, "-c", script], cwd=where, check=True, capture_output=True)
+        return where / "made" / "lib"
+
+    def run(flavour: str, call: str) -> subprocess.CompletedProcess[str]:
+        script = f"import off; print('loaded', flush=True); off.{call}; print('went on')"
+        return subprocess.run([sys.executable, "-c", script], cwd=made(flavour), capture_output=True, text=True, check=False)
+
+    return run
+
+
+@needs_a_compiled_core
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("put(8)", "IndexError: Out of bounds"), ("put(-9)", "IndexError: Out of bounds"), (f"add({LARGEST})", "OverflowError")],
+)
+def test_checks_are_on_in_tests_where_a_module_wants_none(call: str, error: str, run_off: RunOff) -> None:
+    """An index out of bounds and a number that does not fit raise."""
+    ran = run_off("checked", call)
+
+    assert ran.stdout == "loaded\n", ran.stderr
+    assert error in ran.stderr
+
+
+@needs_a_compiled_core
+def test_what_is_shipped_has_no_checks_where_none_are_wanted(run_off: RunOff) -> None:
+    """A number wraps around, as in C."""
+    assert run_off("shipped", f"add({LARGEST})").stdout == "loaded\nwent on\n"
+
+
+@pytest.mark.skipif("libasan" not in os.environ.get("LD_PRELOAD", ""), reason="no sanitizer is loaded (make test-sanitized)")
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [("put(8)", "AddressSanitizer: heap-buffer-overflow"), (f"add({LARGEST})", "runtime error: signed integer overflow")],
+)
+def test_sanitizers_see_what_no_check_does(call: str, found: str, run_off: RunOff) -> None:
+    """One write behind a column, and one overflow, end the process."""
+    ran = run_off("sanitized", call)
+
+    assert ran.stdout == "loaded\n"
+    assert found in ran.stderr
 
 
 # --- what compares them ------------------------------------------------------------------------------------------------
@@ -121,6 +209,12 @@ def unordered(source: str) -> Iterator[int]:
             others = (each for other in parts[:at] for each in ast.walk(other) if isinstance(each, ast.Name))
             if any(each.id in given for each in others):
                 yield node.lineno
+
+
+@pytest.mark.parametrize("name", built.CORE)
+def test_no_module_of_the_core_has_directives_of_its_own(name: str) -> None:
+    """They would hold in tests, too, which are to have every check."""
+    assert "cython" not in built.source_of(name).read_text(encoding="utf-8").lower()
 
 
 @pytest.mark.parametrize("name", built.CORE)
