@@ -92,9 +92,9 @@ def _largest(line: Line | At | Refused | End) -> int:
 
 @contextmanager
 def open_recording(path: str, name: str = "") -> Iterator[Recording]:
-    """The recording in a file; ``-`` is standard input. `MisuseError` where there is none that can be read.
+    """Open the recording in a file; ``-`` is standard input. Raises `MisuseError` where none can be read.
 
-    *name* is what it is called, where that is not the path.
+    *name* is the name in messages, if it is not the path.
     """
     if path == "-":
         if sys.stdin is None:
@@ -102,7 +102,7 @@ def open_recording(path: str, name: str = "") -> Iterator[Recording]:
         yield _opened("standard input", sys.stdin.buffer)
         return
     try:
-        stream = Path(path).open("rb")  # noqa: SIM115 - an error in here is of this file; one of who reads it is not
+        stream = Path(path).open("rb")  # noqa: SIM115 - only errors of opening are caught here, not those of the reader
     except OSError as problem:
         raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
     with stream:

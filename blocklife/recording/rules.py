@@ -1,15 +1,15 @@
-"""What a stream of transitions must obey: tables, lives, couplings and counts, all recounted from the stream alone.
+"""The rules for a stream of transitions: tables, lives, couplings and counts, all recomputed from the stream alone.
 
 Rules of this file:
 
-* Nothing of the ledger is asked. Refs, pins, writes, overdue pins and reports are counted again from the lines, and with them
-  every guard is judged again: the row that a line claims must be the row that the table gives.
-* A line of the recorder's own spelling is cut, never parsed: its parts are looked up as text. What is not found so is brought
-  into that spelling once, and what is then still not found is explained.
-* The first broken rule ends the check of counts, for nothing recounted can be trusted after it. `Checker.follow` goes on with
-  the tables alone, each place standing where the line before has left it.
+* The ledger is not used. Refs, pins, writes, overdue pins and reports are counted again from the lines, and every guard is
+  evaluated with these counts: the row that a line claims must be the row that the table gives.
+* A line in the recorder's own spelling is cut, never parsed: its parts are looked up as text. A line that is not found so is
+  brought into that spelling once; if it is still not found, an error explains why.
+* The first broken rule ends the check of counts, because later counts are not reliable. `Checker.follow` goes on with the
+  tables alone, from the state in which the line before has left each place.
 
-The effects that couplings demand stand in `pending_effects`.
+The effects that couplings demand are in `pending_effects`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COMMIT = re.compile(rf'\{{"n":{_NUMBER},(?:"of":{_NUMBER},)?"plan":{_NUMBER},"m
 
 
 class Checker(PendingEffects):
-    """Takes the lines of one recording in order; raises `IllegalError` at the first that breaks a rule."""
+    """Checks the lines of one recording in order; raises `IllegalError` at the first that breaks a rule."""
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
@@ -113,7 +113,7 @@ class Checker(PendingEffects):
     # --- lines ------------------------------------------------------------------------------------------------------------
 
     def take(self, line: str) -> bool:
-        """Check one line in the recorder's spelling; False where it is in another: bring it into that, and take it again."""
+        """Check one line in the recorder's spelling; False where it has another, and must be brought into this one first."""
         head, _, rest = line.partition(',"id":')
         if head != self._head and not self._begin(head):
             return False
@@ -246,7 +246,7 @@ class Checker(PendingEffects):
             return JobTrace(number, self.ended[number], over=True)
         return JobTrace(number)
 
-    # --- what a line must come after ---------------------------------------------------------------------------------------
+    # --- the order of lines ------------------------------------------------------------------------------------------------
 
     def _arrive(self, machine: str, place: Trace, step: TraceStep[TraceT], job: JobTrace | None) -> None:
         """Check what holds for all: pending effects first, one event and no place twice a commit, a place leaves its state."""
@@ -395,7 +395,7 @@ class Checker(PendingEffects):
         self._serve(job, "slot", place, step.event)
 
     def _land_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        """A store that is DONE may still leave a slot empty: that of content which another store brought first."""
+        """A store that is DONE may still leave a slot empty, where another store of the same content landed first."""
         ok = (self._serve(job, "slot", place, "land").state == self._done) << 6
         if not ok and self._slot_lands[place.state << 7] != step.row.index:
             raise illegal("I6", "slot", place, f"it is {step.row.target.name} although its store is not DONE")
@@ -484,7 +484,7 @@ class Checker(PendingEffects):
         return self.events + self._count
 
     def check_end(self) -> None:
-        """What must hold where a whole run ends: no job is out (I5), and where no request is left, nothing is held (I4)."""
+        """What must hold at the end of a complete run: no job is in flight (I5); without requests, nothing is held (I4)."""
         for job in self.jobs.values():
             if not job.over:
                 state = MACHINES["job"].states[job.state].name
@@ -500,7 +500,7 @@ class Checker(PendingEffects):
     # --- errors -------------------------------------------------------------------------------------------------------------
 
     def _misjudged(self, machine: str, place: Trace, step: TraceStep[TraceT], situation: int) -> IllegalError:
-        """The guards, judged by what was counted, give another row than the line claims."""
+        """The error of a line that claims another row than the guards give with the present counts."""
         table = MACHINES[machine]
         index = rows_by_situation(table.events[step.event])[place.state << 7 | situation]
         event = table.events[step.event]
@@ -515,7 +515,7 @@ class Checker(PendingEffects):
         return illegal(rule, machine, place, f"{step.row} is claimed, and with {counted} it {given}")
 
     def explain(self, line: Line) -> IllegalError:
-        """Why a line in the recorder's spelling was not found in any table."""
+        """The error of a line in the recorder's spelling that no table has."""
         if line.machine not in MACHINES:
             return IllegalError("table", "", 0, f"there is no machine {line.machine} ({', '.join(MACHINES)})")
         tracks: Mapping[str, Track[BlockTrace] | Track[SlotTrace] | Track[JobTrace] | Track[RequestTrace]]
@@ -547,7 +547,7 @@ class Checker(PendingEffects):
 
 
 class Follower:
-    """What is left to check after the first broken rule: does each place go on from where the line before has left it?"""
+    """The check after the first broken rule: is the source of each line the state in which the place was left?"""
 
     def __init__(self, checker: Checker) -> None:
         self._at: dict[tuple[str, int], str] = {}
@@ -561,7 +561,7 @@ class Follower:
         self._first = {name: table.initial.name for name, table in MACHINES.items()}
 
     def fits(self, line: Line) -> bool:
-        """Whether the line is a row that leaves its place's state; the place then stands where the line says."""
+        """Whether the line is a row from the present state of its place; the place then has the line's target."""
         place = line.machine, line.id
         stands = self._at.get(place, self._first.get(line.machine, ""))
         self._at[place] = line.target

@@ -1,11 +1,11 @@
-"""What a recording amounts to: rows taken, places in each state over plans, how long they stayed there, and what was refused.
+"""Statistics of a recording: rows taken, places in each state over plans, durations of stays, and refusals.
 
 Rules of this file:
 
-* One pass, and no more memory for a longer run: it grows with the places and the jobs that are out, never with the lines. How
-  long places stayed is counted in buckets, and of the plans no more than `POINTS_MAX` are kept.
-* What the lines say is believed. A place that does not go on from where it stood is counted; `checking` explains it.
-* What no line tells is not guessed. How long a request was WAITING, and how long anything took without times, stay open.
+* One pass, and no more memory for a longer run: it grows with the places and the jobs in flight, never with the lines.
+  Durations are counted in buckets, and at most `POINTS_MAX` plans are kept.
+* Lines are not checked. A line whose source is not the state of its place is counted as astray; `checking` explains it.
+* Nothing is guessed. How long a request was WAITING, and how long anything took without recorded times, are unknown.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from blocklife.recording.reading import Progress, Recording, open_recording
 from blocklife.states import MACHINES
 
 POINTS_MAX = 512
-"""So many plans at most tell how many places were in each state; of a longer run, every second is left out again and again.
+"""For at most so many plans the numbers of places in each state are kept; of a longer run every second one, or fourth, ...
 
-One more stands at the end of the run."""
+One more is kept for the end of the run."""
 
 _EXACT_BITS = 8
-"""Spans below two to this power are counted exactly, longer ones in buckets that are this fine: to less than one per cent."""
+"""Spans below two to this power are counted exactly, longer ones in buckets of the same relative size: below one per cent."""
 _SECOND = 1_000_000_000
 _PLANNING = frozenset({"plan_store", "plan_load"})
 
@@ -38,7 +38,7 @@ Record: TypeAlias = dict[str, object]
 
 
 class Spans:
-    """How long things took, as whole numbers: their count and sum exactly, the rest to less than one per cent."""
+    """Durations as whole numbers: count and sum are exact, everything else is within one per cent."""
 
     __slots__ = ("_buckets", "count", "total")
 
@@ -56,7 +56,7 @@ class Spans:
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
     def quantile(self, share: float) -> int:
-        """The least span that at least this share of all do not exceed; 0 where there is none."""
+        """The quantile of this share; 0 where there is no span."""
         wanted, seen = share * self.count, 0
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
@@ -76,7 +76,7 @@ def _least(bucket: int) -> int:
 
 @frozen
 class Stay:
-    """How long visits took, in whatever unit."""
+    """Durations of visits, in some unit."""
 
     total: float
     median: float
@@ -85,7 +85,7 @@ class Stay:
 
     @classmethod
     def of(cls, spans: Spans, unit: int = 1) -> Stay | None:
-        """What was counted, in units of so many; None where nothing was."""
+        """The durations in units of *unit*; None where there are none."""
         if not spans.count:
             return None
         return cls(spans.total / unit, spans.quantile(0.5) / unit, spans.quantile(0.99) / unit)
@@ -100,16 +100,16 @@ class Dwell:
 
     visits: int
     open: int
-    """Places that are in it where the recording ends; of a terminal state, all that ever came there."""
+    """Places in this state at the end of the recording; for a terminal state, all that ever entered it."""
     plans: Stay | None
     """In plans; None where no visit has ended."""
     seconds: Stay | None
-    """In seconds; None where no time is told for any visit that has ended."""
+    """In seconds; None where no ended visit has times."""
 
 
 @frozen(eq=False)
 class MachineStatistics:
-    """What a recording tells of one machine.
+    """The statistics of one machine.
 
     Invariant: ``taken`` has every row of the table by number, ``dwell`` every state, ``population`` a column for each state.
     """
@@ -121,7 +121,7 @@ class MachineStatistics:
     population: NDArray[np.int64]
     """How many places were in each state: a line for each entry of `RunStatistics.plans`, a column for each state.
 
-    Of blocks and slots all that the limits allow; of jobs and requests those that a line has named, terminal ones for good.
+    All blocks and slots of the limits; jobs and requests once a line has named them, terminal ones for good.
     """
     refused: Mapping[tuple[str, str], int]
     """How often an event was refused in a state."""
@@ -159,7 +159,7 @@ def _record_of(stay: Stay | None) -> Record | None:
 
 @frozen(eq=False)
 class RunStatistics:
-    """What a whole recording amounts to."""
+    """The statistics of a whole recording."""
 
     name: str
     steps: int
@@ -168,15 +168,15 @@ class RunStatistics:
     complete: bool
     """The recording says itself that it is whole."""
     astray: int
-    """Steps that do not go on from where the place stood, or are of a job that no line has made."""
+    """Steps whose source is not the state of their place, or whose job no line has made."""
     seconds: float | None
-    """From the first time that is told to the last."""
+    """From the first recorded time to the last."""
     plans: NDArray[np.int64]
     """The plans at whose end places were counted: all, or as many as are kept."""
     machines: Mapping[str, MachineStatistics]
 
     def machine(self, name: str) -> MachineStatistics:
-        """What it tells of one machine; `MisuseError` where recordings have none of that name."""
+        """The statistics of one machine. Raises `MisuseError` for a name that no machine has."""
         found = self.machines.get(name)
         if found is None:
             raise MisuseError(f"{self.name}: a recording tells of {', '.join(self.machines)}, and not of {name}")
@@ -198,13 +198,13 @@ class RunStatistics:
 
 
 def count_file(path: str, progress: Progress | None = None) -> RunStatistics:
-    """Count what the recording in a file tells; ``-`` is standard input. `MisuseError` where it cannot be read to its end."""
+    """The statistics of the recording in a file; ``-`` is standard input. Raises `MisuseError` where it cannot be read."""
     with open_recording(path) as recording:
         return count_recording(recording, progress)
 
 
 def count_recording(recording: Recording, progress: Progress | None = None) -> RunStatistics:
-    """`count_file` of a recording that was opened and whose lines nobody has asked for yet."""
+    """`count_file` of an open recording of which no line was read yet."""
     count = _Count(recording.head)
     for number, line in recording.lines(progress):
         try:
@@ -220,7 +220,7 @@ def count_recording(recording: Recording, progress: Progress | None = None) -> R
 
 
 def spell_time(seconds: float) -> str:
-    """A time for people, in the unit that suits it."""
+    """A time in a readable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= 0.9995 * size:
             return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds:,.0f} s"
@@ -300,7 +300,7 @@ class _Count:
             "job": _CountedMachine("job", 1, 1 << 63),
             "request": _CountedMachine("request", 0, self.head.max_requests),
         }
-        for name in ("block", "slot"):  # what was never named is there all the same
+        for name in ("block", "slot"):  # places exist, even if no line names them
             track = tracks[name]
             track.population[track.initial] = track.stop - track.lowest
         return tracks
@@ -308,7 +308,7 @@ class _Count:
     # --- lines ------------------------------------------------------------------------------------------------------------
 
     def tell_time(self, ns: int) -> None:
-        """From here on it is later. A clock that goes back is passed over."""
+        """Advance the time. A clock that goes back is ignored."""
         if self.first_ns < 0:
             self.first_ns = ns
             if not self.steps:
@@ -357,10 +357,10 @@ class _Count:
             self._move(track, line.id, place, target)
 
     def _first_seen(self, track: _CountedMachine, source: int) -> tuple[int, int, int] | None:
-        """Where a place stood before its first line; None for a job that no line has made, or that is over."""
+        """The state of a place before its first line; None for a job that no line has made, or that is over."""
         if track.name == "job":
             return None
-        if track.name == "request":  # nobody wrote down when it came
+        if track.name == "request":  # its arrival is not recorded
             track.population[source] += 1
             return source, -1, -1
         return track.initial, 0, self.began
@@ -388,7 +388,7 @@ class _Count:
     # --- plans ------------------------------------------------------------------------------------------------------------
 
     def _go_on(self, plan: int) -> None:
-        """A later plan begins: note where all places stood in the one before. A number that goes down is passed over."""
+        """A later plan begins: note the population at the end of the one before. A number that goes down is ignored."""
         lasted = plan - self.plan
         for track in self.tracks.values():
             track.weight = [sum_ + lasted * count for sum_, count in zip(track.weight, track.population, strict=True)]
@@ -401,7 +401,7 @@ class _Count:
         self.plan = plan
 
     def _new_points(self, plan: int) -> range:
-        """Those of the plans before *plan* that are to be kept, and are not there yet."""
+        """The plans before *plan* that are to be kept and are not there yet."""
         return range(self.plan + -self.plan % self.stride, plan, self.stride)
 
     def _stands(self) -> list[list[int]]:

@@ -1,9 +1,9 @@
-"""What a recording has told about each place, and the rows that a place can take, found by their spelling.
+"""The state of each place as far as a recording was read, and the rows of the tables by their spelling.
 
 Rules of this file:
 
-* Nothing here decides: places are records, and rows come from the compiled tables.
-* A place is made when a line first names it, so that the limits of a head cost nothing.
+* Nothing is decided here: places are records, and rows come from the compiled tables.
+* A place is made when a line first names it, so that large limits in a head cost nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blocklife.recording.format import number_of, spell_row
 from blocklife.states import COUPLINGS, MACHINES, Job, coupled, ends_life
 
 BITS = {"refs": 1, "pins": 2, "writes": 4, "overdue": 8, "fence": 16, "own": 32, "ok": 64}
-"""What the guards of places ask about, as bits."""
+"""The inputs of the guards of places, as bits."""
 SITUATIONS = 128
 
 _NAMED = {
@@ -45,7 +45,7 @@ class IllegalError(Exception):
         self.place = place
 
 
-# --- what is known of one place ----------------------------------------------------------------------------------------
+# --- places ------------------------------------------------------------------------------------------------------------
 
 
 @define(eq=False)
@@ -146,7 +146,7 @@ def illegal(rule: str, machine: str, place: Trace, problem: str) -> IllegalError
 
 @functools.cache
 def rows_by_situation(event: Event) -> bytes:
-    """Which row an event takes, by state and situation (`BITS`); the guards are asked once for each."""
+    """The row that an event takes, by state and situation (`BITS`); the guards are evaluated once for each."""
     found = bytearray()
     width = len(event.guards)
     asked = sum(BITS[name] for name in event.parameters)
@@ -163,7 +163,7 @@ def rows_by_situation(event: Event) -> bytes:
 
 @functools.cache
 def effects_of(cause: str, into: Job) -> tuple[tuple[str, ...], str]:
-    """The effects of a cause, with the name of the coupling that says so."""
+    """The effects of a cause, with the name of their coupling."""
     found = coupled(cause, into)
     names = [row.name for row in COUPLINGS if row.cause == cause and (not row.into or into in row.into)]
     return found, names[0] if found else ""

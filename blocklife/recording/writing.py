@@ -4,10 +4,9 @@ The first line says what was recorded: ``{"blocklife": "recording", "version": 2
 incarnation of the ledger. Every other line is one transition: ``n`` counts the commits (the places of one batch share it),
 ``of`` says how many lines the commit has, where it has several, ``plan`` is the number of the latest plan, ``machine`` and
 ``id`` name the place, ``epoch`` its life (blocks only), ``event``, ``from``, ``to`` and ``guard`` the row that was taken,
-``job`` the job in whose name it happened (absent where there was none), ``name`` what a request is called. What a table has
-refused gets a line of another kind, and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``, says that
-nothing is missing.
-`specs/recording.md` tells the whole format.
+``job`` the job in whose name it happened (absent where there was none), ``name`` the name of a request. A refused event gets a
+line of another kind, and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``, marks a complete run.
+`specs/recording.md` has the whole format.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ NAME_MAX = 200
 
 
 class BusyError(MisuseError):
-    """Another recording is being written to this file. Nothing of it was touched."""
+    """Another recording is being written to this file, which was not touched."""
 
 
 def open_file(path: str) -> TextIO:
-    """An empty file for one recording: until it is closed, or its process is gone, no other can be written to it.
+    """An empty file for one recording, locked until it is closed or its process ends.
 
-    Raises `BusyError` where one is, and `OSError` or ValueError as `open` does. Pipes and devices are for who wants them; so is
-    a file of a file system that has no locks.
+    Raises `BusyError` where another recording is being written to it, and `OSError` or ValueError as `open` does. Pipes,
+    devices and files of a file system without locks are not locked.
     """
     stream = open(path, "w", encoding="utf-8", opener=_keeping)  # noqa: SIM115 - it is the caller's
     try:
@@ -51,12 +50,12 @@ def open_file(path: str) -> TextIO:
 
 
 def _keeping(path: str, flags: int) -> int:
-    """What a file holds is another's until it is locked."""
+    """Opens a file for writing without truncating it before it is locked."""
     return os.open(path, flags & ~os.O_TRUNC, 0o666)
 
 
 def _lock(stream: TextIO, path: str) -> None:
-    """The system takes the lock away with the process: a writer that has crashed blocks nobody."""
+    """Lock a file. The system removes the lock with the process, so a crashed writer leaves no lock."""
     try:
         import fcntl
     except ImportError:  # a system without these locks
@@ -70,13 +69,13 @@ def _lock(stream: TextIO, path: str) -> None:
 
 
 class Recorder:
-    """A listener that writes. Errors of the stream (a full disk, say) reach the caller of the verb, after its commit; those
-    that come while a refusal is written, as a note of that.
+    """A listener that writes a recording. An error of the stream (a full disk, say) reaches the caller of the verb, after the
+    commit; an error while a refusal is written becomes a note of the refusal.
 
-    *clock* counts nanoseconds from wherever it likes and never goes back, as `time.monotonic_ns` does. With one, a recording
-    also says when things happened: a line before what comes next, whenever the clock has moved on.
+    *clock* returns nanoseconds and never goes back, as `time.monotonic_ns` does. With a clock, a line with the time comes
+    before the next transition whenever the clock has advanced.
 
-    *names* says what a request is called outside, where the ledger has a name of its own for it.
+    *names* returns the outside name of a request, where the ledger uses another one.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Recorder:
         )
 
     def _spell_name(self, name: str) -> str:
-        """The last key of a line about a request; nothing where it has no name."""
+        """The last key of a line about a request; empty where it has no name."""
         known = self._names(name) if self._names is not None and name else name
         if not known:
             return ""
@@ -156,5 +155,5 @@ class Recorder:
             self._stream.write(f'{{"blocklife":"at","ns":{now}}}\n')
 
     def end(self) -> None:
-        """Write the last line: a recording that has it is known to be whole. Nothing may be recorded after it."""
+        """Write the last line, which marks a complete run. Nothing may be recorded after it."""
         self._stream.write(f'{{"blocklife":"end","n":{self._last},"lines":{self._lines}}}\n')

@@ -1,1 +1,1 @@
-"""Tools for those who embed blocklife, and for its own tests: walks, explorations, devices and recordings that are checked."""
+"""Test tools, for engines that embed blocklife and for blocklife itself: exploration, scenarios, mutants, fake devices."""

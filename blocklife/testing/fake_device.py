@@ -1,13 +1,13 @@
-"""A device that runs nothing: it writes down who was queued behind whom, lands what a test lets it, and finds races.
+"""A device that runs nothing: it records the order of operations, completes those that a test lets it, and finds races.
 
 *Rules of this file.* It knows byte ranges, streams and events only: no tensor, no place, no job, and no torch. What it finds
 is a line in `findings`, never an exception: the copier under test must not be able to swallow it.
 
-*Theory.* Every operation has a clock: for each stream, how many of its operations surely end before this one begins. It grows
-along a stream, from a recorded event to those who wait for it, and over the host: what is queued after the host has seen an
-event pass begins after everything before that event. Two operations on the same byte, one of them writing, **race** if neither
-is in the other's clock. That does not depend on the order in which things happen to land, so one run speaks for every
-interleaving with the same answers to the host; what the host gets to see is up to the landings, which a test or dice choose.
+*Theory.* Every operation has a vector clock: for each stream, how many of its operations certainly end before this one begins.
+It grows along a stream, from a recorded event to the operations that wait for it, and over the host: what is queued after the
+host has seen an event pass begins after everything before that event. Two operations on the same byte, one of them writing,
+**race** if neither is in the other's clock. That does not depend on the order in which operations complete, so one run stands
+for every interleaving in which the host gets the same answers; which answers it gets is chosen by a test, or at random.
 
 An event that is recorded again before its point was passed, or while a stream has yet to reach its wait for it, is a finding
 too: a device may keep one point for each event only.
@@ -33,16 +33,16 @@ Span = tuple[int, int]
 
 
 class StuckError(RuntimeError):
-    """The host waits, and nothing on the device can land any more."""
+    """The host waits, and no operation on the device can complete any more."""
 
 
 @define(eq=False)
 class Operation:
-    """One thing that a stream was given: a copy, a kernel, the recording of an event, or a wait for one."""
+    """One operation of a stream: a copy, a kernel, the recording of an event, or a wait for one."""
 
     stream: FakeStream
     number: int
-    """Counts the operations of its stream, from 1."""
+    """Its number in its stream, from 1."""
     label: str
     reads: tuple[Span, ...]
     writes: tuple[Span, ...]
@@ -53,7 +53,7 @@ class Operation:
     landed: bool = False
 
     def after(self, other: Operation) -> bool:
-        """Whether the other one surely ends before this one begins."""
+        """Whether the other one certainly ends before this one begins."""
         return self.clock.get(other.stream, 0) >= other.number
 
 
@@ -78,7 +78,7 @@ class FakeEvent:
         return self.recorded.landed
 
     def synchronize(self) -> None:
-        """Land, in an order of the dice, until the recording has landed. Raises StuckError if it never can."""
+        """Complete operations in random order until the recording is complete. Raises StuckError if it never can be."""
         while not self.query():
             self.device.land_any()
 
@@ -148,7 +148,7 @@ class FakeStream:
 
 
 class FakeDevice:
-    """Streams, events and what was found. ``engine`` is the stream that the engine computes on."""
+    """Streams, events and findings. ``engine`` is the stream that the engine computes on."""
 
     def __init__(self, seed: int = 0) -> None:
         self._dice = random.Random(seed)
@@ -159,7 +159,7 @@ class FakeDevice:
         """All that ever touched a byte, in the order in which it was queued."""
         self.num_copies = 0
         self.host_clock: dict[FakeStream, int] = {}
-        """What the host knows to have landed, as the clock of everything that it queues from now on."""
+        """What the host knows to be complete: the clock of everything that it queues from now on."""
         self._touched: list[Operation] = []
         self.engine = self.stream("engine")
 
@@ -225,7 +225,7 @@ class FakeDevice:
         return operation
 
     def land_any(self) -> Operation:
-        """Land one operation of the dice's choice. Raises StuckError if none may."""
+        """Complete one random operation. Raises StuckError if none can be."""
         streams = self.landable()
         if not streams:
             left = ", ".join(f"{stream.name} at {stream.queue[0].label}" for stream in self.streams if stream.queue)
@@ -258,7 +258,7 @@ class FakeDevice:
 
 
 def conflict(one: Operation, other: Operation) -> bool:
-    """Whether they touch a common byte, and one writes it."""
+    """Whether two operations touch a common byte, and one of them writes it."""
     return _meet(one.writes, other.writes) or _meet(one.writes, other.reads) or _meet(one.reads, other.writes)
 
 

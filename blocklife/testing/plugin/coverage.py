@@ -20,7 +20,7 @@ from blocklife.states import MACHINES
 
 P = ParamSpec("P")
 _OFTEN = 256
-"""After so many ledgers those that are gone are forgotten."""
+"""How many ledgers are noted before the dead ones are dropped."""
 
 
 def _noted(made: Callable[Concatenate[Book, P], None], note: Callable[[Book], None]) -> Callable[Concatenate[Book, P], None]:
@@ -64,7 +64,7 @@ class Coverage:
             self._made = None
 
     def note(self, book: Book) -> None:
-        """Count what this ledger will have done."""
+        """Include this ledger in the counts."""
         self.ledgers += 1
         columns = (book.blocks.column, book.slots.column, book.jobs.column, book.request_column)
         if not self.ledgers % _OFTEN:
@@ -72,7 +72,7 @@ class Coverage:
         self._open.append(weakref.finalize(book, self._add, columns))
 
     def settle(self) -> None:
-        """Count what ledgers that are still there have done; after that they count no more."""
+        """Count what the ledgers that still exist have done; each is counted once."""
         for each in self._open:
             each()
         self._open.clear()
@@ -81,7 +81,7 @@ class Coverage:
         for name, column in zip(MACHINES, columns, strict=True):
             self.rows[name].update({str(row): times for row, times in column.row_counts() if times})
 
-    # --- what came of it ----------------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------------
 
     def states(self, machine: str) -> dict[str, int]:
         """How often each state was entered. Where everything begins needs no row."""
@@ -93,7 +93,7 @@ class Coverage:
         return found
 
     def never(self) -> list[str]:
-        """Rows that nobody took, with their machine."""
+        """Rows that were never taken, with their machine."""
         return [f"{name}: {row}" for name, rows in self.rows.items() for row, times in rows.items() if not times]
 
     def record(self) -> dict[str, object]:

@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Plant a mutant, and listen to all ledgers, where that was asked for."""
+    """Plant a mutant, and count all ledgers, where the options say so."""
     if (mutant := config.getoption(MUTANT)) is not None:
         _plant(mutant, config)
     report, require = config.getoption(REPORT), config.getoption(REQUIRE)
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _plant(name: str, config: pytest.Config) -> None:
-    """Switch one rule off until pytest is done, however that comes about."""
+    """Switch one rule off until pytest ends, in whatever way."""
     from blocklife.errors import MisuseError
     from blocklife.testing.mutants.planting import mutant_named
 
@@ -91,7 +91,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 class MakeLedger(Protocol):
-    """What the fixture `blocklife_ledger` gives."""
+    """The type of the fixture `blocklife_ledger`."""
 
     def __call__(
         self,
@@ -108,7 +108,7 @@ class MakeLedger(Protocol):
 
 
 class MakeVisit(Protocol):
-    """What the fixture `blocklife_world` gives."""
+    """The type of the fixture `blocklife_world`."""
 
     def __call__(self, *requests: str, faults: Mapping[str, int] | None = None, engine: Settings | None = None) -> Visit:
         """A new world, at its beginning: requests as ``prompt.output``, and how often each fault may happen."""
@@ -154,7 +154,7 @@ class _Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand over what this process has covered, or judge the whole run."""
+        """Hand over the coverage of this process, or report that of the whole run."""
         self.coverage.settle()
         handed_over = getattr(self.config, "workeroutput", None)
         if handed_over is not None:
@@ -180,7 +180,7 @@ class _Reporter:
             self.coverage.merge(covered)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table; with it the rows that nobody took."""
+        """The table, and the rows that were never taken."""
         write = terminalreporter.write_line
         terminalreporter.section(f"blocklife: {self.coverage.ledgers} ledgers")
         for line in self.coverage.lines():
@@ -254,7 +254,7 @@ class ScenarioFile(pytest.File):
 
 
 class ScenarioFailed(Exception):  # noqa: N818 - it carries a verdict
-    """What a scenario expected is not so."""
+    """A scenario failed."""
 
     def __init__(self, verdict: ScenarioVerdict) -> None:
         super().__init__(str(verdict))
@@ -286,7 +286,7 @@ class ScenarioItem(pytest.Item):
             raise ScenarioFailed(verdict)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> str | object:  # type: ignore[override]
-        """The report of the scenario, and every step up to there: no traceback helps who has written none of it."""
+        """The report of the scenario with every step so far; a traceback would show none of the user's code."""
         if isinstance(excinfo.value, ScenarioFailed):
             return "\n".join(_report(excinfo.value.verdict))
         return super().repr_failure(excinfo)

@@ -51,14 +51,14 @@ class Visit:
         return self
 
     def drain(self) -> Visit:
-        """Take closing actions alone until nobody is there and no copy is out. Raises `Broken` where that leads nowhere."""
+        """Take closing actions only, until no request and no copy is left. Raises `Broken` where that does not succeed."""
         turn = 0
         while (action := self._guide.next_closing(self.state, turn)) is not None:
             self.take(str(action))
             turn += 1
         return self
 
-    # --- asking -------------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------------
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Visit:
 
     @property
     def requests(self) -> Mapping[str, Request]:
-        """Who is there, and in which state."""
+        """The requests, with their states."""
         return dict(self.world.core(self.state).requests)
 
     @property
@@ -82,7 +82,7 @@ class Visit:
 
     @property
     def reports(self) -> tuple[Landing, ...]:
-        """What copies have reported and nobody has told the scheduler yet."""
+        """Reports of copies that the scheduler has not got yet."""
         return self.state.env.inbox
 
     def told(self) -> str:

@@ -19,14 +19,14 @@ from blocklife.ledger import Checking, Contract, Ledger, Limits
 from blocklife.ledger.invariants import check
 
 Found = Callable[[str], NoReturn]
-"""Who is told of a violation; it raises something."""
+"""Called with a violation; it raises an error."""
 
 LATELY = 12
-"""The latest steps of a place that are told."""
+"""How many of the latest steps of a place a message shows."""
 
 
 def raise_violation(message: str) -> NoReturn:
-    """Tell it as an `InvariantError`."""
+    """Raise it as an `InvariantError`."""
     raise InvariantError(message)
 
 
@@ -52,11 +52,11 @@ class WatchedLedger(Ledger):
         )
         self.found = found
         self.verdict = ""
-        """What was found first; empty while everything holds."""
+        """The first violation; empty while everything holds."""
         self.depth = 0
 
     def judge(self, verb: str) -> None:
-        """Count everything again, and tell the first rule that does not hold."""
+        """Check every invariant, and report the first that does not hold."""
         __tracebackhide__ = True
         violations = check(self)
         if not violations:
@@ -118,7 +118,7 @@ for _name, _method in list(vars(Ledger).items()):
         setattr(WatchedLedger, _name, _watched(_name, _method))
 
 
-# --- for those who have a line each ---------------------------------------------------------------------------------------
+# --- for tests that want it in one line ------------------------------------------------------------------------------------
 
 SMALL = {"num_blocks": 9, "num_slots": 8, "max_jobs": 16, "max_requests": 16, "max_journal": 4096}
 """The limits that are not said."""

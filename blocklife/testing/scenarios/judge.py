@@ -1,4 +1,4 @@
-"""Whether what a scenario expects is so; if not, one sentence: what was expected, and what is there instead."""
+"""Checks what a scenario expects; where it does not hold, a sentence says what was expected and what is there."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _answer(stage: Stage, value: Value) -> str:
     return f"found {_listed(f'{key} = {each}' for key, each in wrong.items())}" if wrong else ""
 
 
-# --- what is so -------------------------------------------------------------------------------------------------------------
+# --- what holds after it ----------------------------------------------------------------------------------------------------
 
 
 def _state(stage: Stage, value: Value) -> str:

@@ -1,10 +1,10 @@
-"""The driver of our own engine: the real ledger, host tier and scheduler behind `driver.Driver`.
+"""The driver of blocklife itself: the real ledger, host tier and scheduler behind the interface `driver.Driver`.
 
 Rules of this file:
 
-* It translates and decides nothing. What the small engine of `engine` does not have (single blocks, a full host) goes to the
-  ledger directly.
-* What it refuses carries the package's own messages.
+* It translates calls, and decides nothing. What the engine of the worlds lacks (single blocks, a full host) goes to the ledger
+  directly.
+* Its refusals have the package's own messages.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from blocklife.testing.worlds.engine import Engine, Settings
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
 
 _SAID = 200
-"""Tokens that a request samples if nobody says when it ends."""
+"""Tokens that a request samples where no end is given."""
 _ALIEN = "alien"
 _FREE = states_with(Trait.FREE, Block)
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
 
 
 class _ScenarioEngine(Engine):
-    """The small engine, with the settings that it leaves out, and reports of jobs that nobody made."""
+    """The engine of the worlds, with the settings that it lacks, and reports of unknown jobs."""
 
     def __init__(self, world: EngineSetup) -> None:
         super().__init__(
@@ -81,13 +81,13 @@ class _ScenarioEngine(Engine):
         self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
 
     def completion(self, landing: Landing) -> Completion:
-        """A worker's report; `NOBODY` stands for a job of another start of the scheduler."""
+        """A worker's report; `NOBODY` stands for a job from an earlier start of the scheduler."""
         if landing.job != NOBODY:
             return super().completion(landing)
         return Completion(JobId(self.ledger.incarnation + 1, 1), Rank(landing.worker), Result.OK)
 
     def hears_of(self) -> list[int]:
-        """Blocks that were handed out and not told to anybody yet."""
+        """Blocks that were handed out and not reported yet."""
         return self._handed_out
 
 
@@ -123,7 +123,7 @@ class OurDriver(Driver):
     # --- the engine ---------------------------------------------------------------------------------------------------------
 
     def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
-        """Without a reply it will say letters of its own behind its prompt."""
+        """Add a request. Without a reply it samples letters of its own."""
         number = self._sayers.setdefault(request, len(self._sayers))
         own = chr(ord("A") + number) if number < 26 else chr(0x100 + number)
         text = (prompt + (reply or own * _SAID))[:tokens]
@@ -132,7 +132,7 @@ class OurDriver(Driver):
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
     ) -> EngineStep:
-        """One step of the small engine."""
+        """One step of the engine."""
         if let_in is not None and any(let_in.values()):
             let_in = {name: count or self._all_of(name) for name, count in let_in.items()}
             found = self.engine.step(compute, admit=let_in, preempt=preempt)
@@ -155,32 +155,32 @@ class OurDriver(Driver):
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
-        """The oldest plan settles."""
+        """Settle the oldest plan."""
         found = self.engine.settle(reports, launched=launched, sampled=sampled)
         return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
 
     def table(self, request: str, group: int) -> list[int]:
-        """The blocks of a request; none where it is not known any more."""
+        """The blocks of a request; none where it is unknown."""
         if request not in self.ledger.requests:
             return []
         return [life & ID_MASK for life in self.ledger.table(request, group)]
 
     def finish(self, request: str) -> None:
-        """A request of the scheduler, or one that only entered the ledger."""
+        """Finish a request of the scheduler, or one that only the ledger knows."""
         if self._is_entered(request):
             self.ledger.finish(request)
         else:
             self.engine.finish(request)
 
     def abort(self, request: str) -> None:
-        """As `finish`."""
+        """Abort a request of the scheduler, or one that only the ledger knows."""
         if self._is_entered(request):
             self.ledger.finish(request)
         else:
             self.engine.abort(request)
 
     def preempt(self, request: str) -> None:
-        """As `finish`."""
+        """Preempt a request of the scheduler, or one that only the ledger knows."""
         if self._is_entered(request):
             self.ledger.preempt(request)
         else:
@@ -190,7 +190,7 @@ class OurDriver(Driver):
         return request in self.ledger.requests and request not in self.engine.texts
 
     def lookup(self, request: str) -> LookedUp:
-        """Of all tokens that are known."""
+        """Look all known tokens of a request up."""
         return _found(self.scheduler.lookup(request, self.scheduler.progress(request).known))
 
     def reset(self, *, drain: bool) -> None:
@@ -198,31 +198,31 @@ class OurDriver(Driver):
         self.scheduler.reset(drain=drain)
 
     def renew(self, generation: str) -> None:
-        """Other weights."""
+        """New weights."""
         self.engine.renew(generation)
 
     def sleep(self) -> None:
-        """Give the device up."""
+        """Give up the device memory."""
         self.scheduler.sleep()
 
     def wake(self) -> None:
-        """Take it back."""
+        """Take the device memory back."""
         self.scheduler.wake()
 
     def lose_worker(self, worker: int) -> None:
-        """A worker is gone."""
+        """Lose a worker."""
         self.scheduler.lose_worker(worker)
 
     def regain_worker(self, worker: int) -> None:
-        """It is there again."""
+        """Get a lost worker back."""
         self.scheduler.regain_worker(worker)
 
     def advance(self, steps: int) -> None:
-        """The engine's clock."""
+        """Advance the engine's clock."""
         self.engine.now += steps
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
-        """For jobs that are over already it says nothing."""
+        """Quiesce these jobs, without those that are over already."""
         known = [self._id(job) for job in jobs if job in self.ledger.jobs.out]
         proven: Jobs[Any] = Jobs(tuple(known))
         self.ledger.quiesce(proven)
@@ -230,7 +230,7 @@ class OurDriver(Driver):
     # --- scenes -------------------------------------------------------------------------------------------------------------
 
     def fill_host(self) -> None:
-        """Slots get content of nobody, past the scheduler, and *somebody* pins them: all of them, or none."""
+        """Fill every slot with pinned content, in the ledger directly: all of them, or none."""
         before, now = self.scheduler.snapshot(now=self.engine.now), self.engine.now
         told, heard = len(self.engine.hears_of()), len(self._heard)
         try:
@@ -263,33 +263,33 @@ class OurDriver(Driver):
         ledger.pin("somebody", range(len(ledger.slots)))
 
     def free_host(self) -> None:
-        """The opposite of `fill_host`; the content stays until somebody wants its slot."""
+        """Undo `fill_host`; the content stays until its slots are evicted."""
         self.ledger.unpin("somebody", range(len(self.ledger.slots)))
 
     def crowd_host(self, slots: int) -> bool:
-        """The tier makes room as for a store, which does not come."""
+        """Make room in the tier as for a store, which does not follow."""
         self._crowd += 1
         wanted = [(0, _key(f"0:{_ALIEN}-{self._crowd}-{number}")) for number in range(slots)]
         return self.engine.tier.reserve(wanted) is not None
 
     def forget(self, contents: Sequence[str]) -> None:
-        """As an eviction."""
+        """Drop content from the host, as an eviction does."""
         self.ledger.evict(self._slots(contents))
 
     def forget_on_device(self, contents: Sequence[str]) -> None:
-        """Content that nobody holds."""
+        """Drop unheld content from the device."""
         self.ledger.drop([self._life_of(each) for each in contents])
 
     # --- single blocks ------------------------------------------------------------------------------------------------------
 
     def enter(self, request: str, *, waiting: bool = False) -> None:
-        """The scheduler never hears of it."""
+        """Add a request to the ledger only."""
         self.ledger.add_request(request)
         if not waiting:
             self.ledger.admit(request)
 
     def allocate(self, request: str, count: int, group: int = 0) -> list[int]:
-        """From the ledger's pool, or the first that are free."""
+        """Hand out blocks of the ledger's pool, or the first free ones of the engine's."""
         if self.ledger.own_pool:
             return _blocks(self.ledger.allocate(request, count, group).lives)
         free = [each for each in range(1, len(self.ledger.blocks)) if self.ledger.blocks.at(each) is Block.FREED]
@@ -301,7 +301,7 @@ class OurDriver(Driver):
         return _blocks(self.ledger.acquire(request, lives, _group(contents[0]) if contents else 0).lives)
 
     def release(self, request: str, blocks: Sequence[int]) -> None:
-        """By block, not by position."""
+        """Release by block, not by position."""
         table = self.table(request, 0)
         for block in blocks:
             if block not in table:
@@ -309,11 +309,11 @@ class OurDriver(Driver):
         self.ledger.release(request, [table.index(block) for block in blocks])
 
     def seal(self, blocks: Sequence[int], contents: Sequence[str]) -> None:
-        """The present lives of these blocks are final."""
+        """Seal the current lives of these blocks."""
         self.ledger.seal(self._batch(blocks, contents), [_key(each) for each in contents])
 
     def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
-        """Into slots that are empty."""
+        """Plan a store into empty slots."""
         slots = self.ledger.slots.peek_empty(len(contents))
         if len(slots) < len(contents):
             raise CapacityError(f"{len(contents)} slots wanted, {len(slots)} are empty (evict some)")
@@ -321,48 +321,48 @@ class OurDriver(Driver):
         return self.ledger.plan_store(self._batch(blocks, contents), slots, keys, owner=request).ids[0].number
 
     def plan_load(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
-        """From the slots that hold these contents."""
+        """Plan a load from the slots with this content."""
         return self.ledger.plan_load(request, self._batch(blocks, contents), self._slots(contents)).ids[0].number
 
     def cancel(self, job: int) -> None:
-        """A planned store."""
+        """Cancel a planned store."""
         self.ledger.cancel(self._jobs(job))
 
     def abandon(self, job: int) -> None:
-        """A submitted store."""
+        """Abandon a store in flight."""
         self.ledger.abandon(self._jobs(job))
 
     def submit(self, job: int) -> None:
-        """Past the plan; the device never hears of it, which is why only its refusal is of use."""
+        """Submit a job without a plan. The device does not carry it out, so that only its refusal can be tested."""
         self.ledger.submit(self._jobs(job))
 
     def flush(self, jobs: Sequence[int]) -> None:
-        """In the next plan."""
+        """Flush these jobs in the next plan."""
         self.ledger.flush(self._jobs(*jobs))
 
     def free(self, request: str, blocks: Sequence[int]) -> None:
-        """As the engine's allocator tells it."""
+        """Free blocks of the engine's allocator."""
         self.ledger.observe_free(request, blocks)
 
     def pin(self, holder: str, contents: Sequence[str]) -> None:
-        """Count on slots."""
+        """Pin the slots of this content."""
         self.ledger.pin(holder, self._slots(contents))
 
     def unpin(self, holder: str, contents: Sequence[str]) -> None:
-        """Count on them no more."""
+        """Unpin them."""
         self.ledger.unpin(holder, self._slots(contents))
 
     def evict(self, contents: Sequence[str]) -> None:
-        """Forget them."""
+        """Evict them."""
         self.ledger.evict(self._slots(contents))
 
     def build_job(self, blocks: Sequence[int], sizes: Sequence[int]) -> None:
-        """The record that a copier gets."""
+        """Build the transfer record that a copier gets."""
         places = np.array(blocks, dtype=np.int64)
         Transfer(JobId(1, 1), Direction.STORE, places, places, tuple(sizes))
 
     def agree(self, ranks: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
-        """Blocks are told without the null block here, and with it in `Limits`."""
+        """Agree on limits. The numbers here are without the null block, which `Limits` includes."""
         offered = [
             Limits(
                 num_blocks=rank.get("blocks", self.world.blocks) + 1,
@@ -381,48 +381,48 @@ class OurDriver(Driver):
         }
 
     def swap(self, block: int, content: str) -> None:
-        """Not here."""
+        """Not supported."""
         raise Unsupported("places are never swapped between tiers: a job copies, and both ends stay pinned until it is over")
 
     def split(self, content: str, at: int) -> None:
-        """Not here."""
+        """Not supported."""
         raise Unsupported("there are no nodes to split: keys name single blocks or chunks, and each place is pinned by itself")
 
     def publish(self, content: str) -> None:
-        """Not here."""
+        """Not supported."""
         raise Unsupported(
             "there are no parents: content is filed by key alone, and a lookup asks for every key of the prefix, so that a "
             "child without its parent is never a hit"
         )
 
     def attach(self, other: str) -> None:
-        """Not here."""
+        """Not supported."""
         raise Unsupported("there is one ledger and it has listeners; a second connector would be a second ledger")
 
     # --- questions ----------------------------------------------------------------------------------------------------------
 
     def block_state(self, block: int) -> str:
-        """By the ledger."""
+        """The state in the ledger."""
         return self.ledger.blocks.at(block).name
 
     def slot_state(self, slot: int) -> str:
-        """By the ledger."""
+        """The state in the ledger."""
         return self.ledger.slots.at(slot).name
 
     def job_state(self, job: int) -> str:
-        """By the ledger."""
+        """The state in the ledger."""
         return self.ledger.job_state(self._id(job)).name
 
     def request_state(self, request: str) -> str:
-        """By the ledger."""
+        """The state in the ledger."""
         return self.ledger.request_state(request).name if request in self.ledger.requests else "FINISHED"
 
     def slot_of(self, content: str) -> int | None:
-        """Be it readable or on its way."""
+        """The slot of this content, readable or still being written."""
         return self.ledger.slots.index[_group(content)].get(_key(content))
 
     def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
-        """What the indexes name, and of a slot as much as a load would read."""
+        """What the indexes find; of a slot as many blocks as a load would read."""
         ledger, size = self.ledger, self.world.blocks_per_chunk
         blocks = {place: self._content(key) for index in ledger.blocks.index for key, place in index.items()}
         places: dict[int, str] = {}
@@ -440,20 +440,20 @@ class OurDriver(Driver):
         return str(self.engine.content(int(group), text))
 
     def tokens(self, request: str) -> str:
-        """All that it will say."""
+        """All tokens that the request will have."""
         return self.engine.texts[request]
 
     def progress(self, request: str) -> RequestProgress:
-        """By the scheduler."""
+        """The progress according to the scheduler."""
         found = self.scheduler.progress(request)
         return RequestProgress(found.known, found.computed, found.in_flight)
 
     def pending(self) -> bool:
-        """A plan, a job or a wait is out."""
+        """Whether a plan or a job is in flight, or a wait is pending."""
         return self.scheduler.has_pending_work()
 
     def count(self, what: str) -> int:
-        """By ledger, tier and scheduler."""
+        """A count of the ledger, the host tier or the scheduler."""
         ledger, offload, tier = self.ledger.statistics(), self.scheduler.statistics(), self.engine.tier.statistics()
         counts = {
             "free": ledger.free,
@@ -476,11 +476,11 @@ class OurDriver(Driver):
         return counts[what]
 
     def windows(self) -> list[int | None]:
-        """By the geometry."""
+        """The windows of the geometry."""
         return list(self.engine.geometry.window_chunks)
 
     def left_behind(self) -> list[str]:
-        """Places that are not at rest, requests, holders."""
+        """Places that are not at rest, requests, and holders of pins."""
         ledger = self.ledger
         found = [
             f"block {each} {ledger.blocks.at(each).name}"
@@ -495,14 +495,14 @@ class OurDriver(Driver):
         return [*found, *(f"request {name}" for name in ledger.requests), *(f"pins of {name}" for name in ledger.holders)]
 
     def picture(self) -> Hashable:
-        """The snapshot, without the numbers that only count, and without jobs that are over."""
+        """The snapshot without mere counters, and without jobs that are over."""
         saved = self.scheduler.snapshot()
         alive = tuple(job for job in saved.ledger.jobs if job.state not in _OVER)
         ledger = saved.ledger._replace(jobs=alive, last_number=0, spare_jobs=(), plan_number=0)
         return saved._replace(ledger=ledger, requests=tuple(each._replace(asked=None) for each in saved.requests))
 
     def problems(self, device: Device) -> Iterator[Problem]:
-        """The ledger's rules, counted again, and its claims about places that a copy touches."""
+        """Violations of the ledger's invariants, and wrong claims about places that a copy touches."""
         for each in check(self.ledger):
             yield Problem(each.rule, each.message)
         size = self.world.blocks_per_chunk
@@ -517,7 +517,7 @@ class OurDriver(Driver):
                     yield Problem("I1", f"copy {order.job} touches slot {slot}, which is said to be {now.name}")
 
     def transitions(self) -> list[str]:
-        """Every row that was taken."""
+        """Every row that was taken since the last call."""
         found, self._heard = self._heard, []
         return found
 
@@ -530,7 +530,7 @@ class OurDriver(Driver):
         return Jobs(tuple(map(self._id, jobs)))
 
     def _batch(self, blocks: Sequence[int], contents: Sequence[str]) -> Batch[Any]:
-        """The present lives of these blocks."""
+        """A handle on the current lives of these blocks."""
         return Batch([self.ledger.life(block) for block in blocks], _group(contents[0]) if contents else 0)
 
     def _life_of(self, content: str) -> int:

@@ -1,4 +1,4 @@
-"""Random actions on a stage, drawn with a seed: the one verb that a scenario cannot spell out."""
+"""Random actions on a stage, drawn with a seed: the verb `walk`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from blocklife.testing.scenarios.stage import Stage
 
 _PROMPTS = ("abcdefghijklmnopqrstuvwx", "abcdefghzzzzyyyyxxxxwwww", "mnopqrstuvwxabcdefghijkl")
-"""What requests say; the first two share a beginning."""
+"""The prompts; the first two have a common prefix."""
 _RUNS = frozenset(state.name for state in states_with(Trait.ADMITTED, Request))
 _WAITS = frozenset(state.name for state in Request if state not in RequestLife.table.finals) - _RUNS
 _MOST = 5
@@ -24,7 +24,7 @@ _MOST = 5
 class Walk:
     """One walk.
 
-    Invariant: ``alive`` are the requests that nobody has ended.
+    Invariant: ``alive`` are the requests that were neither finished nor aborted.
     """
 
     stage: Stage
@@ -34,7 +34,7 @@ class Walk:
     come: int = 0
 
     def act(self) -> None:
-        """One action; a step is the most frequent one."""
+        """One random action; a step is the most frequent one."""
         roll = self.chance.random()
         if roll < 0.2 and len(self.alive) < _MOST:
             self.arrive()
@@ -59,7 +59,7 @@ class Walk:
         self.stage.check()
 
     def make_room(self) -> None:
-        """Somebody ran out of blocks and nobody gives way by itself: the latest comer that runs does."""
+        """A request ran out of blocks and nothing was preempted: preempt the running request that came last."""
         running = [name for name in self.alive if self.state(name) == "RUNNING"]
         if self.stage.happened.no_room and len(running) > 1:
             self.stage.driver.preempt(running[-1])
@@ -70,7 +70,7 @@ class Walk:
         return self.stage.driver.request_state(name)
 
     def arrive(self) -> None:
-        """Somebody comes with one of the prompts, cut short."""
+        """Add a request with a part of one of the prompts."""
         self.come += 1
         name = f"r{self.come}"
         said = self.chance.choice(_PROMPTS)
@@ -78,7 +78,7 @@ class Walk:
         self.alive.append(name)
 
     def land(self) -> None:
-        """A share of a copy arrives or fails; some report twice, some never."""
+        """A worker's share of a copy lands or fails; some are reported twice, some never."""
         shares = [(job, rank) for job, rank, hung in self.stage.device.running() if not hung]
         if not shares:
             return
@@ -88,7 +88,7 @@ class Walk:
         self.chance.shuffle(self.stage.reports)
 
     def hang(self) -> None:
-        """A share will not come."""
+        """A share of a copy hangs."""
         shares = [(job, rank) for job, rank, hung in self.stage.device.running() if not hung]
         if shares:
             job, rank = self.chance.choice(shares)
@@ -96,25 +96,25 @@ class Walk:
             self.hung[job] = None
 
     def prove(self) -> None:
-        """Everything that hangs is proven quiet."""
+        """Prove every hanging copy quiet."""
         if self.hung:
             self.stage.prove_quiet(list(self.hung))
             self.hung.clear()
 
     def finish_or_abort(self) -> None:
-        """Somebody ends, or goes away."""
+        """Finish or abort a request."""
         if self.alive:
             name = self.alive.pop(self.chance.randrange(len(self.alive)))
             self.chance.choice([self.stage.do_finish, self.stage.do_abort])(name)
 
     def give_way(self) -> None:
-        """Somebody who runs or loads is preempted."""
+        """Preempt a running or loading request."""
         able = [name for name in self.alive if self.state(name) in _RUNS]
         if able:
             self.stage.do_preempt(self.chance.choice(able))
 
     def end(self) -> None:
-        """Everybody ends, what hangs is proven quiet, and everything else lands."""
+        """End every request, prove hanging copies quiet, and land all others."""
         for name in self.alive:
             self.stage.do_abort(name)
         self.alive.clear()
@@ -124,7 +124,7 @@ class Walk:
 
 
 def walk(stage: Stage, actions: int) -> None:
-    """So many random actions, and an end to everything."""
+    """Take so many random actions, and then end everything."""
     going = Walk(stage, random.Random(stage.world.seed))
     for _ in range(actions):
         try:

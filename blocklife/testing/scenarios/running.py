@@ -1,4 +1,4 @@
-"""Scenarios: cases that are written down step by step, run against any engine that has a driver.
+"""Runs scenarios, which are test cases written down step by step, against any engine that has a driver.
 
 Rules of this file:
 
@@ -62,7 +62,7 @@ OUR_DRIVER = "blocklife.testing.scenarios.our_driver:OurDriver"
 
 
 class DriverError(MisuseError):
-    """A driver that cannot be used, by its own fault: it raises or exits where it must not. What it has raised is the cause."""
+    """A driver that cannot be used, since it raises an error or exits where it must not; the error is the cause."""
 
 
 class Outcome(enum.Enum):
@@ -83,11 +83,11 @@ class ScenarioVerdict:
     variant: Mapping[str, Value]
     outcome: Outcome
     message: str = ""
-    """Where and what; empty where all held."""
+    """Where it failed and why; empty where everything held."""
     steps: int = 0
     """Steps that were taken."""
     log: tuple[str, ...] = field(default=(), repr=False)
-    """Every step with its transitions, where that was asked for."""
+    """Every step with its transitions, if requested."""
 
     def __str__(self) -> str:
         which = ", ".join(f"{key}={_plain(value)}" for key, value in self.variant.items())
@@ -171,7 +171,7 @@ def world_of(scenario: Scenario, variant: Mapping[str, Value]) -> EngineSetup:
 
 
 class _ScenarioRun:
-    """One run that is going on."""
+    """One run in progress."""
 
     def __init__(self, scenario: Scenario, variant: Mapping[str, Value], *, log: bool) -> None:
         self.scenario = scenario
@@ -216,7 +216,7 @@ class _ScenarioRun:
             raise self.raised(f"{self.scenario.path}: the engine cannot be made: it raises", problem) from problem
 
     def noted(self, stage: Stage, step: ScenarioStep, where: str) -> None:
-        """One step; where it fails, its note is said, too."""
+        """One step; if it fails, its note is part of the message."""
         try:
             self.one(stage, step, where)
         except _Over as over:
@@ -227,7 +227,7 @@ class _ScenarioRun:
             raise
 
     def one(self, stage: Stage, step: ScenarioStep, where: str) -> None:
-        """One step: refused, in a fault, or well; then what is expected after it."""
+        """One step, which succeeds, is refused or breaks a rule, as expected; then its expectations."""
         if step.refused:
             self.guarded(stage, where, lambda: self.refused(stage, step, where))
         elif step.fault:
@@ -287,7 +287,7 @@ class _ScenarioRun:
             raise _Over(Outcome.FAILED, f"{where}: {problem}")
 
     def guarded(self, stage: Stage, where: str, act: Callable[[], None], *, faults: bool = False) -> None:
-        """Do something; whatever is raised says how the run ends."""
+        """Call *act*; an error that it raises ends the run."""
         try:
             act()
         except _Over:
@@ -308,7 +308,7 @@ class _ScenarioRun:
             raise self.raised(f"{where}: the engine raises", problem) from problem
 
     def raised(self, said: str, problem: Exception) -> _Over:
-        """How a run ends in which the engine has raised: its traceback is for the log, and who keeps none hears of it."""
+        """The end of a run in which the engine has raised an error: the traceback goes into the log, if there is one."""
         name = "" if isinstance(problem, InvariantError) else f" {type(problem).__name__}:"
         self.lines += [f"    {line}" for line in _traceback(problem)] if self.log else []
         return _Over(Outcome.FAILED, f"{said}{name} {problem}" + ("" if self.log else " (-v shows the traceback)"))
@@ -366,7 +366,7 @@ def driver_named(name: str) -> Callable[[], Driver]:
 
 
 def files_of(paths: Sequence[str]) -> list[Path]:
-    """The scenario files that are meant: files, and all files of folders. Refuses folders that have none."""
+    """The given files, and all scenario files of the given folders. Refuses folders that have none."""
     found: list[Path] = []
     for text in paths:
         path = Path(text)

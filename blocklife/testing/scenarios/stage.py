@@ -1,10 +1,10 @@
-"""The stage of a scenario: a driver, the device on which its plans are really carried out, and what things are called.
+"""The stage of a scenario: a driver, the device on which its plans are carried out, and the names of things.
 
 Rules of this file:
 
-* Each method ``do_VERB`` is one verb; what it takes are the words of the file, turned into places, jobs and contents here.
-* The device is told what the driver told the workers, and nothing else. It judges every step; `check` looks at the rest.
-* What a scenario asks for that is not there (a copy that does not run) is a `StageError`, never taken for a refusal.
+* Each method ``do_VERB`` is one verb; it takes the names of the file, and turns them into places, jobs and contents.
+* The device gets what the driver told the workers, and nothing else. It judges every step; `check` judges the rest.
+* A scenario that asks for what does not exist (a copy that does not run) raises a `StageError`, which is never a refusal.
 
 Theory. A plan is carried out when it is made. Reports of copies that have landed wait for the next plan that settles. A forward
 pass runs until its plan settles.
@@ -35,7 +35,7 @@ from blocklife.testing.scenarios.random_walk import walk
 from blocklife.testing.worlds.device import Content, CopyOrder, Device, DeviceFault, Landing, Pass
 
 LIMIT = 64
-"""Steps after which what is waited for does not come."""
+"""How many steps an awaited condition may take."""
 PLACES_MAX = 10_000_000
 """Blocks and host places of all workers: the device has each of them."""
 GARBAGE = "garbage"
@@ -43,17 +43,17 @@ AnswerT = TypeVar("AnswerT")
 
 
 def worded(content: Content) -> str:
-    """What a place holds."""
+    """The content of a place, in words."""
     return GARBAGE if content is None else str(content)
 
 
 class StageError(Exception):
-    """The scenario speaks of something that is not there."""
+    """The scenario asks for something that does not exist."""
 
 
 @define(eq=False)
 class SeenCopy:
-    """One copy that a plan carried."""
+    """One copy of a plan."""
 
     order: CopyOrder
     owner: str
@@ -62,7 +62,7 @@ class SeenCopy:
 
 @define(eq=False)
 class StepOutcome:
-    """What one step of a scenario did, all of its engine steps together."""
+    """The outcome of one step of a scenario, with all of its engine steps."""
 
     stores: list[int] = field(factory=list)
     loads: list[int] = field(factory=list)
@@ -88,9 +88,9 @@ class Stage:
             raise StageError(f"a world of {size:,} places is too large (at most {PLACES_MAX:,} on all workers together)")
         self.device = Device(world.blocks + 1, places, world.workers, events=world.events != "none")
         self.names: dict[str, tuple[str, int]] = {}
-        """What ``as`` and ``remember`` have named: its kind and number."""
+        """The kind and number of what ``as`` and ``remember`` have named."""
         self.seen: dict[tuple[str, int], list[int]] = {}
-        """By request and group, the block that each position of its table had last, be it released by now."""
+        """By request and group, the block that each position of its table had last, even if it was released."""
         self.requests: dict[str, None] = {}
         self.texts: dict[str, str] = {}
         self.copies: dict[int, SeenCopy] = {}
@@ -99,17 +99,17 @@ class Stage:
         self.launched: list[tuple[int, int]] = []
         self.begun: set[tuple[int, int]] = set()
         self.still_written: list[tuple[int, Content]] = []
-        """What `seal` has called final and the next step still writes."""
+        """Content that was sealed and that the next step still writes."""
         self.happened = StepOutcome()
         self.pictures: dict[str, object] = {}
         self._passes = 0
         self._prepared = 0
         driver.start(world)
 
-    # --- what things are called ---------------------------------------------------------------------------------------------
+    # --- names --------------------------------------------------------------------------------------------------------------
 
     def block(self, text: str) -> int:
-        """The block that a text names."""
+        """The block for a name of the scenario."""
         if text in self.names:
             return self.names[text][1]
         found = BLOCK.fullmatch(text)
@@ -122,7 +122,7 @@ class Stage:
         return table[position]
 
     def job(self, text: str) -> int:
-        """The copy that a text names."""
+        """The copy for a name of the scenario."""
         if text == "nobody":
             return NOBODY
         if text in self.names:
@@ -138,7 +138,7 @@ class Stage:
         return own[at]
 
     def content(self, text: str) -> str:
-        """The content that a text names, with its group."""
+        """The content for a name of the scenario, with its group."""
         found = BLOCK.fullmatch(text)
         if found is not None:
             group = int(found[3] or 0)
@@ -153,7 +153,7 @@ class Stage:
         return f"{int(parts[1] or 0)}:{parts[2]}"
 
     def slot(self, text: str) -> int:
-        """The host slot that a text names."""
+        """The host slot for a name of the scenario."""
         if text in self.names:
             return self.names[text][1]
         found = SLOT.fullmatch(text)
@@ -163,7 +163,7 @@ class Stage:
         return slot
 
     def kind(self, text: str) -> str:
-        """What a text names."""
+        """The kind of thing that a name stands for."""
         if text in self.names:
             return self.names[text][0]
         for kind, form in (("block", BLOCK), ("job", JOB), ("slot", SLOT)):
@@ -177,7 +177,7 @@ class Stage:
         return kind, {"block": self.block, "job": self.job, "slot": self.slot}[kind](text)
 
     def said(self, block: int) -> str:
-        """A block in the words of the scenario."""
+        """The scenario's name of a block."""
         for name, found in self.names.items():
             if found == ("block", block):
                 return name
@@ -187,7 +187,7 @@ class Stage:
         return f"block number {block}"
 
     def said_job(self, job: int) -> str:
-        """A copy in the words of the scenario."""
+        """The scenario's name of a copy."""
         for name, found in self.names.items():
             if found == ("job", job):
                 return name
@@ -203,7 +203,7 @@ class Stage:
         return f"the {which}{kind} of {seen.owner}" if seen.owner else f"copy number {job}"
 
     def in_words(self, text: str) -> str:
-        """What device or engine say of numbers, with the words of the scenario beside them."""
+        """A message of the device or the engine, with the scenario's names added to its numbers."""
 
         def beside(found: re.Match[str]) -> str:
             said = self.said(int(found[2])) if found[1] == "block" else self.said_job(int(found[2]))
@@ -213,14 +213,14 @@ class Stage:
 
     @staticmethod
     def asked(question: Callable[[], AnswerT], otherwise: AnswerT) -> AnswerT:
-        """An answer, or something else where the engine has none."""
+        """An optional method's answer, or *otherwise* where the driver does not have it."""
         try:
             return question()
         except Unsupported:
             return otherwise
 
     def worker(self, rank: int) -> int:
-        """The worker that a number names."""
+        """The worker of this number; raises `StageError` where there is none."""
         if rank >= self.world.workers:
             raise StageError(f"there is no worker {rank}: they are numbered from 0 to {self.world.workers - 1}")
         return rank
@@ -228,7 +228,7 @@ class Stage:
     # --- one step of the scenario -------------------------------------------------------------------------------------------
 
     def take(self, verb: str, arguments: Mapping[str, object], bind: Sequence[str] = ()) -> None:
-        """Do what a step says, and note what became of it."""
+        """Carry out one step of the scenario, and note its outcome."""
         self.happened = StepOutcome()
         made: tuple[str, list[int]] | None = getattr(self, f"do_{verb}")(**arguments)
         if made is not None and bind:
@@ -237,14 +237,14 @@ class Stage:
         self.look()
 
     def remember(self, step: ScenarioStep) -> None:
-        """The new names of a step."""
+        """Store the names that a step introduces."""
         for name, text in step.remember.items():
             self.names[name] = self.number(text)
         if step.name:
             self.pictures[step.name] = self.picture()
 
     def picture(self) -> object:
-        """Everything that decides what comes next, on both sides."""
+        """The whole state of engine and device as one value."""
         return self.driver.picture(), self.device.freeze(), tuple(self.reports)
 
     def look(self) -> None:
@@ -260,7 +260,7 @@ class Stage:
                         seen[position] = block
 
     def check(self) -> None:
-        """What must hold after every step. Raises `DeviceFault` with the rule."""
+        """Check what must hold after every step. Raises `DeviceFault` with the rule."""
         nothing: tuple[Mapping[int, str], Mapping[int, str]] = ({}, {})
         none: list[Problem] = []
         blocks, places = self.asked(self.driver.claims, nothing)
@@ -286,7 +286,7 @@ class Stage:
         settle: bool = True,
         failing: bool = False,
     ) -> None:
-        """One engine step, carried out on the device."""
+        """Take one engine step, and carry it out on the device."""
         self.asked(lambda: self.driver.advance(1), None)
         found = self.driver.step(compute=compute, let_in=let_in, preempt=preempt)
         self.carry_out(found, failing=failing)
@@ -296,7 +296,7 @@ class Stage:
             self.settle_one(sampled)
 
     def carry_out(self, found: EngineStep, *, failing: bool) -> None:
-        """The workers do what they are told; what they begin is reported when the plan settles."""
+        """Let the workers carry a plan out; launches are reported when the plan settles."""
         orders, what = found.orders, self.happened
         for order in (*orders.loads, *orders.stores):
             self.copies[order.job] = SeenCopy(order, found.owners.get(order.job, ""), found.sizes.get(order.job, ()))
@@ -318,16 +318,16 @@ class Stage:
         self.begun.update(now)
 
     def as_it_lies(self, reads: Iterable[tuple[int, Content]]) -> Iterator[tuple[int, Content]]:
-        """What is read of a block that is full in part, with what lies behind it there and is not read.
+        """The reads of a pass, with partly filled blocks as they really are on the device.
 
-        What was computed and taken back stays behind the tokens that count; the next pass reads up to these.
+        Tokens that were computed and rolled back stay there, behind the valid ones; a pass reads the valid ones only.
         """
         for block, wanted in reads:
             found = (worker.blocks[block] for worker in self.device.present)
             yield block, next((each for each in found if self.goes_on(wanted, each)), wanted)
 
     def goes_on(self, wanted: Content, found: Content) -> bool:
-        """Whether what was found begins with what is wanted, in one block; a state has no beginning of its own."""
+        """Whether found content begins with the wanted one, within one block; the state of a Mamba group must be equal."""
         if not (isinstance(wanted, str) and isinstance(found, str)):
             return False
         (name, _, weights), (longer, _, others) = wanted.partition("@"), found.partition("@")
@@ -338,7 +338,7 @@ class Stage:
         return -(-len(text) // size) * size >= len(longer) - len(name) + len(text)
 
     def settle_one(self, sampled: Mapping[str, int] | None = None) -> None:
-        """The oldest plan settles, with everything that was reported."""
+        """Settle the oldest plan, with all reports."""
         if not self.plans:
             raise StageError("no plan is out")
         reports, self.reports = self.reports, []
@@ -352,7 +352,7 @@ class Stage:
         self.check()
 
     def repeat(self, times: int, once: Callable[[], None], until: Callable[[], str] | None) -> None:
-        """Again, so many times or until nothing is missing any more."""
+        """Call *once* so many times, or until nothing is missing any more."""
         if until is None:
             for _ in range(times):
                 once()
@@ -367,7 +367,7 @@ class Stage:
     # --- verbs: the engine --------------------------------------------------------------------------------------------------
 
     def do_arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
-        """A request comes."""
+        """Add a request."""
         if reply:
             self.driver.arrive(request, prompt, tokens, reply)
         else:
@@ -388,28 +388,28 @@ class Stage:
         times: int = 1,
         until: Callable[[], str] | None = None,
     ) -> None:
-        """Engine steps."""
+        """Take engine steps."""
         entering = let_in if let_in is None or isinstance(let_in, Mapping) else dict.fromkeys(let_in, 0)
         self.repeat(times, lambda: self.run_step(compute, entering, preempt, sampled, settle, failing), until)
 
     def do_tick(self, times: int = 1, until: Callable[[], str] | None = None) -> None:
-        """Steps without anything new."""
+        """Take steps that compute and admit nothing."""
         self.repeat(times, self.tick, until)
 
     def tick(self) -> None:
-        """Nobody computes; everything that is out settles."""
+        """Take a step that computes nothing, and settle every plan."""
         self.run_step({}, {})
         while self.plans:
             self.settle_one()
 
     def do_settle(self, sampled: Mapping[str, int] | None = None, after: int = 0) -> None:
-        """The oldest plan."""
+        """Settle the oldest plan."""
         if after:
             self.driver.advance(after)
         self.settle_one(sampled)
 
     def do_compute(self, request: str, tokens: int) -> None:
-        """One request alone."""
+        """Compute tokens of one request only."""
         for _ in range(LIMIT):
             now = self.driver.progress(request)
             if now.computed == tokens and not now.in_flight:
@@ -420,31 +420,31 @@ class Stage:
         raise StageError(f"{request} stands at {self.driver.progress(request)} after {LIMIT} steps")
 
     def do_lookup(self, request: str) -> None:
-        """The answer is the step's hit."""
+        """Look a request up; the hit becomes the outcome of the step."""
         self.happened.hits[request] = self.driver.lookup(request)
 
     def do_finish(self, request: str) -> None:
-        """Over."""
+        """Finish a request."""
         self.driver.finish(request)
 
     def do_abort(self, request: str) -> None:
-        """Over before its end."""
+        """Abort a request."""
         self.driver.abort(request)
 
     def do_preempt(self, request: str) -> None:
-        """Back to the queue."""
+        """Preempt a request."""
         self.driver.preempt(request)
 
     def do_land(self, copies: Sequence[str] | None = None, worker: int | None = None, report: str = "sent") -> None:
-        """Bytes are there."""
+        """Copies land."""
         self.land(copies, worker, report, ok=True)
 
     def do_fail(self, copies: Sequence[str] | None = None, worker: int | None = None, report: str = "sent") -> None:
-        """Garbage is."""
+        """Copies fail, and leave garbage."""
         self.land(copies, worker, report, ok=False)
 
     def land(self, copies: Sequence[str] | None, worker: int | None, report: str, *, ok: bool) -> None:
-        """On the device now, with the engine later."""
+        """Let copies end on the device; the engine gets the reports when the next plan settles."""
         for job, rank in self.running(copies, worker):
             landing = self.device.land(job, rank, ok=ok)
             self.reports += [landing] * {"sent": 1, "twice": 2, "lost": 0}[report]
@@ -454,7 +454,7 @@ class Stage:
                 self.reports += [Landing(other, at, ok) for other, at, _ in others if at == rank]
 
     def running(self, copies: Sequence[str] | None, worker: int | None) -> list[tuple[int, int]]:
-        """The shares that are meant; each must run, and not hang."""
+        """The shares of these copies; each must be running, and not hang."""
         running = {(job, rank) for job, rank, hung in self.device.running() if not hung}
         ranks = range(self.world.workers) if worker is None else [self.worker(worker)]
         if copies is None:
@@ -470,16 +470,16 @@ class Stage:
         return found
 
     def do_hang(self, copies: Sequence[str] | None = None, worker: int | None = None) -> None:
-        """For ever."""
+        """Copies hang for ever."""
         for job, rank in self.running(copies, worker):
             self.device.hang(job, rank)
 
     def do_report(self, copy: str, worker: int = 0, failed: bool = False) -> None:
-        """Whatever the device did."""
+        """Report the end of a copy, whatever the device did."""
         self.reports.append(Landing(self.job(copy), self.worker(worker), not failed))
 
     def do_lose_report(self, copy: str, worker: int = 0) -> None:
-        """Of those that wait for a plan to settle."""
+        """Drop a report that waits for the next plan to settle."""
         job, rank = self.job(copy), self.worker(worker)
         found = next((each for each in self.reports if (each.job, each.worker) == (job, rank)), None)
         if found is None:
@@ -487,42 +487,42 @@ class Stage:
         self.reports.remove(found)
 
     def do_reset(self, drain: bool = False) -> None:
-        """All content."""
+        """Forget all content."""
         self.driver.reset(drain=drain)
 
     def do_renew(self, generation: str) -> None:
-        """All content, and for good."""
+        """Change the weights: all content is forgotten for good."""
         self.driver.renew(generation)
 
     def do_sleep(self) -> None:
-        """The device's content."""
+        """Give up the device memory."""
         self.driver.sleep()
 
     def do_wake(self) -> None:
-        """And again."""
+        """Take the device memory back."""
         self.driver.wake()
 
     def do_lose_worker(self, worker: int) -> None:
-        """Its memory, too. The engine is asked first, here and below: what it refuses has not happened."""
+        """Lose a worker with its memory. Here and below the engine is asked first: what it refuses has not happened."""
         self.driver.lose_worker(self.worker(worker))
         self.device.lose(worker)
 
     def do_regain_worker(self, worker: int) -> None:
-        """Empty."""
+        """Get a worker back, with empty memory."""
         self.driver.regain_worker(self.worker(worker))
         self.device.regain(worker)
 
     def do_pass_time(self, steps: int) -> None:
-        """Then a tick, so that somebody looks at the clock."""
+        """Let time pass, and take a tick, so that deadlines are checked."""
         self.driver.advance(steps)
         self.tick()
 
     def do_prove_quiet(self, copies: Sequence[str] | None = None) -> None:
-        """All that run, or these."""
+        """Prove these copies quiet, or all that run."""
         self.prove_quiet(self.out() if copies is None else [self.job(text) for text in copies])
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
-        """The device first: what is proven is so."""
+        """Stop the copies on the device, and then tell the engine, so that the proof is true."""
         for worker in self.device.workers:
             for job in jobs:
                 if job in worker.copies:
@@ -531,7 +531,7 @@ class Stage:
         self.driver.prove_quiet(jobs)
 
     def do_drain(self) -> None:
-        """Ticks until nothing is pending."""
+        """Tick until nothing is pending."""
         for _ in range(LIMIT):
             if not self.driver.pending() and not self.plans:
                 return
@@ -540,24 +540,24 @@ class Stage:
         raise StageError(f"still pending after {LIMIT} ticks: {', '.join(map(self.said_job, self.out())) or 'no copy is out'}")
 
     def out(self) -> list[int]:
-        """The copies that run."""
+        """The running copies."""
         return list(dict.fromkeys(job for job, _, _ in self.device.running()))
 
     def do_agree(self, ranks: Sequence[Mapping[str, int]]) -> None:
-        """The answer is what they go by."""
+        """Let ranks agree; the result becomes the outcome of the step."""
         self.happened.answer = self.driver.agree(ranks)
 
     def do_check(self) -> None:
-        """Nothing."""
+        """Do nothing; the checks after every step follow."""
 
     def do_walk(self, actions: int) -> None:
-        """See `random_walk`."""
+        """Walk at random, see `random_walk`."""
         walk(self, actions)
 
     # --- verbs: scenes ------------------------------------------------------------------------------------------------------
 
     def do_prepare(self, prompt: str, stride: int | None = None) -> None:
-        """A request of nobody computes the prompt and one token more, and ends; then the device is emptied."""
+        """Let an extra request compute the prompt and one more token, finish it, and empty the device."""
         self._prepared += 1
         name = f"prepared~{self._prepared}"
         self.driver.arrive(name, prompt, None)
@@ -576,66 +576,66 @@ class Stage:
         self.do_empty_device()
 
     def end_of(self, request: str) -> int:
-        """Tokens that are computed or about to be."""
+        """The number of tokens that are computed or in a plan."""
         now = self.driver.progress(request)
         return now.computed + now.in_flight
 
     def do_empty_device(self) -> None:
-        """By sleeping."""
+        """Empty the device by sleep and wake."""
         self.driver.sleep()
         self.do_drain()
         self.driver.wake()
 
     def do_fill_host(self) -> None:
-        """With what is nobody's."""
+        """Fill the host with pinned content."""
         self.driver.fill_host()
 
     def do_free_host(self) -> None:
-        """It may go."""
+        """Unpin it."""
         self.driver.free_host()
 
     def do_crowd_host(self, slots: int, fits: bool = True) -> None:
-        """Pressure."""
+        """Evict slots of the host, as under memory pressure."""
         if self.driver.crowd_host(slots) is not fits:
             raise StageError(f"there is {'no ' if fits else ''}room for {slots} more slots in the host")
 
     def do_forget(self, contents: Sequence[str]) -> None:
-        """Of the host."""
+        """Drop content from the host."""
         self.driver.forget(self.contents(contents))
 
     def do_forget_on_device(self, contents: Sequence[str]) -> None:
-        """Of the device."""
+        """Drop content from the device."""
         self.driver.forget_on_device(self.contents(contents))
 
     def contents(self, texts: Iterable[str]) -> list[str]:
-        """Contents by their words."""
+        """The contents for some names."""
         return [self.content(text) for text in texts]
 
     # --- verbs: single blocks -----------------------------------------------------------------------------------------------
 
     def do_enter(self, request: str, waiting: bool = False) -> None:
-        """Past the scheduler."""
+        """Add a request that is not scheduled."""
         self.driver.enter(request, waiting=waiting)
         self.requests[request] = None
 
     def do_allocate(self, request: str, count: int = 1, group: int = 0) -> tuple[str, list[int]]:
-        """Blocks with names."""
+        """Hand out blocks, which get names."""
         return "block", self.driver.allocate(request, count, group)
 
     def do_acquire(self, request: str, contents: Sequence[str]) -> tuple[str, list[int]]:
-        """Blocks with names."""
+        """Acquire cached blocks, which get names."""
         return "block", self.driver.acquire(request, self.contents(contents))
 
     def do_release(self, request: str, blocks: Sequence[str]) -> None:
-        """Some of them."""
+        """Release some blocks of a request."""
         self.driver.release(request, self.blocks(blocks))
 
     def blocks(self, texts: Iterable[str]) -> list[int]:
-        """Blocks by their words."""
+        """The blocks for some names."""
         return [self.block(text) for text in texts]
 
     def do_seal(self, blocks: Sequence[str], contents: Sequence[str], running: bool = False) -> None:
-        """A forward pass of its own writes them. The engine is asked first: what it refuses was never written."""
+        """Write blocks in a forward pass of their own, and seal them. What the engine refuses is not written."""
         places, names = self.blocks(blocks), self.contents(contents)
         self.driver.seal(places, names)
         self._passes -= 1
@@ -647,61 +647,61 @@ class Stage:
             self.still_written += written
 
     def do_plan_store(self, request: str, blocks: Sequence[str], contents: Sequence[str]) -> tuple[str, list[int]]:
-        """A copy with a name."""
+        """Plan a store, which gets a name."""
         return "job", [self.driver.plan_store(request, self.blocks(blocks), self.contents(contents))]
 
     def do_plan_load(self, request: str, blocks: Sequence[str], contents: Sequence[str]) -> tuple[str, list[int]]:
-        """A copy with a name."""
+        """Plan a load, which gets a name."""
         return "job", [self.driver.plan_load(request, self.blocks(blocks), self.contents(contents))]
 
     def do_cancel(self, copy: str) -> None:
-        """Not launched."""
+        """Cancel a copy that was not launched."""
         self.driver.cancel(self.job(copy))
 
     def do_submit(self, copy: str) -> None:
-        """The workers launch it now."""
+        """Submit a copy at once."""
         self.driver.submit(self.job(copy))
 
     def do_abandon(self, copy: str) -> None:
-        """Launched."""
+        """Abandon a copy in flight."""
         self.driver.abandon(self.job(copy))
 
     def do_flush(self, copies: Sequence[str]) -> None:
-        """In the next plan."""
+        """Flush copies in the next plan."""
         self.driver.flush([self.job(text) for text in copies])
 
     def do_free(self, request: str, blocks: Sequence[str]) -> None:
-        """By the engine's allocator."""
+        """Free blocks of the engine's allocator."""
         self.driver.free(request, self.blocks(blocks))
 
     def do_pin(self, holder: str, contents: Sequence[str]) -> None:
-        """In the host."""
+        """Pin content of the host."""
         self.driver.pin(holder, self.contents(contents))
 
     def do_unpin(self, holder: str, contents: Sequence[str]) -> None:
-        """In the host."""
+        """Unpin content of the host."""
         self.driver.unpin(holder, self.contents(contents))
 
     def do_evict(self, contents: Sequence[str]) -> None:
-        """From the host."""
+        """Evict content from the host."""
         self.driver.evict(self.contents(contents))
 
     def do_build_job(self, blocks: Sequence[str], sizes: Sequence[int]) -> None:
-        """Its record."""
+        """Build the record of a copy."""
         self.driver.build_job(self.blocks(blocks), sizes)
 
     def do_swap(self, block: str, content: str) -> None:
-        """Where an engine can."""
+        """Exchange a block with a slot, where the engine supports it."""
         self.driver.swap(self.block(block), self.content(content))
 
     def do_split(self, content: str, at: int) -> None:
-        """Where an engine can."""
+        """Split a node of the prefix tree, where the engine supports it."""
         self.driver.split(self.content(content), at)
 
     def do_publish(self, content: str) -> None:
-        """Where an engine can."""
+        """Publish a node of the prefix tree, where the engine supports it."""
         self.driver.publish(self.content(content))
 
     def do_attach(self, other: str) -> None:
-        """Where an engine can."""
+        """Attach a second connector, where the engine supports it."""
         self.driver.attach(other)
