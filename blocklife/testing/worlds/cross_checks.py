@@ -77,6 +77,13 @@ _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each 
 _EMPTY, _READY = (MACHINES["slot"].index[each] for each in (Slot.EMPTY, Slot.READY))
 OVER = frozenset(MACHINES["job"].index[state] for state in TERMINAL)
 _BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
+_TOUCHED = {
+    stores: tuple(frozenset(each.name for each in touched(stores=stores)) for touched in (blocks_touched, slots_touched))
+    for stores in (True, False)
+}
+"""Where the blocks and the slots of a store, and of a load, may stand."""
+_AT_REST = frozenset({Block.FREED.name, Block.CACHED.name}), frozenset({Slot.EMPTY.name, Slot.READY.name})
+"""Where blocks and slots stand when nobody is there."""
 _SOURCES = {name: bytes([0, *(table.index[row.source] for row in table.rows)]) for name, table in MACHINES.items()}
 """Where each row of each table starts, by its number."""
 _NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
@@ -127,13 +134,14 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
 
 def left_behind(core: CoreValue) -> Iterator[tuple[str, str]]:
     """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
+    blocks, slots = _AT_REST
     for place, at in enumerate(core.blocks):
-        if at not in (Block.FREED.name, Block.CACHED.name):
+        if at not in blocks:
             yield "I13", f"block {place} is {at} although nobody is there and nothing is out"
     for holder, held in core.saved.ledger.holders:
         yield "I4", f"{holder} still holds {dict(held)} although nobody is there"
     for place, pins in enumerate(core.saved.ledger.slots.pinned()):
-        if core.slots[place] not in (Slot.EMPTY.name, Slot.READY.name) or pins:
+        if core.slots[place] not in slots or pins:
             yield "I13", f"slot {place} is {core.slots[place]} with {pins} pins although nothing is out"
 
 
@@ -174,7 +182,7 @@ def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tup
         if missed:
             return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
     last = before.saved.ledger.last_number
-    for number, job in ledger.jobs.by_number.items():
+    for number, job in ledger.jobs.by_number.items() if ledger.jobs.last_number > last else ():
         if number > last and job.direction is Direction.STORE:
             for group, _, keys in job.contents():
                 for key in keys:
@@ -349,10 +357,10 @@ def _mistouched(core: CoreValue, rank: int, order: CopyOrder) -> Iterator[tuple[
     who = f"worker {rank}: copy {order.job}"
     if order.job not in core.live:
         yield "I1", f"{who} runs on, although its job is over"
-    blocks, slots = blocks_touched(stores=order.stores), slots_touched(stores=order.stores)
+    blocks, slots = _TOUCHED[order.stores]
     for block in order.blocks:
-        if Block[core.blocks[block]] not in blocks:
+        if core.blocks[block] not in blocks:
             yield "I1", f"{who} touches block {block}, which is said to be {core.blocks[block]}"
     for slot in {place // core.places_per_slot for place in order.places}:
-        if Slot[core.slots[slot]] not in slots:
+        if core.slots[slot] not in slots:
             yield "I1", f"{who} touches slot {slot}, which is said to be {core.slots[slot]}"

@@ -331,7 +331,7 @@ class World:
     def step(self, state: State, action: Action) -> State:
         """The state after an action; raises `Broken` with the rule that does not hold."""
         after = self._take(state, action)
-        if (remembered := self._not_forgotten(after, action)) is not None:
+        if action.verb in _FORGETS and (remembered := self._not_forgotten(after, action)) is not None:
             raise Broken("I10", remembered)
         if (problem := self._judge(after.core, after.device)) is not None:
             raise Broken(*problem)
@@ -339,8 +339,6 @@ class World:
 
     def _not_forgotten(self, after: State, action: Action) -> str | None:
         """Content that can still be found right after all of it was to be forgotten."""
-        if action.verb not in _FORGETS:
-            return None
         core = self._cores[after.core]
         if action.verb == "drain" and self._live_or_planned(core):
             return None  # it was refused
@@ -532,11 +530,13 @@ class World:
         if verb == "settle" or verb == "settle_late":
             return self._settle(state, action)
         step = self._core_step(state.core, _core_action(action), _kept(env))
+        if verb == "step":
+            return self._with_device(state, step, action, env)
         if verb in _FAULT:
             env = self._spent(env, verb)
-        if verb == "step_failing":
+        elif verb == "step_failing":
             env = self._spent(env, "fail")
-        if verb == "arrive":
+        elif verb == "arrive":
             number = next(at for at, script in enumerate(self.settings.requests) if script.name == action.request)
             env = env._replace(arrived=env.arrived | 1 << number)
         return self._with_device(state, step, action, env)
@@ -568,7 +568,7 @@ class World:
         if inbox or echoes:
             # a job that has been over for so long that its row is another's has no name left; a report of it still comes
             jobs = step.names.jobs
-            inbox = tuple([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in inbox])
+            inbox = tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in inbox]))
             echoes = tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in echoes]))
         if landed:
             inbox = tuple(sorted(inbox + landed))
