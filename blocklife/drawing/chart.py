@@ -1,7 +1,7 @@
-"""How many places were in each state as a run went on, as a small stacked chart.
+"""The number of places in each state over a run, as a small stacked chart.
 
-It is one SVG that can stand by itself or in a page: its classes begin with the name of the machine, and colours are those in
-which every drawing of a run shows a state. Terminal states are left out, for what has ended only piles up.
+It is one SVG, for use alone or in a page: its classes begin with the name of the machine, and each state has the colour that it
+has in every drawing of a run. Terminal states are left out, because they only grow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blocklife.recording.statistics import MachineStatistics, RunStatistics
 
 WIDTH = 900.0
 HEIGHT = 170.0
-"""Of the areas alone."""
+"""Height of the areas only."""
 POINTS_MAX = 256
 _TOP, _RIGHT, _GAP = 34.0, 14.0, 8.0
 _TICKS = 6
@@ -31,7 +31,7 @@ _LINE = 17.0
 
 
 def population_chart(run: RunStatistics, machine: str, theme: Theme | None = None) -> str:
-    """The chart of one machine; empty where no line tells of a place of it."""
+    """The chart of one machine; empty where the recording has none of its places."""
     told = run.machine(machine)
     areas = _Areas.of(told, run.plans)
     if areas is None:
@@ -80,7 +80,7 @@ class _Areas:
 
     @classmethod
     def of(cls, told: MachineStatistics, plans: NDArray[np.int64]) -> _Areas | None:
-        """The states that had any place, at no more plans than can be seen."""
+        """The states that had any place, at no more plans than pixels can show."""
         finals = {state.name for state in told.table.finals}
         kept = [at for at, state in enumerate(told.dwell) if state not in finals and told.population[:, at].any()]
         if not kept:
@@ -97,7 +97,7 @@ class _Areas:
         return plot.x + plot.width * (plan - first) / (self.last - first)
 
     def y(self, count: float, plot: Box) -> float:
-        """How high a number stands."""
+        """The y coordinate of a number."""
         return plot.y + plot.height * (1 - count / self.highest)
 
     def drawn(self, plot: Box, name: str) -> Iterator[str]:
@@ -115,7 +115,7 @@ class _Areas:
             below = above
 
     def _steps(self, counts: NDArray[np.int64], edges: Sequence[float], plot: Box) -> list[tuple[float, float]]:
-        """A line that keeps its height until the next plan; corners alone."""
+        """The corners of a step line, which is level from plan to plan."""
         heights = [self.y(count, plot) for count in counts.tolist()]
         found = [(edges[0], heights[0])]
         for at in range(1, len(heights)):
@@ -143,7 +143,7 @@ def _axes(areas: _Areas, plot: Box, name: str) -> Iterator[str]:
 
 
 def _round_step(least: float) -> int:
-    """The least of 1, 2, 5, 10, 20, ... that is not below it."""
+    """The least of 1, 2, 5, 10, 20, ... that is not below a number."""
     size = 1
     while True:
         for step in (size, 2 * size, 5 * size):

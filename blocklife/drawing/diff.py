@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* States are told apart by their names. Rows are compared within one state and one event, because only there does their order
+* States are identified by their names. Rows are compared within one state and one event, because only there does their order
   count: the first whose guard holds is taken.
-* Guards are compared by their names and by what they read. That a predicate now answers otherwise is not seen here.
+* Guards are compared by their names and inputs. A predicate that was rewritten under the same name is not noticed here.
 * The picture that is given back is the second one, with what only the first has added to it, so that nothing is hidden. The
   numbers of removed rows go on behind the last row of the second.
 """
@@ -36,7 +36,7 @@ class Rung:
 
 @frozen
 class LifecycleChange:
-    """One difference. Of what was added or removed, one side is missing."""
+    """One difference. What was added or removed has one side only."""
 
     kind: Emphasis
     name: str
@@ -54,13 +54,13 @@ class LifecycleChange:
 
 @frozen
 class Difference:
-    """What lies between two lifecycles.
+    """All differences between two lifecycles.
 
     Invariant: every change has its mark in ``marks``, and what it marks is in ``picture``.
     """
 
     names: tuple[str, str]
-    """What the two are called."""
+    """The names of the two."""
     picture: Picture
     marks: Marks
     states: tuple[LifecycleChange, ...]
@@ -68,7 +68,7 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Whether there is none."""
+        """Whether there is no difference."""
         return not self.states and not self.rows
 
     @property
@@ -179,7 +179,7 @@ def _row_changes(before: Picture, after: Picture, last: int) -> Iterator[Lifecyc
 
 
 def _pairs(ours: Sequence[Rung], theirs: Sequence[Rung]) -> list[tuple[Rung, Rung]]:
-    """Which row of one is which of the other: the same one, else with the same guard, the same target, the same position."""
+    """Pairs of corresponding rows: equal ones, else those with the same guard, the same target, or the same position."""
     alike: Sequence[Callable[[Rung, Rung], bool]] = (
         lambda was, now: (was.label.guard, was.target) == (now.label.guard, now.target),
         lambda was, now: was.label.guard == now.label.guard,
@@ -208,7 +208,7 @@ def _rung_differs(was: Rung, now: Rung, reread: Mapping[str, Sequence[str]]) -> 
 
 
 def _overtakes(was: Rung, now: Rung, pairs: Iterable[tuple[Rung, Rung]]) -> Iterator[str]:
-    """What a row is now tried before; where both lead to one state, nobody can tell and nothing is said."""
+    """The rows before which a row is tried now; rows to the same state do not count, since their order has no effect."""
     for other, there in pairs:
         if other.label.row < was.label.row and there.label.row > now.label.row and there.target != now.target:
             guard = "the one without a guard" if there.label.guard is None else f"[{there.label.guard}]"

@@ -1,4 +1,4 @@
-"""Lifecycles as DOT, the language of Graphviz: plain text, for whoever has Graphviz and wants a layout of their own.
+"""Lifecycles as DOT, the language of Graphviz: plain text, for readers who want a layout of their own.
 
 Several machines become clusters. Names are quoted, and in a label a backslash would begin an escape, so that it is doubled.
 """
@@ -33,7 +33,7 @@ def dot(panels: Sequence[Panel], theme: Theme | None = None) -> str:
 
 
 def quoted(text: str) -> str:
-    """A name, or one line of text. Control characters have no place in it."""
+    """A name, or one line of text, without control characters."""
     plain = "".join(" " if ord(each) < 32 else each for each in text)
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

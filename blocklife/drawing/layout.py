@@ -1,16 +1,16 @@
-"""Where everything of one machine stands: boxes for states, paths for arrows, and a place for each label.
+"""The layout of one machine: boxes for states, paths for arrows, and a position for each label.
 
 Rules of this file:
 
-* Sizes come from here, never from a font of the machine that draws; Graphviz moves empty boxes of given sizes about.
-* What overlaps nothing in Graphviz overlaps nothing here: a label is a box like any other, and its arrow runs through it.
+* Sizes come from here, never from an installed font; Graphviz only places empty boxes of given sizes.
+* Since Graphviz lets no boxes overlap, nothing overlaps here: a label is a box like any other, and its arrow runs through it.
 * The same picture gives the same layout. Coordinates are rounded to a tenth of a pixel.
 
-Theory. An arrow is two lines: from its source to its label, and from there to its target. So a reader never has to guess which
-arrow a label belongs to, and no arrow crosses a label that is not its own unless all ways round it are barred. For that the
-graph that is laid out must have no circle, or a label would come to stand beyond one of its ends. A first layout of the states
-alone says which of them stand higher; the second one, with the labels, then runs every arrow downwards and remembers which of
-them to draw the other way round. Arrows that lead back to their own state need no line: they are a list inside it.
+Theory. An arrow is two lines: from its source to its label, and from there to its target. So it is clear which arrow a label
+belongs to, and an arrow crosses the label of another only where there is no way around it. For that the graph must be acyclic,
+or a label would be placed beyond one of the ends of its arrow. A first layout, of the states only, gives their vertical order;
+in the second one, with the labels, every arrow runs downwards, and those that lead upwards are drawn in reverse. Arrows that
+lead back to their own state need no line: they are a list inside it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ TITLE, TEXT, SMALL = 13.0, 11.0, 8.5
 LINE = 15.0
 """From one label to the next."""
 HIGH = 13.0
-"""A line of letters, from the highest to the lowest."""
+"""Height of a line of text."""
 PILL = 12.0
 GAP = 4.0
 PAD = 9.0
 LOOP = 13.0
-"""What the sign of a loop takes in front of its label."""
+"""Width of the sign of a loop in front of its label."""
 DOT = 10.0
 """The dot where a life begins."""
 INSET = 3.0
 """Between the two borders of a terminal state."""
 
 WIDTH_MAX = 860.0
-"""What a drawing should not be wider than; it can be where a machine has too many arrows."""
+"""Desired maximum width of a drawing; it is exceeded where a machine has too many arrows."""
 
 
 class Point(NamedTuple):
@@ -66,7 +66,7 @@ class Box:
 
 
 class Role(enum.Enum):
-    """What a piece of text is."""
+    """The role of a piece of text."""
 
     NAME = "the name of a state"
     LOOP = "the sign of an arrow that leads back to its state"
@@ -172,7 +172,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _row(pieces: Sequence[tuple[Role, str]], x: float, y: float) -> tuple[list[TextPiece], float]:
-    """Set pieces one after the other; gives them and where they end."""
+    """Set pieces one after the other; returns them and their end."""
     placed = []
     for role, text in pieces:
         pill = role in (Role.CAUSES, Role.FOLLOWS)
@@ -208,7 +208,7 @@ def _set_labels(panel: Panel, labels: Sequence[Label], numbers: Mapping[str, int
 
 
 def _size(sets: Sequence[_Set]) -> tuple[float, float]:
-    """Of labels that stand one below the other, with a little air around them."""
+    """The size of labels one below the other, with a margin."""
     return max(each.width for each in sets) + 6, sum(each.height for each in sets) + 2
 
 
@@ -264,7 +264,7 @@ def _lines(labels: Sequence[Label], sets: Sequence[_Set]) -> tuple[RowLine, ...]
 
 @frozen
 class _Style:
-    """How tightly things are packed, in inches between them."""
+    """How tightly boxes are packed, in inches between them."""
 
     narrow: bool
     beside: float
@@ -315,7 +315,7 @@ class _EdgeRun(NamedTuple):
 
 
 def _graphviz(sizes: Mapping[str, tuple[float, float]], runs: Sequence[_EdgeRun], style: _Style) -> _Graph:
-    """Let Graphviz stand boxes of these sizes about."""
+    """Let Graphviz place boxes of these sizes."""
     try:
         from pygraphviz import AGraph
     except ImportError as problem:
@@ -338,7 +338,7 @@ _BEGIN = "begin"
 
 
 def _order(panel: Panel, sizes: Mapping[str, tuple[float, float]], style: _Style) -> dict[str, int]:
-    """The states from top to bottom, as they would stand without labels."""
+    """The states from top to bottom, in a layout without labels."""
     ids = {node.name: f"s{number}" for number, node in enumerate(panel.picture.nodes)}
     runs = [
         _EdgeRun(ids[arrow.source], ids[arrow.target], f'weight="{_weight(panel, arrow)}"')
@@ -353,7 +353,7 @@ def _order(panel: Panel, sizes: Mapping[str, tuple[float, float]], style: _Style
 
 
 def _weight(panel: Panel, arrow: Arrow) -> int:
-    """Ordinary arrows are kept short and straight before those into trouble."""
+    """The weight of an arrow: ordinary ones are kept shorter and straighter than those into trouble."""
     tones = {node.name: node.tone for node in panel.picture.nodes}
     return 1 if tones[arrow.target] is Tone.TROUBLE else 3
 
@@ -379,7 +379,7 @@ def _path(pos: str) -> tuple[list[Point], Point | None]:
 
 
 def layout(panel: Panel, numbers: Mapping[str, int] | None = None) -> MachineLayout:
-    """Find a place for everything of one machine; *numbers* are those of the couplings, if they are not its own alone."""
+    """Lay out one machine; *numbers* are those of the couplings, if other machines share them."""
     chosen = numbers_of([panel]) if numbers is None else numbers
     if sum(not arrow.loop for arrow in panel.picture.arrows) > MANY:
         return _laid_out(panel, chosen, _STYLES[-1])

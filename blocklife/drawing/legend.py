@@ -1,4 +1,4 @@
-"""What stands below a drawing: its signs, its marks, and the couplings by number."""
+"""The legend below a drawing: its signs, its marks, and the couplings by number."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _pill(*, causes: bool) -> Callable[[float, float], str]:
 
 
 def _marks(panels: Sequence[Panel], width: float, y: float, parts: list[str]) -> float:
-    """What the marks tell, how each kind of them looks, and their notes."""
+    """The title of the marks, the look of each emphasis, and the notes."""
     told = list(dict.fromkeys(panel.marks.title for panel in panels if panel.marks.title))
     for title in told:
         y = _prose(title, width, y, parts, "bl-prose bl-strong")
@@ -156,7 +156,7 @@ def _couplings(couplings: Sequence[Coupling], numbers: Mapping[str, int], width:
 
 
 def _entry(coupling: Coupling, number: int, width: float) -> tuple[float, Callable[[float, float], str]]:
-    """How high one coupling is, and what draws it."""
+    """The height of one coupling, and the function that draws it."""
     indent = 30.0
     into = f" into {', '.join(state.name for state in coupling.into)}" if coupling.into else ""
     told = wrapped(f"{coupling.cause}{into}: then {', '.join(coupling.effects)}", SIZE, width - indent)

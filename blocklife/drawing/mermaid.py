@@ -70,7 +70,7 @@ def _machine(panel: Panel, ids: Mapping[str, str], indent: str, *, meanings: boo
 
 
 def _label(panel: Panel, label: Label) -> str:
-    """What one row says on its arrow: the event, its guard in brackets, and its mark."""
+    """The text of one row on its arrow: the event, its guard in brackets, and its mark."""
     mark = panel.marks.row(label)
     note = f" {mark.note}" if mark.note else ""
     return escaped(f"{_SIGNS.get(mark.emphasis, '')}{label}{note}")

@@ -1,4 +1,4 @@
-"""What a recorded story says as a sequence diagram: who asks whom, for each event of the four machines.
+"""A recorded story as a sequence diagram: which party sends which message, for each event of the four machines.
 
 Rules of this file:
 
@@ -31,14 +31,14 @@ REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
 )
 
 ENTRIES_DRAWN_MAX = 60
-"""So many steps are drawn at most where there are several lives; older ones are left out."""
+"""How many steps are drawn at most where there are several lives; older lives are left out."""
 ENTRIES_MAX = 40
-"""A life with more steps than this shows as many from its two ends together."""
+"""A life with more steps than this shows so many, from its two ends together."""
 LOOPS_MIN = 4
-"""So many steps in a row that lead back to their own state are told with a count."""
+"""From so many consecutive steps on that lead back to their own state, a count is shown instead."""
 
 
-# --- who says what -------------------------------------------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -50,7 +50,7 @@ class Saying:
     text: str
     way: Way = Way.ASKS
     after: bool = False
-    """It is said once the change has been made, and not to make it."""
+    """The message follows the change of state, and does not cause it."""
 
 
 _PLANNED = Saying(SCHEDULER, LEDGER, "plan {job} ({size})")
@@ -99,11 +99,11 @@ SAID: Mapping[str, tuple[Saying, ...]] = {
     "job.abandon": (Saying(SCHEDULER, LEDGER, "abandon {job}"),),
     "job.expire": (Saying(SCHEDULER, LEDGER, "tick: {job} is past its deadline"),),
 }
-"""What is said when a step is taken. *coupled*: a step of another machine made it happen; without such a row nobody says it."""
+"""The messages of each step. *coupled*: the step was caused by another machine; without such a row it has no message."""
 
 
 def said(step: RecordedStep) -> tuple[Saying, ...]:
-    """What is said when a step is taken."""
+    """The messages of a step."""
     key = f"{step.machine}.{step.event}"
     if step.coupling and step.cause is not None:
         return SAID.get(f"{key}, coupled", ())
@@ -121,7 +121,7 @@ def said(step: RecordedStep) -> tuple[Saying, ...]:
 
 @frozen
 class Fold:
-    """Steps that are told with a count. Invariant: ``steps`` are indices, oldest first, and not empty."""
+    """Steps that are shown as a count. Invariant: ``steps`` are indices, oldest first, and not empty."""
 
     steps: tuple[int, ...]
     text: str
@@ -211,7 +211,7 @@ class _DiagramItems:
     asked: set[tuple[int, str]] = field(factory=set)
 
     def items(self) -> Iterator[Item]:
-        """Everything, in order; changes that follow one another stand in one note, and what is said of them behind it."""
+        """Every item, in order; consecutive changes are joined into one note, followed by their messages."""
         notes: list[tuple[Note, bool]] = []
         after: list[Item] = []
         for item, own in (*self._items(), (None, False)):
@@ -231,7 +231,7 @@ class _DiagramItems:
                 yield item
 
     def _items(self) -> Iterator[tuple[Item, bool]]:
-        """Everything, and whether a note is about the very place that the story is of, or a message is said afterwards."""
+        """Every item, and whether a note is about the place of the story, or a message follows its change."""
         heads = {life.steps[0] if life.steps else -1: life for life in self.chosen}
         entries = {_first(each): each for life in self.chosen for each in _entries(self.lives, life)}
         last = self.chosen[-1]

@@ -1,4 +1,4 @@
-"""Lifecycles and ledgers that show themselves in notebooks.
+"""How lifecycles and ledgers are displayed in notebooks.
 
 Rules of this file:
 
@@ -79,7 +79,7 @@ Show: TypeAlias = Callable[[object], str | None]
 
 
 class Formatter(Protocol):
-    """What is used of IPython's formatter of one MIME type."""
+    """The used part of IPython's formatter for one MIME type."""
 
     def for_type(self, typ: type, func: Show | None = None) -> Show | None:
         """Show things of a type with a function; gives the one before."""
@@ -91,7 +91,7 @@ class _Display(Protocol):
 
 
 class Shell(Protocol):
-    """What is used of IPython's shell."""
+    """The used part of IPython's shell."""
 
     @property
     def display_formatter(self) -> _Display:
@@ -99,7 +99,7 @@ class Shell(Protocol):
 
 
 def enable(shell: Shell) -> None:
-    """Let IPython show lifecycles that are classes; all else shows itself. To do so twice changes nothing."""
+    """Let IPython show lifecycle classes; instances need no help. A second call does nothing."""
     for mime, show in (("image/svg+xml", show_svg), ("text/html", show_html)):
         formatter = shell.display_formatter.formatters[mime]
         classes = _Classes(show)
@@ -145,7 +145,7 @@ def _nothing(_thing: object) -> None:
 
 
 def _ledger(ledger: Ledger) -> str:
-    """Places by state with bars, jobs that are out, requests, and what went wrong so far."""
+    """Places by state with bars, jobs in flight, requests, and errors so far."""
     counts = ledger.statistics()
     jobs = Counter(ledger.jobs.state(job).name for job in ledger.jobs.alive())
     requests = Counter(ledger.request_state(name).name for name in ledger.requests)

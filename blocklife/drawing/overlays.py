@@ -1,4 +1,4 @@
-"""What a run, the coverage of a test run or judged mutants tell of a lifecycle, as marks for its picture.
+"""Marks for the picture of a lifecycle, from a recorded run, from the coverage of a test run, or from judged mutants.
 
 Rules of this file:
 
@@ -36,7 +36,7 @@ def check_machine(name: str, what: str) -> Table:
 
 
 def _used(times: int, most: int) -> float:
-    """How much that is, compared with the most: by their logarithms, so that what is rare can be told from what never was."""
+    """A number relative to the largest, on a logarithmic scale, so that rare differs visibly from never."""
     return math.log1p(times) / math.log1p(most) if most else 0.0
 
 
@@ -48,7 +48,7 @@ def _times(count: int) -> str:
 
 
 def marks_of_run(run: RunStatistics, machine: str) -> Marks:
-    """What a recording tells of a machine: how often each row was taken, where places were and for how long; refusals."""
+    """The marks of a recording: how often each row was taken, the states of places over time, and refusals."""
     check_machine(machine, "a recording")
     told = run.machine(machine)
     most = max(told.taken.values())
@@ -199,7 +199,7 @@ def _covered(times: int, most: int, how: str) -> Mark:
 
 @frozen
 class Judged:
-    """What became of one mutant."""
+    """The result of one mutant."""
 
     mutant: str
     steps: int = 0
@@ -211,7 +211,7 @@ class Judged:
 
     @property
     def survives(self) -> bool:
-        """Nothing finds it."""
+        """Whether no world and no test finds it."""
         return not self.where
 
 
@@ -270,7 +270,7 @@ def _from_page(text: str) -> Iterator[Judged]:
 
 
 def marks_of_mutants(judged: JudgedMutants, machine: str) -> Marks:
-    """How soon it is noticed when a guard of a machine is switched off, and which of them nobody misses."""
+    """How soon a switched-off guard of a machine is found, and which guards no world or test needs."""
     table = check_machine(machine, "a list of mutants")
     by_name = {each.mutant: each for each in judged.mutants}
     guarded = {name: row for row in table.rows if (name := _without_guard(machine, row))}

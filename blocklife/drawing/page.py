@@ -1,6 +1,6 @@
 """A page for one or several lifecycles: the drawing, and below it everything in words.
 
-It is one file without a script, without a network; print it, mail it, put it on a wall.
+It is one file without scripts and without external resources, so that it can be mailed and printed.
 """
 
 from __future__ import annotations

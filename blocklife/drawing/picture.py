@@ -1,4 +1,4 @@
-"""A lifecycle as a picture: states, arrows between them, what stands on each, and marks; every drawing is made from one.
+"""A lifecycle as a picture: states, arrows with their labels, and marks; every drawing is made from one.
 
 Rules of this file:
 
@@ -58,7 +58,7 @@ class Label:
     causes: tuple[str, ...] = ()
     """Couplings that begin with this row, by name."""
     follows: tuple[str, ...] = ()
-    """Couplings that force it, by name: another machine has taken its step, and this one goes along."""
+    """Couplings that have it as an effect, by name."""
 
     def __str__(self) -> str:
         return self.event if self.guard is None else f"{self.event} [{self.guard}]"
@@ -184,7 +184,7 @@ class Panel:
         return Mark(strongest, weight=max(mark.weight for mark in marks))
 
     def emphases(self) -> set[Emphasis]:
-        """How anything of it looks: states, rows, and arrows as wholes."""
+        """Every emphasis in it: of states, of rows, and of whole arrows."""
         marks = [*self.marks.states.values(), *self.marks.rows.values()]
         arrows = [self.mark_of(arrow) for arrow in self.picture.arrows if not arrow.loop]
         return {mark.emphasis for mark in (*marks, *arrows)}

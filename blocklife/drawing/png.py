@@ -1,7 +1,7 @@
-"""A drawing as pixels: the SVG, with fonts that a package brings along.
+"""A drawing as PNG: the SVG is rendered with fonts from a package.
 
-No font of the machine is asked, so that the same drawing gives the same pixels everywhere; only for letters that those fonts
-do not have (they know Latin, Greek and Cyrillic) the machine's own are used.
+Installed fonts are not used, so that the same drawing gives the same pixels everywhere, except for letters that the package's
+fonts lack (they have Latin, Greek and Cyrillic).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FONTS = {"fimo": "Fira Mono", "fimbo": "Fira Mono Bold", "figo": "FiraGO", "fig
 
 
 def png(panels: Sequence[Panel], theme: Theme | None = None) -> bytes:
-    """Draw lifecycles as PNG; without a theme it is light, because pixels cannot ask their reader."""
+    """Draw lifecycles as PNG; without a theme it is light, because pixels cannot follow the reader's settings."""
     return pixels(svg(panels, theme or Theme.LIGHT))
 
 

@@ -27,7 +27,7 @@ _COMPUTED: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.M
 
 
 _CHOSEN = ("at_r", "at_b", "at_s", "at_j", "at_w")
-"""What an action was chosen to be about."""
+"""The variables that hold the parameters of the chosen action."""
 
 
 def promela(settings: ModelSettings) -> str:
@@ -82,7 +82,7 @@ class _PromelaPrinter:
             yield f"byte {each.name}{size}{initial}; /* {each.doc} */"
 
     def _chosen(self, action: ModelAction) -> Iterator[str]:
-        """One alternative: some instance is possible; one of those is chosen, and taken. It can never stop half-way."""
+        """One alternative: if any instance is possible, one is chosen and taken, in one atomic step."""
         if not action.params:
             yield f"  :: atomic {{ {action.condition}() -> {action.verb}() }}"
             return

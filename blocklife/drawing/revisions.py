@@ -1,4 +1,4 @@
-"""A lifecycle as it was at a revision: the code of that revision is run, and says what its tables are.
+"""A lifecycle as it was at a revision: the code of that revision is run, and prints its tables.
 
 Rules of this file:
 
@@ -76,7 +76,7 @@ def picture_at(revision: str, machine: str, folder: Path | None = None) -> Pictu
 
 
 def _git(args: Sequence[str], folder: Path | None, name: str) -> str:
-    """What git answers. What it complains about becomes one line."""
+    """The output of git; an error becomes one line."""
     try:
         ran = subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -141,12 +141,12 @@ def _ask(tree: Path, inside: str, machine: str, name: str) -> object:
     raise MisuseError(f"{name}: the code of this revision cannot be run ({last})")
 
 
-# --- what was said -------------------------------------------------------------------------------------------------------
+# --- the answer of the other process ---------------------------------------------------------------------------------------
 
 
 @frozen
 class _ForeignTable:
-    """Names and text of another process; nothing is taken on trust."""
+    """Names and text from another process, validated when they are read."""
 
     name: str
     said: Mapping[str, object]
@@ -164,7 +164,7 @@ class _ForeignTable:
 
 
 def _drawn(said: object, machine: str, name: str) -> Picture:
-    """The picture of what a revision says about itself."""
+    """The picture made from the answer of a revision."""
     if not isinstance(said, dict):
         raise MisuseError(f"{name}: its code wrote what is no table")
     table = _ForeignTable(name, said)
@@ -194,7 +194,7 @@ def _drawn(said: object, machine: str, name: str) -> Picture:
 
 
 def _node(today: Mapping[str, Tone], name: object, about: object, initial: object, final: object) -> Node:
-    """A state; which tone it has, the machines of the cache say *today*."""
+    """A state, with the tone that a state of this name has *today*."""
     tone = today.get(str(name), Tone.OVER if final else Tone.REST if initial else Tone.USE)
     return Node(str(name), str(about), bool(initial), bool(final), tone)
 

@@ -25,7 +25,7 @@ from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, Slot, Trait, co
 NONE, STORE, LOAD = 0, 0, 1
 """No job, no block; and the two kinds of jobs."""
 IDLE, HELD_BACK, RUNS, LANDED, FAILED = range(5)
-"""What one worker has of a job: nothing, a copy that it keeps for the next plan, one that runs, a report that is under way."""
+"""The stages of a job on one worker: nothing, a deferred copy, a running copy, a report on its way."""
 
 _PLACE = {
     "refs": "refs[b] > 0",
@@ -42,19 +42,19 @@ FACTS: Mapping[str, Mapping[str, str]] = {
     "job": {"outstanding": "more == 1", "ok": "ok == 1"},
     "request": {},
 }
-"""What a parameter of an event is in the program; of a count only whether it is above zero."""
+"""The expression of each parameter of an event; counts are only compared with zero."""
 
 _COUNTED = ("refs", "pins", "writes", "overdue", "outstanding")
 """Parameters that are counts."""
 
 INDEX = {"block": "b", "slot": "s", "job": "j", "request": "r"}
-"""What a place of each machine is called."""
+"""The variable for a place of each machine."""
 
 _FLAGS = ("own", "more", "ok")
-"""Facts that only the caller of an event knows."""
+"""Facts that the caller of an event passes in."""
 
 _STARTS_AT = {"job": 1}
-"""The number of the first state of a machine, where it is not 0: a job that is not there is 0."""
+"""The number of the first state of a machine, where it is not 0: 0 means that there is no such job."""
 
 
 def constant(state: enum.Enum) -> str:
@@ -66,7 +66,7 @@ def constant(state: enum.Enum) -> str:
 
 
 def condition(guard: Guard[...], machine: str) -> str:
-    """A guard as an expression: it is asked about every combination of facts, and the answers are written down."""
+    """A guard as an expression: the guard is evaluated for every combination of facts."""
     facts = FACTS[machine]
     if missing := [name for name in guard.parameters if name not in facts]:
         raise DefinitionError(f"guard {guard.name}: {machine} has no translation of {', '.join(missing)} (add it to FACTS)")
@@ -162,7 +162,7 @@ _ON_JOB: Mapping[str, str] = {
     "request.loaded": "loaded(j)",
     "request.load_failed": "load_failed(j)",
 }
-"""What an effect of the end of a job is."""
+"""The call for each effect of the end of a job."""
 
 _ELSE: Mapping[tuple[str, str], str] = {
     ("life-ends", "job.cancel"): "cancel_orphans()",
@@ -181,7 +181,7 @@ _ELSE: Mapping[tuple[str, str], str] = {
     ("reset-now", "block.drop"): "reset_blocks()",
     ("reset-now", "slot.drop"): "reset_slots()",
 }
-"""What an effect of any other coupling is."""
+"""The call for each effect of any other coupling."""
 
 
 def effects(name: str) -> str:
@@ -323,7 +323,7 @@ def _filled(text: str, settings: ModelSettings) -> str:
 
 
 def _in_order(calls: Mapping[str, Iterable[str]]) -> list[str]:
-    """What is called stands before who calls it."""
+    """The procedures in an order in which each comes after those that it calls."""
     order: list[str] = []
     open_now: list[str] = []
 

@@ -11,8 +11,8 @@ Rules of this file:
   readers pass over.
 
 Several machines become the regions of one ``<parallel>``, with ids and events such as ``block.FREED`` and ``block.land``. They
-move on their own there: a coupling moves just those places that a job names, and a document with one block and one slot cannot
-say which. Couplings are therefore told, not carried out.
+run independently there: a coupling moves exactly the places that a job names, and a document with one block and one slot cannot
+express which. Couplings are therefore described, not executed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _head(rest: str) -> Iterator[str]:
 
 
 def _told(table: Table, prefix: str) -> Iterator[str]:
-    """What SCXML has no word for."""
+    """The elements for what SCXML cannot express."""
     yield f"  <bl:about>{_text(table.doc)}</bl:about>"
     for event in table.events.values():
         yield f"  <bl:event of={_quoted(prefix + event.name)} payload={_names(event.parameters)}>{_text(event.doc)}</bl:event>"

@@ -1,4 +1,4 @@
-"""Who says what to whom, one thing after another: a sequence diagram as a value, and as Mermaid.
+"""A sequence diagram as a value, and as Mermaid.
 
 Rules of this file:
 
@@ -29,7 +29,7 @@ class Way(enum.Enum):
 
 @frozen
 class Party:
-    """Somebody who takes part. ``key`` is one word."""
+    """A party of the diagram. ``key`` is one word."""
 
     key: str
     name: str
@@ -37,7 +37,7 @@ class Party:
 
 @frozen
 class Message:
-    """One says something to another."""
+    """A message from one party to another."""
 
     source: str
     target: str
@@ -49,7 +49,7 @@ class Message:
 
 @frozen
 class Note:
-    """Something about one party, or about all from one to another; ``tone`` gives its colour."""
+    """A note over one party, or over a range of parties; ``tone`` gives its colour."""
 
     over: tuple[str, ...]
     lines: tuple[str, ...]

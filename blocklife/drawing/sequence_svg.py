@@ -1,4 +1,4 @@
-"""A sequence diagram as SVG, drawn by ourselves: a column for each party, a row for each thing that is said.
+"""A sequence diagram as SVG: a column for each party, a row for each message or note.
 
 Rules of this file:
 
@@ -28,7 +28,7 @@ COLUMN, COLUMN_MAX, PARTY = 172.0, 300.0, 124.0
 NOTE_WIDTH_MAX = 320.0
 PAD, MARGIN, HEAD = 8.0, 12.0, 7.0
 LONG = 700.0
-"""A drawing that is higher names the parties at its foot as well."""
+"""A drawing higher than this has the names of the parties at its foot as well."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
@@ -156,7 +156,7 @@ class _Drawing:
 
 
 def _arrow(start: float, stop: float, y: float, way: Way) -> Iterator[str]:
-    """A line and its head. What is lost ends in a cross."""
+    """A line and its head. A lost message ends in a cross."""
     back = -HEAD if stop > start else HEAD
     end = stop + (3 * back if way is Way.LOST else 0)
     dashed = "" if way is Way.ASKS else " dashed"

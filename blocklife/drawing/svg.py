@@ -1,4 +1,4 @@
-"""A drawing as SVG: one panel for each lifecycle, what is laid over it, and a legend.
+"""A drawing as SVG: one panel for each lifecycle with its marks, and a legend.
 
 Rules of this file:
 
@@ -61,7 +61,7 @@ def svg(panels: Sequence[Panel], theme: Theme | None = None) -> str:
 
 
 def _description(panels: Sequence[Panel]) -> str:
-    """What a reader who does not see it is told."""
+    """The description for screen readers."""
     told = []
     for panel in panels:
         picture = panel.picture
@@ -114,7 +114,7 @@ def _framed(panel: Panel, numbers: Mapping[str, int]) -> _Framed:
 
 
 def _shelved(framed: Sequence[_Framed], least: float) -> tuple[list[tuple[_Framed, float, float, float]], float, float]:
-    """Panels on shelves as wide as the widest, each with its place and width; and the size of all."""
+    """Panels in rows as wide as the widest panel, each with its position and width; and the size of the whole."""
     limit = max([WIDTH_MAX + 2 * PADDING, *(each.width for each in framed)])
     shelves: list[list[_Framed]] = []
     for each in framed:
@@ -195,7 +195,7 @@ def _row(panel: Panel, arrow: Arrow, line: RowLine, tone: Tone, *, marked: bool)
 
 
 def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
-    """A state: its box, a second border where a life ends, its name, and what it stays on."""
+    """A state: its box, a second border if it is final, its name, and its loops."""
     node, mark = placed.node, panel.marks.state(placed.node)
     emphasised = marked and mark.emphasis not in (Emphasis.PLAIN, Emphasis.USED)  # what is used keeps its own colour
     class_ = elements.emphasis_class(mark.emphasis) if emphasised else elements.tone_class(node.tone)
@@ -215,7 +215,7 @@ def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
     return elements.element("g", "".join(drawn), id=identity, class_="bl-state", data_state=node.name)
 
 
-# --- what is told ------------------------------------------------------------------------------------------------------
+# --- tooltips ----------------------------------------------------------------------------------------------------------
 
 
 def slug(name: str) -> str:

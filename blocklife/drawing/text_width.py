@@ -1,7 +1,7 @@
-"""How wide text is, whichever font the reader has.
+"""The width of text, whichever font the reader has.
 
-A drawing is laid out before anyone knows its font. Fixed-width fonts agree to a hair (0.6 of the size); for prose the widths of
-a wide font are taken, so that usual ones need less.
+A drawing is laid out before its font is known. Fixed-width fonts agree closely (0.6 of the size); for prose the widths of a
+wide font are taken, so that usual fonts need less.
 """
 
 from __future__ import annotations

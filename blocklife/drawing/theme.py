@@ -1,4 +1,4 @@
-"""Colours: what stands for what, in a light and in a dark drawing.
+"""The colours of a light and of a dark drawing, and what they stand for.
 
 Text keeps a contrast of at least 4.5 to 1 on the ground that it stands on; a test computes it.
 """

@@ -27,7 +27,7 @@ MODULE = "Blocklife"
 
 
 def tla(settings: ModelSettings) -> str:
-    """The whole module, with what TLC needs to know in a remark at its end."""
+    """The whole module, with the settings for TLC in a comment at its end."""
     return "\n".join(_TlaPrinter(program(settings)).lines()) + "\n"
 
 

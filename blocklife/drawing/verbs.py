@@ -1,9 +1,9 @@
-"""What an engine and a device do in a small world, and what follows from it: the hand-written part of the program.
+"""The actions of an engine and a device in a small world, and their effects: the hand-written part of the program.
 
 Rules of this file:
 
 * It is text in the language of `model.py`. ``{name}`` stands for the effects of the coupling of that name, in its order.
-* No state is changed here but by an event of a machine. Counts, names of content and who runs what are changed here.
+* States are changed only by events of machines. Counts, names of content and running copies are changed here.
 """
 
 from __future__ import annotations
@@ -614,7 +614,7 @@ INVARIANTS = (
 """Predicates that hold in every state, and what they say."""
 
 HANDWRITTEN = (_LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS)
-"""All of it; calls may go in any direction, though never in a circle."""
+"""The whole text; the calls in it have no cycle."""
 
 _SIZES = {"r": "requests", "b": "blocks", "s": "slots", "j": "jobs", "w": "workers"}
 
@@ -650,7 +650,7 @@ ACTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("quiesce", "j", "quiesce", "The engine has proof that no worker touches a place of a job."),
     ("reset", "", "reset", "All content is forgotten."),
 )
-"""What can happen: name, parameters, what of the settings it needs, and what it is."""
+"""The actions: name, parameters, required settings, and meaning."""
 
 
 def actions(settings: ModelSettings) -> tuple[ModelAction, ...]:

@@ -25,7 +25,7 @@ from blocklife.recording.reading import Progress, Recording, open_recording
 from blocklife.states import MACHINES
 
 POINTS_MAX = 512
-"""For at most so many plans the numbers of places in each state are kept; of a longer run every second one, or fourth, ...
+"""The numbers of places in each state are kept for at most so many plans; whenever there are more, every second one is dropped.
 
 One more is kept for the end of the run."""
 

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * A row is ``"mutant" = "tests/test_x.py::test_y"``, in TOML: the name of the mutant, and the test as pytest takes it.
-* The package names no test of anybody: who has a suite has such a file, and a test that plants each mutant in turn.
+* The package names no tests: each test suite has such a file, and a test that plants each mutant in turn.
 """
 
 from __future__ import annotations

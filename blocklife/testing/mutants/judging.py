@@ -32,7 +32,7 @@ from blocklife.testing.worlds.pinned import WORLDS
 from blocklife.testing.worlds.world import World, WorldSettings
 
 SECONDS_MAX = 30.0
-"""How long a world may go without progress under a mutant before a call counts as hung."""
+"""How long a call under a mutant may take before it counts as hung."""
 GROWTH_MAX = 2
 """How much larger than without it a world may get under a mutant before it is left."""
 
@@ -71,13 +71,13 @@ class Ground(Protocol):
     """Something that is explored under each mutant."""
 
     def __call__(self, bounds: Bounds, wind: Callable[[], None]) -> Ran:
-        """Explore it, and call *wind* now and then."""
+        """Explore it, and call *wind* from time to time."""
         ...
 
 
 @frozen
 class Ran:
-    """What came of it; the last three tell of the first counterexample."""
+    """The result; the last three fields are about the first counterexample."""
 
     states: int
     edges: int
@@ -171,11 +171,11 @@ class Baseline:
     ground: Ground
     ran: Ran
     reached: frozenset[str]
-    """The mutants that the code comes by in this world."""
+    """The mutants whose place in the code is executed in this world."""
 
 
 class Stopped(Exception):  # noqa: N818 - how an exploration ends
-    """Somebody has asked to stop before a ground was explored."""
+    """The user has asked to stop before a ground was explored."""
 
 
 class Hung(Exception):  # noqa: N818 - it is what an alarm raises
@@ -205,7 +205,7 @@ def baselines(
 
 
 def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
-    """Explore the grounds that come by, in their order, with the mutant in the code, until one does not hold.
+    """Explore the grounds that execute the mutant's place, in order and with the mutant planted, until one does not hold.
 
     Where all of them hold, it is noted which one has other states, steps or rows than before: the tests pin them.
     """
@@ -278,7 +278,7 @@ def judge_all(
     progress: Callable[[int, Judgement], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Judgement]:
-    """Judge all of them, in their order; *progress* hears of each, *stop* ends it with those judged so far.
+    """Judge all mutants in order; *progress* is called with each, *stop* ends it with those judged so far.
 
     Several *processes* share the work where the system can fork: they inherit the grounds as they are.
     """
@@ -313,7 +313,7 @@ def _judging(mutants: Sequence[Mutant], known: Mapping[str, Baseline], processes
         yield (judge(mutant, known) for mutant in mutants)
         return
     _inherited = mutants, known
-    # an interrupt is the parent's affair: it ends the others
+    # the parent handles an interrupt: it ends the other processes
     ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
         with multiprocessing.get_context("fork").Pool(processes, initializer=ignore) as pool:

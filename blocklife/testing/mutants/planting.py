@@ -327,7 +327,7 @@ def _drop_inside(owner: type, name: str, effect: str) -> Undo:
 
 
 def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
-    """Put other things in the place of attributes; the answer puts the former ones back."""
+    """Replace attributes; the returned function restores them."""
     former = [(owner, name, inspect.getattr_static(owner, name)) for owner, name, _ in changes]
     for owner, name, instead in changes:
         setattr(owner, name, instead)
@@ -351,11 +351,11 @@ _ENDINGS = frozenset(
 )
 """The verbs with which a job, a hold, a request or content ends."""
 _NOTE = "_mutant_reached"
-"""The name under which a watched function finds whom to tell."""
+"""The global name under which a watched function finds the function to call."""
 _ASKS = ("check", "_check", "_recheck", "_ask", "ask")
-"""How functions are called that only ask: a question that is not asked leaves nothing behind."""
+"""Prefixes of functions that only check: leaving out a check changes no state."""
 _EDGES = frozenset({"edge", "ours"})
-"""Modules, as they are called here, all of whose functions only ask."""
+"""Modules, by their names here, all of whose functions only check."""
 _TAKES_OUT = frozenset({"pop", "popleft"})
 """The methods that give an entry of a table, and take it out."""
 
@@ -406,7 +406,7 @@ def _source_of(owner: type, name: str) -> ast.FunctionDef:
 
 @functools.cache
 def _state_names() -> frozenset[str]:
-    """Every attribute that snapshots speak of: what is not among them decides nothing."""
+    """Every attribute that is part of snapshots; others decide nothing."""
     modules = (ledger_snapshot, scheduler_snapshot)
     trees = [ast.parse(inspect.getsource(module)) for module in modules]
     named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

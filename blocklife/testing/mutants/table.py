@@ -4,7 +4,7 @@ Rules of this file:
 
 * The page is written from judgements, and can be read back, so that a test can ask whether it is still true.
 * A mutant that no world finds needs a test that fails under it (`caught`); without one it is a hole, and the page says so.
-* A step whose mutant nobody can notice is no step: it is deleted, not argued for.
+* A step whose mutant makes no observable difference is not needed: it is deleted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PageRow:
 
 
 def lines(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> list[str]:
-    """For people: each mutant with what it is found by, and what is open."""
+    """In words: each mutant with what finds it, and those that nothing finds."""
     said = []
     for each in judgements:
         if each.fate is Fate.FOUND:

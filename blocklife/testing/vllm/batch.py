@@ -45,7 +45,7 @@ class SchedulerRequest(Protocol):
 
 
 class NewRequest(Protocol):
-    """A request that a worker is told of for the first time, or once more after it was preempted."""
+    """A request that is new to a worker, or comes again after it was preempted."""
 
     req_id: str
     prompt_token_ids: Sequence[int]
@@ -54,7 +54,7 @@ class NewRequest(Protocol):
 
 
 class RequestUpdates(Protocol):
-    """What is new about requests that a worker has been told of."""
+    """What changed in requests that a worker knows."""
 
     req_ids: Sequence[str]
     resumed_req_ids: Collection[str]
@@ -64,7 +64,7 @@ class RequestUpdates(Protocol):
 
 
 class Output(Protocol):
-    """The parts of vLLM's `SchedulerOutput` that workers go by."""
+    """The parts of vLLM's `SchedulerOutput` that workers use."""
 
     scheduled_new_reqs: Sequence[NewRequest]
     scheduled_cached_reqs: RequestUpdates
@@ -83,9 +83,9 @@ class WorkerRow:
     tables: list[list[int]]
     computed: int
     known: int
-    """Tokens that are not the model's to say any more."""
+    """Tokens that the model does not sample any more."""
     is_fresh: bool = True
-    """Whether its first step since it was let in is still to come: what it has by then are hits."""
+    """Whether its first step since its admission is still to come: all blocks that it has before that are hits."""
     state_at: int | None = None
     """Where in its table the state of the last step is; None while it is fresh."""
 
@@ -101,11 +101,11 @@ class RequestTurn:
     state_from: int
     """Where in its table the state at *start* is; negative where there is none."""
     says: bool
-    """Whether the model says a token at its end."""
+    """Whether a token is sampled at its end."""
 
 
 class WorkerBatch:
-    """The requests of a worker. *texts* has all that each of them will have said."""
+    """The requests of a worker. *texts* has all tokens that each of them will have."""
 
     def __init__(self, geometry: Geometry, texts: Mapping[str, str]) -> None:
         self._geometry = geometry
@@ -115,7 +115,7 @@ class WorkerBatch:
         self._state_tokens = next(sizes, None)
 
     def turns(self, output: Output) -> list[RequestTurn]:
-        """Take in what the scheduler has sent. Returns what the requests of this step do."""
+        """Process the output of the scheduler. Returns the part of each request in this step."""
         for name in output.finished_req_ids:
             self._rows.pop(name, None)
         for new in output.scheduled_new_reqs:
@@ -191,7 +191,7 @@ class WorkerBatch:
             yield self._block(turn, group, turn.state_from), self._content(turn, group, turn.start)
 
     def _block(self, turn: RequestTurn, group: int, position: int) -> int:
-        """What is missing in a table is the null block, which nobody must touch: whoever reads it finds garbage."""
+        """The block at a position; a missing one is the null block, whose content is garbage."""
         table = turn.row.tables[group]
         return table[position] if position < len(table) else 0
 

@@ -1,15 +1,15 @@
-"""Between vLLM's connectors and a scenario's device: what a connector tells its workers, and what they answer.
+"""Translates between vLLM's connectors and the device of a scenario: the orders to the workers, and their reports.
 
 Rules of this file:
 
 * Copies are what is in the metadata of a step, in the order in which vLLM's own workers go through it. What those would do
   that a scenario's device cannot is `Unsupported`.
-* Copies are numbered as the watch numbers them, plus one: 0 is the copy that nobody made.
+* Copies are numbered as the watch numbers them, plus one: 0 is a copy that does not exist.
 
 Theory: what a worker does. `OffloadingConnector` launches a step's stores at the start of the next one, its loads at once, and
 reports a copy once, by its number. `SimpleCPUOffloadConnector` has one store and one load a step, for all requests together;
 they run one after the other on a stream, so the next is not reported before the one ahead of it. It launches a store at the end
-of its own step; here it runs from the start of the next one, which is as good: nothing that it reads is given away.
+of its own step; here it runs from the start of the next one, which is equivalent, since nothing that it reads is handed out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class VllmJob(Protocol):
 
 @frozen
 class WorkerOrders:
-    """What the workers are told of copies in one step."""
+    """The copies in the metadata of one step."""
 
     flushes: tuple[int, ...] = ()
     loads: tuple[CopyOrder, ...] = ()
@@ -58,7 +58,7 @@ class WorkerOrders:
 
 
 def _checked(landings: Iterable[Landing]) -> Iterator[Landing]:
-    """Reports that a worker of vLLM can send."""
+    """The reports that a worker of vLLM can send."""
     for each in landings:
         if each.job == NOBODY:
             raise Unsupported("not expressible: a report of a copy that nobody made (vLLM's workers start with its scheduler)")
@@ -71,7 +71,7 @@ def _checked(landings: Iterable[Landing]) -> Iterator[Landing]:
 
 
 class OffloadingCopies:
-    """Jobs, each with a number of its own."""
+    """Jobs of OffloadingConnector, each with a number of its own."""
 
     def __init__(self, engine: VllmEngine, num_workers: int) -> None:
         self._size = engine.geometry.blocks_per_chunk
@@ -122,7 +122,7 @@ class OffloadingCopies:
         return blocks, tuple(places), tuple(device.group_sizes)
 
     def answers(self, landings: Sequence[Landing], told: WorkerOrders) -> list[KVConnectorOutput]:
-        """What each worker says. It says it once a step, however often it is told."""
+        """The reports of each worker, at most once a step, however often this is called."""
         done: list[set[int]] = [set() for _ in range(self._num_workers)]
         for each in _checked(landings):
             done[each.worker].add(each.job - 1)
@@ -144,7 +144,7 @@ def _jobs(meta: object, name: str) -> Mapping[int, VllmJob]:
 
 @define(eq=False)
 class _CopyEvent:
-    """What runs as one on a worker's stream: its copies, and those that have not landed there."""
+    """The copies that run as one event on a worker's stream, and those of them that have not landed."""
 
     number: int
     missing: set[int]
@@ -190,7 +190,7 @@ class SimpleCopies:
             streams[stores].append(_CopyEvent(event, set(copies)))
 
     def answers(self, landings: Sequence[Landing], told: WorkerOrders) -> list[KVConnectorOutput]:
-        """What each worker says: the events that are over, in order."""
+        """The reports of each worker: the events that have ended, in order."""
         for each in _checked(landings):
             for event in (*self._streams[each.worker][True], *self._streams[each.worker][False]):
                 event.missing.discard(each.job)
@@ -206,7 +206,7 @@ class SimpleCopies:
 
 
 def _over(stream: list[_CopyEvent]) -> list[int]:
-    """Take what is over off a stream, up to the first that is not."""
+    """Remove the ended events from the front of a stream."""
     over = []
     while stream and not stream[0].missing:
         over.append(stream.pop(0).number)

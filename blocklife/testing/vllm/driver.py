@@ -6,14 +6,14 @@ The contract chooses the connector: `OffloadingConnector` hands blocks out and l
 
 Rules of this file:
 
-* vLLM decides. A scenario's commands are what an engine is given: requests, the token budget of a step, whether it is paused,
-  and what workers report. What vLLM then does otherwise than the scenario says ends the run as *not expressible*, with the two.
-* Nothing of a state is made up: blocks are asked for at the watch's mirror, the rest at vLLM.
-* vLLM is imported when a driver is made. Without it there is one line that says so.
+* vLLM decides. A scenario controls only its inputs: requests, the token budget of a step, whether it is paused, and the reports
+  of the workers. Where vLLM then does something else than the scenario says, the run ends as *not expressible*, with both.
+* No state is made up: that of blocks is read from the watch's mirror, everything else from vLLM.
+* vLLM is imported when a driver is made. Without it, one line says so.
 
-Theory: what a step of a scenario is to vLLM. A request is handed to vLLM when a step lets it in. Nobody computes in a *tick*:
-the budget is nil, as in an engine that is paused while it still has something to tell its workers. An engine with nothing to do
-takes no step at all, so that reports which come then are heard with the next one: that is vLLM's loop.
+Theory: what a step of a scenario is in vLLM. A request is handed to vLLM when a step admits it. A *tick* computes nothing: the
+token budget is zero, as in an engine that is paused and still has metadata for its workers. An engine without work takes no
+step at all, so that reports which come then are processed with the next step: that is vLLM's loop.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 RELEASES = ("0.21", "0.22", "0.23", "0.33")
 """Minor releases of vLLM that the driver was written for."""
 _SURROUNDINGS = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-"""A scheduler alone needs no device, no talk and no network."""
+"""The environment of a scheduler without a device, without telemetry and without a network."""
 _SAID_MAX = 512
-"""Tokens that a request says if nobody tells it when to end."""
+"""Tokens that a request samples where no end is given."""
 _IDLE_MAX = 32
-"""Steps without anything after which nothing will come of them."""
+"""Steps without activity after which waiting is given up."""
 _LETTERS = 26
 _NEVER_SAID = 0x100
-"""Where the letters begin that no scenario writes."""
+"""The first code point of letters that no scenario uses."""
 _PACKAGE = Path(__file__).parents[2]
 ResultT = TypeVar("ResultT")
 
@@ -73,7 +73,7 @@ _ONLY = {
     "max_load_failures": "vLLM's workers take it for granted that no copy fails",
     "events": "vLLM's workers are not asked how they wait",
 }
-"""Settings that a world has to leave as they are, and why."""
+"""Settings that cannot be changed here, and why."""
 _SINGLE = "vLLM's scheduler alone decides about single blocks and copies"
 _WHY = {
     "preempt": "vLLM preempts where blocks run out, and not on command",
@@ -93,12 +93,12 @@ _STATES = {"WAITING_FOR_REMOTE_KVS": "LOADING", "RUNNING": "RUNNING", "PREEMPTED
 
 
 class RaisedInside(Exception):  # noqa: N818 - vLLM's error, with the place where it came up
-    """vLLM has raised."""
+    """vLLM has raised an error."""
 
 
 @define(eq=False)
 class _StepOut:
-    """One step that is with the workers. A step that the engine did not take has no output."""
+    """One step that is being executed. A step that the engine did not take has no output."""
 
     number: int
     told: WorkerOrders | None = None
@@ -108,7 +108,7 @@ class _StepOut:
 
 @define(eq=False)
 class _SeenInStep:
-    """What was heard while a step was made."""
+    """What the hooks have seen while a step was scheduled."""
 
     handed_out: list[int] = field(factory=list)
     hits: dict[str, LookedUp] = field(factory=dict)
@@ -135,7 +135,7 @@ class VllmDriver(driver.Driver):
         }
 
     def start(self, world: EngineSetup) -> None:
-        """A new engine with the connector that has this contract."""
+        """Make a new engine with the connector of this contract."""
         self._check(world)
         simple = world.contract == "hold"
         try:
@@ -153,7 +153,7 @@ class VllmDriver(driver.Driver):
         self._texts: dict[str, str] = {}
         self._requests: dict[str, SchedulerRequest] = {}
         self._door: dict[str, None] = {}
-        """Requests that have come and were not handed to vLLM yet."""
+        """Requests that were not handed to vLLM yet."""
         self._contents: dict[bytes, str] = {}
         """By the hash of a block, all text up to its end."""
         self._hashed: dict[str, int] = {}
@@ -161,20 +161,20 @@ class VllmDriver(driver.Driver):
         self._plans: deque[_StepOut] = deque()
         self._num_plans = self._num_copies = self._num_told = self._num_idle = 0
         self._unheard: list[tuple[int, Landing]] = []
-        """Reports that no output has carried yet, with the first plan whose output can."""
+        """Reports that were in no output yet, with the first plan whose output can have them."""
         self._waited: dict[int, int] = {}
         """Copies with the first plan that waits for them."""
         self._out: dict[int, set[int]] = {}
-        """Copies that were told to the workers, with those of them that have not answered to vLLM."""
+        """Copies that the workers have got, with those workers that have not reported to vLLM."""
         self._loaded: set[str] = set()
         self._seen = _SeenInStep()
         self._listen()
         self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.WatchMode.COUNT))
-        for mirror in self._watch.mirrors:  # what somebody else holds is not lost
+        for mirror in self._watch.mirrors:  # blocks that are held outside of requests are not lost
             mirror.num_held = partial(self._num_lost, mirror.num_held)
 
     def _check(self, world: EngineSetup) -> None:
-        """Refuse what vLLM has no setting for."""
+        """Refuse settings that vLLM does not have."""
         for each in fields(EngineSetup):
             if each.name in _ONLY and (value := getattr(world, each.name)) != each.default:
                 raise Unsupported(f"not expressible: {each.name} = {value} ({_ONLY[each.name]})")
@@ -203,13 +203,13 @@ class VllmDriver(driver.Driver):
         return None if held is None else held - self._host.num_filled
 
     def _drains(self) -> bool:
-        """Whether this engine goes on while nothing but copies is out."""
+        """Whether this engine keeps stepping while only copies are in flight."""
         return hasattr(self.scheduler.connector, "has_pending_push_work")
 
-    # --- hearing ------------------------------------------------------------------------------------------------------------
+    # --- hooks --------------------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Hear what vLLM does while it schedules."""
+        """Hook vLLM's scheduling calls."""
         manager, connector = self.scheduler.kv_cache_manager, self.scheduler.connector
         self._pool.get_new_blocks = partial(self._handed_out, self._pool.get_new_blocks)
         manager.allocate_slots = partial(self._allocated, manager.allocate_slots)
@@ -241,7 +241,7 @@ class VllmDriver(driver.Driver):
         return found
 
     def _asked(self, act: Callable[[], ResultT]) -> ResultT:
-        """Let vLLM do something. What it raises ends the run, under the rule that the watch saw broken before it."""
+        """Call vLLM. An error ends the run, under the rule that the watch has found broken before it, if any."""
         try:
             return act()
         except Exception as error:
@@ -255,7 +255,7 @@ class VllmDriver(driver.Driver):
     # --- verbs --------------------------------------------------------------------------------------------------------------
 
     def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
-        """It waits at the door. Without a reply it will say letters of its own behind its prompt."""
+        """Add a request, which is handed to vLLM when a step admits it. Without a reply it samples letters of its own."""
         number = len(self._texts)
         own = chr(ord("A") + number) if number < _LETTERS else chr(_NEVER_SAID + number)
         num_said = len(reply) or (_SAID_MAX if tokens is None else tokens - len(prompt))
@@ -266,18 +266,18 @@ class VllmDriver(driver.Driver):
         self._door[request] = None
 
     def _enter(self, names: Sequence[str]) -> None:
-        """Hand these to vLLM, if they still stand at the door."""
+        """Hand these requests to vLLM, if that was not done yet."""
         for name in names:
             if name in self._door:
                 del self._door[name]
                 self._asked(partial(self.scheduler.add_request, self._requests[name]))
 
     def finish(self, request: str) -> None:
-        """As the engine does when what a request says has come to a stop."""
+        """End a request as the engine does at a stop."""
         self._end(request, aborted=False)
 
     def abort(self, request: str) -> None:
-        """As the engine does when a client goes away."""
+        """End a request as the engine does when its client disconnects."""
         self._end(request, aborted=True)
 
     def _end(self, request: str, *, aborted: bool) -> None:
@@ -288,7 +288,7 @@ class VllmDriver(driver.Driver):
         self._watch.mirror.catch_up()
 
     def reset(self, *, drain: bool) -> None:
-        """vLLM's own. Without *drain* those who run are preempted; with it, it must not be in use."""
+        """vLLM's own reset. Without *drain* running requests are preempted; with it, there must be none."""
         if self._host.refuses_reset():
             raise Unsupported(f"not expressible: reset (the connector of vLLM {self.version} cannot forget its host tier)")
         try:
@@ -300,37 +300,37 @@ class VllmDriver(driver.Driver):
             raise CapacityError("vLLM does not reset while blocks are in use (drain first)")
 
     def sleep(self) -> None:
-        """vLLM gives its device up when nobody is left; its prefix cache forgets everything."""
+        """vLLM gives up the device when no request is left; its prefix cache forgets everything."""
         if self.scheduler.requests or not self.scheduler.reset_prefix_cache():
             raise Unsupported("not expressible: sleep while requests or copies are there (vLLM ends or waits for them first)")
         self._watch.mirror.catch_up()
 
     def wake(self) -> None:
-        """Nothing is left of before."""
+        """Forget everything from before."""
 
     def advance(self, steps: int) -> None:
-        """vLLM has no clock for copies."""
+        """Not supported: vLLM has no clock for copies."""
 
     # --- the host -----------------------------------------------------------------------------------------------------------
 
     def fill_host(self) -> None:
-        """With stores of somebody else that do not end."""
+        """Begin stores of other requests that do not end."""
         self._host.fill(self._present())
 
     def free_host(self) -> None:
-        """They are given up."""
+        """Give them up."""
         self._host.free()
 
     def crowd_host(self, slots: int) -> bool:
-        """Somebody else begins such a store, and gives it up."""
+        """Begin such a store, and give it up."""
         return self._host.crowd(slots)
 
     def forget(self, contents: Sequence[str]) -> None:
-        """The host makes room for others by just these."""
+        """Make room in the host by evicting just these."""
         self._host.forget([self._key(each) for each in contents], self._present())
 
     def forget_on_device(self, contents: Sequence[str]) -> None:
-        """The pool's own way to forget single blocks."""
+        """Evict single blocks with the pool's own method."""
         found = [self._pool.cached_block_hash_to_block.get_one_block(self._key(each)) for each in contents]
         blocks = [block for block in found if block is not None]
         for block in blocks:
@@ -343,7 +343,7 @@ class VllmDriver(driver.Driver):
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
     ) -> EngineStep:
-        """One `schedule()`, if vLLM's loop would make one."""
+        """One `schedule()`, if vLLM's loop would call it."""
         if preempt:
             self._not("preempt")
         self._enter(list(self._door if let_in is None else let_in))
@@ -374,19 +374,19 @@ class VllmDriver(driver.Driver):
         )
 
     def _waits(self, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None) -> None:
-        """Whether a scenario waits for copies that this connector plans for requests which compute, and for no others."""
+        """Whether a scenario waits for copies that this connector plans only for requests that compute."""
         is_idle = compute == {} and let_in == {} and not self._out
         self._num_idle = self._num_idle + 1 if is_idle else 0
         if self._num_idle > _IDLE_MAX and self._going():
             raise Unsupported("not expressible: a copy that is planned while nobody computes (vLLM plans them for who does)")
 
     def _going(self) -> set[str]:
-        """Requests that compute in a step without being let in."""
+        """Requests that compute in a step without being admitted in it."""
         names = {name for name, each in self.scheduler.requests.items() if each.status.name == "RUNNING"}
         return names | {name for name in self._loaded if name in self.scheduler.requests}
 
     def _scheduled(self, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None) -> Output:
-        """Schedule with a budget of as many tokens as are asked for, where that is known, and nobody new where nobody is."""
+        """Schedule with the requested token budget, if it is known, and without new requests if none are to be admitted."""
         wanted: int | None = None
         if compute is not None and let_in is not None and all(let_in.values()):
             wanted = sum(compute.values()) + sum(let_in.values())
@@ -423,7 +423,7 @@ class VllmDriver(driver.Driver):
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
-        """One `update_from_output()` with what every worker says."""
+        """One `update_from_output()` with the reports of every worker."""
         plan = self._plans.popleft()
         heard = self._hear(plan, reports)
         if plan.output is None or plan.told is None:
@@ -446,7 +446,7 @@ class VllmDriver(driver.Driver):
         return SettledPlan(loaded=tuple(sorted(name for name in loaded if name in self.scheduler.requests)))
 
     def _hear(self, plan: _StepOut, reports: Sequence[Landing]) -> list[Landing]:
-        """What workers can say with the plan that settles: nothing yet that ended by a wait of a plan after it."""
+        """The reports that workers can send with this plan: none of copies that only a later plan has waited for."""
         self._unheard += [(self._waited.get(each.job, 0), each) for each in reports]
         if plan.told is None:
             return []
@@ -454,24 +454,24 @@ class VllmDriver(driver.Driver):
         self._unheard = [(since, each) for since, each in self._unheard if since > plan.number]
         return heard
 
-    # --- questions ----------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------------
 
     def table(self, request: str, group: int) -> list[int]:
-        """As the manager of the group has it."""
+        """The table that the group's manager has."""
         manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[group]
         return [int(block.block_id) for block in manager.req_to_blocks.get(request, ())]
 
     def block_state(self, block: int) -> str:
-        """By the watch's mirror."""
+        """The state in the watch's mirror."""
         return str(self._watch.mirror.ledger.blocks.at(block).name)
 
     def slot_state(self, slot: int) -> str:
-        """By the tier."""
+        """The state in the host tier."""
         found = dict(each for each in map(self._host.find, self._keys()) if each is not None)
         return "EMPTY" if slot not in found else "READY" if found[slot] else "WRITING"
 
     def request_state(self, request: str) -> str:
-        """vLLM's status in our words."""
+        """vLLM's status, translated into a state of `specs/request.md`."""
         if request in self._door:
             return "WAITING"
         state = self._state(request) or "FINISHED"
@@ -482,12 +482,12 @@ class VllmDriver(driver.Driver):
         return None if found is None else str(found.status.name)
 
     def slot_of(self, content: str) -> int | None:
-        """As the tier finds it."""
+        """The slot that the host tier finds."""
         found = self._host.find(self._key(content))
         return None if found is None else found[0]
 
     def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
-        """What a lookup would find on either side."""
+        """What a lookup would find, on the device and in the host."""
         size = self.world.blocks_per_chunk
         blocks: dict[int, str] = {}
         places: dict[int, str] = {}
@@ -504,24 +504,24 @@ class VllmDriver(driver.Driver):
         return blocks, places
 
     def tokens(self, request: str) -> str:
-        """All that it will have said."""
+        """All tokens that the request will have."""
         return self._texts[request]
 
     def progress(self, request: str) -> RequestProgress:
-        """By vLLM's request, less what is still with the workers."""
+        """The progress of vLLM's request, without what is still with the workers."""
         found = self._requests[request]
         in_flight = sum(plan.output.num_scheduled_tokens.get(request, 0) for plan in self._plans if plan.output is not None)
         in_flight = min(in_flight, found.num_computed_tokens)
         return RequestProgress(found.num_tokens, found.num_computed_tokens - in_flight, in_flight)
 
     def pending(self) -> bool:
-        """Whether vLLM's loop would go on, and not for the sake of those who run alone."""
+        """Whether vLLM's loop would go on, apart from the requests that only run."""
         if not self.scheduler.has_unfinished_requests():
             return bool(self.scheduler.has_requests())
         return bool(self._out or self.scheduler.has_finished_requests())
 
     def count(self, what: str) -> int:
-        """What vLLM itself counts, or what was heard."""
+        """A count of vLLM's, or one of the driver's own."""
         counts = {
             "free": self._pool.get_num_free_blocks,
             "jobs_made": lambda: self._num_copies,
@@ -535,16 +535,16 @@ class VllmDriver(driver.Driver):
         return int(counts[what]())
 
     def windows(self) -> list[int | None]:
-        """As the connector says."""
+        """The windows of the connector."""
         return self._host.windows()
 
     def left_behind(self) -> list[str]:
-        """Blocks that somebody holds, requests, and what the connector waits for."""
+        """Held blocks, requests, and jobs that the connector waits for."""
         held = [f"block {block.block_id}, which somebody holds" for block in self._pool.blocks[1:] if block.ref_cnt]
         return [*held, *(f"request {name}" for name in self.scheduler.requests), *self._host.jobs()]
 
     def problems(self, device: Device) -> Iterator[Problem]:
-        """What the watch has found since it was last asked."""
+        """New violations found by the watch."""
         self._watch.mirror.catch_up()
         found, self._num_told = self._watch.violations[self._num_told :], len(self._watch.violations)
         for violation in found:
@@ -553,7 +553,7 @@ class VllmDriver(driver.Driver):
     # --- names --------------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """Note what the new hashes of requests stand for."""
+        """Note the text behind each new block hash."""
         size = self.engine.hash_tokens
         for name, request in self._requests.items():
             hashes, known = request.block_hashes, self._hashed[name]
@@ -574,7 +574,7 @@ class VllmDriver(driver.Driver):
         return found[0] + int(group).to_bytes(4, "big")
 
     def _present(self) -> list[bytes]:
-        """The names of what lies in the host, or is on its way there."""
+        """The keys of content that the host holds or will hold."""
         return [key for key in self._keys() if self._host.find(key) is not None]
 
     def _not(self, method: str) -> NoReturn:
@@ -586,7 +586,7 @@ def _frames(error: Exception) -> list[traceback.FrameSummary]:
 
 
 def _is_theirs(error: Exception) -> bool:
-    """Whether it was vLLM that has raised, and not the watch within it."""
+    """Whether the error is vLLM's own, and not the watch's."""
     return not Path(_frames(error)[-1].filename).is_relative_to(_PACKAGE)
 
 

@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* It imports vLLM, and is imported by `driver` alone, once somebody wants to drive one.
+* It imports vLLM, and is imported only by `driver`, when a driver is made.
 * A difference between releases is found by looking at what is there. Nothing of vLLM is replaced.
 """
 
@@ -54,12 +54,12 @@ class VllmEngine:
         return making.request_of(name, prompt, num_said, self._hasher)
 
     def end(self, request: str, *, aborted: bool) -> None:
-        """As the engine does when a client goes away, or when what a request says has come to a stop."""
+        """End a request, as the engine does at a stop, or when the client disconnects."""
         status = RequestStatus.FINISHED_ABORTED if aborted else RequestStatus.FINISHED_STOPPED
         self.scheduler.finish_requests([request], status)
 
     def schedule(self, budget: int | None, *, newcomers: bool) -> SchedulerOutput:
-        """One step with so many tokens at most, and with nobody new if there are to be no *newcomers*."""
+        """One step with at most so many tokens, and without new requests unless *newcomers*."""
         scheduler, most = self.scheduler, self.scheduler.max_num_scheduled_tokens
         pause = PauseState.PAUSED_ALL if budget == 0 else PauseState.UNPAUSED if newcomers else PauseState.PAUSED_NEW
         scheduler.set_pause_state(pause)
@@ -73,7 +73,7 @@ class VllmEngine:
     def update(
         self, output: SchedulerOutput, tokens: Mapping[str, Sequence[int]], answers: Sequence[KVConnectorOutput]
     ) -> set[str]:
-        """Take in what every worker has said of a step. Returns the requests whose loads all of them have done."""
+        """Process the reports of every worker. Returns the requests whose loads every worker has completed."""
         names = list(tokens)
         results = []
         for answer in answers:

@@ -1,9 +1,9 @@
-"""The host tiers of vLLM's connectors: what is found in them, and how somebody else makes them full.
+"""The host tiers of vLLM's connectors: how they are searched, and how they are filled for a test.
 
 Rules of this file:
 
-* A tier is filled, crowded and emptied by what its connector could do for other requests: stores that are begun and not ended,
-  or begun and given up. What is found is looked up where the connector looks it up.
+* A tier is filled, crowded and emptied only by what its connector could do for other requests: stores that are begun and not
+  ended, or begun and given up. Lookups are made where the connector makes them.
 * A key is a block hash with four bytes for the group behind it; vLLM names content so on both sides.
 """
 
@@ -41,7 +41,7 @@ class OffloadingHost:
         return found
 
     def find(self, key: bytes) -> tuple[int, bool] | None:
-        """The slot that content lies in or is on its way to, and whether it has arrived; None where there is none."""
+        """The slot that holds or will hold this content, and whether it has arrived; None where there is none."""
         status = self._manager._policy.get(key)
         if status is None:
             return None
@@ -49,7 +49,7 @@ class OffloadingHost:
         return int(slot), bool(status.is_ready)
 
     def fill(self, present: Collection[bytes]) -> None:
-        """Every slot is on its way to content of somebody, which does not come."""
+        """Begin stores into every slot that do not end."""
         keys = self._aliens(self._num_slots)
         if not self._begin(keys):
             raise MisuseError(f"the host cannot be filled: {len(present)} slots are in use (fill it while nothing moves)")
@@ -57,16 +57,16 @@ class OffloadingHost:
 
     @property
     def num_filled(self) -> int:
-        """Slots that somebody has."""
+        """The number of slots in use."""
         return len(self._held)
 
     def free(self) -> None:
-        """It does not come any more."""
+        """Give these stores up."""
         self._end(self._held)
         self._held = []
 
     def crowd(self, slots: int) -> bool:
-        """Room for so many, if there is any."""
+        """Make room for so many slots, if possible."""
         keys = self._aliens(slots)
         if not self._begin(keys):
             return False
@@ -74,7 +74,7 @@ class OffloadingHost:
         return True
 
     def forget(self, keys: Collection[bytes], present: Collection[bytes]) -> None:
-        """Just these go: all others that are *present* are wanted by the same store."""
+        """Evict these keys only: the store that needs the room wants all others that are *present*."""
         kept = [key for key in present if key not in keys]
         room = self._num_slots - len(present) - len(self._held)
         others = self._aliens(room + len(keys))
@@ -83,11 +83,11 @@ class OffloadingHost:
         self._end(others)
 
     def refuses_reset(self) -> bool:
-        """Whether it has no way to be emptied."""
+        """Whether it cannot be emptied."""
         return not hasattr(self._scheduler, "reset_cache")
 
     def windows(self) -> list[int | None]:
-        """Chunks that a hit needs before its end, by group."""
+        """How many chunks before its end a hit needs, by group."""
         found = []
         for config in self._scheduler.config.kv_group_configs:
             old = getattr(config, "sliding_window_size_in_blocks", None)
@@ -95,7 +95,7 @@ class OffloadingHost:
         return found
 
     def jobs(self) -> list[str]:
-        """What the connector still waits for."""
+        """The jobs that the connector still waits for."""
         return [f"job {job}" for job in self._scheduler._jobs]
 
     def _begin(self, keys: Sequence[bytes]) -> bool:
@@ -108,7 +108,7 @@ class OffloadingHost:
         self._manager.complete_store(keys, self._somebody, success=False)
 
     def _aliens(self, count: int) -> list[bytes]:
-        """Keys that no content has."""
+        """Keys of content that no request has."""
         self._serial += count
         return [b"alien %026d" % (self._serial - at) + bytes(4) for at in range(count)]
 
@@ -125,7 +125,7 @@ class SimpleHost:
         self._held: list[object] = []
 
     def find(self, key: bytes) -> tuple[int, bool] | None:
-        """The slot that content lies in or is on its way to, and whether it has arrived; None where there is none."""
+        """The slot that holds or will hold this content, and whether it has arrived; None where there is none."""
         block = self._pool.cached_block_hash_to_block.get_one_block(key)
         if block is not None:
             return int(block.block_id) - 1, True
@@ -137,42 +137,42 @@ class SimpleHost:
         return None
 
     def fill(self, present: Collection[bytes]) -> None:
-        """Somebody holds every block."""
+        """Hold every block."""
         if self._pool.get_num_free_blocks() < self._num_slots:
             raise MisuseError(f"the host cannot be filled: {len(present)} slots are in use (fill it while nothing moves)")
         self._held = self._pool.get_new_blocks(self._num_slots)
 
     @property
     def num_filled(self) -> int:
-        """Slots that somebody has."""
+        """The number of slots in use."""
         return len(self._held)
 
     def free(self) -> None:
-        """And lets go of them."""
+        """Release these blocks."""
         self._pool.free_blocks(self._held)
         self._held = []
 
     def crowd(self, slots: int) -> bool:
-        """Room for so many, if there is any."""
+        """Make room for so many slots, if possible."""
         if self._pool.get_num_free_blocks() < slots:
             return False
         self._pool.free_blocks(self._pool.get_new_blocks(slots))
         return True
 
     def forget(self, keys: Collection[bytes], present: Collection[bytes]) -> None:
-        """The pool's own way to forget single blocks."""
+        """Evict single blocks with the pool's own method."""
         found = [self.find(key) for key in keys]
         self._pool.evict_blocks({each[0] + 1 for each in found if each is not None})
 
     def refuses_reset(self) -> bool:
-        """Whether it has no way to be emptied."""
+        """Whether it cannot be emptied."""
         return not hasattr(self._scheduler, "reset")
 
     def windows(self) -> list[int | None]:
-        """It shares vLLM's own lookup."""
+        """No windows: it uses vLLM's own lookup."""
         raise Unsupported("not expressible: windows in chunks (SimpleCPUOffloadConnector looks up as the device does)")
 
     def jobs(self) -> list[str]:
-        """What the connector still waits for."""
+        """The jobs that the connector still waits for."""
         loads = [f"the load of {name}" for name in self._scheduler._reqs_to_load]
         return [*loads, *(f"store event {event}" for event in self._scheduler._store_event_to_blocks)]

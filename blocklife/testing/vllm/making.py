@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* It imports vLLM, and is imported by those alone who drive it.
+* It imports vLLM, and is imported only by what drives it.
 * A difference between releases is found by looking at what is there. Nothing of vLLM is replaced.
 """
 
