@@ -13,7 +13,7 @@ BOTH_WAYS := both_ways test_acceptance.py test_check.py test_couplings.py test_e
   test_ledger_world.py test_lookup.py test_offload.py test_offload_walks.py test_progress.py test_scenarios.py test_search.py \
   test_stores.py test_walk.py test_walks.py test_world.py test_worlds.py
 
-.PHONY: help run test unit compiled test-compiled test-sanitized wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec format clean
+.PHONY: help run test unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -49,6 +49,10 @@ SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-
 
 test-sanitized: $(VENV)/.dev  ## the same under gcc's sanitizers for addresses and undefined behaviour, without those checks
 	@$(call both-ways,sanitized,sanitized,$(SANITIZED))
+
+bench-compiled: $(VENV)/.dev  ## make bench with the core compiled as it is shipped
+	@$(BIN)/python compile_core.py build/shipped --as shipped
+	@cd build/shipped && PYTHONPATH=$(CURDIR)/build/shipped $(CURDIR)/$(BIN)/python -m tests.bench $(ARGS)
 
 wheels: $(VENV)/.dev  ## everything that is published, into dist: sources, a wheel without extensions, one for each Python here; each is tried
 	@$(BIN)/python -m tests.wheels

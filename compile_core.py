@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -42,6 +43,7 @@ _NO_CHECKS = {"boundscheck": False, "wraparound": False, "initializedcheck": Fal
 """For those that do without."""
 _CHECKS = {"boundscheck": True, "initializedcheck": True, "nonecheck": True, "overflowcheck": True}
 """For tests: an index out of bounds, a column or an object that is not there, and a sum that does not fit raise."""
+_NAMES_TYPES = re.compile(r"^\s*(?:from|cimport)\s+blocklife\.([\w.]+)", re.MULTILINE)
 _TRIAL = "#include <Python.h>\nPyMODINIT_FUNC PyInit_trial(void) { return NULL; }\n"
 
 
@@ -130,12 +132,25 @@ def _check_tools(flavour: Flavour) -> str:
     return f"Cython {cython}"
 
 
+def types_read(name: str, package: Path) -> Iterator[Path]:
+    """The files with types that the compiler reads for a module: its own, and those of the modules that these name."""
+    waiting, seen = [BUILT["source_of"](name, package).with_suffix(".pxd")], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.exists():
+            continue
+        seen.add(path)
+        yield path
+        for module in _NAMES_TYPES.findall(path.read_text(encoding="utf-8")):
+            waiting.append(BUILT["source_of"](module, package).with_suffix(".pxd"))
+
+
 def _digest(name: str, flavour: Flavour, by: str, root: Path) -> str:
-    """Changes with whatever the outcome depends on; types of one module are read by others, so that all of them count."""
+    """Changes with whatever the outcome depends on."""
     told = {variable: os.environ.get(variable) for variable in ("CC", "CFLAGS", "LDFLAGS")}
     found = hashlib.sha256(repr((sys.version, by, flavour, name in UNCHECKED, told)).encode())
     package = root / "blocklife"
-    for path in (ROOT / "compile_core.py", BUILT["source_of"](name, package), *sorted(package.rglob("*.pxd"))):
+    for path in (ROOT / "compile_core.py", BUILT["source_of"](name, package), *types_read(name, package)):
         found.update(path.read_bytes())
     return found.hexdigest()
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from blocklife.errors import MisuseError
-from tests.bench import INTERPRETED, SMOKE, TURN, Figure, microseconds
+from tests.bench import RUNNING, SMOKE, TURN, Figure, microseconds
 from tests.bench.__main__ import SUITES, main, measured, show
 from tests.bench.gpu.__main__ import main as gpu_main
 from tests.bench.gpu.arena import FULL
@@ -53,14 +53,14 @@ def test_bench_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> Non
     for figure in found:
         assert figure["name"] in table
         assert set(figure) == {"name", "ours", "unit", "peer", "peer_name", "target", "rate", "core", "ratio"}
-        assert figure["core"] == INTERPRETED
+        assert figure["core"] == RUNNING
 
 
 def test_bench_shows_each_core_in_a_column_of_its_own() -> None:
     """One row for one thing, whichever cores did it, with the bars of both."""
     both = [
         Figure(name="a step", ours=ours, unit="us", peer_name="plain", peer=50.0, target=str(STEP[64]), core=core)
-        for core, ours in ((INTERPRETED, 100.0), ("compiled", 10.0))
+        for core, ours in (("interpreted", 100.0), ("compiled", 10.0))
     ]
     only = Figure(name="another", ours=7.0, unit="us", core="compiled")
     told = io.StringIO()

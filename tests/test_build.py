@@ -19,7 +19,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from blocklife.cli import built
-from compile_core import CORE, FLAVOURS, CannotCompileError, compile_core, copy_project
+from compile_core import CORE, FLAVOURS, CannotCompileError, compile_core, copy_project, types_read
 from hatch_build import CompiledCore
 from tests.wheels import candidates, find, supported
 
@@ -112,6 +112,21 @@ def test_a_copy_holds_what_it_should_and_nothing_else(tmp_path: Path) -> None:
     assert sorted(path.name for path in copy.rglob("*.py")) == ["a.py", "b.py"]
     assert (copy / "blocklife/b.py").read_text(encoding="utf-8") == "another"
     assert (os.stat(copy / "blocklife/a.py")[stat.ST_MTIME], (copy / "blocklife/a.py").stat().st_ino) == same
+
+
+def test_a_module_is_compiled_again_when_types_change_that_it_reads(tmp_path: Path) -> None:
+    """Its own, and those of whom they name; nobody else's."""
+    for name, text in {
+        "a": "from blocklife.b cimport Ring\n",
+        "b": "cimport cython\ncimport blocklife.c\n",
+        "c": "from blocklife.a cimport Places\n",
+        "d": "cimport cython\n",
+    }.items():
+        (tmp_path / f"{name}.pxd").write_text(text, encoding="utf-8")
+
+    assert {path.stem for path in types_read("a", tmp_path)} == {"a", "b", "c"}
+    assert [path.stem for path in types_read("d", tmp_path)] == ["d"]
+    assert list(types_read("e", tmp_path)) == []
 
 
 def test_the_list_of_the_core_is_of_modules_that_there_are() -> None:

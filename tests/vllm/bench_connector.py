@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import asdict, define, evolve, frozen
 
-from tests.bench import INTERPRETED
+from tests.bench import RUNNING
 from tests.bench.targets import TO_OFFLOADING, TO_SIMPLE, Bar
 from tests.vllm.programs import importing, natural, positive
 from tests.vllm.stopwatch import Stopwatch
@@ -105,7 +105,7 @@ def measure(running: int, steps: int, warm_up: int, seed: int, block_tokens: int
     costs = [_cost(connector, benches[connector].population, samples[connector]) for connector in CONNECTORS]
     # a bar is one of the blocks that it was set for
     bars = [_bar(goal, running if block_tokens == BLOCK else 0) for goal in (TO_OFFLOADING, TO_SIMPLE)]
-    return [*costs[:-1], evolve(costs[-1], core=INTERPRETED, bar_to_offloading=bars[0], bar_to_simple=bars[1])]
+    return [*costs[:-1], evolve(costs[-1], core=RUNNING, bar_to_offloading=bars[0], bar_to_simple=bars[1])]
 
 
 def _bar(goal: Mapping[int, Bar], running: int) -> str:
