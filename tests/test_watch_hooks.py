@@ -593,11 +593,11 @@ def test_who_asks_for_another_watch_is_not_given_the_one_that_is_there(options: 
 def test_how_to_watch_is_said_with_options(options: Any) -> None:
     """Also where it is watched already; nothing is listened to."""
     scheduler, inner = offloading()
-    with pytest.raises(MisuseError, match=r"Options\(mode=Mode.STRICT\)"):
+    with pytest.raises(MisuseError, match=r"Options\(mode=WatchMode.STRICT\)"):
         attach(scheduler, options)
     heard = "build_connector_meta" in vars(inner)
     attach(scheduler)
-    with pytest.raises(MisuseError, match=r"Options\(mode=Mode.STRICT\)"):
+    with pytest.raises(MisuseError, match=r"Options\(mode=WatchMode.STRICT\)"):
         attach(scheduler, options)
 
     assert not heard

@@ -322,7 +322,7 @@ def test_a_sample_is_at_least_one() -> None:
 @pytest.mark.parametrize("mode", ["strict", "bogus", None, 1])
 def test_a_mode_is_a_mode(mode: Any) -> None:
     """The spelling of the environment would make a watch that says nothing."""
-    with pytest.raises(MisuseError, match=r"mode must be Mode.STRICT, Mode.COUNT or Mode.LOG, not "):
+    with pytest.raises(MisuseError, match=r"mode must be WatchMode.STRICT, COUNT or LOG, not "):
         Options(mode=mode)
 
 

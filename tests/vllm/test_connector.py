@@ -602,7 +602,7 @@ def lose_first_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("blocks", [17, 20, 40])
 def test_nobody_waits_for_ever_behind_a_lost_load(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM keeps who has lost a load in front of those whose loads have landed."""
+    """vLLM keeps requests whose load has failed ahead of those whose loads have landed."""
     groups = (FULL, GroupSpec("swa", window=5))
     rig = ConnectorRig(evolve(ROOMY, groups=groups, num_gpu_blocks=blocks, host_blocks=200, dense_retention=True))
     texts = prompt(26), prompt(26, start=300)

@@ -371,10 +371,10 @@ def test_an_error_that_breaks_no_rule_is_not_hidden(method: str) -> None:
 ENDED = """
 import os, signal, sys
 from blocklife.engines.vllm import versions
-from blocklife.engines.vllm.watch import Mode, Options, attach
+from blocklife.engines.vllm.watch import Options, WatchMode, attach
 from tests.vllm.test_watch import BUSY, ROOMY, Rig, Traffic
 rig = Rig(ROOMY, 7)
-attach(rig.scheduler, Options(mode=Mode.COUNT, record=sys.argv[1]))
+attach(rig.scheduler, Options(mode=WatchMode.COUNT, record=sys.argv[1]))
 traffic = Traffic.drawn(rig, 7, BUSY)
 traffic.run(30)
 inner = rig.scheduler.connector.connector_scheduler

@@ -123,9 +123,9 @@ class ConnectorScheduler:
         self._named: dict[str, ConnectorRequest] = {}
         self._admissions: dict[str, Admission] = {}
         self._lost: set[str] = set()
-        """Who has lost a load and was not let in since, by vLLM's id. vLLM 0.33.0 still keeps room for what they were to load,
-        so that a load may wait for ever for room that is there: they do not load until they are in, and meanwhile nobody is
-        promised a load twice in turn without having found room for it."""
+        """Requests whose KV load failed and that have not been scheduled since, by vLLM's id. vLLM 0.33.0 still reserves the
+        blocks of the failed load, so that another load may wait for ever for blocks that are free: these requests do not load
+        until they are scheduled, and meanwhile no request is promised a load twice in turn without having got blocks for it."""
         self._in_front: set[str] = set()
         """Those of them that were not put off since. They stand in front of those whose loads have landed, as if they held
         blocks, and go behind them when an answer is put off. That is done when they have found no room, and not before: a

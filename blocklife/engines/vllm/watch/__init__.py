@@ -80,7 +80,9 @@ def watch_of(watched: object) -> Watch | WorkerWatch | None:
 
 def _check(options: object) -> None:
     if options is not None and not isinstance(options, Options):
-        raise MisuseError(f"watch: {options!r} does not say how to watch (say it as Options(mode=Mode.STRICT), or not at all)")
+        raise MisuseError(
+            f"watch: options must be made with Options, not {options!r} (pass Options(mode=WatchMode.STRICT), or nothing)"
+        )
 
 
 def _check_same(watched: object, found: Watch | WorkerWatch, options: Options | None) -> None:

@@ -30,7 +30,7 @@ class WatchMode(enum.Enum):
 
 def _is_mode(instance: object, attribute: object, value: object) -> None:
     if not isinstance(value, WatchMode):
-        raise MisuseError(f"mode must be Mode.STRICT, Mode.COUNT or Mode.LOG, not {value!r} (import Mode with Options)")
+        raise MisuseError(f"mode must be WatchMode.STRICT, COUNT or LOG, not {value!r} (import WatchMode with Options)")
 
 
 def _is_flag(instance: object, attribute: object, value: object) -> None:
