@@ -93,7 +93,7 @@ class Counted(LedgerWorld):
 def explored(text: str) -> tuple[Counted, Exploration[LedgerAction]]:
     """A world, and what a search of it has found."""
     world = Counted(LedgerSettings.parse(text))
-    return world, explore(world)
+    return world, explore(world, processes=1)
 
 
 def described(found: Exploration[LedgerAction]) -> list[str]:
@@ -131,7 +131,7 @@ def test_ledger_worlds_take_every_row() -> None:
     for text in COVERING:
         add_coverage(taken, explored(text)[0])
     behind = Counted(LedgerSettings.parse("rivals,verbs=expire"), BEHIND_A_FENCE)
-    explore(behind, Bounds(max_states=6_000), every=True)
+    explore(behind, Bounds(max_states=6_000), every=True, processes=1)
     add_coverage(taken, behind)
 
     assert [str(MACHINES[machine].row(row)) for (machine, row), times in taken.items() if not times] == []

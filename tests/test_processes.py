@@ -23,11 +23,13 @@ from attrs import define, field
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.testing.exploring import explore as exploring
 from blocklife.testing.exploring import processes
-from blocklife.testing.exploring.explore import Bounds, Broken, Exploration, Kind, Property, Verdict, explore
+from blocklife.testing.exploring.explore import ActionT, Bounds, Broken, Exploration, Kind, Property, Verdict, explore
 from blocklife.testing.mutants.planting import mutant_named, planted, seed_mutants
 from blocklife.testing.mutants.table import PageRow, read_page
+from blocklife.testing.worlds.ledger_verbs import LedgerSettings
+from blocklife.testing.worlds.ledger_world import LedgerWorld
 from blocklife.testing.worlds.pinned import COUNTS, pinned_world
-from blocklife.testing.worlds.world import Action, World
+from blocklife.testing.worlds.world import World
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes share a search only where the system can fork"
@@ -107,7 +109,7 @@ class Grid:
         self.taken += more[0]
 
 
-def counts(found: Exploration[str] | Exploration[Action]) -> tuple[object, ...]:
+def counts(found: Exploration[ActionT]) -> tuple[object, ...]:
     """All that an exploration has found, but for how long it took."""
     return found.states, found.edges, found.depth, found.verdicts, found.counterexamples, found.bounds_hit, found.complete
 
@@ -133,6 +135,18 @@ def test_processes_find_what_one_finds(name: str, number: int) -> None:
     assert (several.states, several.edges, several.depth) == COUNTS[name]
     assert shared.core_calls == alone.core_calls
     assert shared.coverage() == alone.coverage()
+    assert shared.digest() == alone.digest()
+
+
+def test_processes_find_what_one_finds_in_a_world_of_the_ledger() -> None:
+    """It has no scheduler, and keeps other values."""
+    settings = LedgerSettings.parse("smallest")
+    alone, shared = LedgerWorld(settings), LedgerWorld(settings)
+    one, several = explore(alone, processes=1), explore(shared, processes=2)
+
+    assert one.verdict is Verdict.HOLDS
+    assert one.states > 100
+    assert counts(several) == counts(one)
     assert shared.digest() == alone.digest()
 
 

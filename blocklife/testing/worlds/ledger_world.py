@@ -26,6 +26,7 @@ from blocklife.drawing.rules import FAILED, HELD_BACK, LANDED, RUNS
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
+from blocklife.lifecycle import Column
 from blocklife.states import KEYED, LOAD_READS, MACHINES, Block, Job, Slot, Trait, states_with
 from blocklife.testing.exploring.explore import Broken, Kind, Property
 from blocklife.testing.worlds.device import (
@@ -114,7 +115,7 @@ class LedgerPart:
         """The way back to each value that a verb has made, jobs that are over included."""
         self._calls: dict[tuple[int, LedgerAction, tuple[Report, ...]], Made | None] = {}
         self._engine: dict[int, tuple[LedgerAction, ...]] = {}
-        self.initial = self._number(self.verbs.value(), self.verbs.ledger.snapshot(), self.verbs.names)
+        self.initial = self.keep(self.verbs.value(), self.verbs.ledger.snapshot(), self.verbs.names)
         """Nobody is there."""
 
     def engine(self, number: int) -> tuple[LedgerAction, ...]:
@@ -151,7 +152,7 @@ class LedgerPart:
             for job in made.over:
                 if not kept >> job & 1:
                     jobs[job], names[job] = self.verbs.quiet, NamedJob()
-            number = made.becomes[kept] = self._number(made.value._replace(jobs=tuple(jobs)), made.saved, tuple(names))
+            number = made.becomes[kept] = self.keep(made.value._replace(jobs=tuple(jobs)), made.saved, tuple(names))
         return number
 
     def _run(self, number: int, action: LedgerAction, reports: tuple[Report, ...]) -> Made | None:
@@ -181,7 +182,8 @@ class LedgerPart:
         saved, names = self._ways[value]
         return Made(value, saved, names, orders, tuple(job for job, named in enumerate(names) if named.over))
 
-    def _number(self, value: LedgerValue, saved: Snapshot, names: tuple[NamedJob, ...]) -> int:
+    def keep(self, value: LedgerValue, saved: Snapshot, names: tuple[NamedJob, ...]) -> int:
+        """The number of a value; a new one is kept with the way back to it."""
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = len(self.kept)
@@ -337,16 +339,60 @@ class LedgerWorld:
 
     def coverage(self) -> dict[str, dict[int, int]]:
         """How often the real code took each row of each table, by the number of the row."""
-        ledger = self.ledger.verbs.ledger
-        columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
         return {
             name: {row.index: count for row, count in column.row_counts()}
-            for name, column in zip(MACHINES, columns, strict=True)
+            for name, column in zip(MACHINES, self._columns(), strict=True)
         }
 
     def digest(self) -> int:
         """A number that worlds with the same values of the ledger agree on, and hardly any others; of one process only."""
         return hash(frozenset(each.value for each in self.ledger.kept))
+
+    # --- in several processes -----------------------------------------------------------------------------------------------
+
+    def parts(self) -> tuple[int, ...]:
+        """How many values of the ledger, and of the device, are kept."""
+        return len(self.ledger.kept), len(self.devices.values)
+
+    def pack(self, kind: int, number: int) -> object:
+        """A value of the ledger, or of the device."""
+        return self.devices.values[number] if kind else self.ledger.kept[number]
+
+    def unpack(self, kind: int, value: object) -> int:
+        """The number of such a value here."""
+        match value:
+            case FrozenDevice():
+                return self.devices.number(value)
+            case Kept():
+                return self.ledger.keep(value.value, value.saved, value.names)
+        raise MisuseError(f"{value!r}: it is no part of a world")
+
+    def divided(self, state: LedgerState) -> tuple[tuple[int, ...], object]:
+        """The numbers of a state's values, and the rest of it."""
+        return (state.ledger, state.device), (state.reports, state.left)
+
+    def joined(self, parts: tuple[int, ...], rest: object) -> LedgerState:
+        """The state with these values."""
+        match parts, rest:
+            case (ledger, device), (tuple(reports), (int(failures), int(losses), int(repeats))):
+                return LedgerState(ledger, device, reports, (failures, losses, repeats))
+        raise MisuseError(f"{parts}, {rest!r}: they are no parts of a state")
+
+    def tallied(self) -> list[int]:
+        """Calls of verbs, and how often each row of each table was taken."""
+        return [self.ledger.verb_calls, *[times for column in self._columns() for times in column.taken]]
+
+    def add_tally(self, more: Sequence[int]) -> None:
+        """Add what was counted elsewhere."""
+        calls, *taken = more
+        self.ledger.verb_calls += calls
+        for column in self._columns():
+            for row in range(len(column.taken)):
+                column.taken[row] += taken.pop(0)
+
+    def _columns(self) -> tuple[Column, ...]:
+        ledger = self.ledger.verbs.ledger
+        return ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column
 
     # --- the abstraction ----------------------------------------------------------------------------------------------------
 
