@@ -6,6 +6,7 @@ wrong in a child goes wrong by its process number, so that the parent never does
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -346,6 +347,33 @@ def test_children_end_with_their_parent() -> None:
 
     assert len(children) == 2
     assert left == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks for processes there")
+def test_ctrl_c_at_a_terminal_ends_all_of_them() -> None:
+    """All processes get it. One of them tells what was seen by then; there is no word from the others."""
+    command = [sys.executable, "-m", "blocklife", "check", "--world", "wide-fence", "--processes", "2", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, start_new_session=True
+    ) as parent:
+        until = time.monotonic() + 60
+        while len(children := children_of(parent.pid)) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.1)
+        os.killpg(parent.pid, signal.SIGINT)
+        out, err = parent.communicate(timeout=60)
+    report = json.loads(out)
+
+    assert (parent.returncode, err) == (130, "")
+    assert (report["interrupted"], report["verdict"]) == (True, "unknown")
+    assert 0 < report["states"] < COUNTS["wide-fence"].states
+    assert len(children) == 2
+    assert not any(runs(each) for each in children)
+
+
+def children_of(process: int) -> list[int]:
+    """The processes that one has made."""
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def runs(process: int) -> bool:

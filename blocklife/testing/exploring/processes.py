@@ -22,17 +22,20 @@ import os
 import pickle
 import selectors
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess
-from typing import Generic, NoReturn, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from attrs import define, field, frozen
 
 from blocklife.errors import CapacityError
 from blocklife.testing.exploring.explore import ActionT, Broken, Model, StateT, Steps, steps_of
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess  # there is none where a system cannot fork
 
 BATCH = 32
 """States that a process gets at a time, at most."""
@@ -119,7 +122,9 @@ with."""
 
 
 def usable_processors() -> int:
-    """How many processors this process may use."""
+    """How many processors this process may use; one where a fork is not safe, so that only who asks for more gets them."""
+    if sys.platform == "darwin":
+        return 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
