@@ -127,8 +127,8 @@ format: $(VENV)/.dev  ## let ruff write the code in one form
 	@$(BIN)/python -m ruff check --quiet --fix .
 	@$(BIN)/python -m ruff format --quiet .
 
-clean:  ## forget the environment and all caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## forget the environment, all caches, and what was built
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "blocklife needs Python 3.11 or newer; set PYTHON=")'

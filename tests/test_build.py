@@ -11,6 +11,7 @@ import os
 import stat
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,20 @@ def test_build_that_must_compile_fails_without_a_compiler(tmp_path: Path) -> Non
     assert ran.returncode != 0
     assert "BLOCKLIFE_COMPILE=1, and the core cannot be compiled: no C compiler" in ran.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("*.whl"))
+
+
+def test_source_distribution_has_what_compiling_needs(tmp_path: Path) -> None:
+    """Sources, types, the hook and what it calls: who has no wheel for their Python compiles from these."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (made,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(made) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = [built.source_of(name).relative_to(ROOT) for name in CORE]
+    types = [path.relative_to(ROOT) for path in built.PACKAGE.rglob("*.pxd")]
+
+    assert {"pyproject.toml", "hatch_build.py", "compile_core.py", *(path.as_posix() for path in (*sources, *types))} <= names
+    assert not [name for name in names if name.endswith((".so", ".c", built.RECORD))]
 
 
 def test_build_refuses_a_wish_that_it_does_not_know(tmp_path: Path) -> None:
