@@ -37,7 +37,7 @@ from blocklife.testing.exploring.explore import ActionT, Broken, Model, StateT, 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess  # there is none where a system cannot fork
 
-BATCH = 32
+BATCH = 64
 """States that a process gets at a time, at most."""
 _UNEVEN = 2 * BATCH
 """How many more states than others a process may have before a value that it has found is given to another one."""
