@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Seal,
         Transfer,
         Worker,
+        block_of,
     )
     from blocklife.lifecycle import (
         Lifecycle,
@@ -104,6 +105,7 @@ __all__ = [
     "Transfer",
     "Worker",
     "__version__",
+    "block_of",
     "edge",
     "guard",
 ]

@@ -20,9 +20,8 @@ from attrs import define
 from blocklife.copiers.cpu import CpuCopier
 from blocklife.copiers.executor import Executor
 from blocklife.errors import CapacityError
-from blocklife.ledger import Ledger, Limits, Worker
+from blocklife.ledger import Ledger, Limits, Worker, block_of
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK
 from blocklife.offload import Geometry, HostTier, OffloadScheduler
 
 BLOCK, STEP_TOKENS, NUM_BLOCKS, NUM_SLOTS = 4, 16, 24, 64  # block 0 is the null block
@@ -119,7 +118,7 @@ class Engine:
         for name, tokens in batch.items():
             word = self.requests[name].word
             for group in range(len(GEOMETRY.groups)):
-                table = [life & ID_MASK for life in self.ledger.table(name, group)]
+                table = [block_of(life) for life in self.ledger.table(name, group)]
                 first = max(0, tokens.start - 1) if group == STATE else GEOMETRY.needed(group, tokens.start).start * BLOCK
                 for at in range(first, tokens.start):
                     self.wrong += int(self.device[table[at // BLOCK], at % BLOCK]) != word(group, at)

@@ -121,8 +121,8 @@ class RankedEngine(ToyEngine):
         own_slots = self.counts.verified_slots
         leaked = super().audit()
         self.seen[Worker(0)] = self.counts.verified_blocks + self.counts.verified_slots - own_slots
-        slots = self.ledger.slots.column.where(Slot.READY)
-        expected = self._expected([key for slot in slots.tolist() if (key := self.ledger.slots.key[slot]) is not None])
+        slots = np.array(self.ledger.slots.where(Slot.READY), dtype=np.int64)
+        expected = self._expected([key for slot in slots.tolist() if (key := self.ledger.slots.key(slot)) is not None])
         for worker, result in self.ranks.ask(Audit(slots, expected[:, 0])).items():
             self._note_seen(worker, result)
         return leaked

@@ -34,8 +34,8 @@ from blocklife.ledger import (
     Transfer,
     Worker,
 )
+from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK, NULL
 from blocklife.offload import Geometry, Hit, HostTier, Mamba, OffloadScheduler, Policies, Settled
 from blocklife.offload.records import Keys
 from blocklife.states import Block, Request, Slot
@@ -304,10 +304,10 @@ class Engine:
         """The ledger's rules hold, its claims fit the device, and whatever can be found is what its key says."""
         assert check(self.ledger) == []
         compare(self.device, self)
-        for group, index in enumerate(self.ledger.blocks.index):
+        for group, index in enumerate(self.ledger._state.blocks.index):
             for key, place in index.items():
                 self._read(f"block {place}", self.device.blocks[place], key)
-            for key, slot in self.ledger.slots.index[group].items():
+            for key, slot in self.ledger._state.slots.index[group].items():
                 if self.ledger.slots.at(slot) is Slot.READY and not key.startswith(b"alien"):
                     self._read_slot(slot, key, self.geometry.block_tokens[group])
 
@@ -389,7 +389,7 @@ class Engine:
             self.step({})
             while self.plans:  # nobody plans ahead when nobody runs
                 self.settle()
-        raise AssertionError(f"still out after 16 ticks: {self.out()}, {self.ledger.jobs.alive()}")
+        raise AssertionError(f"still out after 16 ticks: {self.out()}, {self.ledger._state.jobs.alive()}")
 
     def drain_stores(self) -> None:
         """Step without new tokens until the line has had its turn, and all copies have landed."""
@@ -403,7 +403,7 @@ class Engine:
         found = [f"block {each} {ledger.blocks.at(each).name}" for each in range(1, len(ledger.blocks))
                  if ledger.blocks.at(each) not in (Block.FREED, Block.CACHED)]  # fmt: skip
         found += [f"slot {each} {ledger.slots.at(each).name}" for each in range(len(ledger.slots))
-                  if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins[each]]  # fmt: skip
+                  if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger._state.slots.pins[each]]  # fmt: skip
         return [*found, *ledger.requests, *map(str, self.out()), *ledger.holders]
 
     def state(self, name: str) -> Request:
@@ -417,12 +417,12 @@ class Engine:
 
     def forget(self, name: str, group: int, positions: Iterable[int]) -> None:
         """The host tier loses these blocks of a request's prefix, where a chunk is one block."""
-        keys, index = self.keys_of(name), self.ledger.slots.index[group]
+        keys, index = self.keys_of(name), self.ledger._state.slots.index[group]
         self.ledger.evict([index[keys(group, each, each + 1)[0]] for each in positions])
 
     def host_keys(self, group: int = 0) -> set[bytes]:
         """The keys of one group that can be read in the host tier."""
-        return {key for key in self.ledger.slots.index[group] if self.tier.slot_of(group, key) is not None}
+        return {key for key in self.ledger._state.slots.index[group] if self.tier.slot_of(group, key) is not None}
 
 
 def stored_until(engine: Engine, limit: int = 3) -> Step:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from blocklife.ledger import Completion, Contract, JobId, Ledger, Limits, Plan, Result, Worker
+from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK
 from blocklife.offload import Geometry, Hit, HostTier, OffloadScheduler, Policies, Settled
 from tests.worlds import unchanged
 
@@ -142,32 +142,43 @@ class Rig:
 
     def stored(self, group: int = 0) -> list[str]:
         """The texts that the host tier can read, in any order."""
-        found = [name.decode().partition(":")[2] for name in self.ledger.slots.index[group]]
+        found = [name.decode().partition(":")[2] for name in self.ledger._state.slots.index[group]]
         return sorted(each for each in found if self.tier.slot_of(group, key(group, each)) is not None)
 
     def cached(self, group: int = 0) -> list[str]:
         """The texts that the device can be asked for."""
-        return sorted(name.decode().partition(":")[2] for name in self.ledger.blocks.index[group])
+        return sorted(name.decode().partition(":")[2] for name in self.ledger._state.blocks.index[group])
 
 
 def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
     """All that decides what a scheduler does next, beside its ledger, as a value that can be compared."""
-    table = scheduler._progress
+    state = scheduler._state
+    table = state.progress
     columns = (table.running, table.prompt, table.known, table.computed, table.in_flight)
     columns += (table.placed, table.first, table.sealed, table.offered)  # type: ignore[assignment]
     requests = tuple(
         (name, each.row, each.hit, each.failures, each.ending, scheduler.progress(name))
-        for name, each in scheduler._requests.items()
+        for name, each in state.requests.items()
     )
     chunks = tuple(
         (owner, [(chunk.key, list(chunk.lives)) for chunk in line]) for owner, line in scheduler.stores._line.items()
     )
-    rows = [scheduler.ledger.requests[name].row for name in scheduler._requests]
+    rows = [scheduler.ledger._state.requests[name].row for name in state.requests]
     return (
-        *(tuple(column.tobytes() for column in columns), requests, chunks, scheduler._step),
-        *(tuple(scheduler._plans), tuple(scheduler._handed), dict(scheduler._waiting_loads), dict(scheduler._loading)),
-        *(dict(scheduler._pinned), tuple(scheduler._preempted), set(scheduler._lost), scheduler._asleep),
-        tuple((int(table.wanted[row]), bool(table.step[row] == scheduler._step)) for row in rows),
+        *(tuple(column.tobytes() for column in columns), requests, chunks, state.step),
+        *(
+            tuple(state.plans),
+            tuple(state.handed),
+            dict(state.waiting_loads),
+            dict(state.loading),
+        ),
+        *(
+            dict(state.pinned),
+            tuple(state.preempted),
+            set(state.lost),
+            state.asleep,
+        ),
+        tuple((int(table.wanted[row]), bool(table.step[row] == state.step)) for row in rows),
     )
 
 

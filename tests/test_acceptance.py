@@ -57,7 +57,7 @@ def storing(engine: Engine, *names: str, tokens: int = 9) -> list[JobId]:
     engine.step({}, admit=names)
     owners: dict[str | None, JobId] = {}
     for _ in range(4):
-        owners = {engine.ledger.jobs.by_number[job.number].owner: job for job in engine.out()}
+        owners = {engine.ledger._state.jobs.by_number[job.number].owner: job for job in engine.out()}
         if owners.keys() >= set(names):
             break
         engine.step({})
@@ -228,7 +228,7 @@ def test_a21_chunk_with_readers_is_not_forgotten(contract: Contract, ahead: int)
     for name in "xyz":
         engine.add(name, 9)
         engine.scheduler.lookup(name, 9)
-    pins = [int(each) for each in engine.ledger.slots.pins]
+    pins = [int(each) for each in engine.ledger._state.slots.pins]
     with pytest.raises(MisuseError, match="cannot EVICT"):
         engine.ledger.evict([0])
     engine.step({}, admit=["x"])
@@ -262,7 +262,7 @@ def test_a23_load_given_up_before_launch_leaves_everything_as_before(contract: C
 
     assert (engine.ledger.free, engine.ledger.statistics().slots) == before
     assert step.plan.empty
-    assert not any(engine.ledger.slots.pins)
+    assert not any(engine.ledger._state.slots.pins)
     assert engine.scheduler.lookup("w", 9).tokens == 8
 
 
@@ -369,7 +369,7 @@ def test_a33_device_copy_goes_first_only_after_its_backup_has_arrived(contract: 
     engine.land(ok=ok)
     for _ in range(3):
         engine.step({})
-    order = [int(block) for block in engine.ledger.blocks.queue.peek(7)]
+    order = [int(block) for block in engine.ledger._state.blocks.queue.peek(7)]
 
     assert engine.has("a", 0, range(2)) == ({0, 1} if ok else set())
     assert (set(order[:2]) == set(mine)) is ok
@@ -399,7 +399,7 @@ def test_a35_placeholder_tokens_are_not_storable(contract: Contract) -> None:
     """Asynchronous: a block that is full with a token which nobody knows yet has no key, and none is asked for."""
     engine = Engine(contract=contract, ahead=1)
     engine.add("a", 7)
-    tracked = engine.scheduler._requests["a"]
+    tracked = engine.scheduler._state.requests["a"]
     keys, asked = tracked.keys, []
 
     def spy(group: int, start: int, stop: int) -> Sequence[bytes]:
@@ -629,7 +629,7 @@ def test_a54_wait_that_a_worker_has_not_confirmed_releases_nothing(ahead: int) -
     engine.scheduler.admit("b", hit, 12)
     plan = engine.scheduler.build_plan(engine.now)
     between = {engine.ledger.blocks.at(block) for block in engine.transfers[job].source.tolist()}
-    for older in [number for number in engine.scheduler._plans if number < plan.number]:
+    for older in [number for number in engine.scheduler._state.plans if number < plan.number]:
         engine.scheduler.settle(older, engine.now)
     unsettled = {engine.ledger.blocks.at(block) for block in engine.transfers[job].source.tolist()}
     engine.scheduler.settle(plan.number, engine.now)
@@ -734,7 +734,7 @@ def act(engine: Engine, chance: random.Random) -> list[str]:
     if chance.random() < 0.03:
         engine.running.clear()
         return engine.scheduler.reset()
-    lost = [job for job in engine.silent if job.number in engine.ledger.jobs.out]
+    lost = [job for job in engine.silent if job.number in engine.ledger._state.jobs.out]
     if lost and chance.random() < 0.1:
         engine.prove(*lost)
     return []
@@ -743,12 +743,12 @@ def act(engine: Engine, chance: random.Random) -> list[str]:
 def finish_all(engine: Engine) -> None:
     """Everybody ends; what was lost is proven quiet; ticking comes to an end."""
     for name in list(engine.ledger.requests):
-        if not engine.scheduler._requests[name].ending:
+        if not engine.scheduler._state.requests[name].ending:
             engine.abort(name)
     engine.step({})
     while engine.plans:
         engine.settle()
-    engine.prove(*[job for job in engine.silent if job.number in engine.ledger.jobs.out])
+    engine.prove(*[job for job in engine.silent if job.number in engine.ledger._state.jobs.out])
     engine.drain()
 
 

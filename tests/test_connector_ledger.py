@@ -14,11 +14,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from blocklife.engines.vllm.connector.ledger import EngineLedger, Growth
 from blocklife.errors import MisuseError, RefusedError
-from blocklife.ledger import Batch, Checking, Completion, Contract, JobId, Limits, Result, Seal, Worker
+from blocklife.ledger import Batch, Completion, Contract, JobId, Ledger, Limits, Result, Seal, Worker
+from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import GroupTransfer, Storable, Store
-from blocklife.ledger.places import ID_MASK, NULL
+from blocklife.ledger.records import Growth
 from blocklife.states import KEYED, Block, Request, Slot
 from tests.test_ledger_bulk import facts
 from tests.test_ledger_groups import sound
@@ -30,10 +30,10 @@ GROUPS = 2
 BUSY = (Block.LOADING, Block.QUARANTINED, Block.PLEDGED)
 
 
-def engine_ledger(contract: Contract = Contract.FENCE, num_blocks: int = 24) -> EngineLedger:
+def engine_ledger(contract: Contract = Contract.FENCE, num_blocks: int = 24) -> Ledger:
     """Two groups, and some requests that run."""
     limits = Limits(num_blocks=num_blocks, num_slots=12, max_jobs=8, max_requests=8, num_groups=GROUPS)
-    ledger = EngineLedger(limits, contract=contract, checking=Checking.STRICT, incarnation=1, deadline=1e9)
+    ledger = Ledger(limits, contract=contract, deadline=1e9, own_pool=False, indexed=False)
     for name in REQUESTS:
         ledger.add_request(name)
         ledger.admit(name)
@@ -48,7 +48,7 @@ def growth(*tables: tuple[str, int, list[int], list[int]]) -> Growth:
     return found
 
 
-def one_by_one(ledger: EngineLedger, grown: Growth) -> None:
+def one_by_one(ledger: Ledger, grown: Growth) -> None:
     """What `observe_tables` does in one call: first all that is taken, then all that is handed out."""
     for verb, parts in ((ledger.observe_take, grown.taken), (ledger.observe_allocate, grown.fresh)):
         for name, group, blocks in zip(grown.names, grown.groups, parts, strict=True):
@@ -76,7 +76,7 @@ class Program:
             self.random.choice(calls)()
         return self.seen
 
-    def do(self, many: Callable[[EngineLedger], object], one: Callable[[EngineLedger], object] | None = None) -> None:
+    def do(self, many: Callable[[Ledger], object], one: Callable[[Ledger], object] | None = None) -> None:
         """The call on both."""
         many(self.many)
         (one or many)(self.one)
@@ -89,7 +89,7 @@ class Program:
 
     def grow(self) -> None:
         """Hits that several share, hand-outs of free and of copied blocks, nulls."""
-        blocks, dice = self.many.blocks, self.random
+        blocks, dice = self.many._state.blocks, self.random
         lent = [*BUSY, *([Block.IN_FLIGHT, Block.STALE, Block.PENDING_STORE] if self.many.contract is Contract.HOLD else [])]
         free = [
             place
@@ -118,7 +118,7 @@ class Program:
         """What is open in both groups, now and then with a life that is over."""
         seals = []
         for group in range(GROUPS):
-            blocks = self.many.blocks
+            blocks = self.many._state.blocks
             places = {place: None for name in self.many.requests for place in self.table(name, group)}
             lives = [self.many.life(place) for place in places if blocks.at(place) is Block.ALLOCATED]
             if lives and self.random.random() < 0.2:
@@ -128,7 +128,7 @@ class Program:
             if lives:
                 seals.append(Seal(group, lives, [self.random.choice(NAMES) for _ in lives]))
 
-        def one(ledger: EngineLedger) -> None:
+        def one(ledger: Ledger) -> None:
             for each in seals:
                 ledger.seal(Batch(list(each.lives), each.group), each.keys)
 
@@ -136,7 +136,7 @@ class Program:
 
     def store(self) -> None:
         """One job of some content that nothing reads, for two requests."""
-        blocks, slots = self.many.blocks, self.many.slots
+        blocks, slots = self.many._state.blocks, self.many._state.slots
         group = self.random.randrange(GROUPS)
         for place in range(1, len(blocks)):
             key, spare = blocks.key[place], slots.peek_empty(1)
@@ -152,7 +152,11 @@ class Program:
     def step(self) -> None:
         """A plan, and some reports."""
         self.do(lambda ledger: ledger.dispatch(0.0))
-        self.out = [self.many._id(job) for job in self.many.jobs.alive() if job.number not in self.many.jobs.planned]
+        self.out = [
+            self.many._state.id_of(job)
+            for job in self.many._state.jobs.alive()
+            if job.number not in self.many._state.jobs.planned
+        ]
         done = self.random.sample(self.out, self.random.randint(0, len(self.out)))
         results = [self.random.choice([Result.OK, Result.OK, Result.FAILED]) for _ in done]
         reports = [Completion(job, Worker(0), result) for job, result in zip(done, results, strict=True)]
@@ -169,14 +173,16 @@ class Program:
 
     def load(self) -> None:
         """A request that waits loads what is in the host tier."""
-        slots = self.many.slots
+        slots = self.many._state.slots
         ready = [slot for slot in slots.column.where(Slot.READY).tolist() if slots.group[slot] == 0][:2]
-        free = [place for place in range(1, len(self.many.blocks)) if self.many.blocks.at(place) is Block.FREED][: len(ready)]
+        free = [place for place in range(1, len(self.many._state.blocks)) if self.many.blocks.at(place) is Block.FREED][
+            : len(ready)
+        ]
         waiting = [name for name in self.many.requests if self.many.request_state(name) is Request.WAITING]
         if not waiting or len(free) < len(ready) or not ready or not self.many.jobs.room:
             return
 
-        def one(ledger: EngineLedger) -> None:
+        def one(ledger: Ledger) -> None:
             target = ledger.observe_allocate(waiting[0], free, 0)
             ledger.plan_group_load(waiting[0], [GroupTransfer(target, ready, [slots.key[slot] or b"" for slot in ready])])
 
@@ -190,9 +196,9 @@ class Program:
         self.seen["shared at the end"] += len(set(lives)) < len(lives)
         self.seen["loading at the end"] += any(self.many.request_state(name) is Request.LOADING for name in names)
 
-        def one(ledger: EngineLedger) -> None:
+        def one(ledger: Ledger) -> None:
             # who loads goes first, as in the verb for many
-            for name in sorted(names, key=lambda name: not ledger.requests[name].load):
+            for name in sorted(names, key=lambda name: not ledger._state.requests[name].load):
                 ledger.finish(name)
 
         self.do(lambda ledger: ledger.finish_many(names), one)
@@ -216,7 +222,7 @@ def test_what_is_told_of_a_step_is_what_is_told_one_by_one() -> None:
 # --- refusals -----------------------------------------------------------------------------------------------------------
 
 
-def known(ledger: EngineLedger) -> int:
+def known(ledger: Ledger) -> int:
     """A block with content of group 0 that nobody holds."""
     ledger.seal(ledger.observe_allocate("a", [1]), [b"k"])
     ledger.release("a", [0])
@@ -293,4 +299,4 @@ def test_requests_of_one_call_end_once() -> None:
     ledger.finish_many(["a", "b"])
 
     assert set(ledger.requests) == {"c", "d"}
-    assert not np.any(ledger.blocks.refs_view)
+    assert not np.any(ledger._state.blocks.refs_view)

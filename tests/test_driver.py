@@ -182,7 +182,7 @@ class Upset(OurDriver):
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
         for each in reports:
-            self.ledger.jobs.out[each.job]
+            self.ledger._state.jobs.out[each.job]
         return super().settle(reports, launched=launched, sampled=sampled)
 
 
@@ -201,12 +201,12 @@ class Careless(OurDriver):
 
     def abort(self, request: str) -> None:
         super().abort(request)
-        self.prove_quiet(list(self.ledger.jobs.out))
+        self.prove_quiet(list(self.ledger._state.jobs.out))
 
     def advance(self, steps: int) -> None:
         super().advance(steps)
         if steps > 1:
-            self.prove_quiet([job for job in self.ledger.jobs.out if job not in self.ledger.jobs.planned])
+            self.prove_quiet([job for job in self.ledger._state.jobs.out if job not in self.ledger._state.jobs.planned])
 
 
 class Stubborn(OurDriver):

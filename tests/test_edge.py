@@ -20,9 +20,9 @@ from attrs import define, evolve, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Completion, JobId, Jobs, Launched, Ledger, Limits, Result, Seal, Worker
+from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.jobs import Allocated, GroupTransfer, JobColumns, Planned, Sealed, Store
-from blocklife.ledger.places import ID_MASK
-from blocklife.ledger.records import Placement, Plan
+from blocklife.ledger.records import Growth, Placement, Plan
 from blocklife.ledger.snapshot import own_names
 from blocklife.offload import Freed, Geometry, HandedOff, Hit, HostTier, OffloadScheduler, Placed, Policies, Step
 from blocklife.states import Block
@@ -58,6 +58,7 @@ DONE: Any = Completion
 BEGUN: Any = Launched
 SEAL: Any = Seal
 PUT: Any = Placement
+GROWN: Any = Growth
 GROUP: Any = GroupTransfer
 STORE: Any = Store
 PLACED: Any = Placed
@@ -179,6 +180,11 @@ WRONG: Mapping[str, Sequence[object]] = {
     "Sequence[int]": [*NO_NUMBERS, Far([-1]), Far([HUGE])],
     "Lives": [*NO_NUMBERS, Far([-1]), Far([HUGE]), Far([0])],
     "Iterable[int]": NO_NUMBERS,
+    "int | Sequence[int]": [
+        *(0.0, 1.5, "1", b"1", True, np.float64(1), np.True_, {1: 1}, object()),
+        *([0.5], ["1"], [None], [True], [[1]], np.array([0.5]), np.array([[1]]), np.array([True])),
+        *(Far(HUGE), Far(-1), Far([-1]), Far([HUGE]), Far([0, 1])),
+    ],
     "Sequence[Sequence[int]]": [*NO_LIST, *in_lists(NO_NUMBERS), Far([[-1]]), Far([[HUGE]])],
     "Sequence[bytes]": NO_KEYS,
     "Iterable[bytes]": NO_KEYS,
@@ -220,6 +226,15 @@ WRONG: Mapping[str, Sequence[object]] = {
         *(columns_with(slot_cuts=each) for each in ([0], [0, 2])),
         *(columns_with(owners=each) for each in ([], [5], ["a", "b"])),
         *(columns_with(sharers=each) for each in ([], [(5,)])),
+    ],
+    "Growth": [
+        *(5, "a"),
+        *(GROWN(each, [0], [[]], [[]]) for each in (None, "a", ("a",), [1], [b"a"], [])),
+        *(GROWN(["a"], each, [[]], [[]]) for each in (None, 0, ["0"], [0.0], [True], [])),
+        *(GROWN(["a"], [0], each, [[]]) for each in (None, 5, [5], ["1"], [[0.5]], [[None]], [])),
+        *(GROWN(["a"], [0], [[]], each) for each in (None, 5, [5], ["1"], [[0.5]], [[None]], [])),
+        *(Far(GROWN(["a"], [2], [[]], [[]])), Far(GROWN(["nobody"], [0], [[]], [[]]))),
+        *(Far(GROWN(["a"], [0], [[-1]], [[]])), Far(GROWN(["a"], [0], [[]], [[HUGE]]))),
     ],
     "Ledger": [5, "a"],
     "HostTier": [5, "a", "lru"],
@@ -333,15 +348,17 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "preempt": lambda at: {"request": "a"},
     "finish": lambda at: {"request": "a"},
     "allocate": lambda at: {"request": "a", "count": 1, "group": 1},
-    "allocate_many": lambda at: {"requests": ["a"], "counts": [1], "group": 1, "skips": [1]},
+    "allocate_many": lambda at: {"requests": ["a"], "counts": [1], "groups": [1], "skips": [1]},
     "skip": lambda at: {"request": "a", "count": 1, "group": 1},
     "acquire": lambda at: {"request": "b", "lives": [at.cached], "group": 0},
     "release": lambda at: {"request": "a", "positions": [at.last], "group": 0},
-    "release_many": lambda at: {"requests": ["a"], "positions": [[at.last]], "group": 0},
+    "release_many": lambda at: {"requests": ["a"], "positions": [[at.last]], "groups": 0},
     "seal": lambda at: {"held": at.opened, "keys": keys("o")},
     "drop": lambda at: {"lives": [at.cached]},
     "demote": lambda at: {"lives": [at.cached]},
     "roll_back": lambda at: {"request": "w"},
+    "finish_many": lambda at: {"requests": ["a", "w"]},
+    "seal_many": lambda at: {"seals": [Seal(0, at.opened.lives, keys("o"))]},
     "plan_store": lambda at: {"source": at.final, "slots": [4], "keys": keys("s"), "owner": "a", "places": [4]},
     "plan_stores": lambda at: {"stores": [Store("a", [GroupTransfer(at.final, [4], keys("s"), [4])], ("b",))]},
     "plan_columns": lambda at: {"stores": JobColumns.of_blocks(["a"], [("b",)], [0, 1], at.final.lives, b"\0", [4], keys("s"))},
@@ -381,9 +398,10 @@ FOREIGN: Mapping[str, Callable[[Scene], Call]] = {
     "observe_place": lambda at: {"request": "b", "placements": [Placement(0, 1, [at.cached & ID_MASK], [at.free])]},
     "observe_free": lambda at: {"request": "a", "blocks": [block_of(at.opened)], "group": 0},
     "observe_evict": lambda at: {"blocks": [at.cached & ID_MASK]},
+    "observe_tables": lambda at: {"growth": Growth(["b"], [0], [[at.cached & ID_MASK]], [[at.free]])},
 }
 LEDGER = {**OWN, **FOREIGN}
-NO_ARGUMENTS = {"statistics", "has_pending_work", "submitted"}
+NO_ARGUMENTS = {"statistics", "has_pending_work", "submitted", "forget_host"}
 NOT_FOR_CALLERS = {"violate"}
 """Our own bugs go there."""
 
@@ -452,6 +470,9 @@ OWN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
     "add_request": lambda at: {"name": "new", "keys": lambda group, start, stop: [], "prompt_tokens": 4},
     "progress": lambda at: {"name": "a"},
     "sealed_blocks": lambda at: {"name": "a", "group": 0},
+    "cap": lambda at: {"name": "a", "stored": 8, "loaded": 8},
+    "knows": lambda at: {"name": "a"},
+    "is_running": lambda at: {"name": "a"},
     "lookup": lambda at: {"name": "w", "known_tokens": 7, "device_tokens": None},
     "admit": lambda at: {"name": "w", "hit": hit_of(at), "tokens": 7},
     "grow": lambda at: {"tokens": {"a": 1}},
@@ -543,7 +564,7 @@ def test_keys_of_an_engine_that_are_no_bytes_are_refused(wrong: object) -> None:
     at.add("a", letters(20), prompt=8)
     at.let_in("a")
     at.plan()
-    tracked = at.scheduler._requests["a"]
+    tracked = at.scheduler._state.requests["a"]
     good = tracked.keys
     bad: Any = lambda group, start, stop: [wrong] * (stop - start)  # noqa: E731 - what mypy would refuse
     tracked.keys = bad

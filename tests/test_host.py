@@ -328,7 +328,7 @@ def test_tier_lets_others_listen_on() -> None:
     """Whoever listened to the slots before the tier still hears everything."""
     ledger = make_ledger()
     heard: list[tuple[bool, list[int]]] = []
-    ledger.slots.on_change = lambda stored, slots: heard.append((stored, list(slots)))
+    ledger._state.slots.on_change = lambda stored, slots: heard.append((stored, list(slots)))
     tier = HostTier(ledger)
     slot = fill(ledger, tier, "k")
     ledger.evict([slot])

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from blocklife.ledger import Batch, Contract, Launched, Ledger, Worker
+from blocklife.ledger._ids import EPOCH_SHIFT, NULL
 from blocklife.ledger.invariants import INVARIANTS, check
-from blocklife.ledger.places import EPOCH_SHIFT, NULL
 from blocklife.states import Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
 from tests.worlds import BOTH, behind_fence, block_of, held, in_flight, keys, make_ledger, ready, report, sealed, store
 
@@ -41,22 +41,22 @@ CACHED, IN_FLIGHT, QUARANTINED, ALLOCATED, PENDING, PLEDGED, SEALED, LOADING = r
 
 def put_block(ledger: Ledger, place: int, state: Block) -> None:
     """Write the state of a block behind the ledger's back."""
-    ledger.blocks.column.state[place] = BlockLife.table.index[state]
+    ledger._state.blocks.column.state[place] = BlockLife.table.index[state]
 
 
 def put_slot(ledger: Ledger, place: int, state: Slot) -> None:
     """Write the state of a slot behind the ledger's back."""
-    ledger.slots.column.state[place] = SlotLife.table.index[state]
+    ledger._state.slots.column.state[place] = SlotLife.table.index[state]
 
 
 def put_job(ledger: Ledger, number: int, state: Job) -> None:
     """Write the state of a job behind the ledger's back."""
-    ledger.jobs.column.state[ledger.jobs.by_number[number].row] = JobLife.table.index[state]
+    ledger._state.jobs.column.state[ledger._state.jobs.by_number[number].row] = JobLife.table.index[state]
 
 
 def put_request(ledger: Ledger, name: str, state: Request) -> None:
     """Write the state of a request behind the ledger's back."""
-    ledger.request_column.state[ledger.requests[name].row] = RequestLife.table.index[state]
+    ledger._state.request_column.state[ledger._state.requests[name].row] = RequestLife.table.index[state]
 
 
 def breaks(ledger: Ledger, rule: str, message: str) -> None:
@@ -93,10 +93,10 @@ def test_every_invariant_has_smoke() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x.blocks.pins.__setitem__(IN_FLIGHT, 0), "pins of place 2 say 0, counted 1"),
-        (lambda x: x.blocks.pins.__setitem__(SEALED, 1), "pins of place 7 say 1, counted 0"),
-        (lambda x: x.blocks.writes.__setitem__(LOADING, 0), "writes of place 8 say 0, counted 1"),
-        (lambda x: x.blocks.overdue.__setitem__(QUARANTINED, 0), "overdue of place 3 say 0, counted 1"),
+        (lambda x: x._state.blocks.pins.__setitem__(IN_FLIGHT, 0), "pins of place 2 say 0, counted 1"),
+        (lambda x: x._state.blocks.pins.__setitem__(SEALED, 1), "pins of place 7 say 1, counted 0"),
+        (lambda x: x._state.blocks.writes.__setitem__(LOADING, 0), "writes of place 8 say 0, counted 1"),
+        (lambda x: x._state.blocks.overdue.__setitem__(QUARANTINED, 0), "overdue of place 3 say 0, counted 1"),
     ],
     ids=["pin lost", "pin too many", "write lost", "overdue pin lost"],
 )
@@ -132,7 +132,7 @@ def test_i1_block_without_a_copy_waits_for_none(state: Block) -> None:
 def test_i3_job_is_filed_under_its_own_number() -> None:
     """A number that was never given out is noticed."""
     ledger = busy()
-    ledger.jobs.last_number -= 1
+    ledger._state.jobs.last_number -= 1
 
     breaks(ledger, "I3", "the last number given out is")
 
@@ -140,7 +140,7 @@ def test_i3_job_is_filed_under_its_own_number() -> None:
 def test_i3_job_owns_its_row() -> None:
     """Two jobs on one row would take each other's reports."""
     ledger = busy()
-    del ledger.jobs.rows[ledger.jobs.by_number[1].row]
+    del ledger._state.jobs.rows[ledger._state.jobs.by_number[1].row]
 
     breaks(ledger, "I3", "job 1 does not own row")
 
@@ -152,9 +152,9 @@ def test_i1_what_nobody_has_is_quarantined_exactly_if_overdue() -> None:
         source, job = in_flight(ledger)
         ledger.release("a", [0])
         place = block_of(source)
-        ledger.blocks.column.state[place] = BlockLife.table.index[state]
-        ledger.blocks.overdue[place] = overdue
-        row = ledger.jobs.by_number[job.number]
+        ledger._state.blocks.column.state[place] = BlockLife.table.index[state]
+        ledger._state.blocks.overdue[place] = overdue
+        row = ledger._state.jobs.by_number[job.number]
         row.expired = bool(overdue)
         put_job(ledger, job.number, Job.QUARANTINED if overdue else Job.UNWANTED)
 
@@ -165,7 +165,7 @@ def test_i4_refs_count_the_tables() -> None:
     """One reference too many is a block that is never free again, one too few a block with two owners."""
     for change in (+1, -1):
         ledger = busy()
-        ledger.blocks.refs[SEALED] += change
+        ledger._state.blocks.refs[SEALED] += change
 
         breaks(ledger, "I4", f"refs of place 7 say {1 + change}, counted 1")
 
@@ -173,7 +173,7 @@ def test_i4_refs_count_the_tables() -> None:
 def test_i4_table_holds_only_current_lives() -> None:
     """A reference that is over is no hold."""
     ledger = busy()
-    ledger.requests["a"].tables[0].append(5 << EPOCH_SHIFT | SEALED)
+    ledger._state.requests["a"].tables[0].append(5 << EPOCH_SHIFT | SEALED)
 
     breaks(ledger, "I4", "request a holds life 5 of block 7, which is over")
 
@@ -181,7 +181,7 @@ def test_i4_table_holds_only_current_lives() -> None:
 def test_i4_free_block_stands_in_the_queue_once() -> None:
     """A block that was pushed out of turn, or a count that went wrong."""
     ledger = busy()
-    ledger.blocks.free += 1
+    ledger._state.blocks.free += 1
 
     breaks(ledger, "I4", "blocks, 9 are counted free, 8 are free")
 
@@ -189,7 +189,7 @@ def test_i4_free_block_stands_in_the_queue_once() -> None:
 def test_i5_jobs_that_are_out_are_filed() -> None:
     """Ticking goes on for as long as one is out: asked alone, for the places of a job that is lost are broken with it."""
     ledger = busy()
-    del ledger.jobs.out[2]
+    del ledger._state.jobs.out[2]
 
     assert "are filed as out" in check(ledger, "I5")[0].message
 
@@ -197,7 +197,7 @@ def test_i5_jobs_that_are_out_are_filed() -> None:
 def test_i5_row_of_a_job_that_is_over_can_be_used_again() -> None:
     """Jobs would run out one by one."""
     ledger = busy()
-    ledger.jobs._spare.pop()
+    ledger._state.jobs._spare.pop()
 
     breaks(ledger, "I5", "can be made, of 12 in all")
 
@@ -207,7 +207,7 @@ def test_i5_deadline_is_watched() -> None:
     ledger = make_ledger()
     _, job = in_flight(ledger)
     ledger.launched(Launched(job, Worker(0)), 0.0)
-    ledger._deadlines.clear()
+    ledger._state.deadlines.clear()
 
     breaks(ledger, "I5", "job 1 has a deadline that nobody watches")
 
@@ -218,7 +218,7 @@ def test_i5_deadline_is_watched() -> None:
 def test_i6_block_is_found_only_under_its_own_key() -> None:
     """An index that points to other content serves another request's text."""
     ledger = busy()
-    ledger.blocks.key[SEALED] = b"other"
+    ledger._state.blocks.key[SEALED] = b"other"
 
     breaks(ledger, "I6", "is filed under block 7, which has another")
 
@@ -226,7 +226,7 @@ def test_i6_block_is_found_only_under_its_own_key() -> None:
 def test_i6_final_content_has_a_key() -> None:
     """Nobody could ever find it, and it would be computed again and again."""
     ledger = busy()
-    ledger.blocks.forget(SEALED)
+    ledger._state.blocks.forget((SEALED,))
 
     breaks(ledger, "I6", "block 7 is SEALED and has no key")
 
@@ -234,7 +234,7 @@ def test_i6_final_content_has_a_key() -> None:
 def test_i6_open_content_is_not_found() -> None:
     """A key that names a block whose content is being made."""
     ledger = busy()
-    ledger.blocks.name([ALLOCATED], keys("early"), 0)
+    ledger._state.blocks.name([ALLOCATED], keys("early"), 0)
 
     breaks(ledger, "I6", "block 4 can be found under its key while ALLOCATED")
 
@@ -242,7 +242,7 @@ def test_i6_open_content_is_not_found() -> None:
 def test_i6_slot_is_found_only_with_content() -> None:
     """A key that names an empty slot."""
     ledger = busy()
-    ledger.slots.name([6], keys("nothing"), 0)
+    ledger._state.slots.name([6], keys("nothing"), 0)
 
     breaks(ledger, "I6", "slot 6 can be found under its key while EMPTY")
 
@@ -270,7 +270,7 @@ def test_i7_slot_is_pinned_by_its_readers() -> None:
     """One pin a load and a holder, no more and no less."""
     for change in (+1, -1):
         ledger = busy()
-        ledger.slots.pins[0] += change
+        ledger._state.slots.pins[0] += change
 
         breaks(ledger, "I7", f"pins of place 0 say {2 + change}, counted 2")
 
@@ -280,7 +280,7 @@ def test_i7_slot_that_is_read_has_content() -> None:
     ledger = make_ledger()
     ready(ledger)
     ledger.pin("p", [0])
-    ledger.slots.forget(0)
+    ledger._state.slots.forget((0,))
     put_slot(ledger, 0, Slot.EMPTY)
 
     breaks(ledger, "I7", "slot 0 is read while EMPTY")
@@ -290,7 +290,7 @@ def test_i7_dead_slot_has_a_reader() -> None:
     """Without one nobody would ever empty it."""
     ledger = make_ledger()
     ready(ledger)
-    ledger.slots.forget(0)
+    ledger._state.slots.forget((0,))
     put_slot(ledger, 0, Slot.STALE)
 
     breaks(ledger, "I7", "slot 0 is STALE although nobody reads it")
@@ -303,7 +303,7 @@ def test_i8_only_sealed_content_is_submitted(place: int, state: Block, job: str)
     """A submitted store whose block was never submitted, or a block that is read before its store was submitted."""
     ledger = busy()
     put_block(ledger, place, state)
-    ledger.blocks.key[place] = ledger.blocks.key[place] or b"pledged"
+    ledger._state.blocks.key[place] = ledger._state.blocks.key[place] or b"pledged"
 
     breaks(ledger, "I8", f"block {place} is {state.name} while its store")
     assert job in check(ledger)[0].message
@@ -315,7 +315,7 @@ def test_i8_only_sealed_content_is_submitted(place: int, state: Block, job: str)
 def test_i9_job_that_is_out_misses_a_worker() -> None:
     """All have reported, and nobody drew the conclusion."""
     ledger = busy()
-    ledger.jobs.by_number[2].reported = 1
+    ledger._state.jobs.by_number[2].reported = 1
 
     breaks(ledger, "I9", "job 2 is IN_FLIGHT although every worker has reported")
 
@@ -324,7 +324,7 @@ def test_i9_job_that_is_out_misses_a_worker() -> None:
 def test_i9_done_needs_every_worker_and_no_failure(reported: int, failed: bool) -> None:
     """The first job of the busy ledger is DONE."""
     ledger = busy()
-    job = ledger.jobs.by_number[1]
+    job = ledger._state.jobs.by_number[1]
     job.reported, job.failed = reported, failed
 
     breaks(ledger, "I9", f"job 1 is DONE with reports {reported:b} and failed={failed}")
@@ -342,7 +342,7 @@ def test_i10_request_waits_exactly_for_its_load() -> None:
 def test_i10_load_that_a_request_waits_for_can_come(number: int) -> None:
     """It waits for a job that will never tell it anything."""
     ledger = busy()
-    ledger.requests["w"].load = number
+    ledger._state.requests["w"].load = number
 
     breaks(ledger, "I10", f"request w waits for job {number}, which will not come")
 
@@ -350,11 +350,15 @@ def test_i10_load_that_a_request_waits_for_can_come(number: int) -> None:
 def test_i10_load_that_nobody_waits_for_is_given_up() -> None:
     """The request has gone, and its load counts as wanted."""
     ledger = busy()
-    load = ledger.requests["w"].load
-    ledger.requests["w"].load = 0
+    load = ledger._state.requests["w"].load
+    ledger._state.requests["w"].load = 0
     put_request(ledger, "w", Request.WAITING)
 
-    breaks(ledger, "I10", f"job {load} is {ledger.jobs.state(ledger.jobs.by_number[load]).name}, and no request waits for it")
+    breaks(
+        ledger,
+        "I10",
+        f"job {load} is {ledger._state.jobs.state(ledger._state.jobs.by_number[load]).name}, and no request waits for it",
+    )
 
 
 def test_i10_request_that_is_over_is_not_known() -> None:
@@ -369,7 +373,7 @@ def test_i12_block_behind_a_fence_has_a_wait() -> None:
     """The flush was forgotten: the new tenant stands there for ever, or writes too early."""
     ledger = make_ledger(num_blocks=2)
     behind_fence(ledger)
-    ledger._to_flush.clear()
+    ledger._state.to_flush.clear()
 
     breaks(ledger, "I12", "block 1 is FLUSHED and no plan waits for its copy")
 
@@ -379,7 +383,7 @@ def test_i12_nobody_waits_for_what_is_over() -> None:
     ledger = make_ledger()
     _, job = in_flight(ledger)
     ledger.complete(report(job))
-    ledger._to_flush[job.number] = None
+    ledger._state.to_flush[job.number] = None
 
     breaks(ledger, "I12", "the next plan is to wait for job 1, which is over")
 
@@ -394,7 +398,7 @@ def test_i13_slot_is_reserved_by_its_store(state: Slot, said: str) -> None:
     """A slot that a store fills is nobody else's, and overdue only with its store."""
     ledger = make_ledger()
     in_flight(ledger)
-    ledger.slots.column.state[0] = SlotLife.table.index[state]
+    ledger._state.slots.column.state[0] = SlotLife.table.index[state]
 
     assert f"slot 0 is {state.name}, and {said}" in [each.message for each in check(ledger, "I13")]
 
@@ -402,7 +406,7 @@ def test_i13_slot_is_reserved_by_its_store(state: Slot, said: str) -> None:
 def test_i13_reserved_slot_has_a_store() -> None:
     """Nobody fills it, and nobody ever will."""
     ledger = make_ledger()
-    ledger.slots.column.state[3] = SlotLife.table.index[Slot.WRITING]
+    ledger._state.slots.column.state[3] = SlotLife.table.index[Slot.WRITING]
 
     assert "slot 3 is WRITING, and its store is over" in [each.message for each in check(ledger, "I13")]
 
@@ -410,7 +414,7 @@ def test_i13_reserved_slot_has_a_store() -> None:
 def test_i13_every_row_of_requests_is_in_use_or_to_be_had() -> None:
     """A row that is lost is a request that can never come."""
     ledger = busy()
-    ledger._spare_requests.pop()
+    ledger._state.spare_requests.pop()
 
     breaks(ledger, "I13", "are in use or to be had, and there are 8 for requests")
 
@@ -418,7 +422,7 @@ def test_i13_every_row_of_requests_is_in_use_or_to_be_had() -> None:
 def test_i13_block_without_a_life_is_held_by_nobody() -> None:
     """The rule is asked alone, for the counts of I4 are broken with it."""
     ledger = busy()
-    ledger.blocks.refs[QUARANTINED] = 1
+    ledger._state.blocks.refs[QUARANTINED] = 1
 
     assert check(ledger, "I13")[0].message == "block 3 is QUARANTINED and still held"
 
@@ -426,9 +430,9 @@ def test_i13_block_without_a_life_is_held_by_nobody() -> None:
 def test_i13_owned_block_has_an_owner() -> None:
     """The table of its holder was emptied with the count."""
     ledger = busy()
-    table = ledger.requests["a"].tables[0]
+    table = ledger._state.requests["a"].tables[0]
     table[table.index(ledger.life(SEALED))] = NULL
-    ledger.blocks.refs[SEALED] = 0
+    ledger._state.blocks.refs[SEALED] = 0
 
     breaks(ledger, "I13", "block 7 is SEALED and held by nobody")
 
@@ -436,7 +440,7 @@ def test_i13_owned_block_has_an_owner() -> None:
 def test_i13_null_block_is_never_handed_out() -> None:
     """Block 0 stands outside of everything."""
     ledger = busy()
-    ledger.blocks.epoch[NULL] = 1
+    ledger._state.blocks.epoch[NULL] = 1
 
     breaks(ledger, "I13", "the null block was handed out")
 
@@ -444,7 +448,7 @@ def test_i13_null_block_is_never_handed_out() -> None:
 def test_i13_empty_slots_are_counted() -> None:
     """A count that drifts refuses stores that fit, or plans ones that do not."""
     ledger = busy()
-    ledger.slots.free += 1
+    ledger._state.slots.free += 1
 
     breaks(ledger, "I13", "slots are counted empty")
 
@@ -452,7 +456,7 @@ def test_i13_empty_slots_are_counted() -> None:
 def test_i14_block_names_its_store() -> None:
     """A store that its block does not know would be planned again."""
     ledger = busy()
-    ledger.blocks.job[IN_FLIGHT] = 0
+    ledger._state.blocks.job[IN_FLIGHT] = 0
 
     breaks(ledger, "I14", "block 2 does not name its store 2")
 
@@ -460,7 +464,7 @@ def test_i14_block_names_its_store() -> None:
 def test_i14_block_that_is_not_copied_names_no_store() -> None:
     """The mark of a store that is over would exempt the next life from being stored."""
     ledger = busy()
-    ledger.blocks.job[SEALED] = 1
+    ledger._state.blocks.job[SEALED] = 1
 
     breaks(ledger, "I14", "block 7 is SEALED and names job row 1")
 
@@ -468,7 +472,7 @@ def test_i14_block_that_is_not_copied_names_no_store() -> None:
 def test_i14_life_is_the_source_of_one_store() -> None:
     """Two stores of one life: asked alone, for the pins of I1 are broken with it."""
     ledger = busy()
-    ledger.jobs.by_number[3].lives = ledger.jobs.by_number[2].lives
+    ledger._state.jobs.by_number[3].lives = ledger._state.jobs.by_number[2].lives
 
     assert any(each.message == "block 2 is the source of 2 stores at once" for each in check(ledger, "I14"))
 
@@ -477,8 +481,8 @@ def test_i14_content_has_one_slot() -> None:
     """The same key in two slots is one slot wasted, and two truths."""
     ledger = busy()
     ready = SlotLife.table.index[Slot.READY]
-    ledger.slots.key[1] = ledger.slots.key[0]
-    ledger.slots.column.state[0] = ledger.slots.column.state[1] = ready
+    ledger._state.slots.key[1] = ledger._state.slots.key[0]
+    ledger._state.slots.column.state[0] = ledger._state.slots.column.state[1] = ready
 
     assert "two slots hold the same content" in [each.message for each in check(ledger, "I14")]
 
@@ -486,7 +490,7 @@ def test_i14_content_has_one_slot() -> None:
 def test_i15_sizes_add_up() -> None:
     """A job whose group sizes do not add up would read another group's blocks."""
     ledger = busy()
-    job = ledger.jobs.by_number[2]
+    job = ledger._state.jobs.by_number[2]
     job.groups = b"\0\0"
 
     breaks(ledger, "I15", "job 2 has 1 blocks, 1 places, sizes (2,)")
@@ -496,7 +500,7 @@ def test_i15_job_has_something_to_copy() -> None:
     """A job with no rows would be completed without a copy."""
     ledger = make_ledger()
     _, job = in_flight(ledger)
-    row = ledger.jobs.by_number[job.number]
+    row = ledger._state.jobs.by_number[job.number]
     row.lives, row.places, row.groups = [], [], b""
 
     assert [each.rule for each in check(ledger, "I15")] == ["I15"]

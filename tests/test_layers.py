@@ -46,9 +46,9 @@ IMPURE = frozenset(
 CALLED_IMPURE = frozenset({"open", "input", "print", "np.random", "numpy.random"})
 """The same, where no import gives it away."""
 
-SHARED_NAMES = {
-    "Step": "`offload.Step` is what an engine has decided; that of `ledger/places.py` is one event of a batch, and stays there",
-}
+INSIDES = frozenset({"_state", "_steps", "_check", "_journal", "_blocks", "_slots", "_jobs"})
+"""The parts of a ledger and of a scheduler, with their columns."""
+SHARED_NAMES: dict[str, str] = {}
 """Names that two classes have, and why they may."""
 
 LAZY_ROOMS = frozenset({"cli"})
@@ -133,6 +133,20 @@ def shape_broken(where: str, room: str, tree: ast.Module, text: str) -> Iterator
             yield f"{where}:{node.lineno}: {room} is pure and must not use {ast.unparse(node)}"
 
 
+def walls_broken(where: str, room: str, tree: ast.Module) -> Iterator[str]:
+    """What one file reads of the inside of the ledger or the scheduler, if it stands in neither room.
+
+    Inside the ledger's own room everything may look at the parts; the scheduler looks at its own, and not at the ledger's.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node.attr not in INSIDES:
+            continue
+        owner = ast.unparse(node.value)
+        of_ledger = owner.endswith("ledger")
+        if room != "ledger" and (of_ledger or (node.attr == "_state" and owner != "self" and room != "offload")):
+            yield f"{where}:{node.lineno}: {ast.unparse(node)} is inside another room (ask its views: blocklife.ledger.views)"
+
+
 def laws_broken(package: Path) -> list[str]:
     """Every law that some file of a package breaks, as ``file:line: reason``."""
     broken = []
@@ -145,7 +159,7 @@ def laws_broken(package: Path) -> list[str]:
             if where not in ("__init__.py", "__main__.py"):
                 broken.append(f"{where}: is in no room of the house")
             room = ROOT_ROOM
-        broken += [*imports_broken(where, room, tree), *shape_broken(where, room, tree, text)]
+        broken += [*imports_broken(where, room, tree), *shape_broken(where, room, tree, text), *walls_broken(where, room, tree)]
     return broken
 
 
@@ -231,6 +245,16 @@ BAD: dict[str, tuple[str, str, str]] = {
         "x = 1\n" * (FILE_LINES_MAX + 1),
         f"cli.py: {FILE_LINES_MAX + 1} lines; a file has at most {FILE_LINES_MAX}",
     ),
+    "a column of the ledger": (
+        "engines/a.py",
+        "def f(ledger):\n    return ledger._state.blocks.refs[1]\n",
+        "engines/a.py:2: ledger._state is inside another room (ask its views: blocklife.ledger.views)",
+    ),
+    "a column, by the scheduler": (
+        "offload/a.py",
+        "def f(self):\n    return self.ledger._jobs\n",
+        "offload/a.py:2: self.ledger._jobs is inside another room (ask its views: blocklife.ledger.views)",
+    ),
     "no room": ("helpers.py", "x = 1\n", "helpers.py: is in no room of the house"),
 }
 
@@ -240,6 +264,7 @@ GOOD = {
     "copiers/cuda.py": "import time\nimport torch\nfrom blocklife import __version__\n",
     "machines.py": "import transitions\nfrom blocklife import states\n",
     "testing/a.py": "import random\nfrom blocklife.machines import as_machine\nimport blocklife.drawing\n",
+    "offload/steps.py": "def f(scheduler):\n    return scheduler._state\n",
     "cli.py": "from blocklife import drawing\n\n\ndef f() -> None:\n    import torch\n",
     "__init__.py": "from blocklife.states import Block\n",
 }

@@ -31,9 +31,9 @@ from blocklife.ledger import (
     Seal,
     Worker,
 )
+from blocklife.ledger._ids import BULK, EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import Allocated, GroupTransfer, Sealed, Storable, Store
-from blocklife.ledger.places import BULK, EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import MACHINES, Block, Job, Request, Slot
 from tests.worlds import (
     BOTH,
@@ -118,8 +118,8 @@ def test_ledger_is_born_empty() -> None:
     ledger = make_ledger(requests=())
 
     assert states(ledger) == ["FREED"] * 5
-    assert ledger.blocks.queue.order() == [1, 2, 3, 4, 5]
-    assert ledger.slots.peek_empty(9) == [0, 1, 2, 3]
+    assert ledger._state.blocks.queue.order() == [1, 2, 3, 4, 5]
+    assert ledger._state.slots.peek_empty(9) == [0, 1, 2, 3]
     assert not ledger.has_pending_work()
     assert repr(ledger) == "<Ledger plan 0: 5 free, 0 jobs out, 0 requests>"
     assert check(ledger) == []
@@ -162,7 +162,7 @@ def test_request_that_lets_go_gives_every_block_back() -> None:
 
     assert states(ledger) == ["CACHED", "FREED", "FREED", "FREED", "FREED"]
     assert ledger.table("a") == []
-    assert ledger.blocks.queue.order() == [3, 2, 4, 5, 1]
+    assert ledger._state.blocks.queue.order() == [3, 2, 4, 5, 1]
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_block_goes_through_its_life_without_copies(own_pool: bool) -> None:
         ledger.acquire("b", ledger.find_blocks(keys("k")))
     else:
         ledger.observe_take("b", [1])
-    both = ledger.blocks.refs[1]
+    both = ledger._state.blocks.refs[1]
     ledger.finish("a")
     ledger.finish("b")
     cached = ledger.blocks.at(1)
@@ -276,7 +276,7 @@ READY_SLOT, PINNED_SLOT, WRITING_SLOT, PLEDGED_SLOT = range(4)
 
 def in_state(ledger: Ledger, state: Block) -> list[int]:
     """The lives of the blocks in one state, the null block apart."""
-    places = ledger.blocks.column.where(state).tolist()
+    places = ledger._state.blocks.column.where(state).tolist()
     return [ledger.life(place) for place in places if place]
 
 
@@ -449,7 +449,7 @@ def x_allocate(ledger: Ledger, request: str) -> Batch[Allocated]:
 
 def pledged_job(ledger: Ledger) -> JobId:
     """The planned store of the scene."""
-    return next(JobId(1, job.number) for job in ledger.jobs.alive() if ledger.jobs.state(job) is Job.PLANNED)
+    return next(JobId(1, job.number) for job in ledger._state.jobs.alive() if ledger._state.jobs.state(job) is Job.PLANNED)
 
 
 def busy_job(ledger: Ledger) -> JobId:
@@ -582,7 +582,7 @@ def test_slots_and_blocks_are_limited() -> None:
     hand_out_all(ledger, "a")
 
     assert len(ledger.table("a")) == 2
-    assert ledger.slots.peek_empty(5) == [0]
+    assert ledger._state.slots.peek_empty(5) == [0]
     assert len(ledger.blocks) == 3
 
 
@@ -680,14 +680,14 @@ def test_load_seals_and_names_what_it_brought() -> None:
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
     job = ledger.plan_load("w", target, [0]).ids[0]
-    during = ledger.request_state("w"), ledger.blocks.at(block_of(target)), ledger.slots.pins[0]
+    during = ledger.request_state("w"), ledger.blocks.at(block_of(target)), ledger._state.slots.pins[0]
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(job)])
 
     assert during == (Request.LOADING, Block.LOADING, 1)
     assert ledger.request_state("w") is Request.RUNNING
     assert ledger.find_blocks(keys("k")) == list(target.lives)
-    assert ledger.slots.pins[0] == 0
+    assert ledger._state.slots.pins[0] == 0
 
 
 def test_jobs_of_a_request_are_those_it_owns_and_the_workers_have() -> None:
@@ -1180,7 +1180,7 @@ def go_on(ledger: Ledger) -> list[object]:
     ledger.unpin("me", [0])
     ledger.complete(report(load.ids[0]))
     ledger.add_request("c")
-    seen += [list(ledger.allocate("c", 1).lives), ledger.blocks.queue.order(), ledger.history("block", 1)[-1]]
+    seen += [list(ledger.allocate("c", 1).lives), ledger._state.blocks.queue.order(), ledger.history("block", 1)[-1]]
     return [*seen, ledger.snapshot()]
 
 
@@ -1350,7 +1350,7 @@ def test_one_call_with_many_places_does_what_many_calls_do() -> None:
 
     assert check(bulk) == check(scalar) == []
     assert bulk.snapshot()[:6] == scalar.snapshot()[:6]
-    assert [bulk.blocks.queue.order(), bulk.slots.free] == [scalar.blocks.queue.order(), scalar.slots.free]
+    assert [bulk._state.blocks.queue.order(), bulk.slots.free] == [scalar._state.blocks.queue.order(), scalar.slots.free]
 
 
 def end_store(ledger: Ledger, job: JobId, end: str, lend: bool) -> None:
@@ -1395,8 +1395,10 @@ def test_places_of_a_job_of_many_move_as_those_of_a_job_of_few(contract: Contrac
             ledger.finish("a")
         end_store(ledger, jobs.ids[0], end, lend=not held_on and contract is Contract.FENCE)
         places = {(state, ledger.slots.at(0).name) for state in states(ledger)}
-        counts = set(zip(ledger.blocks.refs[1:], ledger.blocks.pins[1:], ledger.blocks.overdue[1:], strict=True))
-        seen.append((places, counts, set(ledger.blocks.epoch[1:]), ledger.free // count))
+        counts = set(
+            zip(ledger._state.blocks.refs[1:], ledger._state.blocks.pins[1:], ledger._state.blocks.overdue[1:], strict=True)
+        )
+        seen.append((places, counts, set(ledger._state.blocks.epoch[1:]), ledger.free // count))
 
         assert check(ledger) == []
         assert len(places) == len(counts) == 1
@@ -1444,7 +1446,7 @@ def test_broken_coupling_is_raised_counted_or_passed_over(level: Checking) -> No
     ledger = make_ledger(checking=level)
     _, job = in_flight(ledger)
     ledger.launched(Launched(job, Worker(0)), 0.0)
-    ledger.blocks.pins[1] = 0
+    ledger._state.blocks.pins[1] = 0
     if level is Checking.STRICT:
         with pytest.raises(InvariantError, match=r"job 1\.1 is QUARANTINED.* pin .*\(I1\)"):
             ledger.expire(99.0)
@@ -1471,7 +1473,7 @@ def test_count_below_zero_is_an_error_and_never_clamped(what: str) -> None:
     """At every level, and before anything is written: a report that takes away what is not there."""
     ledger = make_ledger(checking=Checking.OFF)
     job = in_flight(ledger)[1] if what in ("refs", "pins") else quarantined_load(ledger)
-    counts = getattr(ledger.blocks, what)
+    counts = getattr(ledger._state.blocks, what)
     wrong = next(place for place, count in enumerate(counts) if count)
     counts[wrong] = 0
     before = world_key(ledger)[1]
@@ -1485,8 +1487,8 @@ def test_count_that_its_column_cannot_hold_is_refused() -> None:
     """The largest one is reached, and one more is refused to the caller, who can wait; nothing has changed then."""
     ledger = make_ledger(checking=Checking.OFF, requests=("a", "b"))
     content = sealed(ledger, "a", keys("k", "l"))
-    ledger.blocks.pins[1], ledger.blocks.pins[2] = 254, 255
-    ledger.blocks.refs[1], ledger.blocks.refs[2] = 65_534, 65_535
+    ledger._state.blocks.pins[1], ledger._state.blocks.pins[2] = 254, 255
+    ledger._state.blocks.refs[1], ledger._state.blocks.refs[2] = 65_534, 65_535
     first, second = (Batch[Sealed]([life]) for life in content.lives)
     ledger.acquire("b", first.lives)
     store(ledger, first, keys("k"))
@@ -1495,7 +1497,7 @@ def test_count_that_its_column_cannot_hold_is_refused() -> None:
     with refuses(ledger, CapacityError, "block 2: more than 255 pins"):
         store(ledger, second, keys("l"), 1)
 
-    assert (ledger.blocks.refs[1], ledger.blocks.pins[1]) == (65_535, 255)
+    assert (ledger._state.blocks.refs[1], ledger._state.blocks.pins[1]) == (65_535, 255)
 
 
 def test_seal_refuses_another_key_than_its_planned_store_will_publish() -> None:
@@ -1507,7 +1509,7 @@ def test_seal_refuses_another_key_than_its_planned_store_will_publish() -> None:
         ledger.seal(source, keys("k0", "k2"))
     ledger.seal(source, keys("k0", "k1"))
 
-    assert ledger.blocks.column.count()[Block.PENDING_STORE] == 2
+    assert ledger._state.blocks.column.count()[Block.PENDING_STORE] == 2
 
 
 def test_submit_refuses_a_load_before_the_wait_for_its_target_is_in_a_plan() -> None:
@@ -1546,12 +1548,12 @@ def test_refused_bulk_release_leaves_the_table_able_to_grow() -> None:
 def test_epoch_starts_again_before_a_life_could_turn_negative(count: int) -> None:
     """After 2^31 lives the epoch of a block is 0 again, on both paths."""
     ledger = make_ledger(num_blocks=80, requests=("a", "b"))
-    ledger.blocks.epoch_view[1:] = (1 << 31) - 1
+    ledger._state.blocks.epoch_view[1:] = (1 << 31) - 1
     lives = ledger.allocate("a", count).lives
     ledger.release("a", range(count))
 
     assert min(lives) > 0
-    assert {int(ledger.blocks.epoch[int(life) & ID_MASK]) for life in lives} == {0}
+    assert {int(ledger._state.blocks.epoch[int(life) & ID_MASK]) for life in lives} == {0}
     assert check(ledger) == []
 
 
@@ -1625,7 +1627,7 @@ def test_deadlines_of_jobs_that_ended_are_forgotten() -> None:
         ledger.evict([0])
         ledger.release("a", [len(ledger.table("a")) - 1])
 
-    assert len(ledger._deadlines) <= 2 * ledger.limits.max_jobs
+    assert len(ledger._state.deadlines) <= 2 * ledger.limits.max_jobs
 
 
 def test_release_of_fractions_is_refused_on_the_bulk_path_too() -> None:
@@ -1726,7 +1728,7 @@ def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> 
     ledger = make_ledger(deadline=100.0, max_jobs=3)
 
     def launch(now: float, *, land: bool) -> JobId:
-        slot = ledger.slots.peek_empty(1)[0]
+        slot = ledger._state.slots.peek_empty(1)[0]
         _, job = in_flight(ledger, slot=slot)
         ledger.launched(Launched(job, Worker(0)), now)
         if land:
@@ -1742,7 +1744,7 @@ def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> 
     for now in (102.0, 103.0, 104.0):
         launch(now - 1.0, land=True)
     launch(104.0, land=False)
-    before = len(ledger._deadlines)
+    before = len(ledger._state.deadlines)
     first, second = ledger.expire(103.5), ledger.expire(104.5)
 
     assert nobody.ids == ()

@@ -34,14 +34,13 @@ from blocklife.ledger import (
     Result,
     Seal,
     Worker,
-    core,
-    edge,
 )
-from blocklife.ledger import places as places_module
+from blocklife.ledger._ids import ID_MASK, NULL, listed
+from blocklife.ledger._rules import Rule
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import GroupTransfer, Store
-from blocklife.ledger.places import ID_MASK, NULL, listed
 from blocklife.states import MACHINES, TERMINAL, Block, Job, Request, Slot, SlotLife
+from blocklife.testing.mutants.judging import SWITCHING
 from tests.test_ledger_groups import sound
 from tests.worlds import BOTH, in_flight, keys, make_ledger, ready, refuses, report, sealed, unchanged
 
@@ -79,11 +78,11 @@ class Witness:
 
     def __attrs_post_init__(self) -> None:
         self.ledger.listen(self.hear)
-        self.ledger.slots.on_change = self.note
+        self.ledger._state.slots.on_change = self.note
 
     def note(self, stored: bool, slots: Sequence[int]) -> None:
         """Keep each change, with its content."""
-        columns = self.ledger.slots
+        columns = self.ledger._state.slots
         self.changes.extend((stored, slot, columns.group[slot], columns.key[slot] or b"") for slot in slots)
 
     def hear(self, record: Committed) -> None:
@@ -100,18 +99,18 @@ class Witness:
 
 def facts(ledger: Ledger) -> tuple[object, ...]:
     """Everything that two equal ledgers agree on, the journal and the free queue apart."""
-    columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
+    columns = (ledger._state.blocks.column, ledger._state.slots.column, ledger._state.jobs.column, ledger._state.request_column)
     return (
         ledger.snapshot()._replace(queue=()),
         [list(column.row_counts()) for column in columns],
         *(ledger.tally, ledger.flushes, ledger.ended, ledger.moved),
-        *(ledger.jobs.owned, list(ledger.jobs.planned), ledger.slots.peek_empty(len(ledger.slots))),
+        *(ledger._state.jobs.owned, list(ledger._state.jobs.planned), ledger._state.slots.peek_empty(len(ledger.slots))),
     )
 
 
 def queue_of(ledger: Ledger) -> tuple[set[int], list[int]]:
     """The free blocks without content, and those with content in their order."""
-    order = ledger.blocks.queue.order()
+    order = ledger._state.blocks.queue.order()
     cached = [place for place in order if ledger.blocks.at(place) is Block.CACHED]
     return set(order) - set(cached), cached
 
@@ -150,7 +149,7 @@ class Pair:
         sound(first.ledger)
         sound(second.ledger)
         self.note(first)
-        second.ledger.blocks.queue.reset(first.ledger.blocks.queue.order())
+        second.ledger._state.blocks.queue.reset(first.ledger._state.blocks.queue.order())
         first.forget()
         second.forget()
 
@@ -252,7 +251,7 @@ class Program:
 
     def held_lives(self, request: str, group: int, *states: Block) -> list[int]:
         """The lives that a request holds in some states."""
-        blocks = self.world.blocks
+        blocks = self.world._state.blocks
         return [life for life in self.world.table(request, group) if life != NULL and blocks.at(life & ID_MASK) in states]
 
     def open_lives(self, most: int) -> tuple[int, list[int], list[bytes]]:
@@ -313,15 +312,15 @@ class Program:
         if event != "drop" and self.random.random() < 0.7:
             self.plan_load(request)
         elif event == "drop":
-            places = [int(place) for place in self.world.blocks.column.where(Block.IN_FLIGHT)]
-            idle = [self.world.life(place) for place in places if not self.world.blocks.refs[place]]
+            places = [int(place) for place in self.world._state.blocks.column.where(Block.IN_FLIGHT)]
+            idle = [self.world.life(place) for place in places if not self.world._state.blocks.refs[place]]
             self.pair.do("drop", lambda x: x.drop(idle))
 
     # --- jobs -----------------------------------------------------------------------------------------------------------
 
     def transfer(self, request: str, group: int, spare: list[int]) -> GroupTransfer[Any] | None:
         """Chunks of one or two blocks of one group; takes the slots from *spare*, and no key twice."""
-        blocks, slots = self.world.blocks, self.world.slots
+        blocks, slots = self.world._state.blocks, self.world._state.slots
         lives = self.held_lives(request, group, Block.ALLOCATED, Block.SEALED)
         self.random.shuffle(lives)
         chosen: list[int] = []
@@ -348,7 +347,7 @@ class Program:
 
     def plan_stores(self) -> None:
         """Several stores of one or two groups; content of equal keys is stored twice at once."""
-        spare = self.world.slots.peek_empty(len(self.world.slots))
+        spare = self.world._state.slots.peek_empty(len(self.world._state.slots))
         stores: list[Store] = []
         used: set[str] = set()
         for request in self.some_requests(3)[: self.world.jobs.room]:
@@ -377,16 +376,16 @@ class Program:
     def plan_load(self, request: str) -> None:
         """A request that is out of the batch loads content of one or both groups."""
         out = self.world.request_state(request) in (Request.WAITING, Request.PREEMPTED)
-        ready = self.world.slots.column.where(Slot.READY).tolist()[:4]
+        ready = self.world._state.slots.column.where(Slot.READY).tolist()[:4]
         if not out or not ready or self.world.free < 4 or not self.world.jobs.room:
             return
-        slots = self.world.slots
+        slots = self.world._state.slots
         parts = [(group, [slot for slot in ready if slots.group[slot] == group]) for group in range(GROUPS)]
 
         def load(ledger: Ledger) -> None:
             transfers: list[GroupTransfer[Any]] = []
             for group, own in parts:
-                names = [key for slot in own if (key := ledger.slots.key[slot]) is not None]
+                names = [key for slot in own if (key := ledger._state.slots.key[slot]) is not None]
                 if own:
                     places = [slot * SUB + SUB - 1 for slot in own]
                     transfers.append(GroupTransfer(ledger.allocate(request, len(own), group), own, names, places, names))
@@ -396,9 +395,9 @@ class Program:
 
     def submit(self) -> None:
         """Some planned stores go out without a plan."""
-        planned = [job for job in self.world.jobs.planned.values() if job.owner is None or self.random.random() < 0.5]
-        ripe = self.world._ripe()
-        ids = [self.world._id(job) for job in planned if job.direction.name == "STORE" and job in ripe]
+        planned = [job for job in self.world._state.jobs.planned.values() if job.owner is None or self.random.random() < 0.5]
+        ripe = self.world._steps.ripe()
+        ids = [self.world._state.id_of(job) for job in planned if job.direction.name == "STORE" and job in ripe]
 
         def one(ledger: Ledger) -> None:
             for job in ids:
@@ -413,9 +412,9 @@ class Program:
         self.now += 1.0
 
         def one(ledger: Ledger) -> None:
-            for job in ledger._ripe():
+            for job in ledger._steps.ripe():
                 if job.direction.name == "STORE":
-                    ledger.submit(Jobs((ledger._id(job),)))
+                    ledger.submit(Jobs((ledger._state.id_of(job),)))
             ledger.dispatch(self.now)
 
         self.pair.do("dispatch", lambda x: x.dispatch(self.now), one)
@@ -424,7 +423,7 @@ class Program:
     def reports(self, last: bool) -> list[Completion]:
         """What came back: most of what is out, in runs of whole jobs or mixed, some of it failed, twice, late or of nobody."""
         found: list[Completion] = []
-        out = [job for job in self.world.jobs.alive() if job.number not in self.world.jobs.planned]
+        out = [job for job in self.world._state.jobs.alive() if job.number not in self.world._state.jobs.planned]
         self.random.shuffle(out)
         for job in out:
             if last or self.random.random() < 0.7:
@@ -433,12 +432,12 @@ class Program:
                     if not last and self.random.random() < 0.1:
                         continue
                     result = Result.OK if ok or self.random.random() < 0.5 else Result.FAILED
-                    found.append(Completion(self.world._id(job), Worker(worker), result))
+                    found.append(Completion(self.world._state.id_of(job), Worker(worker), result))
                     if self.random.random() < 0.1:
                         found.append(found[-1])
-        known = [job for job in self.world.jobs.by_number.values() if self.world.jobs.state(job) in TERMINAL]
+        known = [job for job in self.world._state.jobs.by_number.values() if self.world._state.jobs.state(job) in TERMINAL]
         for job in known[:1] if self.random.random() < 0.3 else []:
-            found.append(report(self.world._id(job), worker=self.random.randrange(self.workers)))
+            found.append(report(self.world._state.id_of(job), worker=self.random.randrange(self.workers)))
         if self.random.random() < 0.1:
             found.append(report(JobId(99, 1)))
         if self.random.random() < 0.3:
@@ -452,8 +451,12 @@ class Program:
         plan = self.plans.pop(0)
         self.now += self.random.choice([0.0, 1.0, 4.0])
         completions = self.reports(last)
-        waited = self.world._waiting[plan]
-        running = [self.world._id(job) for job in self.world.jobs.alive() if job.number not in self.world.jobs.planned]
+        waited = self.world._state.waiting[plan]
+        running = [
+            self.world._state.id_of(job)
+            for job in self.world._state.jobs.alive()
+            if job.number not in self.world._state.jobs.planned
+        ]
         launched = [Launched(job, Worker(0)) for job in running if self.random.random() < 0.5]
         group, lives, names = self.open_lives(3)
         seals = [Seal(group, lives, names)] if lives else []
@@ -479,7 +482,7 @@ class Program:
         self.world.listen(bulk.append)
         if not self.pair.do(f"settle({plan}, {completions})", many, one):
             raise AssertionError(self.pair.done[-1])
-        self.world._listeners.remove(bulk.append)
+        self.world._state.journal.listeners.remove(bulk.append)
         ended = [record for record in bulk if record.machine == "job" and len(record.ids) > 1]
         self.pair.seen["stores that ended together"] += sum(len(record.ids) for record in ended)
         self.pair.seen["twins that landed together"] += sum(
@@ -491,11 +494,11 @@ class Program:
 
     def job_verb(self) -> None:
         """Jobs are given up, waited for, proven quiet: the same call on both."""
-        alive = self.world.jobs.alive()
+        alive = self.world._state.jobs.alive()
         if not alive:
             return
         job = self.random.choice(alive)
-        jobs = Jobs[Any]((self.world._id(job),))
+        jobs = Jobs[Any]((self.world._state.id_of(job),))
         verb = self.random.choice(["cancel", "abandon", "flush", "flush", "flush", "flush", "expire", "quiesce"])
         if verb == "expire":
             self.now += self.random.choice([0.0, 8.0])
@@ -507,7 +510,7 @@ class Program:
 
     def slot_verb(self) -> None:
         """Make room below."""
-        ready = self.world.slots.column.where(Slot.READY).tolist()
+        ready = self.world._state.slots.column.where(Slot.READY).tolist()
         self.pair.do("evict", lambda x: x.evict(ready[:3]))
 
     def rare(self) -> None:
@@ -536,7 +539,7 @@ def test_many_is_one_by_one(seed: int, contract: Contract) -> None:
 @pytest.mark.parametrize("seed", range(100, 108), ids=lambda seed: f"seed{seed}")
 def test_many_is_one_by_one_on_the_bulk_path(seed: int, contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with batches that are gathered as arrays, however few they hold."""
-    for module in (places_module, core, edge):
+    for module in SWITCHING:
         monkeypatch.setattr(module, "BULK", 1)
 
     assert Program(seed, contract, workers=1 + seed % 3).run()["plan_stores"] > 0
@@ -785,16 +788,16 @@ def test_jobs_are_counted_by_their_owner() -> None:
     second = ledger.plan_stores([Store("a", [source(ledger, "2")]), Store("b", [source(ledger, "3", "b")])])
     ledger.submit(first)
     saved = ledger.snapshot()
-    counted = [dict(ledger.jobs.owned)]
-    planned = [sorted(ledger.jobs.planned)]
+    counted = [dict(ledger._state.jobs.owned)]
+    planned = [sorted(ledger._state.jobs.planned)]
     ledger.cancel(second)
-    counted.append(dict(ledger.jobs.owned))
+    counted.append(dict(ledger._state.jobs.owned))
     ledger.complete(report(first.ids[0]))
-    counted.append(dict(ledger.jobs.owned))
+    counted.append(dict(ledger._state.jobs.owned))
     ledger.plan_stores([Store("b", [source(ledger, "2")])])
     ledger.restore(saved)
-    counted.append(dict(ledger.jobs.owned))
-    planned.append(sorted(ledger.jobs.planned))
+    counted.append(dict(ledger._state.jobs.owned))
+    planned.append(sorted(ledger._state.jobs.planned))
 
     assert counted == [{"a": 2, "b": 1}, {"a": 1}, {}, {"a": 2, "b": 1}]
     assert planned == [[3, 4], [3, 4]]
@@ -810,16 +813,16 @@ def test_store_of_several_requests_is_each_of_theirs() -> None:
     (job,) = ledger.plan_stores([Store("a", [source(ledger, "0")], ("b",))]).ids
     ledger.submit(Jobs((job,)))
     saved = ledger.snapshot()
-    out = dict(ledger.jobs.owned)
+    out = dict(ledger._state.jobs.owned)
     problems = check(ledger)
     ledger.complete(report(job))
-    over = dict(ledger.jobs.owned)
+    over = dict(ledger._state.jobs.owned)
     ledger.restore(saved)
 
     assert (out, over, problems) == ({"a": 1, "b": 1}, {}, [])
     assert ledger.jobs_of("a").ids == ledger.jobs_of("b").ids == (job,)
     assert ledger.jobs_of("c").ids == ()
-    assert ledger.jobs.owned == out
+    assert ledger._state.jobs.owned == out
     assert check(ledger) == []
 
 
@@ -832,7 +835,7 @@ def test_window_that_several_leave_together_lets_go_once_for_each(shared: int) -
     ledger.acquire("b", lives)
     own = listed(ledger.allocate("b", 1).lives)
     ledger.release_many(["a", "b"], [range(shared), range(1, shared + 1)])
-    held = [place for place, refs in enumerate(ledger.blocks.refs) if refs]
+    held = [place for place, refs in enumerate(ledger._state.blocks.refs) if refs]
 
     assert held == [lives[0] & ID_MASK]
     assert ledger.table("b") == [lives[0], *[NULL] * shared]
@@ -857,7 +860,7 @@ def test_load_that_fails_leaves_its_targets_to_others(count: int, contract: Cont
 
     assert ledger.request_state("b") is Request.WAITING
     assert check(ledger) == []
-    assert (ledger.free, sum(ledger.blocks.refs)) == (count, 0)
+    assert (ledger.free, sum(ledger._state.blocks.refs)) == (count, 0)
     assert len(ledger.allocate("b", count)) == count
     assert check(ledger) == []
 
@@ -901,7 +904,7 @@ def test_free_blocks_keep_their_order_for_ever(count: int) -> None:
         ledger.release("a", range(count))
         ledger.finish("a")
         free = free[count:] + ids
-        assert ledger.blocks.queue.order() == free, turn
+        assert ledger._state.blocks.queue.order() == free, turn
         assert check(ledger) == []
 
 
@@ -912,4 +915,4 @@ def test_a_machine_with_more_states_than_a_byte_holds_is_refused() -> None:
     event = attrs.evolve(MACHINES["block"].events["seal"], table=table)
 
     with pytest.raises(DefinitionError, match="Wide: 17 states and four counts do not fit one byte"):
-        places_module.Rule(event)
+        Rule(event)

@@ -29,10 +29,11 @@ from blocklife.ledger import (
     Transfer,
     Worker,
 )
-from blocklife.ledger.book import SLOT
+from blocklife.ledger._ids import BULK, ID_MASK, NULL, Ids, listed, packed
+from blocklife.ledger._rules import FILLED
+from blocklife.ledger._steps import Asked, Steps
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import GroupTransfer, JobColumns, Store
-from blocklife.ledger.places import BULK, ID_MASK, NULL, Ids, Situation, Step, listed, packed
 from blocklife.states import Block, Job, Request, Slot
 from tests.worlds import (
     BOTH,
@@ -55,14 +56,14 @@ SUB = 2
 
 def sound(ledger: Ledger) -> None:
     """No rule is broken, jobs are filed under their owner and state, and every slot that can be read is found under its key."""
-    jobs = ledger.jobs
+    jobs = ledger._state.jobs
     assert check(ledger) == []
     assert list(jobs.planned) == [job.number for job in jobs.alive() if jobs.state(job) is Job.PLANNED]
     assert jobs.owned == Counter(name for job in jobs.alive() for name in (job.owner, *job.sharers) if name is not None)
-    for place in ledger.slots.column.where(Slot.READY).tolist():
-        key = ledger.slots.key[place]
+    for place in ledger._state.slots.column.where(Slot.READY).tolist():
+        key = ledger._state.slots.key[place]
         assert key is not None
-        assert ledger.slots.index[ledger.slots.group[place]][key] == place
+        assert ledger._state.slots.index[ledger._state.slots.group[place]][key] == place
 
 
 def slot_states(ledger: Ledger, count: int = 3) -> list[str]:
@@ -116,8 +117,8 @@ def test_store_counts_exactly_what_was_put_into_it() -> None:
     assert transfer.group_sizes == (3, 0, 2)
     assert transfer.source.tolist() == [1, 2, 3, 4, 5]
     assert transfer.target.tolist() == [0, 1, 3, 4, 5]
-    assert [ledger.slots.index[group] for group in range(3)] == [{b"f1": 0, b"f3": 1}, {}, {b"t1": 2}]
-    assert [ledger.slots.group[slot] for slot in range(3)] == [0, 0, 2]
+    assert [ledger._state.slots.index[group] for group in range(3)] == [{b"f1": 0, b"f3": 1}, {}, {b"t1": 2}]
+    assert [ledger._state.slots.group[slot] for slot in range(3)] == [0, 0, 2]
     assert ledger.moved == {"STORE": 5}
     sound(ledger)
 
@@ -146,7 +147,7 @@ def test_load_gives_every_block_of_every_group_its_key() -> None:
     assert ledger.find_blocks(keys("f0", "f1", "f3"), 0) == first
     assert ledger.find_blocks(keys("t1"), 2) == third
     assert ledger.find_blocks(keys("t1"), 0) == []
-    assert ledger.slots.pins.tolist() == [0, 0, 0, 0]
+    assert ledger._state.slots.pins.tolist() == [0, 0, 0, 0]
     assert ledger.moved["LOAD"] == 4
     sound(ledger)
 
@@ -162,7 +163,7 @@ def test_failed_load_drops_its_keys_in_every_group() -> None:
     ledger.settle(plan.number, 0.0, completions=[report(jobs.ids[0], Result.FAILED)])
 
     assert ledger.request_state("w") is Request.WAITING
-    assert [dict(index) for index in ledger.slots.index] == [{b"other": 3}, {}, {}]
+    assert [dict(index) for index in ledger._state.slots.index] == [{b"other": 3}, {}, {}]
     assert slot_states(ledger) == ["EMPTY"] * 3
     assert [ledger.table("w", group) for group in range(3)] == [[], [], []]
     sound(ledger)
@@ -370,7 +371,7 @@ def test_rule_of_sizes_is_counted_for_every_group() -> None:
     ):
         ledger = group_ledger()
         ledger.plan_stores([Store("a", open_transfers(ledger))])
-        job = ledger.jobs.by_number[1]
+        job = ledger._state.jobs.by_number[1]
         for name, value in wrong.items():
             setattr(job, name, value)
 
@@ -387,7 +388,7 @@ def test_columns_stay_their_caller_s(count: int) -> None:
     (number,) = ledger.plan_columns(columns)
     lives[0] = slots[0] = lives[1]
     columns.keys[0] = b"other"
-    job = ledger.jobs.by_number[number]
+    job = ledger._state.jobs.by_number[number]
 
     assert listed(job.lives) == listed(final.lives)
     assert listed(job.slots) == list(range(count))
@@ -429,7 +430,7 @@ def test_twin_that_lands_second_is_dropped(first: int, late: bool) -> None:
 
     assert readable == ledger.find_slots(keys("k")) == [first]
     assert ledger.slots.at(1 - first) is Slot.EMPTY
-    assert ledger.slots.key[1 - first] is None
+    assert ledger._state.slots.key[1 - first] is None
     assert [ledger.job_state(job) for job in ids] == [Job.DONE, Job.DONE]
     assert ledger.slots.free == 3
     sound(ledger)
@@ -603,7 +604,7 @@ def test_twins_that_lost_the_name_land_together(loser: str) -> None:
         ledger.complete(report(ids[0], Result.FAILED if loser == "failed" else Result.OK))
     if loser == "evicted":
         ledger.evict([0])
-    nameless = dict(ledger.slots.index[0])
+    nameless = dict(ledger._state.slots.index[0])
     sound(ledger)
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=[report(ids[2]), report(ids[1])])
 
@@ -617,16 +618,16 @@ def test_rule_of_one_slot_sees_twins_that_both_landed(monkeypatch: pytest.Monkey
     """If nobody looked for a twin, I14 would say so."""
     ledger = make_ledger()
     ids = twins(ledger)
-    monkeypatch.setattr(Ledger, "_land_slots", blind_landing)
+    monkeypatch.setattr(Steps, "_land_slots", blind_landing)
     for job in ids:
         ledger.complete(report(job))
 
     assert [str(each) for each in check(ledger)] == ["I14: two slots hold the same content"]
 
 
-def blind_landing(ledger: Ledger, slots: Ids, ok: bool) -> Step:
+def blind_landing(steps: Steps, slots: Ids, ok: bool) -> Asked:
     """A landing that publishes whatever has arrived."""
-    return ledger.slots.ask(SLOT["land"], slots, constant=int(Situation.OK) if ok else 0)
+    return FILLED[ok], slots, steps._slots.ask(FILLED[ok], slots)
 
 
 # --- skip ---------------------------------------------------------------------------------------------------------------
@@ -695,7 +696,7 @@ def test_lost_worker_fails_what_it_owed() -> None:
     assert after == [Job.IN_FLIGHT, Job.IN_FLIGHT, Job.FAILED, Job.PLANNED]
     assert [ledger.job_state(job) for job in jobs] == [Job.DONE, Job.FAILED, Job.FAILED, Job.PLANNED]
     assert slot_states(ledger, 4) == ["READY", "EMPTY", "EMPTY", "WRITING"]
-    assert not +ledger.tally
+    assert not any(ledger.tally.values())
     sound(ledger)
 
 
@@ -761,8 +762,8 @@ def test_lost_worker_reports_no_store_that_nobody_submitted() -> None:
     ledger.lose(Worker(0))
 
     assert ledger.job_state(planned) is Job.CANCELLED
-    assert ledger.jobs.by_number[planned.number].reported == 0
-    assert not +ledger.tally
+    assert ledger._state.jobs.by_number[planned.number].reported == 0
+    assert not any(ledger.tally.values())
     sound(ledger)
 
 
@@ -860,7 +861,7 @@ def test_reset_behind_a_wait_leaves_the_store_to_land() -> None:
 def watched(ledger: Ledger) -> list[tuple[bool, int, int, bytes]]:
     """All that is heard of the slots from now on."""
     heard: list[tuple[bool, int, int, bytes]] = []
-    columns = ledger.slots
+    columns = ledger._state.slots
 
     def hear(stored: bool, slots: Sequence[int]) -> None:
         heard.extend((stored, slot, columns.group[slot], columns.key[slot] or b"") for slot in slots)
@@ -956,7 +957,7 @@ def test_watcher_may_read_what_it_hears_of() -> None:
     """When it hears, the state and the index are those of afterwards; when content is withdrawn, its key is still known."""
     ledger = make_ledger()
     seen: list[tuple[bool, str, list[int]]] = []
-    slots = ledger.slots
+    slots = ledger._state.slots
     slots.on_change = lambda stored, places: seen.extend(
         (stored, slots.at(slot).name, ledger.find_slots([slots.key[slot] or b""])) for slot in places
     )

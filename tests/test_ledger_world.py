@@ -15,7 +15,7 @@ from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
-from blocklife.ledger.core import Core
+from blocklife.ledger._steps import Steps
 from blocklife.ledger.places import Blocks, Slots
 from blocklife.states import MACHINES, Slot
 from blocklife.testing.exploring.explore import Bounds, Exploration, Kind, Property, Verdict, explore
@@ -191,12 +191,12 @@ def test_ledger_world_runs_the_real_code_once_for_each_call() -> None:
 
 def unflushed(patch: pytest.MonkeyPatch) -> None:
     """A block is handed out while a copy reads it, and no plan waits."""
-    patch.setattr(Core, "_flush", lambda core, job, cause: core._fire_job(job, "flush"))
+    patch.setattr(Steps, "flush", lambda core, job, cause: core._fire_job(job, "flush"))
 
 
 def unproven(patch: pytest.MonkeyPatch) -> None:
     """The older copy of a load's target stays out when the load has landed."""
-    patch.setattr(Core, "_prove_older", lambda core, load: None)
+    patch.setattr(Steps, "_prove_older", lambda core, load: None)
 
 
 def fresh_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -221,23 +221,23 @@ def hasty(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.evict
 
     def evict(ledger: Ledger, slots: list[int]) -> None:
-        ledger.plan_number += 1
+        ledger._state.plan_number += 1
         real(ledger, slots)
-        ledger.plan_number -= 1
+        ledger._state.plan_number -= 1
 
     patch.setattr(Ledger, "evict", evict)
 
 
 def credulous(patch: pytest.MonkeyPatch) -> None:
     """What a store that failed has brought is published all the same."""
-    real = Core._land_slots
-    patch.setattr(Core, "_land_slots", lambda core, slots, ok: real(core, slots, True))
+    real = Steps._land_slots
+    patch.setattr(Steps, "_land_slots", lambda core, slots, ok: real(core, slots, True))
 
 
 def deaf(patch: pytest.MonkeyPatch) -> None:
     """The end of a job is not noted, so that nothing drains."""
-    real = Core._count_report
-    patch.setattr(Core, "_count_report", lambda core, report: None if report.job.number % 2 else real(core, report))
+    real = Steps.count_report
+    patch.setattr(Steps, "count_report", lambda core, report: None if report.job.number % 2 else real(core, report))
 
 
 @pytest.mark.parametrize(

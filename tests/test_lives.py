@@ -20,8 +20,8 @@ from blocklife.engines.toy.replay import Replay, ReplayOptions
 from blocklife.engines.toy.workload import generate_workload
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Committed, Contract, Direction, Launched, Ledger, Result, Worker
-from blocklife.ledger.book import RequestRow
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
+from blocklife.ledger._state import RequestRow
 from blocklife.recording import Recorder
 from blocklife.recording.lives import Life, Lives, RecordedStep
 from blocklife.recording.reading import open_recording
@@ -43,7 +43,7 @@ class Truth:
 
     def hear(self, _: Committed) -> None:
         """Note every job that is out, with its places."""
-        for job in self.ledger.jobs.alive():
+        for job in self.ledger._state.jobs.alive():
             kind = "store" if job.direction is Direction.STORE else "load"
             blocks = {int(life) & ID_MASK: int(life) >> EPOCH_SHIFT for life in job.lives}
             self.jobs[job.number] = kind, blocks, {int(slot) for slot in job.slots}
@@ -66,7 +66,7 @@ def run_recorded(path: Path, *, contract: Contract, seed: int) -> Truth:
     )
     replay = Replay(workload, options)
     truth = Truth(replay.ledger, path)
-    right = replay.ledger._give_up
+    right = replay.ledger._steps.give_up
 
     def give_up(request: RequestRow, event: str) -> None:
         before = replay.ledger.journal[-1].sequence
@@ -74,7 +74,7 @@ def run_recorded(path: Path, *, contract: Contract, seed: int) -> Truth:
         truth.given_up.append((request.row, before, replay.ledger.journal[-1].sequence))
 
     with pytest.MonkeyPatch.context() as patch, path.open("w") as stream:
-        patch.setattr(replay.ledger, "_give_up", give_up)
+        patch.setattr(replay.ledger._steps, "give_up", give_up)
         recorder = Recorder(stream)
         recorder.begin(replay.ledger)
         replay.ledger.listen(truth.hear)
@@ -105,7 +105,11 @@ def places(lives: Lives) -> list[tuple[str, int]]:
 
 def test_lives_end_where_the_ledger_stands(truth: Truth, lives: Lives) -> None:
     """Last states and epochs are those of the ledger's columns, and no line is missing."""
-    columns = {"block": truth.ledger.blocks.column, "slot": truth.ledger.slots.column, "request": truth.ledger.request_column}
+    columns = {
+        "block": truth.ledger._state.blocks.column,
+        "slot": truth.ledger._state.slots.column,
+        "request": truth.ledger._state.request_column,
+    }
     lines = truth.path.read_text().splitlines()
 
     assert lives.whole
@@ -114,7 +118,7 @@ def test_lives_end_where_the_ledger_stands(truth: Truth, lives: Lives) -> None:
         last = lives.step(lives.steps_of(machine, place)[-1])
         assert last.target == columns[machine].at(place).name
         if machine == "block":
-            assert last.epoch == truth.ledger.blocks.epoch[place]
+            assert last.epoch == truth.ledger._state.blocks.epoch[place]
 
 
 def test_lives_are_cut_where_they_begin_and_end(lives: Lives) -> None:

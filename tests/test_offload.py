@@ -18,7 +18,7 @@ from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Plan, Result, Worker
 from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
 from blocklife.offload.lookup import Answer
-from blocklife.states import Request
+from blocklife.states import Request, Slot
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
 from tests.worlds import BOTH, make_ledger, ready, world_key
 
@@ -177,13 +177,13 @@ def test_deferred_lookup_is_answered_from_memory_until_a_job_has_ended() -> None
     rig.scheduler.preempt("a")
     rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
     asked: list[int] = []
-    keys = rig.scheduler._requests["a"].keys
+    keys = rig.scheduler._state.requests["a"].keys
 
     def counted(group: int, start: int, stop: int) -> object:
         asked.append(group)
         return keys(group, start, stop)
 
-    rig.scheduler._requests["a"].keys = counted  # type: ignore[assignment]
+    rig.scheduler._state.requests["a"].keys = counted  # type: ignore[assignment]
     first = rig.hit("a")
     calls = len(asked)
     again = rig.hit("a")
@@ -409,7 +409,7 @@ def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
     rig.scheduler.grow()
     rig.tick()
     rig.scheduler.finish("a")
-    ended = rig.scheduler._requests
+    ended = rig.scheduler._state.requests
     rig.drain()
 
     assert ended == {}
@@ -772,12 +772,25 @@ def test_scheduler_remembers_nobody_who_is_over() -> None:
         scheduler.finish(f"a{number}")
         rig.tick()
     rig.drain()
-    kept = (scheduler._requests, scheduler._names, scheduler._states, scheduler._waiting_loads, scheduler._loading)
-    kept += (scheduler._pinned, scheduler._preempted, scheduler._ending, scheduler._ended, scheduler._handed)  # type: ignore[assignment]
+    state = scheduler._state
+    kept = (
+        state.requests,
+        state.names,
+        state.states,
+        state.waiting_loads,
+        state.loading,
+    )
+    kept += (
+        state.pinned,
+        state.preempted,
+        state.ending,
+        state.outlived,
+        state.handed,
+    )  # type: ignore[assignment]
     kept += (line._line, line._candidates, line._exposed, line._made)  # type: ignore[assignment]
 
     assert [len(each) for each in kept] == [0] * len(kept)
-    assert not scheduler._progress.known.any()
+    assert not scheduler._state.progress.known.any()
 
 
 def test_sleep_keeps_the_host_and_nothing_of_the_device() -> None:
@@ -901,11 +914,11 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     ),
     "admit without a lookup": (
         *(MisuseError, "its hit is not of this step"),
-        lambda rig: rig.scheduler.admit("w", rig.scheduler._requests["l"].hit, 4),  # type: ignore[arg-type]
+        lambda rig: rig.scheduler.admit("w", rig.scheduler._state.requests["l"].hit, 4),  # type: ignore[arg-type]
     ),
     "admit while running": (
         *(MisuseError, "cannot ADMIT while RUNNING"),
-        lambda rig: rig.scheduler.admit("r", rig.scheduler._requests["r"].hit, 4),  # type: ignore[arg-type]
+        lambda rig: rig.scheduler.admit("r", rig.scheduler._state.requests["r"].hit, 4),  # type: ignore[arg-type]
     ),
     "free nobody": (MisuseError, "add_request first, and nothing after its end", lambda rig: rig.scheduler.free("x", 0, [])),
     "grow nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.grow({"x": 1})),
@@ -1228,7 +1241,7 @@ def test_an_allocator_of_the_engine_is_followed_to_the_end() -> None:
     assert found == [(0, 0), (8, 0), (0, 0), (0, 8)]
     assert rig.scheduler.statistics().host_hits == (2,)
     assert rig.ledger.statistics().requests == 0
-    assert all(not refs for refs in rig.ledger.blocks.refs)
+    assert all(not refs for refs in rig.ledger._state.blocks.refs)
 
 
 def test_what_another_request_loads_is_waited_for_in_a_foreign_pool() -> None:
@@ -1277,6 +1290,27 @@ def test_a_foreign_request_grows_only_into_places_it_was_given() -> None:
 
     assert rig.scheduler.grow() == []
     assert rig.blocks("a") == [3, 5]
+
+
+def test_foreign_requests_that_wait_for_their_plan_end_together() -> None:
+    """Their last content is stored, their blocks are given back, and the scheduler knows them no more."""
+    rig = Rig(blocks=9, own_pool=False)
+    for name, blocks in (("a", (1, 2)), ("b", (3, 4))):
+        rig.add(name, letters(8, name))
+        hit = rig.scheduler.lookup(name, 8, device_tokens=0)
+        rig.scheduler.place(name, [Placed(0, fresh=blocks)])
+        rig.scheduler.admit(name, hit, 8)
+    rig.plan()
+    for name in "ab":
+        rig.scheduler.finish(name)
+    ended = rig.settle().ended
+    rig.drain()
+
+    assert ended == ("a", "b")
+    assert rig.ledger.statistics().requests == 0
+    assert not rig.scheduler.knows("a")
+    assert [rig.ledger.blocks.refs(block) for block in (1, 2, 3, 4)] == [0, 0, 0, 0]
+    assert rig.ledger.slots.count()[Slot.READY] == 4
 
 
 def test_a_foreign_window_is_given_back_by_the_engine() -> None:

@@ -39,8 +39,8 @@ from blocklife.ledger import (
     Transfer,
     Worker,
 )
+from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK
 from blocklife.offload import (
     FullHit,
     Geometry,
@@ -55,7 +55,7 @@ from blocklife.offload import (
 )
 from blocklife.offload import search as search_module
 from blocklife.offload import stores as stores_module
-from blocklife.offload.core import SchedulerCore
+from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.lookup import Found, common_length
 from blocklife.offload.progress import ProgressTable
 from blocklife.offload.search import Search
@@ -377,7 +377,7 @@ class Walker:
     def at_home(self) -> None:
         """Nothing is alive, held or pinned, and every place is accounted for."""
         ledger, now = self.ledger, self.ledger.statistics()
-        blocks, slots = ledger.blocks, ledger.slots
+        blocks, slots = ledger._state.blocks, ledger._state.slots
         counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.overdue, *blocks.job, *slots.pins]
         if any(counts) or now.jobs_alive or now.requests or ledger.holders or self.scheduler.has_pending_work():
             raise Finding(f"something is still held: {now}, holders {dict(ledger.holders)}")
@@ -386,7 +386,7 @@ class Walker:
         if now.slots["EMPTY"] + now.slots["READY"] != self.num_slots:
             raise Finding(f"slots have not come home: {now.slots}")
         scheduler = self.scheduler
-        if scheduler._loading or scheduler._pinned or scheduler._waiting_loads or scheduler._requests:
+        if scheduler._state.loading or scheduler._state.pinned or scheduler._state.waiting_loads or scheduler._state.requests:
             raise Finding("the scheduler remembers who is gone")
 
     def everybody(self) -> list[Client]:
@@ -529,11 +529,11 @@ class Walker:
 
     def plan(self) -> None:
         """Hand states off, and make the plan of this step."""
-        table, scheduler = self.scheduler._progress, self.scheduler
+        table, scheduler = self.scheduler._state.progress, self.scheduler
         scheduled = []
         for sequence in self.running:
-            row = self.ledger.requests[sequence.name].row
-            count = int(table.wanted[row]) if table.step[row] == scheduler._step else 0
+            row = self.ledger._state.requests[sequence.name].row
+            count = int(table.wanted[row]) if table.step[row] == scheduler._state.step else 0
             if count:
                 scheduled.append((sequence, count))
         handed: dict[str, set[tuple[int, int]]] = {}
@@ -791,7 +791,7 @@ class Walker:
             other = partial(scheduler.renew, f"w{self.epoch + 1}")
             self.forgotten(self.call(scheduler.reset if what == "reset" else other))
             self.epoch += 1
-        if self.ledger.blocks.column.count()[Block.SEALED]:
+        if self.ledger._state.blocks.column.count()[Block.SEALED]:
             raise Finding(f"content is still held after {what}")
 
     def forgotten(self, names: list[str]) -> None:
@@ -837,7 +837,7 @@ class Walker:
 
     def judge(self) -> None:
         """Compare what the ledger claims with what the workers do and hold."""
-        blocks, slots, size = self.ledger.blocks, self.ledger.slots, self.world.chunk
+        blocks, slots, size = self.ledger._state.blocks, self.ledger._state.slots, self.world.chunk
         for station in self.stations:
             for job, copy in station.copies.items():
                 for block in copy.blocks:
@@ -904,10 +904,10 @@ def plant_window_of_unsettled_tokens(patch: pytest.MonkeyPatch) -> None:
     """Blocks leave a window when tokens are scheduled, not when they are settled."""
     right = ProgressTable.first_needed
 
-    def wrong(table: ProgressTable, group: int, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def wrong(table: ProgressTable, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         settled = table.computed
         table.computed = settled + table.in_flight + table.wanted
-        found = right(table, group, rows)
+        found = right(table, rows)
         table.computed = settled
         return found
 
@@ -916,9 +916,9 @@ def plant_window_of_unsettled_tokens(patch: pytest.MonkeyPatch) -> None:
 
 def plant_store_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
     """Placeholders and drafts are stored as if they were known."""
-    right = SchedulerCore._offer_filled
+    right = SchedulerSteps.offer_filled
 
-    def wrong(core: SchedulerCore, rows: np.ndarray[Any, Any]) -> None:
+    def wrong(core: SchedulerSteps, rows: np.ndarray[Any, Any]) -> None:
         known = core._progress.known
         core._progress.known = known + 8
         try:
@@ -926,7 +926,7 @@ def plant_store_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
         finally:
             core._progress.known = known
 
-    patch.setattr(SchedulerCore, "_offer_filled", wrong)
+    patch.setattr(SchedulerSteps, "offer_filled", wrong)
 
 
 def plant_forgotten_epochs(patch: pytest.MonkeyPatch) -> None:
@@ -934,7 +934,7 @@ def plant_forgotten_epochs(patch: pytest.MonkeyPatch) -> None:
     right = StoreLine._judge
 
     def wrong(line: StoreLine, chunk: stores_module.Chunk) -> Any:
-        epoch = line._ledger.blocks.epoch
+        epoch = line._ledger._state.blocks.epoch
         chunk.lives = [life and epoch[life & ID_MASK] << 32 | life & ID_MASK for life in chunk.lives]
         return right(line, chunk)
 
@@ -980,23 +980,23 @@ def plant_holes_closed_up(patch: pytest.MonkeyPatch) -> None:
 
 def plant_old_weights(patch: pytest.MonkeyPatch) -> None:
     """Other weights come, and the host tier keeps what the former ones made."""
-    right = SchedulerCore._forget
+    right = SchedulerSteps.forget
 
-    def wrong(core: SchedulerCore, *, drain: bool, host: bool) -> list[str]:
+    def wrong(core: SchedulerSteps, *, drain: bool, host: bool) -> list[str]:
         return right(core, drain=drain, host=False)
 
-    patch.setattr(SchedulerCore, "_forget", wrong)
+    patch.setattr(SchedulerSteps, "forget", wrong)
 
 
 def plant_drafts_taken_for_granted(patch: pytest.MonkeyPatch) -> None:
     """Tokens that were refused count as computed."""
-    right = SchedulerCore._advance
+    right = SchedulerSteps.advance
 
-    def wrong(core: SchedulerCore, rows: Any, tokens: Any, sampled: Mapping[str, int]) -> Any:
+    def wrong(core: SchedulerSteps, rows: Any, tokens: Any, sampled: Mapping[str, int]) -> Any:
         known, _ = right(core, rows, tokens, sampled)
         return known, np.minimum(core._progress.computed[rows] + tokens, known)
 
-    patch.setattr(SchedulerCore, "_advance", wrong)
+    patch.setattr(SchedulerSteps, "advance", wrong)
 
 
 def plant_no_flush_for_hand_outs(patch: pytest.MonkeyPatch) -> None:
@@ -1038,15 +1038,15 @@ def plant_state_before_its_time(patch: pytest.MonkeyPatch) -> None:
     right = OffloadScheduler.build_plan
 
     def wrong(scheduler: OffloadScheduler, now: float) -> Plan:
-        table, size = scheduler._progress, scheduler.geometry.block_tokens
-        for name, tracked in scheduler._requests.items():
+        table, size = scheduler._state.progress, scheduler.geometry.block_tokens
+        for name, tracked in scheduler._state.requests.items():
             row = tracked.row
             end = int(table.ends(np.array([row]))[0])
-            if table.running[row] and table.step[row] == scheduler._step and table.wanted[row]:
+            if table.running[row] and table.step[row] == scheduler._state.step and table.wanted[row]:
                 for group, kind in enumerate(scheduler.geometry.groups):
                     if isinstance(kind, Mamba) and (boundary := end // size[group] * size[group]):
                         key = (name, int(table.serial[row]), group, boundary)
-                        scheduler._handed[key] = None
+                        scheduler._state.handed[key] = None
         return right(scheduler, now)
 
     patch.setattr(OffloadScheduler, "build_plan", wrong)

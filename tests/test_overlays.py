@@ -92,8 +92,8 @@ def run(recorded: tuple[Path, Ledger]) -> RunStatistics:
 def test_marks_of_a_run_count_every_row(recorded: tuple[Path, Ledger], run: RunStatistics, machine: str) -> None:
     """Taken rows have their number and a weight up to 1, the others stand out as unused."""
     ledger = recorded[1]
-    columns = {"block": ledger.blocks.column, "slot": ledger.slots.column, "job": ledger.jobs.column}
-    taken = {row.index: times for row, times in columns.get(machine, ledger.request_column).row_counts()}
+    columns = {"block": ledger._state.blocks.column, "slot": ledger._state.slots.column, "job": ledger._state.jobs.column}
+    taken = {row.index: times for row, times in columns.get(machine, ledger._state.request_column).row_counts()}
     marks = marks_of_run(run, machine)
 
     assert marks.title == "taken in run.jsonl"
@@ -140,7 +140,7 @@ def test_marks_of_a_run_do_not_depend_on_where_the_file_lay(recorded: tuple[Path
 def covered(path: Path, ledger: Ledger) -> str:
     """A report as the plugin writes it."""
     coverage = Coverage()
-    coverage.note(ledger)
+    coverage.note(ledger._state)
     coverage.settle()
     path.write_text(json.dumps(coverage.record(), indent=1) + "\n")
     return str(path)

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger, Limits
-from blocklife.ledger.book import Book
+from blocklife.ledger._state import LedgerData
 from blocklife.states import MACHINES
 from blocklife.testing.plugin.coverage import Coverage
 from blocklife.testing.plugin.hooks import MUTANT, REPORT, REQUIRE
@@ -127,7 +127,7 @@ def test_a(blocklife_ledger):
     ledger.add_request("a")
     ledger.admit("a")
     ledger.allocate("a", 2)
-    ledger.blocks.pins[1] = 1
+    ledger._state.blocks.pins[1] = 1
     try:
         ledger.finish("a")
     except Exception:
@@ -265,7 +265,7 @@ def test_missing_rows_fail_the_run_and_are_named(tmp_path: Path) -> None:
 
 def test_coverage_listens_only_while_it_is_asked_to() -> None:
     """Ledgers that are gone and ledgers that are there count once each; those made before or after do not."""
-    before, coverage, made = Ledger(LIMITS), Coverage(), Book.__init__
+    before, coverage, made = Ledger(LIMITS), Coverage(), LedgerData.__init__
     coverage.listen()
     for _ in range(2):
         kept = Ledger(LIMITS)
@@ -278,7 +278,7 @@ def test_coverage_listens_only_while_it_is_asked_to() -> None:
     coverage.settle()
     coverage.settle()
 
-    assert Book.__init__ is made
+    assert LedgerData.__init__ is made
     assert coverage.ledgers == 2
     assert coverage.rows["request"]["WAITING --finish--> FINISHED"] == 2
 
@@ -331,7 +331,7 @@ def test_a(blocklife_ledger):
 def test_mutant_is_planted_for_a_whole_run_and_a_suite_that_looks_notices(tmp_path: Path, workers: tuple[str, ...]) -> None:
     """In every process that runs tests; without the option, and under a rule that they do not need, they pass."""
     write(tmp_path, test_a=NOTICES)
-    name = "Ledger.finish without self._give_up(found, 'finish')"
+    name = "Ledger.finish without self._steps.give_up(found, 'finish')"
     plain, noticed = run(tmp_path, *workers), run(tmp_path, MUTANT, name, "-v", *workers)
     other = run(tmp_path, MUTANT, "StoreLine.clear without self._line.clear()", *workers)
 
@@ -356,11 +356,11 @@ def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
 def test_mutant_that_is_none_is_an_error_of_usage(tmp_path: Path) -> None:
     """It names the nearest one, and no test runs; the option is explained where options are."""
     write(tmp_path, test_a=NOTICES)
-    ran = run(tmp_path, MUTANT, "Ledger.finish without self._give_up(found)")
+    ran = run(tmp_path, MUTANT, "Ledger.finish without self._steps.give_up(found)")
 
     assert ran.code == pytest.ExitCode.USAGE_ERROR
-    assert f"{MUTANT}: no mutant is called 'Ledger.finish without self._give_up(found)'" in ran.text
-    assert "the nearest is \"Ledger.finish without self._give_up(found, 'finish')\"" in ran.text
+    assert f"{MUTANT}: no mutant is called 'Ledger.finish without self._steps.give_up(found)'" in ran.text
+    assert "the nearest is \"Ledger.finish without self._steps.give_up(found, 'finish')\"" in ran.text
     assert "while one rule of blocklife is switched off" in " ".join(run(tmp_path, "--help").text.split())
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blocklife.offload import Geometry
+from blocklife.offload import Geometry, Policies
 from blocklife.offload.progress import ProgressTable
 
 GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", "mamba:4", "mamba:1"]
 
 
 def table_of(groups: str, size: int = 4) -> ProgressTable:
-    return ProgressTable(size, Geometry.parse(groups))
+    return ProgressTable(size, Geometry.parse(groups), Policies())
 
 
 def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -45,7 +45,7 @@ def test_first_needed_is_the_first_block_that_is_ever_read_again(groups: str) ->
     tokens = int(groups.split(":")[1])
     for computed in range(30):
         table.computed[1] = computed
-        (first,) = table.first_needed(0, rows(1)).tolist()
+        ((first,),) = table.first_needed(rows(1)).tolist()
         ahead = {at for at in read_from(groups, computed) if at * tokens < computed}
 
         assert first == min(ahead, default=computed // tokens)
@@ -56,7 +56,7 @@ def test_first_needed_looks_at_settled_tokens_only() -> None:
     table = table_of("swa:4:5,mamba:4")
     table.computed[0], table.in_flight[0], table.wanted[0] = 8, 8, 8
 
-    assert [table.first_needed(group, rows(0)).tolist() for group in (0, 1)] == [[1], [1]]
+    assert table.first_needed(rows(0)).tolist() == [[1], [1]]
 
 
 def test_ends_and_missing_count_what_is_settled_in_flight_and_wanted() -> None:
@@ -68,8 +68,7 @@ def test_ends_and_missing_count_what_is_settled_in_flight_and_wanted() -> None:
     ends = table.ends(chosen)
 
     assert ends.tolist() == [9, 1, 0]
-    assert table.missing(0, chosen, ends).tolist() == [1, 1, 0]
-    assert table.missing(1, chosen, ends).tolist() == [3, 0, 0]
+    assert table.missing(chosen, ends).tolist() == [[1, 1, 0], [3, 0, 0]]
 
 
 def test_rows_are_looked_at_in_the_order_asked_for() -> None:
@@ -79,8 +78,8 @@ def test_rows_are_looked_at_in_the_order_asked_for() -> None:
 
     assert table.ends(rows(3, 0)).tolist() == [4, 1]
     assert table.ends(rows()).tolist() == []
-    assert table.missing(0, rows(), rows()).tolist() == []
-    assert table.first_needed(0, rows()).tolist() == []
+    assert table.missing(rows(), rows()).tolist() == [[]]
+    assert table.first_needed(rows()).tolist() == [[]]
 
 
 def columns(table: ProgressTable, row: int) -> list[int]:

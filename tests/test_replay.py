@@ -27,9 +27,11 @@ from blocklife.engines.toy.replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy.workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Direction
-from blocklife.ledger.core import Core
+from blocklife.ledger._checks import Checks
+from blocklife.ledger._ids import ID_MASK, Lives, ids_of, select
+from blocklife.ledger._steps import Asked, Steps
 from blocklife.ledger.jobs import JobRow
-from blocklife.ledger.places import ID_MASK, Blocks, Lives, Places, Step, ids_of, select
+from blocklife.ledger.places import Blocks, Places
 from blocklife.lifecycle import Event
 from blocklife.offload import Mode
 from blocklife.offload.stores import Chunk, StoreLine
@@ -374,14 +376,14 @@ def test_replay_times_the_scheduler_alone(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("checking", [Checking.STRICT, Checking.COUNT], ids=lambda each: each.name.lower())
 def test_replay_counts_a_violation_of_the_ledger_once(checking: Checking, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it ends the run and is named, or is only counted."""
-    real, looks = Core._recheck, iter(range(1 << 30))
+    real, looks = Checks.couplings, iter(range(1 << 30))
 
-    def recheck(core: Core, job: JobRow) -> None:
+    def recheck(core: Checks, job: JobRow) -> None:
         real(core, job)
         if next(looks) == 5:
             core.violate("planted")
 
-    monkeypatch.setattr(Core, "_recheck", recheck)
+    monkeypatch.setattr(Checks, "couplings", recheck)
     workload = chats(10)
 
     assert run(workload, options(workload, checking=checking)).violations == 1
@@ -572,19 +574,19 @@ def hand_out_load_target(patch: Patch) -> None:
 
 def land_anywhere(patch: Patch) -> None:
     """Engines without tables do not notice that a copy lands on a block that has moved on."""
-    real = Core._land_blocks
+    real = Steps._land_blocks
     touched = {Block.IN_FLIGHT, Block.FLUSHED, Block.STALE, Block.LOADING, Block.QUARANTINED}
 
-    def land(core: Core, job: JobRow, ok: bool) -> Step:
-        still = [core.blocks.at(int(place)) in touched for place in ids_of(job.lives)]
+    def land(core: Steps, job: JobRow, ok: bool) -> Asked:
+        still = [core._blocks.at(int(place)) in touched for place in ids_of(job.lives)]
         gone = ids_of(select(job.lives, [not each for each in still]))
-        core.blocks.unpin(gone)
+        core._blocks.unpin(gone)
         if job.direction is Direction.LOAD:
             for place in gone:
-                core.blocks.writes[int(place)] -= 1
-        return real(core, attrs.evolve(job, lives=select(job.lives, still)), ok)
+                core._blocks.writes[int(place)] -= 1
+        return real(core, attrs.evolve(job, lives=select(job.lives, still), ids=select(job.ids, still)), ok)
 
-    patch.setattr(Core, "_land_blocks", land)
+    patch.setattr(Steps, "_land_blocks", land)
 
 
 def everything_is_fresh(patch: Patch) -> None:
@@ -640,26 +642,26 @@ def half_is_enough(patch: Patch) -> None:
 
 def one_pin_leaks(patch: Patch) -> None:
     """(f) The blocks of one single job keep their pins."""
-    real, landings = Core._land_blocks, iter(range(1 << 30))
+    real, landings = Steps._land_blocks, iter(range(1 << 30))
 
-    def land(core: Core, job: JobRow, ok: bool) -> Step:
-        step = real(core, job, ok)
+    def land(core: Steps, job: JobRow, ok: bool) -> Asked:
+        change, ids, rows = real(core, job, ok)
         if next(landings) == 100:
-            step.pins = 0
-        return step
+            change = attrs.evolve(change, pins=0)
+        return change, ids, rows
 
-    patch.setattr(Core, "_land_blocks", land)
+    patch.setattr(Steps, "_land_blocks", land)
 
 
 def slot_pins_leak(patch: Patch) -> None:
     """(f) Loads never let go of their slots."""
-    real = Places._change
+    real = Places._add
 
     def change(column: Any, view: Any, ids: Any, delta: int) -> None:
         if not (delta < 0 and column.typecode == "H" and len(column) == ReplayOptions().host_slots):
             real(column, view, ids, delta)
 
-    patch.setattr(Places, "_change", staticmethod(change))
+    patch.setattr(Places, "_add", staticmethod(change))
 
 
 def wishes_follow_the_block(patch: Patch) -> None:

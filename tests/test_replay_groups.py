@@ -24,6 +24,7 @@ from blocklife.engines.toy.workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Plan
 from blocklife.offload import FullAttention, Geometry, Hit, Mamba, Mode, OffloadScheduler, SlidingWindow
+from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.progress import ProgressTable
 from blocklife.states import Slot
 from tests.test_replay import BAD_DAY, assert_clean, chats, run
@@ -111,8 +112,11 @@ def found_in(replay: Replay) -> tuple[list[set[bytes]], list[set[bytes]]]:
     ledger = replay.ledger
     groups = range(len(replay.options.geometry.groups))
     return (
-        [set(ledger.blocks.index[group]) for group in groups],
-        [{key for key, slot in ledger.slots.index[group].items() if ledger.slots.at(slot) is Slot.READY} for group in groups],
+        [set(ledger._state.blocks.index[group]) for group in groups],
+        [
+            {key for key, slot in ledger._state.slots.index[group].items() if ledger.slots.at(slot) is Slot.READY}
+            for group in groups
+        ],
     )
 
 
@@ -297,7 +301,7 @@ def test_replay_lets_others_pass_a_deferred_lookup(waiting: int, monkeypatch: Pa
         return attrs.evolve(hit, deferred=True) if late else hit
 
     def watch(replay: Replay) -> None:
-        begun.extend(name for name, row in replay.ledger.requests.items() if row.tables[0] and name not in begun)
+        begun.extend(name for name, row in replay.ledger._state.requests.items() if row.tables[0] and name not in begun)
 
     monkeypatch.setattr(OffloadScheduler, "lookup", lookup)
     workload = [WorkloadRequest(0.0, 100, 5, (number,)) for number in range(engine.LOOK_AHEAD + 4)]
@@ -358,7 +362,7 @@ def test_replay_of_a_hybrid_model_can_be_stopped(steps: int, asynchronous: bool)
     assert_clean(report)
     assert report.interrupted
     assert report.aborted_requests > 0
-    assert (replay.ledger.jobs.live, replay.ledger.requests) == (0, {})
+    assert (replay.ledger.jobs.live, len(replay.ledger.requests)) == (0, 0)
     assert replay.finished == 40
 
 
@@ -372,7 +376,7 @@ def test_replay_audits_every_block_of_a_chunk_that_was_written() -> None:
     report = replay.run()
     station = replay.stations[0]
     memory = station.memory
-    ready = replay.ledger.slots.column.where(Slot.READY)
+    ready = replay.ledger._state.slots.column.where(Slot.READY)
     written = station.traffic.written(ready)
     places = ready[:, None] * 4 + np.arange(4)
 
@@ -433,17 +437,17 @@ def test_replay_options_name_their_geometry() -> None:
 
 def seal_before_it_is_full(patch: Patch) -> None:
     """(h) A block is final with its first token, and a chunk is stored with its last block."""
-    real, offer = OffloadScheduler._seals, OffloadScheduler._offer_chunks
+    real, offer = SchedulerSteps.seals, SchedulerSteps.offer_chunks
 
-    def seals(offload: OffloadScheduler, rows: Any, computed: Any) -> Any:
-        return real(offload, rows, computed + min(offload.geometry.block_tokens) - 1)
+    def seals(steps: SchedulerSteps, rows: Any, computed: Any) -> Any:
+        return real(steps, rows, computed + min(steps._geometry.block_tokens) - 1)
 
-    def chunks(offload: OffloadScheduler, name: str, row: int, group: int, stop: int) -> None:
-        held = len(offload.ledger.requests[name].tables[group]) // offload.geometry.blocks_per_chunk
-        offer(offload, name, row, group, max(stop, held))
+    def chunks(steps: SchedulerSteps, name: str, row: int, group: int, stop: int) -> None:
+        held = steps._ledger.requests.size(name, group) // steps._geometry.blocks_per_chunk
+        offer(steps, name, row, group, max(stop, held))
 
-    patch.setattr(OffloadScheduler, "_seals", seals)
-    patch.setattr(OffloadScheduler, "_offer_chunks", chunks)
+    patch.setattr(SchedulerSteps, "seals", seals)
+    patch.setattr(SchedulerSteps, "offer_chunks", chunks)
 
 
 def lookup_ignores_the_window(patch: Patch) -> None:
@@ -453,7 +457,8 @@ def lookup_ignores_the_window(patch: Patch) -> None:
     def init(offload: OffloadScheduler, ledger: Ledger, tier: Any, geometry: Geometry, *rest: Any) -> None:
         short = [SlidingWindow(each.block_tokens, 2) if isinstance(each, SlidingWindow) else each for each in geometry.groups]
         real(offload, ledger, tier, Geometry(short, geometry.blocks_per_chunk), *rest)
-        offload._progress = ProgressTable(ledger.limits.max_requests, geometry)
+        table = ProgressTable(ledger.limits.max_requests, geometry, offload.policies)
+        offload._state.progress = offload._steps._progress = offload._progress = table
 
     patch.setattr(OffloadScheduler, "__init__", init)
 
@@ -480,7 +485,13 @@ def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
 def window_leaves_too_early(patch: Patch) -> None:
     """(h) One block more is given back than the window has left."""
     real = ProgressTable.first_needed
-    patch.setattr(ProgressTable, "first_needed", lambda table, group, rows: real(table, group, rows) + (group == 1))
+
+    def more(table: ProgressTable, rows: Any) -> Any:
+        found = real(table, rows)
+        found[1] += 1
+        return found
+
+    patch.setattr(ProgressTable, "first_needed", more)
 
 
 def states_are_taken_from_the_table(patch: Patch) -> None:
@@ -489,7 +500,9 @@ def states_are_taken_from_the_table(patch: Patch) -> None:
 
     def init(offload: OffloadScheduler, *rest: Any) -> None:
         real(offload, *rest)
-        offload._attention = list(offload._groups)
+        offload._state.attention = list(offload._state.groups)
+        for filled, tokens in (("_tokens_filled", "block_tokens"), ("_chunk_filled", "chunk_tokens")):
+            getattr(offload._progress, filled)[:, 0] = getattr(offload.geometry, tokens)
 
     patch.setattr(OffloadScheduler, "__init__", init)
     patch.setattr(OffloadScheduler, "hand_off", lambda *_: None)

@@ -18,6 +18,7 @@ from blocklife.cli import main
 from blocklife.errors import MisuseError
 from blocklife.ledger.jobs import JobTable
 from blocklife.offload import OffloadScheduler, search
+from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.stores import StoreLine
 from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, LookedUp
 from blocklife.testing.scenarios.our_driver import OurDriver
@@ -86,20 +87,26 @@ def test_what_is_not_applicable_says_why() -> None:
 
 # --- planted bugs -----------------------------------------------------------------------------------------------------------
 
+
+def nobody_is_tracked(steps: SchedulerSteps) -> bool:
+    """When the last step was said to be: never, while a request that is over still has jobs."""
+    return not steps._state.requests and not steps._state.outlived
+
+
 PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "no comparison of lives": ("S1", lambda patch: plant_stale_sources(patch, "if False:"), "named twice in one call"),
     "names by block id": ("S1", lambda patch: plant_stale_sources(patch, BY_BLOCK_ID), "one content, one key"),
     "no look at copies": (
         "S2",
         lambda patch: without(
-            patch, StoreLine, "_judge", {"if at in _COPYING:": "if False:"}
+            patch, StoreLine, "_judge", {"if at in COPYING:": "if False:"}
         ),
         "cannot PLAN_STORE while IN_FLIGHT",
     ),
     "dedup by content": (
         "S2",
         lambda patch: without(
-            patch, StoreLine, "is_stored", {"if slot is None or slots.column.state[slot] != _READY:": "if slot is None:"}
+            patch, StoreLine, "is_stored", {".find_ready(": ".find("}
         ),
         "state: expected block 1 of f to be IN_FLIGHT; it is SEALED",
     ),
@@ -136,7 +143,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "no request is tracked": (
         "S5",
-        lambda patch: patch.setattr(OffloadScheduler, "_is_last_step", lambda self: not self._requests and not self._ended),
+        lambda patch: patch.setattr(SchedulerSteps, "is_last_step", nobody_is_tracked),
         "flushes: expected the store of a, the load of b; found none",
     ),
     "flush without loads": (
@@ -206,7 +213,7 @@ def test_draft_on_a_state_is_refused_when_nothing_is_out() -> None:
 
 def test_draft_on_a_state_makes_the_device_read_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why it is refused: the token was not sampled as it was drafted, and the state has taken it in."""
-    monkeypatch.setattr(OffloadScheduler, "_check_no_drafts", lambda self, rows: None)
+    monkeypatch.setattr(SchedulerSteps, "check_no_drafts", lambda self, rows: None)
     verdict = run_scenario(parse_scenario(DRAFT.replace("{refused}", ""), "x.toml"))
 
     assert verdict.outcome is Outcome.FAILED
@@ -324,7 +331,7 @@ class Broken(OurDriver):
     """Hands out blocks behind everybody's back."""
 
     def wake(self) -> None:
-        self.ledger.blocks.refs[1] += 1
+        self.ledger._state.blocks.refs[1] += 1
 
 
 class Odd(OurDriver):

@@ -16,6 +16,7 @@ from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, JobId, Transfer
 from blocklife.ledger.jobs import JobTable
 from blocklife.offload import FullHit, Geometry, LastStep, OffloadScheduler, Policies, search
+from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.lookup import Ask, Found, Unit, common_length
 from blocklife.offload.stores import StoreLine
 from blocklife.states import COPYING, Request
@@ -139,11 +140,13 @@ def test_s1_what_is_valid_of_a_cancelled_store_is_stored(contract: Contract, ahe
     assert engine.has("a", 0, range(3)) >= {1, 2}
 
 
-BY_BLOCK_ID = "life = chunk.lives[position] = epoch[place] << EPOCH_SHIFT | place\n        if False:"
+BY_BLOCK_ID = (
+    "life = chunk.lives[position] = self._ledger.blocks.life(block_of(life))\n        at = state_of(life)\n        if False:"
+)
 
 
 def plant_stale_sources(monkeypatch: pytest.MonkeyPatch, instead: str) -> None:
-    without(monkeypatch, StoreLine, "_judge", {"if epoch[place] != life >> EPOCH_SHIFT:": instead})
+    without(monkeypatch, StoreLine, "_judge", {"if at is None:": instead})
 
 
 @BOTH
@@ -353,7 +356,7 @@ def test_s2_hit_on_the_whole_prompt_leaves_one_token_to_compute(
 @AHEAD
 def test_s2_planted_no_look_at_copies_is_refused(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without asking whether a copy is out, the second store of a life is refused by the table of blocks."""
-    without(monkeypatch, StoreLine, "_judge", {"if at in _COPYING:": "if False:"})
+    without(monkeypatch, StoreLine, "_judge", {"if at in COPYING:": "if False:"})
 
     with pytest.raises(RefusedError, match="cannot PLAN_STORE while IN_FLIGHT"):
         test_s2_in_flight_is_stored_once(contract, ahead)
@@ -363,7 +366,7 @@ def test_s2_planted_no_look_at_copies_is_refused(contract: Contract, ahead: int,
 @AHEAD
 def test_s2_planted_dedup_by_content_loses_a_twin(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taking content on its way for stored content drops the second block, which would be missing if the first store fails."""
-    without(monkeypatch, StoreLine, "is_stored", {"if slot is None or slots.column.state[slot] != _READY:": "if slot is None:"})
+    without(monkeypatch, StoreLine, "is_stored", {".find_ready(": ".find("})
     engine = Engine(contract=contract, ahead=ahead)
 
     assert len(twins(engine)) < 4
@@ -430,7 +433,7 @@ def test_s3_sizes_count_the_blocks_appended(
         assert sum(each.group_sizes) == len(each.source) == len(each.target)
     assert (lacking in engine.host_keys()) is (expected is not None)
     if expected is not None:
-        slot = engine.ledger.slots.index[0][lacking]
+        slot = engine.ledger._state.slots.index[0][lacking]
         places = [place - slot * chunk for each in transfers for place in each.target.tolist() if place // chunk == slot]
         assert places == expected
         suffix = next((count for count in range(chunk) if chunk - 1 - count not in expected), chunk)
@@ -870,7 +873,7 @@ def test_s5_planted_no_request_is_tracked_never_flushes(
     contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The condition "no request is tracked" is a no-op: a request is tracked as long as a job of it is out."""
-    monkeypatch.setattr(OffloadScheduler, "_is_last_step", lambda self: not self._requests and not self._ended)
+    monkeypatch.setattr(SchedulerSteps, "is_last_step", lambda self: not self._state.requests and not self._state.outlived)
 
     with pytest.raises(AssertionError):
         test_s5_last_step_flushes_every_job_loads_too(contract, ahead)

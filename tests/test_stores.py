@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 
 from blocklife.ledger import Batch, Contract, JobId, Jobs, Launched, Ledger, Plan, Worker
+from blocklife.ledger._ids import ID_MASK, NULL, listed
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK, NULL, listed
 from blocklife.offload import Geometry, HostTier, LastStep, Mode, Policies
 from blocklife.offload.stores import Chunk, StoreLine
 from blocklife.states import Block
@@ -79,18 +79,18 @@ def test_what_the_requests_of_a_step_fill_makes_room_together() -> None:
     ledger, line = line_of(replacement="arc", slots=2)
     for name in ("w", "x", "y"):
         if name == "y":
-            line._tier.touch([ledger.slots.index[0][b"w"]])
+            line._tier.touch([ledger._state.slots.index[0][b"w"]])
         offered(ledger, line, "a", name)
         step(ledger, line, land=True)
     offered(ledger, line, "a", "a")
     offered(ledger, line, "b", "x")
     step(ledger, line, land=True)
-    both = set(ledger.slots.index[0])
+    both = set(ledger._state.slots.index[0])
     offered(ledger, line, "c", "z")
     step(ledger, line, land=True)
 
     assert both == {b"a", b"x"}
-    assert set(ledger.slots.index[0]) == {b"a", b"z"}
+    assert set(ledger._state.slots.index[0]) == {b"a", b"z"}
 
 
 def test_one_job_an_owner_in_the_order_of_their_oldest_chunk() -> None:
@@ -110,8 +110,8 @@ def test_only_the_owners_asked_for_are_planned() -> None:
     mine, _ = offered(ledger, line, "a", "x"), offered(ledger, line, "b", "y")
     line.plan(["c", "a"])
 
-    assert [job.owner for job in ledger.jobs.alive()] == ["a"]
-    assert [life & ID_MASK for life in ledger.jobs.alive()[0].lives] == mine
+    assert [job.owner for job in ledger._state.jobs.alive()] == ["a"]
+    assert [life & ID_MASK for life in ledger._state.jobs.alive()[0].lives] == mine
     assert line.waiting == 1
 
 
@@ -246,7 +246,7 @@ def test_a_store_that_was_cancelled_has_another_turn_once() -> None:
     ledger, line = line_of()
     blocks = offered(ledger, line, "a", "x")
     line.plan()
-    ledger.cancel(Jobs(tuple(JobId(ledger.incarnation, number) for number in ledger.jobs.planned)))
+    ledger.cancel(Jobs(tuple(JobId(ledger.incarnation, number) for number in ledger._state.jobs.planned)))
     again = step(ledger, line, land=True)
     later = [step(ledger, line) for _ in range(3)]
 
@@ -321,7 +321,7 @@ def test_behind_a_fence_a_chunk_waits_for_the_proof() -> None:
     states = [ledger.blocks.at(life & ID_MASK) for life in lives]
     waits = step(ledger, line)
     line.plan()
-    planned = [job.owner for job in ledger.jobs.alive()]
+    planned = [job.owner for job in ledger._state.jobs.alive()]
 
     assert states == [Block.FLUSHED] * 2
     assert not waits.stores
@@ -472,7 +472,7 @@ def test_lazy_stores_what_is_next_and_stops_when_nothing_is_about_to_go() -> Non
     rig.tick()
     rig.scheduler.finish("a")
     plans = [rig.tick() for _ in range(6)]
-    queue = rig.ledger.blocks.queue.peek(3)
+    queue = rig.ledger._state.blocks.queue.peek(3)
 
     assert rig.stored() == ["abcdefgh", "abcdefghijkl"]
     assert [len(plan.stores) for plan in plans[2:]] == [0, 0, 0, 0]
@@ -572,13 +572,13 @@ def test_lazy_content_that_was_used_again_is_no_longer_the_first_to_go() -> None
     ledger.release("a", [0])
     step(ledger, line, land=True)
     line.plan()
-    before = listed(ledger.blocks.queue.peek(3))
+    before = listed(ledger._state.blocks.queue.peek(3))
     ledger.acquire("b", [life])
     ledger.release("b", [0])
     line.plan()
 
     assert before[0] == place
-    assert listed(ledger.blocks.queue.peek(3))[-1] == place
+    assert listed(ledger._state.blocks.queue.peek(3))[-1] == place
 
 
 def test_sweeping_is_paid_for_by_what_has_entered(monkeypatch: pytest.MonkeyPatch) -> None:

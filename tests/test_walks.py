@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
+import attrs
 import numpy as np
 import pytest
 
@@ -35,15 +36,15 @@ from blocklife.ledger import (
     Result,
     Seal,
     Worker,
-    core,
-    edge,
 )
-from blocklife.ledger import places as places_module
-from blocklife.ledger.core import Core
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids
+from blocklife.ledger._rules import CountedEvent
+from blocklife.ledger._steps import Steps
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Blocks
-from blocklife.lifecycle import Event
+from blocklife.ledger.places import Blocks
+from blocklife.lifecycle import Event, Rows
 from blocklife.states import KEYED, MACHINES, Block, Job, JobLife, Request, Slot
+from blocklife.testing.mutants.judging import SWITCHING
 from blocklife.testing.mutants.planting import Undo, rewire
 from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
 
@@ -224,7 +225,7 @@ class Walker:
 
     def lives(self, *states: Block) -> list[int]:
         """The current lives of the blocks in these states."""
-        blocks = self.ledger.blocks
+        blocks = self.ledger._state.blocks
         return [self.ledger.life(place) for place in range(1, len(blocks)) if blocks.at(place) in states]
 
     def some(self, values: list[int], most: int = 2) -> list[int]:
@@ -233,7 +234,7 @@ class Walker:
 
     def jobs(self, *states: Job) -> list[JobId]:
         """Jobs in these states."""
-        table = self.ledger.jobs
+        table = self.ledger._state.jobs
         return [JobId(1, job.number) for job in table.by_number.values() if table.state(job) in states]
 
     def add(self) -> None:
@@ -260,7 +261,7 @@ class Walker:
         """A request that waits takes every block there is and one that is still busy, and loads into that one."""
         waiting = (Request.WAITING, Request.PREEMPTED)
         names = [name for name in self.ledger.requests if self.ledger.request_state(name) in waiting]
-        lendable = self.ledger.blocks.lendable(np.arange(1, len(self.ledger.blocks))).tolist()
+        lendable = self.ledger._state.blocks.lendable(np.arange(1, len(self.ledger._state.blocks))).tolist()
         if not names or not lendable or self.ledger.contract is not Contract.FENCE:
             return
         name = self.rnd.choice(names)
@@ -325,7 +326,7 @@ class Walker:
         group = self.rnd.randrange(self.sizes["num_groups"])
         wanted = self.lives(Block.ALLOCATED, Block.SEALED, Block.CACHED)
         lives = self.some([life for life in wanted if self.tenants[life][1] == group])
-        slots = self.ledger.slots.peek_empty(len(lives))
+        slots = self.ledger._state.slots.peek_empty(len(lives))
         names = [self.tenants[life][0][0] for life in lives]
         if not slots:
             self.evict()
@@ -341,7 +342,7 @@ class Walker:
         ready = [
             slot
             for slot in range(self.sizes["num_slots"])
-            if self.ledger.slots.at(slot) is Slot.READY and self.ledger.slots.group[slot] == group
+            if self.ledger.slots.at(slot) is Slot.READY and self.ledger._state.slots.group[slot] == group
         ]
         wanted = [life for life in self.ledger.table(request, group) if life in self.open]
         lives = [life] if life else self.some(wanted)
@@ -427,13 +428,13 @@ class Walker:
             return
         life = self.rnd.choice(self.over)
         group = self.tenants[life][1]
-        if self.ledger.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
+        if self.ledger._state.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
             return
         name = self.tenants[life][0][0]
         act = self.rnd.randrange(5)
         if act == 0:
             self.call("acquire", request, [life], group)
-        elif act == 1 and (slots := self.ledger.slots.peek_empty(1)):
+        elif act == 1 and (slots := self.ledger._state.slots.peek_empty(1)):
             if self.call("plan_store", Batch([life], group), slots, [name]):
                 self.promised[slots[0]] = self.tenants[life][0]
         elif act == 2:
@@ -528,9 +529,9 @@ class Walker:
             ready = [life for life, written in self.open.items() if written and self.tenants[life][1] == 0]
             if lives := self.some(ready, 3) if ready else []:
                 seals.append(Seal(0, lives, [self.tenants[life][0][0] for life in lives]))
-        before = self.ledger.jobs.last_number, len(self.ledger._waiting)
+        before = self.ledger.jobs.last_number, len(self.ledger._state.waiting)
         self.call("settle", plan.number, self.now, launched=self.started, completions=came, seals=seals)
-        if len(self.ledger._waiting) == before[1]:  # the seals came too early; without them it goes
+        if len(self.ledger._state.waiting) == before[1]:  # the seals came too early; without them it goes
             seals = []
             self.call("settle", plan.number, self.now, launched=self.started, completions=came)
         self.started = []
@@ -567,7 +568,7 @@ class Walker:
             for job in jobs.ids:
                 self.on_device(functools.partial(self.device.quiet, job))
             self.call("quiesce", jobs)
-        blocks, slots, now = ledger.blocks, ledger.slots, ledger.statistics()
+        blocks, slots, now = ledger._state.blocks, ledger._state.slots, ledger.statistics()
         counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.overdue, *blocks.job, *slots.pins]
         idle = now.blocks["FREED"] + now.blocks["CACHED"]
         if any(counts) or ledger.has_pending_work() or now.jobs_alive:
@@ -585,8 +586,8 @@ def spelt(value: object) -> str:
 
 def rows_taken(ledger: Ledger) -> Counter[str]:
     """How often each row of each table was taken."""
-    columns = {"block": ledger.blocks.column, "slot": ledger.slots.column, "job": ledger.jobs.column}
-    columns["request"] = ledger.request_column
+    columns = {"block": ledger._state.blocks.column, "slot": ledger._state.slots.column, "job": ledger._state.jobs.column}
+    columns["request"] = ledger._state.request_column
     return Counter({f"{name}: {row}": count for name, column in columns.items() for row, count in column.row_counts()})
 
 
@@ -647,7 +648,7 @@ def test_walks_are_the_same_on_the_scalar_and_the_bulk_path(contract: Contract, 
     for number in range(6):
         walked = Walker(SEED + number, contract, 1 + number % 2).run(80)
         with monkeypatch.context() as bulk:
-            for module in (places_module, core, edge):
+            for module in SWITCHING:
                 bulk.setattr(module, "BULK", 1)
             gathered = Walker(SEED + number, contract, 1 + number % 2).run(80)
 
@@ -681,7 +682,7 @@ def tables() -> Iterator[None]:
 
 
 def plant_row(event: Event, change: Callable[[bytearray], None]) -> None:
-    """Change the compiled look-up of one event for one test."""
+    """CountedEvent the compiled look-up of one event for one test."""
     lut = bytearray(event.lut)
     change(lut)
     UNDOS.append(rewire(event, bytes(lut)))
@@ -723,19 +724,24 @@ def plant_published_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_unordered_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hand-out forgets to put the wait into the plan."""
-    monkeypatch.setattr(Core, "_flush", lambda ledger, job, cause: ledger._fire_job(job, "flush"))
+    monkeypatch.setattr(Steps, "flush", lambda steps, job, cause: steps._fire_job(job, "flush"))
 
 
 def plant_pins(monkeypatch: pytest.MonkeyPatch, event_name: str, pins: int) -> None:
     """One event of a block changes its pins by another number."""
-    ask = Blocks.ask
+    ask, write = Blocks.ask, Blocks.write
 
-    def wrong(blocks: Blocks, event: places_module.Rule, ids: places_module.Ids, **named: Any) -> places_module.Step:
-        if event.name == event_name:
-            named["pins"] = pins
-        return ask(blocks, event, ids, **named)
+    def other(change: CountedEvent) -> CountedEvent:
+        return attrs.evolve(change, pins=pins) if change.rule.name == event_name else change
 
-    monkeypatch.setattr(Blocks, "ask", wrong)
+    def wrong_ask(blocks: Blocks, change: CountedEvent, ids: Ids, *own: Any) -> Rows:
+        return ask(blocks, other(change), ids, *own)
+
+    def wrong_write(blocks: Blocks, change: CountedEvent, ids: Ids, rows: Rows) -> list[int]:
+        return write(blocks, other(change), ids, rows)
+
+    monkeypatch.setattr(Blocks, "ask", wrong_ask)
+    monkeypatch.setattr(Blocks, "write", wrong_write)
 
 
 def test_early_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -998,7 +998,7 @@ def test_a_long_run_keeps_only_what_is_alive() -> None:
                 }
             )
             if IS_TOLD[0]:
-                requests = mirror.ledger.requests
+                requests = mirror.ledger._state.requests
                 sizes[-1] |= {"requests of the ledger": len(requests), "jobs of the ledger": mirror.ledger.jobs.live}
                 longest.append(max(len(table) for row in requests.values() for table in row.tables))
 
@@ -1041,7 +1041,7 @@ def test_what_the_connector_always_holds_does_not_grow() -> None:
     if not IS_TOLD[0]:
         return
     assert len(told.mirror.ledger.requests) <= 4
-    assert max(len(table) for row in told.mirror.ledger.requests.values() for table in row.tables) <= 2 * SHORT
+    assert max(len(table) for row in told.mirror.ledger._state.requests.values() for table in row.tables) <= 2 * SHORT
 
 
 def test_copies_without_a_named_slot_give_their_places_back() -> None:

@@ -331,7 +331,7 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
 def test_world_sees_content_that_is_fetched_twice() -> None:
     """A lookup that does not know what is on its way plans a second copy of it, and I12 is broken."""
     world = World(pinned_world("sleep").settings)
-    world.engine.scheduler._search._loading = {}  # it was the scheduler's own
+    world.engine.scheduler._state.search._loading = {}  # it was the scheduler's own
     seen = explore(world)
 
     assert seen.counterexamples[0].rule == "I12"

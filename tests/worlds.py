@@ -30,8 +30,8 @@ from blocklife.ledger import (
     Transfer,
     Worker,
 )
+from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.jobs import Allocated, Planned, Sealed
-from blocklife.ledger.places import ID_MASK
 from blocklife.states import Block
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
 
@@ -152,7 +152,7 @@ def hand_out_all(ledger: Ledger, request: str) -> list[int]:
 
 def world_key(ledger: Ledger) -> tuple[object, ...]:
     """The snapshot, and all that is only counted or written down as well."""
-    columns = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
+    columns = (ledger._state.blocks.column, ledger._state.slots.column, ledger._state.jobs.column, ledger._state.request_column)
     taken = tuple(tuple(column.taken) for column in columns)
     last = ledger.journal[-1].sequence if ledger.journal else 0
     return ledger.snapshot(), taken, dict(ledger.tally), len(ledger.journal), last

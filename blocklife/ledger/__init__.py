@@ -17,6 +17,7 @@ from blocklife.ledger.records import (
     Worker,
 )
 from blocklife.ledger.snapshot import Snapshot
+from blocklife.ledger.views import block_of
 
 __all__ = [
     "Batch",
@@ -38,4 +39,5 @@ __all__ = [
     "Statistics",
     "Transfer",
     "Worker",
+    "block_of",
 ]

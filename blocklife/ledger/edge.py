@@ -24,9 +24,9 @@ import numpy as np
 from attrs import evolve
 
 from blocklife.errors import MisuseError
+from blocklife.ledger._ids import BULK, Ids, Lives
 from blocklife.ledger.jobs import Batch, GroupTransfer, JobColumns, Jobs, Store
-from blocklife.ledger.places import BULK, Ids, Lives
-from blocklife.ledger.records import Completion, JobId, Launched, Placement, Result, Seal
+from blocklife.ledger.records import Completion, Growth, JobId, Launched, Placement, Result, Seal
 from blocklife.states import Block
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def several(values: object, name: str, of: str) -> list[object]:
 
 
 def numbers(values: object, name: str) -> Ids:
-    """Whole numbers, copied into the container that suits how many there are: see `places.batch`."""
+    """Whole numbers, copied into the container that suits how many there are: see `_ids.batch`."""
     if type(values) is list and len(values) < BULK and _INT.issuperset(map(type, values)):
         return values.copy()
     if type(values) is range:
@@ -282,6 +282,21 @@ def placements(values: object, name: str) -> list[Placement]:
         _part(each.skipped, name, ".skipped")
         numbers(each.taken, f"{name}.taken")
         numbers(each.allocated, f"{name}.allocated")
+    return found
+
+
+def growth(value: object, name: str) -> Growth:
+    """What an allocator has put behind many tables; the lists have one entry for each of them."""
+    found = member(value, Growth, name)
+    for part, kind in ((found.names, ".names"), (found.groups, ".groups"), (found.taken, ".taken"), (found.fresh, ".fresh")):
+        if type(part) is not list or len(part) != len(found.names):
+            refuse(name + kind, "a list with an entry for each table", part)
+    texts(found.names, name + ".names")
+    counts(found.groups, name + ".groups")
+    for kind, part in ((".taken", found.taken), (".fresh", found.fresh)):
+        for own in part:
+            if type(own) is not list:  # what is in a list is looked at with the blocks of all tables
+                counts(own, name + kind)
     return found
 
 

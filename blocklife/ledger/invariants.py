@@ -19,9 +19,10 @@ from itertools import compress
 
 from attrs import frozen
 
-from blocklife.ledger.core import Core
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, listed
+from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobRow
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, listed
+from blocklife.ledger.ledger import Ledger
 from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Column
 from blocklife.states import (
@@ -57,7 +58,7 @@ class Violation:
 class Look:
     """A ledger, and its jobs with the numbers of their states: what most rules ask about."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: LedgerData) -> None:
         states = core.jobs.column.state
         self.core = core
         self.jobs: list[tuple[JobRow, int]] = [(job, states[job.row]) for job in core.jobs.by_number.values()]
@@ -172,7 +173,7 @@ def counts_match_holders(look: Look) -> Iterator[str]:
                 else:
                     yield f"request {request.name} holds life {life >> EPOCH_SHIFT} of block {life & ID_MASK}, which is over"
     yield from _differ("refs", blocks.refs, refs)
-    queue = blocks.queue.order()
+    queue = blocks.free_order()
     free = [place for place in _where(blocks.column, _FREE) if place != NULL]
     if sorted(queue) != free or blocks.free != len(free):
         yield f"the queue names {len(queue)} blocks, {blocks.free} are counted free, {len(free)} are free"
@@ -196,7 +197,7 @@ def jobs_end_once(look: Look) -> Iterator[str]:
                 owned[owner] = owned.get(owner, 0) + 1
     if jobs.owned != owned:
         yield f"jobs are counted as {dict(jobs.owned)} by owner, {owned} are out"
-    armed = {number for _, number in look.core._deadlines}
+    armed = {number for _, number in look.core.deadlines}
     for job, state in look.alive:
         if job.deadline is not None and state != _QUARANTINED and job.number not in armed:
             yield f"job {job.number} has a deadline that nobody watches"
@@ -307,12 +308,12 @@ def requests_match_their_loads(look: Look) -> Iterator[str]:
 def waits_can_end(look: Look) -> Iterator[str]:
     """I12: who stands behind a wait has a job to wait for, ordered in a plan or about to be."""
     core = look.core
-    for number in core._to_flush:
+    for number in core.to_flush:
         if number not in core.jobs.out:
             yield f"the next plan is to wait for job {number}, which is over"
     waiting = set(_where(core.blocks.column, _FENCED))
     if waiting:
-        waited = set(core._to_flush).union(*core._waiting.values())
+        waited = set(core.to_flush).union(*core.waiting.values())
         for job, _ in look.alive:
             if job.number in waited:
                 waiting.difference_update([life & ID_MASK for life in listed(job.lives)])
@@ -329,7 +330,7 @@ def places_are_conserved(look: Look) -> Iterator[str]:
     for place in _where(blocks.column, _HELD):
         if not blocks.refs[place]:
             yield f"block {place} is {blocks.at(place).name} and held by nobody"
-    rows = sorted([*[request.row for request in core.requests.values()], *core._spare_requests])
+    rows = sorted([*[request.row for request in core.requests.values()], *core.spare_requests])
     if rows != list(range(core.limits.max_requests)):
         yield f"rows {rows[:8]} are in use or to be had, and there are {core.limits.max_requests} for requests"
     if blocks.at(NULL) is not Block.FREED or blocks.epoch[NULL]:
@@ -394,8 +395,8 @@ INVARIANTS: Mapping[str, Check] = {
 }
 
 
-def check(core: Core, only: str | None = None) -> list[Violation]:
+def check(ledger: Ledger, only: str | None = None) -> list[Violation]:
     """Everything that does not hold now; empty in every state that the verbs can reach."""
     rules = {only: INVARIANTS[only]} if only else INVARIANTS
-    look = Look(core)
+    look = Look(ledger._state)
     return [Violation(rule, message) for rule, judge in rules.items() for message in judge(look)]

@@ -9,7 +9,7 @@ from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar
 from attrs import define, frozen
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.places import Ids, Lives, joined, listed
+from blocklife.ledger._ids import Ids, Lives, joined, listed
 from blocklife.ledger.records import Direction, JobId
 from blocklife.lifecycle import Column
 from blocklife.states import Block, Job, JobLife
@@ -205,7 +205,7 @@ def _refuse_transfer(count: int, num_chunks: int, num_keys: int, num_places: int
 class JobRow:
     """What the ledger keeps of one job besides its state.
 
-    Invariant: while the job is not terminal, every id of ``lives`` and every slot of a load carry one pin of it.
+    Invariant: while the job is not terminal, every block of ``ids`` and every slot of a load carry one pin of it.
     """
 
     row: int
@@ -213,6 +213,8 @@ class JobRow:
     direction: Direction
     owner: str | None
     lives: Lives
+    ids: Ids
+    """The block of each life."""
     slots: Ids
     places: Ids
     """The host place of each block."""
@@ -310,8 +312,8 @@ class JobTable:
         """How many more jobs can be made now."""
         return len(self._spare)
 
-    def add(self, direction: Direction, columns: JobColumns, num_groups: int) -> list[JobRow]:
-        """Make PLANNED jobs, one for each span of the columns."""
+    def add(self, direction: Direction, columns: JobColumns, ids: Ids, num_groups: int) -> list[JobRow]:
+        """Make PLANNED jobs, one for each span of the columns; *ids* are the blocks of the lives."""
         made: list[JobRow] = []
         sharers = columns.sharers
         alike = columns.slot_groups is columns.groups
@@ -330,8 +332,8 @@ class JobTable:
                 places, slot_groups = columns.places[here], columns.slot_groups[there]
                 names = _known(columns.names[here])
             job = JobRow(
-                row, number, direction, owner, columns.lives[here], slots, places, keys, names, groups, slot_groups, num_groups,
-                sharers=sharers[at],
+                row, number, direction, owner, columns.lives[here], ids[here], slots, places, keys, names, groups, slot_groups,
+                num_groups, sharers=sharers[at],
             )  # fmt: skip
             self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
             self.own(job)

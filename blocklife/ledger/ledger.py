@@ -17,17 +17,20 @@ them in the order in which they are written.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import _rules as rules
 from blocklife.ledger import edge
-from blocklife.ledger.book import BLOCK, SLOT, Listener, RefusalListener, RequestRow
-from blocklife.ledger.core import Core, verb
+from blocklife.ledger._checks import Checks
+from blocklife.ledger._ids import ID_MASK, NULL, Lives, batch, entries, extend, ids_of, joined, listed, select
+from blocklife.ledger._journal import Journal, Listener, RefusalListener, verb
+from blocklife.ledger._state import LedgerData, RequestRow
+from blocklife.ledger._steps import Steps
 from blocklife.ledger.jobs import (
     Allocated,
     Batch,
@@ -44,39 +47,98 @@ from blocklife.ledger.jobs import (
     Unwanted,
     gather,
 )
-from blocklife.ledger.limits import Statistics
-from blocklife.ledger.places import (
-    EPOCH_SHIFT,
-    ID_MASK,
-    NULL,
-    Lives,
-    batch,
-    entries,
-    extend,
-    ids_of,
-    listed,
-    packed,
-    select,
+from blocklife.ledger.limits import Checking, Contract, Limits, Statistics, check_member
+from blocklife.ledger.records import (
+    Committed,
+    Completion,
+    Direction,
+    Growth,
+    JobId,
+    Launched,
+    Placement,
+    Plan,
+    Result,
+    Seal,
+    Worker,
 )
-from blocklife.ledger.records import Completion, Direction, JobId, Launched, Placement, Plan, Result, Seal, Transfer, Worker
 from blocklife.ledger.snapshot import Names, Snapshot, own_names, put_back, take
+from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, statistics_of
 from blocklife.lifecycle import painted
-from blocklife.states import MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot, SlotLife, Trait, states_with
+from blocklife.states import MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
 
 _NOTHING: tuple[()] = ()
 """What is not given: a default that needs no check."""
 
 
-class Ledger(Core):
+class Ledger(edge.NotCopied):
     """Owns the places, the jobs and the requests' tables.
 
     ``incarnation`` is part of every job's identity; give each start of the scheduler process another one. ``deadline`` is how
     long a job may run after its first worker reported its launch, or after a plan waits for it, in the engine's unit of time.
-    ``own_pool`` says who hands out blocks: the ledger (`allocate`), or an allocator of the engine (`observe_allocate`).
+    ``own_pool`` says who hands out blocks: the ledger (`allocate`), or an allocator of the engine (`observe_allocate`). Such an
+    engine may also look prefixes up by itself: with ``indexed`` False the ledger keeps no index of the device's content.
+
+    `blocks`, `slots`, `jobs` and `requests` are there to be read; what changes them is a verb.
 
     Verbs refuse with `MisuseError` (nothing has changed), `CapacityError` (the same, try later), `LateError` (the same, asked
     too late) or `InvariantError` (a bug).
     """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        contract: Contract = Contract.FENCE,
+        checking: Checking = Checking.STRICT,
+        incarnation: int = 1,
+        deadline: float = 64.0,
+        own_pool: bool = True,
+        indexed: bool = True,
+    ) -> None:
+        edge.member(limits, Limits, "limits")
+        edge.moment(deadline, "deadline", "above 0 and finite")
+        if deadline <= 0:
+            raise MisuseError(f"deadline must be above 0 and finite, not {deadline}")
+        if edge.whole(incarnation, "incarnation") < 1:
+            raise MisuseError(f"incarnation must be at least 1, not {incarnation}")
+        check_member("contract", contract, Contract)
+        check_member("checking", checking, Checking)
+        edge.flag(own_pool, "own_pool")
+        if own_pool and not edge.flag(indexed, "indexed"):
+            raise MisuseError("indexed=False: a ledger that hands blocks out itself has to find them (own_pool=True)")
+        self._state = state = LedgerData(
+            limits,
+            contract=contract,
+            checking=checking,
+            incarnation=incarnation,
+            deadline=deadline,
+            own_pool=own_pool,
+            indexed=indexed,
+        )
+        self._check = Checks(state)
+        self._steps = Steps(state, self._check)
+        self._blocks, self._slots, self._jobs = state.blocks, state.slots, state.jobs
+        self._journal: Journal = state.journal
+        self.limits = limits
+        self.contract = contract
+        self.checking = checking
+        self.incarnation = incarnation
+        self.deadline = deadline
+        self.own_pool = own_pool
+        self.tally: Mapping[str, int] = state.tally
+        """What was counted: late, duplicate and unknown reports, stale references, violations."""
+        self.flushes: Mapping[str, int] = state.flushes
+        """Waits that were ordered, by cause."""
+        self.ended: Mapping[str, int] = state.ended
+        """Jobs by terminal state."""
+        self.moved: Mapping[str, int] = state.moved
+        """Blocks of jobs that are DONE, by direction."""
+        self.holders: Mapping[str, Mapping[int, int]] = state.holders
+        """Who counts on which slots beside the jobs."""
+        self.blocks = BlocksView(state)
+        self.slots = SlotsView(state)
+        self.jobs = JobsView(state)
+        self.requests = RequestsView(state)
 
     # --- listeners and reading ----------------------------------------------------------------------------------------------
 
@@ -92,88 +154,62 @@ class Ledger(Core):
         edge.function(listener, "listener")
         if refusals is not None:
             edge.function(refusals, "refusals")
-        self._listeners.append(listener)
+        self._journal.listeners.append(listener)
         if refusals is not None:
-            self._refusal_listeners.append(refusals)
+            self._journal.refusal_listeners.append(refusals)
 
     def life(self, block: int) -> int:
         """The current life of a block."""
-        self._check_blocks([edge.whole(block, "block")])
-        return self.blocks.epoch[block] << EPOCH_SHIFT | block
+        self._check.blocks([edge.whole(block, "block")])
+        return self.blocks.life(block)
 
     def table(self, request: str, group: int = 0) -> list[int]:
         """The lives that a request holds in one group."""
-        self._check_group(group)
-        return self._request(request).tables[group].tolist()
+        self._check.group(group)
+        return self._check.request(request).tables[group].tolist()
 
     def request_state(self, request: str) -> Request:
         """The state of a request that is not over."""
-        found = self.request_column.at(self._request(request).row)
-        if not isinstance(found, Request):
-            raise TypeError(found)
-        return found
+        self._check.request(request)
+        return self.requests.at(request)
 
     def job_state(self, job: JobId) -> Job:
         """The state of a job that is out or not long over; `LateError` where it is, `MisuseError` where it was never made."""
-        return self.jobs.state(self._job(edge.job_id(job, "job")))
+        return self._jobs.state(self._check.job(edge.job_id(job, "job")))
 
     def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """Lives that hold the content of the longest known prefix of *keys*; a hit is taken with `acquire`."""
-        self._check_group(group)
-        index, blocks = self.blocks.index[group], self.blocks
-        found: list[int] = []
+        self._check.group(group)
+        find, found = self.blocks.find, list[int]()
         for key in edge.keys(keys, "keys"):
-            place = index.get(key)
-            if place is None:
+            if (life := find(group, key)) is None:
                 break
-            found.append(blocks.epoch[place] << EPOCH_SHIFT | place)
+            found.append(life)
         return found
 
     def find_slots(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """Slots that are READY with the content of the longest prefix of *keys*."""
-        self._check_group(group)
-        index, state = self.slots.index[group], self.slots.column.state
-        ready = SlotLife.table.index[Slot.READY]
-        found: list[int] = []
+        self._check.group(group)
+        find, found = self.slots.find_ready, list[int]()
         for key in edge.keys(keys, "keys"):
-            place = index.get(key)
-            if place is None or state[place] != ready:
+            if (slot := find(group, key)) is None:
                 break
-            found.append(place)
+            found.append(slot)
         return found
 
     @property
     def free(self) -> int:
         """Blocks that `allocate` can give without any wait."""
-        return self.blocks.free
+        return self._blocks.free
 
     def has_room(self, count: int) -> bool:
         """Whether `allocate` would find so many blocks now; under fence with those that a copy still reads."""
-        missing = edge.whole(count, "count") - self.blocks.free
-        return missing <= 0 or (bool(self._fence) and missing <= len(self.blocks.lendable(self._copied())))
+        missing = edge.whole(count, "count") - self._blocks.free
+        return missing <= 0 or (self._state.fence and missing <= len(self._blocks.lendable(self._steps.copied())))
 
     def statistics(self) -> Statistics:
         """Count everything now."""
-        blocks = {state.name: count for state, count in self.blocks.column.count().items()}
-        blocks[Block.FREED.name] -= 1  # the null block is not a place
-        idle = self.blocks.refs_view == 0
-        state, index = self.blocks.column.view, BlockLife.table.index
-        copying = (state == index[Block.PENDING_STORE]) | (state == index[Block.IN_FLIGHT])
-        soon = int(np.count_nonzero(idle & copying)) + blocks[Block.STALE.name]
-        return Statistics(
-            blocks=blocks,
-            slots={state.name: count for state, count in self.slots.column.count().items()},
-            jobs_alive=self.jobs.live,
-            requests=len(self.requests),
-            free=self.blocks.free,
-            freeing_soon=soon,
-            quarantined=blocks[Block.QUARANTINED.name],
-            late=self.tally["late"],
-            duplicate=self.tally["duplicate"],
-            unknown=self.tally["unknown"],
-            stale=self.tally["stale"],
-            violations=self.tally["violations"],
-        )
+        return statistics_of(self._state)
 
     def history(self, machine: str, place: int) -> list[str]:
         """The latest steps of one place that the journal still holds, oldest first, for error messages and reports."""
@@ -183,48 +219,86 @@ class Ledger(Core):
         table = MACHINES[machine]
         return [
             f"plan {each.plan}: {table.row(row)}" + (f" (job {job})" if job else "")
-            for each in self.journal
+            for each in self._journal.records()
             if each.machine == machine
             for (where, row), job in zip(each.steps(), each.job_of_each(), strict=True)
             if where == place
         ]
 
+    @property
+    def plan_number(self) -> int:
+        """The number of the latest plan; 0 before the first."""
+        return self._journal.plan
+
+    @property
+    def journal(self) -> list[Committed]:
+        """The latest steps, oldest first: as many as ``max_journal`` places took."""
+        return self._journal.records()
+
+    @property
+    def verdicts(self) -> int:
+        """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
+        return self._state.verdicts
+
+    @property
+    def plans_out(self) -> tuple[int, ...]:
+        """The plans that have to settle, the oldest first."""
+        return tuple(self._state.waiting)
+
     def has_pending_work(self) -> bool:
         """Whether ticking must go on: a job is out, or a wait is not yet in a plan or not yet proven."""
-        return bool(self.jobs.live or self._to_flush or self._waiting)
+        return bool(self._jobs.live or self._state.to_flush or self._state.waiting)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     @verb
     def add_request(self, request: str) -> None:
-        """Know a request. State: WAITING. Refuses a name that is in use, and more than ``max_requests``."""
-        if edge.text(request, "request") in self.requests:
+        """Know a request. LedgerData: WAITING. Refuses a name that is in use, and more than ``max_requests``."""
+        if edge.text(request, "request") in self._state.requests:
             raise MisuseError(f"request {request}: it is known already (finish it first)")
-        if not self._spare_requests:
+        if not self._state.spare_requests:
             raise CapacityError(f"all {self.limits.max_requests} requests are in use; finish one first (max_requests)")
-        row = self._spare_requests.popleft()
-        self.request_column.state[row] = RequestLife.table.index[RequestLife.table.initial]
-        self.requests[request] = RequestRow(row, request, [array("q") for _ in range(self.limits.num_groups)])
+        row = self._state.spare_requests.popleft()
+        self._state.request_column.state[row] = RequestLife.table.index[RequestLife.table.initial]
+        self._state.requests[request] = RequestRow(row, request, [array("q") for _ in range(self.limits.num_groups)])
 
     @verb
     def admit(self, request: str) -> None:
         """Edges: request WAITING, PREEMPTED → RUNNING."""
-        self._fire_request(self._request(request), "admit")
+        self._steps.fire_request(self._check.request(request), "admit")
 
     @verb
     def preempt(self, request: str) -> None:
         """Give all blocks back; a planned load is cancelled, a submitted one abandoned. Edges: request → PREEMPTED."""
-        found = self._request(request)
-        self._ask_request(found, "preempt")
-        self._give_up(found, "preempt")
+        found = self._check.request(request)
+        self._check.ask_request(found, "preempt")
+        self._steps.give_up(found, "preempt")
 
     @verb
     def finish(self, request: str) -> None:
         """Give all blocks back for good, in any state; the name is free again. Edges: request → FINISHED."""
-        found = self._request(request)
-        self._give_up(found, "finish")
-        del self.requests[request]
-        self._spare_requests.append(found.row)
+        found = self._check.request(request)
+        self._steps.give_up(found, "finish")
+        self._steps.forget(found)
+
+    @verb
+    def finish_many(self, requests: Sequence[str]) -> None:
+        """`finish` of several requests at once; what several of them hold is let go of by each. Edges: as `finish`."""
+        rows = [self._check.request(request) for request in edge.texts(requests, "requests")]
+        if len(set(requests)) != len(rows):
+            raise MisuseError(f"{len(rows)} requests cannot be finished at once, for one of them is named twice")
+        for row in rows:
+            if row.load:  # it is given up before its blocks
+                self._steps.give_up(row, "finish")
+                self._steps.forget(row)
+        rows = [row for row in rows if row.name in self._state.requests]
+        held = [entries(table, slice(None)) for row in rows for table in row.tables if table]
+        lives, times = np.unique(np.concatenate(held) if held else np.zeros(0, dtype=np.int64), return_counts=True)
+        for more in range(int(times[lives != NULL].max(initial=0))):
+            self._steps.release(batch(lives[(times > more) & (lives != NULL)]))
+        for row in rows:
+            self._steps.fire_request(row, "finish")
+            self._steps.forget(row)
 
     # --- blocks -------------------------------------------------------------------------------------------------------------
 
@@ -236,23 +310,26 @@ class Ledger(Core):
         IN_FLIGHT, STALE → FLUSHED (the wait goes into the next plan).
         Refuses: `CapacityError` if there are fewer; it says how many are free and how many are freeing soon.
         """
-        found = self._request(request)
-        self._check_pool(own=True)
-        self._check_group(group)
-        lives = self._hand_out(self._choose(f"request {request}", edge.whole(count, "count")), group)
+        found = self._check.request(request)
+        self._check.pool(own=True)
+        self._check.group(group)
+        lives = self._steps.hand_out(self._steps.choose(f"request {request}", edge.whole(count, "count")), group)
         extend(found.tables[group], lives)
         return Batch(lives, group)
 
     @verb
     def allocate_many(
-        self, requests: Sequence[str], counts: Sequence[int], group: int = 0, *, skips: Sequence[int] = ()
+        self, requests: Sequence[str], counts: Sequence[int], groups: int | Sequence[int] = 0, *, skips: Sequence[int] = ()
     ) -> list[list[int]]:
         """`allocate` for several requests at once, all or none; returns the lives that each of them got.
 
+        *groups* is one group, or one for each of them; a request may come once for each of its groups.
         *skips* says how many null blocks go before those of each request, as `skip` would put them.
         """
-        tables = self._tables_of(requests, group)
-        self._check_pool(own=True)
+        requests = edge.texts(requests, "requests")
+        own_groups = self._check.groups(groups, len(requests))
+        tables = self._check.tables_of(requests, own_groups)
+        self._check.pool(own=True)
         counts = edge.counts(counts, "counts")
         skips = () if type(skips) is tuple and not skips else edge.counts(skips, "skips")
         if len(counts) != len(tables) or min(counts, default=1) < 1:
@@ -262,7 +339,7 @@ class Ledger(Core):
         if not tables:
             return []
         who = f"request {requests[0]}" if len(tables) == 1 else f"{len(tables)} requests"
-        lives = listed(self._hand_out(self._choose(who, sum(counts)), group))
+        lives = listed(self._steps.hand_out_each(self._steps.choose(who, sum(counts)), own_groups, counts))
         given, start = [], 0
         for number, (table, count) in enumerate(zip(tables, counts, strict=True)):
             if skips and skips[number]:
@@ -275,8 +352,8 @@ class Ledger(Core):
     @verb
     def skip(self, request: str, count: int, group: int = 0) -> None:
         """Append *count* null blocks to the table: places that no window reaches, or that no state was kept for."""
-        found = self._request(request)
-        self._check_group(group)
+        found = self._check.request(request)
+        self._check.group(group)
         if edge.whole(count, "count") < 0:
             raise MisuseError(f"request {request}: cannot skip {count} blocks")
         found.tables[group].extend([NULL] * count)
@@ -288,13 +365,13 @@ class Ledger(Core):
         Edges: block CACHED → SEALED; the other keyed states stay.
         Refuses: a life that is over, one of another group, one that is named twice, and one that the table holds already.
         """
-        found = self._request(request)
-        self._check_group(group)
+        found = self._check.request(request)
+        self._check.group(group)
         chosen = edge.numbers(lives, "lives")
-        ids = self._check_fresh(chosen, "acquire")
-        self._check_handed_out(ids, group)
-        self._check_tenancy(found.tables[group], chosen, request)
-        self._commit(self.blocks.ask(BLOCK["acquire"], ids, refs=+1))
+        ids = self._check.fresh(chosen, "acquire")
+        self._check.handed_out(ids, group)
+        self._check.tenancy(found.tables[group], chosen, request)
+        self._steps.move_blocks(rules.ACQUIRE, ids)
         extend(found.tables[group], chosen)
         return Batch(chosen, group)
 
@@ -304,53 +381,23 @@ class Ledger(Core):
 
         Edges: as `finish`, for these blocks.
         """
-        found = self._request(request)
-        self._check_group(group)
-        table = found.tables[group]
-        chosen = edge.numbers(positions, "positions")
-        if type(chosen) is not list:
-            self._release_many(found, chosen, group)
-            return
-        if len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table):
-            raise MisuseError(f"request {request}: positions must be distinct and below {len(table)}, not {chosen[:8]}")
-        lives = batch([table[each] for each in chosen if table[each] != NULL])
-        self._release(lives)
-        for each in chosen:
-            table[each] = NULL
+        found = self._check.request(request)
+        self._check.group(group)
+        self._steps.release_positions(found, edge.numbers(positions, "positions"), group)
 
     @verb
-    def release_many(self, requests: Sequence[str], positions: Sequence[Sequence[int]], group: int = 0) -> None:
-        """`release` for several requests at once, all or none."""
-        tables, positions = self._tables_of(requests, group), edge.spans(positions, "positions")
-        if len(positions) != len(tables) or len(set(requests)) != len(tables):
+    def release_many(
+        self, requests: Sequence[str], positions: Sequence[Sequence[int]], groups: int | Sequence[int] = 0
+    ) -> None:
+        """`release` for several requests at once, all or none; *groups* as in `allocate_many`."""
+        requests = edge.texts(requests, "requests")
+        own_groups = self._check.groups(groups, len(requests))
+        tables, positions = self._check.tables_of(requests, own_groups), edge.spans(positions, "positions")
+        if len(positions) != len(tables) or len(set(zip(requests, own_groups, strict=True))) != len(tables):
             raise MisuseError(
                 f"{len(tables)} requests and {len(positions)} lists of positions do not agree, or one comes twice"
             )
-        lives: list[int] = []
-        spans: list[slice | None] = []
-        for request, table, chosen in zip(requests, tables, positions, strict=True):
-            if type(chosen) is range and chosen.step == 1 and 0 <= chosen.start <= chosen.stop <= len(table):
-                spans.append(span := slice(chosen.start, chosen.stop))
-                lives += table[span]
-                continue
-            if len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table):
-                raise MisuseError(
-                    f"request {request}: positions must be distinct and below {len(table)}, not {list(chosen)[:8]}"
-                )
-            spans.append(None)
-            lives += [table[each] for each in chosen]
-        if NULL in lives:
-            lives = [life for life in lives if life != NULL]
-        last = dict.fromkeys(reversed(lives))
-        for surplus in _surplus(lives) if len(last) < len(lives) else ():  # a life that several share is let go of by each
-            self._release(batch(surplus))
-        self._release(packed([*reversed(last)]))
-        for table, chosen, where in zip(tables, positions, spans, strict=True):
-            if where is not None:
-                table[where] = array("q", (NULL,)) * len(chosen)
-                continue
-            for each in chosen:
-                table[each] = NULL
+        self._steps.release_many(requests, tables, positions)
 
     @verb
     def seal(self, held: Batch[Allocated], keys: Sequence[bytes]) -> Batch[Sealed]:
@@ -362,13 +409,32 @@ class Ledger(Core):
         given, keys = edge.held(held, "held"), edge.keys(keys, "keys")
         if len(keys) != len(given):
             raise MisuseError(f"{len(given)} blocks to seal and {len(keys)} keys do not agree")
-        self._check_group(held.group)
-        if self._are_sealable((Seal(held.group, given, keys),)):
-            return Batch(self._seal(given, keys, held.group, known_fresh=True), held.group)
-        self._check_distinct(given, "seal")
-        lives, names = self._still_fresh(given, keys)
-        self._check_content(ids_of(lives), lives, names, held.group)
-        return Batch(self._seal(given, keys, held.group), held.group)
+        self._check.group(held.group)
+        if not self._check.are_sealable((Seal(held.group, given, keys),)):
+            self._check.distinct(given, "seal")
+            lives, names = self._check.still_fresh(given, keys)
+            self._check.content(ids_of(lives), lives, names, held.group)
+        return Batch(self._steps.seal(given, keys, held.group), held.group)
+
+    @verb
+    def seal_many(self, seals: Iterable[Seal]) -> None:
+        """`seal` in several groups at once, all or none. Edges, refusals: as `seal`."""
+        seals = edge.seals(seals, "seals")
+        if not seals:
+            return
+        for each in seals:
+            self._check.group(each.group)
+            if len(each.keys) != len(each.lives):
+                raise MisuseError(f"{len(each.lives)} blocks to seal and {len(each.keys)} keys do not agree")
+        given = [batch(each.lives) for each in seals]
+        self._check.distinct(joined(given), "seal")
+        fresh = [self._check.still_fresh(lives, each.keys) for each, lives in zip(seals, given, strict=True)]
+        for each, (lives, keys) in zip(seals, fresh, strict=True):
+            self._check.content(ids_of(lives), lives, keys, each.group)
+        self._steps.move_blocks(rules.SEAL, ids_of(joined([lives for lives, _ in fresh])))
+        for each, (lives, keys) in zip(seals, fresh, strict=True):
+            self._blocks.name(listed(ids_of(lives)), keys, each.group)
+            self._state.tally["stale"] += len(each.lives) - len(lives)
 
     @verb
     def drop(self, lives: Lives) -> None:
@@ -378,19 +444,19 @@ class Ledger(Core):
         Refuses: a life that is over, or held.
         """
         chosen = edge.numbers(lives, "lives")
-        ids = self._check_fresh(chosen, "drop")
-        self._cancel_orphans(self._commit(self.blocks.ask(BLOCK["drop"], ids)))
+        ids = self._check.fresh(chosen, "drop")
+        self._steps.cancel_orphans(self._steps.move_blocks(rules.DROP, ids))
 
     @verb
     def demote(self, lives: Lives) -> None:
         """Hand these blocks out before others, where they are CACHED: their content lies elsewhere too."""
-        self._check_pool(own=True)
+        self._check.pool(own=True)
         chosen = edge.numbers(lives, "lives")
-        self._check_distinct(chosen, "demote")
-        chosen = select(chosen, self.blocks.fresh(chosen))
+        self._check.distinct(chosen, "demote")
+        chosen = select(chosen, self._blocks.fresh(chosen))
         cached = BlockLife.table.index[Block.CACHED]
-        state = self.blocks.column.state
-        self.blocks.queue.push_front([place for place in listed(ids_of(chosen)) if state[place] == cached])
+        state = self._blocks.state
+        self._blocks.queue.push_front([place for place in listed(ids_of(chosen)) if state[place] == cached])
 
     @verb
     def roll_back(self, request: str) -> None:
@@ -398,11 +464,11 @@ class Ledger(Core):
 
         Refuses a request that is RUNNING or LOADING (preempt or finish it).
         """
-        found = self._request(request)
-        state = self.request_column.at(found.row)
+        found = self._check.request(request)
+        state = self._state.request_column.at(found.row)
         if state not in (Request.WAITING, Request.PREEMPTED):
             raise MisuseError(f"request {request}: cannot ROLL_BACK while {state.name} (preempt or finish it)")
-        self._release_all(found)
+        self._steps.release_all(found)
 
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
@@ -412,18 +478,18 @@ class Ledger(Core):
 
         Refuses: a block that the contract does not allow to be handed out, named with its state.
         """
-        self._check_pool(own=False)
-        found = self._request(request)
-        self._check_group(group)
-        lives = self._hand_out(batch(self._check_blocks(blocks)), group)
+        self._check.pool(own=False)
+        found = self._check.request(request)
+        self._check.group(group)
+        lives = self._steps.hand_out(batch(self._check.blocks(blocks)), group)
         extend(found.tables[group], lives)
         return Batch(lives, group)
 
     @verb
     def observe_take(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Sealed]:
         """A prefix hit of the engine: one more request holds the current lives of these blocks. No new tenancy."""
-        self._check_pool(own=False)
-        return self.acquire(request, self.blocks.lives(batch(self._check_blocks(blocks))), group)
+        self._check.pool(own=False)
+        return self.acquire(request, self._blocks.lives(batch(self._check.blocks(blocks))), group)
 
     @verb
     def observe_place(self, request: str, placements: Sequence[Placement]) -> None:
@@ -431,21 +497,21 @@ class Ledger(Core):
 
         Refuses: as those do, and a block that is named twice.
         """
-        self._check_pool(own=False)
-        found = self._request(request)
+        self._check.pool(own=False)
+        found = self._check.request(request)
         placements = edge.placements(placements, "placements")
-        taken = self._check_blocks([block for each in placements for block in each.taken])
-        allocated = self._check_blocks([block for each in placements for block in each.allocated])
-        self._check_blocks([*taken, *allocated])
+        taken = self._check.blocks([block for each in placements for block in each.taken])
+        allocated = self._check.blocks([block for each in placements for block in each.allocated])
+        self._check.blocks([*taken, *allocated])
         for each in placements:
-            self._check_group(each.group)
+            self._check.group(each.group)
             if each.skipped < 0:
                 raise MisuseError(f"request {request}: cannot skip {each.skipped} blocks")
-            lives = self.blocks.lives(batch(each.taken))
-            self._check_handed_out(ids_of(lives), each.group)
-            self._check_tenancy(found.tables[each.group], lives, request)
-        self.blocks.ask(BLOCK["acquire"], batch(taken), refs=+1)
-        self.blocks.ask(BLOCK["allocate"], batch(allocated), constant=self._fence)
+            lives = self._blocks.lives(batch(each.taken))
+            self._check.handed_out(ids_of(lives), each.group)
+            self._check.tenancy(found.tables[each.group], lives, request)
+        self._blocks.ask(rules.ACQUIRE, batch(taken))
+        self._blocks.ask(rules.HAND_OUT[self._state.fence], batch(allocated))
         for each in placements:
             self.skip(request, each.skipped, each.group)
             self.observe_take(request, each.taken, each.group)
@@ -453,12 +519,29 @@ class Ledger(Core):
                 self.observe_allocate(request, each.allocated, each.group)
 
     @verb
+    def observe_tables(self, growth: Growth) -> None:
+        """The engine's allocator has put blocks behind many tables: `skip`, `observe_take`, `observe_allocate`; all or none.
+
+        Edges, couplings, refusals: as those have; and a block that is a hit and handed out in one call.
+        """
+        self._check.pool(own=False)
+        edge.growth(growth, "growth")
+        tables = []
+        for name, group in zip(growth.names, growth.groups, strict=True):
+            self._check.group(group)
+            tables.append(self._check.request(name).tables[group])
+        fresh = batch(self._check.blocks([block for own in growth.fresh for block in own if block != NULL], "growth.fresh"))
+        if any(map(len, growth.taken)):
+            self._steps.take_many(growth, tables, fresh)
+        self._steps.hand_out_many(growth, tables, fresh)
+
+    @verb
     def observe_free(self, request: str, blocks: Sequence[int], group: int = 0) -> None:
         """A request has given these blocks back. Refuses a block that the request does not hold (I4)."""
-        self._check_pool(own=False)
-        found = self._request(request)
-        self._check_group(group)
-        blocks = self._check_blocks(blocks)
+        self._check.pool(own=False)
+        found = self._check.request(request)
+        self._check.group(group)
+        blocks = self._check.blocks(blocks)
         held = entries(found.tables[group], slice(None)) & ID_MASK
         where = {int(held[position]): position for position in np.isin(held, blocks).nonzero()[0].tolist()}
         for block in blocks:
@@ -469,8 +552,8 @@ class Ledger(Core):
     @verb
     def observe_evict(self, blocks: Sequence[int]) -> None:
         """The engine has forgotten the content of these cached blocks."""
-        self._check_pool(own=False)
-        self.drop(self.blocks.lives(batch(self._check_blocks(blocks))))
+        self._check.pool(own=False)
+        self.drop(self._blocks.lives(batch(self._check.blocks(blocks))))
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
@@ -491,11 +574,11 @@ class Ledger(Core):
         if where is not None or not len(lives) == len(chosen) == len(named) > 0:
             transfer = GroupTransfer(Batch[Storable](lives, source.group), chosen, named, where)
             return self._make_stores([Store(who, [transfer])])
-        self._check_group(source.group)
+        self._check.group(source.group)
         groups = bytes((source.group,)) * len(lives)
         stores = JobColumns.of_blocks([who], [()], [0, len(lives)], lives, groups, chosen, list(named))
-        (job,) = self._plan_stores(stores)
-        return Jobs((self._id(job),))
+        (job,) = self._steps.plan_stores(stores)
+        return Jobs((self._state.id_of(job),))
 
     @verb
     def plan_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
@@ -514,12 +597,12 @@ class Ledger(Core):
     @verb
     def plan_columns(self, stores: JobColumns) -> list[int]:
         """`plan_stores` for who has its stores as columns; returns the numbers of the jobs."""
-        return [job.number for job in self._plan_stores(edge.columns(stores, "stores", self.limits.num_groups))]
+        return [job.number for job in self._steps.plan_stores(edge.columns(stores, "stores", self.limits.num_groups))]
 
     def _make_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
         if not stores:
             return Jobs(())
-        return Jobs(tuple(map(self._id, self._plan_stores(gather(stores, self.limits.num_groups)))))
+        return Jobs(tuple(map(self._state.id_of, self._steps.plan_stores(gather(stores, self.limits.num_groups)))))
 
     @verb
     def plan_load(
@@ -536,12 +619,12 @@ class Ledger(Core):
         chosen = edge.numbers(slots, "slots")
         where = None if places is None else edge.places(places, "places")
         names = None if keys is None else edge.keys(keys, "keys")
-        self._check_group(target.group)
-        self._check_slots(chosen)
-        named = [key for key in (self.slots.key[slot] for slot in listed(chosen)) if key is not None]
+        self._check.group(target.group)
+        self._check.slots(chosen)
+        named = [key for key in (self._slots.key[slot] for slot in listed(chosen)) if key is not None]
         if len(named) != len(chosen):  # an empty slot: its refusal says so better than a missing key could
-            self.slots.ask(SLOT["pin"], chosen, pins=+1)
-        return self._make_load(self._request(request), [GroupTransfer(blocks, chosen, named, where, names)])
+            self._slots.ask(rules.PIN, chosen)
+        return self._make_load(self._check.request(request), [GroupTransfer(blocks, chosen, named, where, names)])
 
     @verb
     def plan_group_load(self, request: str, transfers: Sequence[GroupTransfer[Allocated]]) -> Jobs[Planned]:
@@ -554,35 +637,12 @@ class Ledger(Core):
         a second live load; `CapacityError` as `plan_stores`.
         Next: `dispatch`; the request hears ``loaded`` or ``load_failed`` through `settle`.
         """
-        return self._make_load(self._request(request), edge.transfers(transfers, "transfers"))
+        return self._make_load(self._check.request(request), edge.transfers(transfers, "transfers"))
 
     def _make_load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]]) -> Jobs[Planned]:
         columns = gather([Store(found.name, transfers)], self.limits.num_groups)
-        if None in columns.names:
-            raise MisuseError(
-                f"request {found.name}: {len(columns.lives)} blocks to load and {len(columns.keys)} keys do not agree"
-            )
-        self._check_slots(columns.slots)
-        ids = self._check_fresh(columns.lives, "plan_load")
-        self._check_columns(columns, ids)
-        for transfer in transfers:
-            self._check_held(found, transfer.blocks)
-            for slot, key in zip(transfer.slots, transfer.keys, strict=True):
-                if self.slots.key[slot] is not None and self.slots.key[slot] != key:
-                    raise MisuseError(f"slot {slot}: it does not hold {key.hex()} (look it up again)")
-                if self.slots.key[slot] is not None and (own := self.slots.group[slot]) != transfer.blocks.group:
-                    raise MisuseError(
-                        f"slot {slot}: it holds content of group {own}, not {transfer.blocks.group} (look it up again)"
-                    )
-        self._ask_request(found, "plan_load")
-        self.jobs.check_room()
-        block_step = self.blocks.ask(BLOCK["plan_load"], ids, pins=+1, writes=+1)
-        slot_step = self.slots.ask(SLOT["pin"], columns.slots, pins=+1)
-        (job,) = self.jobs.add(Direction.LOAD, columns, self.limits.num_groups)
-        self._commit(block_step, slot_step, job=job.number)
-        found.load = job.number
-        self._fire_request(found, "plan_load", job.number)
-        return Jobs((self._id(job),))
+        ids = self._check.load(found, transfers, columns)
+        return Jobs((self._state.id_of(self._steps.plan_load(found, columns, ids)),))
 
     @verb
     def submit(self, jobs: Jobs[Planned]) -> Jobs[InFlight]:
@@ -592,12 +652,14 @@ class Ledger(Core):
         Refuses: a store whose content is not sealed (its block is PLEDGED); a load whose target waits for an older copy, unless
         a plan carries that wait.
         """
-        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
+        rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         for job in rows:
-            for older in self._older(job) if job.direction is Direction.LOAD else ():
-                if older.number in self._to_flush:
-                    raise MisuseError(f"job {self._id(job)}: no plan waits for job {self._id(older)} yet (use dispatch)")
-        self._submit(rows)
+            for older in self._steps.older(job) if job.direction is Direction.LOAD else ():
+                if older.number in self._state.to_flush:
+                    raise MisuseError(
+                        f"job {self._state.id_of(job)}: no plan waits for job {self._state.id_of(older)} yet (use dispatch)"
+                    )
+        self._steps.submit(rows)
         return Jobs(jobs.ids)
 
     @verb
@@ -606,13 +668,13 @@ class Ledger(Core):
 
         Refuses: a load, which is given up only with its request (`preempt`, `finish`).
         """
-        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
+        rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         for job in rows:
             if job.direction is Direction.LOAD:
-                raise MisuseError(f"job {self._id(job)}: a load is given up with its request (preempt or finish it)")
-            self._ask_job(job, "cancel")
+                raise MisuseError(f"job {self._state.id_of(job)}: a load is given up with its request (preempt or finish it)")
+            self._check.ask_job(job, "cancel")
         for job in rows:
-            self._end(job, "cancel", 0)
+            self._steps.end(job, "cancel", 0)
 
     @verb
     def abandon(self, jobs: Jobs[Submitted]) -> Jobs[Unwanted]:
@@ -620,13 +682,13 @@ class Ledger(Core):
 
         Refuses: a load, as `cancel` does.
         """
-        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
+        rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         for job in rows:
             if job.direction is Direction.LOAD:
-                raise MisuseError(f"job {self._id(job)}: a load is given up with its request (preempt or finish it)")
-            self._ask_job(job, "abandon")
+                raise MisuseError(f"job {self._state.id_of(job)}: a load is given up with its request (preempt or finish it)")
+            self._check.ask_job(job, "abandon")
         for job in rows:
-            self._abandon(job)
+            self._steps.abandon(job)
         return Jobs(jobs.ids)
 
     @verb
@@ -635,24 +697,24 @@ class Ledger(Core):
 
         Edges: job IN_FLIGHT → AWAITED; UNWANTED, QUARANTINED stay.
         """
-        rows = self._rows_of(edge.job_ids(jobs, "jobs"))
+        rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         edge.text(cause, "cause")
         for job in rows:
-            self._ask_job(job, "flush")
+            self._check.ask_job(job, "flush")
         for job in rows:
-            self._flush(job, cause)
+            self._steps.flush(job, cause)
         return Jobs(jobs.ids)
 
     def jobs_of(self, request: str) -> Jobs[Out]:
         """The submitted jobs that serve a request, or have served it: what a preemption flushes."""
-        if edge.text(request, "request") not in self.jobs.owned:
+        if edge.text(request, "request") not in self._jobs.owned:
             return Jobs(())
-        alive = (job for job in self.jobs.alive() if job.serves(request))
-        return Jobs(tuple(self._id(job) for job in alive if self.jobs.state(job) is not Job.PLANNED))
+        alive = (job for job in self._jobs.alive() if job.serves(request))
+        return Jobs(tuple(self._state.id_of(job) for job in alive if self._jobs.state(job) is not Job.PLANNED))
 
     def submitted(self) -> Jobs[Out]:
         """All jobs that the workers have."""
-        return Jobs(tuple(self._id(job) for job in self.jobs.alive() if self.jobs.state(job) is not Job.PLANNED))
+        return Jobs(tuple(self._state.id_of(job) for job in self._jobs.alive() if self._jobs.state(job) is not Job.PLANNED))
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -664,24 +726,9 @@ class Ledger(Core):
         has not started: else a wait for a hung copy that its worker still holds back could never end.
         """
         edge.moment(now, "now")
-        if len(self._waiting) >= self.limits.max_plans:
+        if len(self._state.waiting) >= self.limits.max_plans:
             raise CapacityError(f"all {self.limits.max_plans} plans are out; settle one first (max_plans)")
-        self.plan_number += 1
-        loads: list[Transfer] = []
-        stores: list[Transfer] = []
-        ripe = self._ripe()
-        self._submit(ripe)
-        for transfer in self._transfers(ripe):
-            (stores if transfer.direction is Direction.STORE else loads).append(transfer)
-        flushed = []
-        for number in self._to_flush:
-            wanted = self.jobs.by_number.get(number)
-            if wanted is not None and self.jobs.state(wanted) not in TERMINAL:
-                self._arm(wanted, now)
-                flushed.append(wanted)
-        self._to_flush.clear()
-        self._waiting[self.plan_number] = tuple(job.number for job in flushed)
-        return Plan(self.plan_number, tuple(loads), tuple(stores), tuple(self._id(job) for job in flushed))
+        return self._steps.dispatch(now)
 
     @verb
     def settle(
@@ -699,43 +746,22 @@ class Ledger(Core):
         must not hold the new tenant); then all other reports; then seals; then deadlines. Plans settle in order.
         """
         edge.moment(now, "now")
-        due = next(iter(self._waiting), None)  # plans are dispatched in order
+        due = next(iter(self._state.waiting), None)  # plans are dispatched in order
         if edge.whole(plan, "plan") != due:
             known = "no plan is out" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
         launched = () if launched is _NOTHING else edge.launches(launched, "launched")
         seals = () if seals is _NOTHING else edge.seals(seals, "seals")
         completions = () if completions is _NOTHING else edge.completions(completions, "completions")
-        self._check_reports(self._waiting[plan], completions, seals)
-        for record in launched:
-            self.launched(record, now)
-        waited = self._waiting.pop(plan)
-        first: list[Completion] = []
-        later: list[Completion] = []
-        for completion in completions:
-            mine = completion.job.incarnation == self.incarnation and completion.job.number in waited
-            (first if mine else later).append(completion)
-        if first:
-            self._complete_many(first)
-        for number in waited:
-            job = self.jobs.by_number.get(number)
-            if job is not None and self.jobs.state(job) not in TERMINAL:
-                self._end(job, "quiesce", 0)
-        if later:
-            self._complete_many(later)
-        for seal in seals:
-            self._seal(batch(seal.lives), seal.keys, seal.group)
-        if self._deadlines:
-            self.expire(now)
+        self._check.reports(self._state.waiting[plan], completions, seals)
+        self._steps.settle(plan, now, launched, completions, seals)
 
     @verb
     def launched(self, record: Launched, now: float) -> None:
         """A worker began to run its share: the deadline starts. Late and unknown records change nothing."""
         edge.moment(now, "now")
         edge.launch(record, "record")
-        job = self.jobs.by_number.get(record.job.number) if record.job.incarnation == self.incarnation else None
-        if job is not None and self.jobs.state(job) not in (*TERMINAL, Job.PLANNED):
-            self._arm(job, now)
+        self._steps.launch(record, now)
 
     @verb
     def complete(self, completion: Completion) -> None:
@@ -744,10 +770,8 @@ class Ledger(Core):
         Edges: job `finish`; at the last worker's report the couplings run. Late, duplicate and unknown reports are counted
         and change nothing. Refuses: a worker that does not exist, and a job that nobody has submitted.
         """
-        self._check_report(edge.completion(completion, "completion"))
-        ended = self._count_report(completion)
-        if ended is not None:
-            self._end(*ended)
+        self._check.report(edge.completion(completion, "completion"))
+        self._steps.complete(completion)
 
     @verb
     def expire(self, now: float) -> Jobs[Job]:
@@ -756,15 +780,7 @@ class Ledger(Core):
         Edges: job IN_FLIGHT, AWAITED, UNWANTED → QUARANTINED, and the couplings. Returns those jobs.
         """
         edge.moment(now, "now")
-        over = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, number = heapq.heappop(self._deadlines)
-            job = self.jobs.by_number.get(number)
-            if job is None or self.jobs.state(job) in (*TERMINAL, Job.QUARANTINED):
-                continue
-            over.append(self._id(job))
-            self._end(job, "expire", 0)
-        return Jobs(tuple(over))
+        return Jobs(tuple(map(self._state.id_of, self._steps.expire(now))))
 
     @verb
     def quiesce(self, jobs: Jobs[Job]) -> None:
@@ -772,46 +788,46 @@ class Ledger(Core):
 
         Edges: job → FAILED, or CANCELLED where nobody wanted it; a job in flight is given up first. Jobs that are over: no-op.
         """
-        rows = [job for job in self._rows_of(edge.job_ids(jobs, "jobs")) if self.jobs.state(job) not in TERMINAL]
+        rows = [job for job in self._check.job_rows(edge.job_ids(jobs, "jobs")) if self._jobs.state(job) not in TERMINAL]
         for job in rows:
-            if self.jobs.state(job) is Job.PLANNED:
-                self._ask_job(job, "quiesce")
+            if self._jobs.state(job) is Job.PLANNED:
+                self._check.ask_job(job, "quiesce")
         for job in rows:
-            if self.jobs.state(job) is Job.IN_FLIGHT:
-                self._end(job, "expire", 0)
-            self._end(job, "quiesce", 0)
+            if self._jobs.state(job) is Job.IN_FLIGHT:
+                self._steps.end(job, "expire", 0)
+            self._steps.end(job, "quiesce", 0)
 
     @verb
     def evict(self, slots: Sequence[int]) -> None:
         """Forget the content of slots. Edges: slot READY → EMPTY. Refuses pinned slots and those being written."""
         chosen = edge.numbers(slots, "slots")
-        self._check_slots(chosen)
-        self._commit(self.slots.ask(SLOT["evict"], chosen))
+        self._check.slots(chosen)
+        self._steps.move_slots(rules.EVICT, chosen)
 
     @verb
     def pin(self, holder: str, slots: Sequence[int]) -> None:
         """Count on READY slots until `unpin` by the same holder: they cannot be evicted."""
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
-        self._check_slots(chosen)
-        self._commit(self.slots.ask(SLOT["pin"], chosen, pins=+1))
+        self._check.slots(chosen)
+        self._steps.move_slots(rules.PIN, chosen)
         if len(chosen):
-            self.holders.setdefault(holder, Counter()).update(listed(chosen))
+            self._state.holders.setdefault(holder, Counter()).update(listed(chosen))
 
     @verb
     def unpin(self, holder: str, slots: Sequence[int]) -> None:
         """Let go of slots. Refuses a slot that this holder has not pinned: nobody releases another's hold (I4)."""
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
-        self._check_slots(chosen)
-        held, wanted = self.holders.get(holder, Counter()), Counter(listed(chosen))
+        self._check.slots(chosen)
+        held, wanted = self._state.holders.get(holder, Counter()), Counter(listed(chosen))
         for slot in wanted - held:
             raise MisuseError(f"slot {slot}: {holder} does not hold it (only its holder may unpin it)")
-        self._commit(self.slots.ask(SLOT["unpin"], chosen, pins=-1))
+        self._steps.move_slots(rules.UNPIN, chosen)
         held.subtract(wanted)
-        self.holders[holder] = +held
-        if not self.holders[holder]:
-            del self.holders[holder]
+        self._state.holders[holder] = +held
+        if not self._state.holders[holder]:
+            del self._state.holders[holder]
 
     @verb
     def lose(self, worker: Worker) -> None:
@@ -823,9 +839,9 @@ class Ledger(Core):
         if not 0 <= gone < self.limits.num_workers:
             raise MisuseError(f"worker {gone}: there are {self.limits.num_workers} (ranks count from 0)")
         # chosen before the first of them ends: a failed load takes planned stores with it, which nobody owes
-        owed = [job for job in self.jobs.alive() if job.number not in self.jobs.planned and not job.reported >> gone & 1]
+        owed = [job for job in self._jobs.alive() if job.number not in self._jobs.planned and not job.reported >> gone & 1]
         for job in owed:
-            self.complete(Completion(self._id(job), worker, Result.FAILED))
+            self._steps.complete(Completion(self._state.id_of(job), worker, Result.FAILED))
 
     @verb
     def reset(self, *, drain: bool = False, host: bool = True) -> None:
@@ -837,26 +853,21 @@ class Ledger(Core):
         """
         edge.flag(drain, "drain")
         edge.flag(host, "host")
-        if drain and self.jobs.live:
-            raise CapacityError(f"{self.jobs.live} jobs are still out (let them land, then reset again)")
-        running = {RequestLife.table.index[state] for state in states_with(Trait.ADMITTED, Request)}
-        for request in list(self.requests.values()):
-            if self.request_column.state[request.row] in running:
-                self._give_up(request, "preempt")
-            else:
-                self._release_all(request)
-        for job in self.jobs.alive():
-            if host or job.number in self.jobs.planned:
-                self._give_up_job(job)
-        cached, ready = BlockLife.table.index[Block.CACHED], SlotLife.table.index[Slot.READY]
-        # in an order that does not depend on how places are called: it is the one in which they are used again
-        free = [place for place in self.blocks.queue.order() if self.blocks.column.state[place] == cached]
-        for dropped in (batch(free), batch(self.blocks.column.where(Block.IN_FLIGHT))):
-            self._commit(self.blocks.ask(BLOCK["drop"], dropped))
-        if host:
-            named = [(group, key, slot) for group, index in enumerate(self.slots.index) for key, slot in index.items()]
-            slots = [slot for _, _, slot in sorted(named) if self.slots.column.state[slot] == ready]
-            self._commit(self.slots.ask(SLOT["drop"], batch(slots)))
+        if drain and self._jobs.live:
+            raise CapacityError(f"{self._jobs.live} jobs are still out (let them land, then reset again)")
+        self._steps.reset(host=host)
+
+    @verb
+    def forget_host(self) -> None:
+        """Forget the content of the lower tier, and of nothing else.
+
+        Stores that are planned are cancelled, those that are submitted are abandoned; loads go on, and their slots stay held
+        until they land. Edges: slot READY → EMPTY, or STALE where a load reads it.
+        """
+        for job in self._jobs.alive():
+            if job.direction is Direction.STORE:
+                self._steps.give_up_job(job)
+        self._steps.move_slots(rules.FORGET, batch(self._slots.column.where(Slot.READY)))
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
         """Everything that decides what the ledger does next, as a value; under other *names* where they are given.
@@ -865,7 +876,7 @@ class Ledger(Core):
         journal, are not part of it.
         """
         edge.moment(now, "now")
-        return take(self, own_names(self, now=now) if names is None else edge.member(names, Names, "names"))
+        return take(self._state, own_names(self, now=now) if names is None else edge.member(names, Names, "names"))
 
     @verb
     def restore(self, saved: Snapshot, now: float = 0.0) -> None:
@@ -874,17 +885,14 @@ class Ledger(Core):
         Listeners are not told: no place has taken a step.
         """
         edge.moment(now, "now")
-        put_back(self, edge.member(saved, Snapshot, "saved"), now)
+        put_back(self._state, edge.member(saved, Snapshot, "saved"), now)
+
+    def violate(self, problem: str) -> None:
+        """Deal with a broken rule as the level of checking says: raise `InvariantError`, or count it and go on."""
+        self._check.violate(problem)
 
     def __repr__(self) -> str:
-        return f"<Ledger plan {self.plan_number}: {self.free} free, {self.jobs.live} jobs out, {len(self.requests)} requests>"
+        return f"<Ledger plan {self.plan_number}: {self.free} free, {self._jobs.live} jobs out, {len(self.requests)} requests>"
 
     def _repr_html_(self) -> str | None:
         return painted("_repr_html_", self)
-
-
-def _surplus(lives: Sequence[int]) -> Iterator[list[int]]:
-    """What comes more than once, as often as it comes besides the last time; distinct lives each time."""
-    left = Counter(lives)
-    while left := left - Counter(left.keys()):
-        yield list(left)

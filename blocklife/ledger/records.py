@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NewType
 
 import numpy as np
-from attrs import field, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
@@ -126,6 +126,26 @@ class Placement:
     """Ids of blocks whose content is held from now on: a prefix hit."""
     allocated: Sequence[int]
     """Ids of blocks that are handed out."""
+
+
+@define(eq=False)
+class Growth:
+    """What an engine's own allocator has put behind many tables: one entry of each list for each of them."""
+
+    names: list[str] = field(factory=list)
+    """Whose table it is."""
+    groups: list[int] = field(factory=list)
+    taken: list[Sequence[int]] = field(factory=list)
+    """Blocks of a hit, which are held from now on; they go first. `NULL` leaves a place empty, here and there."""
+    fresh: list[Sequence[int]] = field(factory=list)
+    """Blocks that are handed out."""
+
+    def note(self, name: str, group: int, fresh: Sequence[int], taken: Sequence[int] = ()) -> None:
+        """One more table has grown."""
+        self.names.append(name)
+        self.groups.append(group)
+        self.taken.append(taken)
+        self.fresh.append(fresh)
 
 
 class Committed(NamedTuple):

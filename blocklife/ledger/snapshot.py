@@ -15,17 +15,19 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from attrs import define
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.book import RequestRow
-from blocklife.ledger.core import Core
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, ids_of, listed
+from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import JobRow
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, listed
 from blocklife.ledger.records import Direction
 from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife
+
+if TYPE_CHECKING:
+    from blocklife.ledger.ledger import Ledger
 
 ValueT = TypeVar("ValueT")
 
@@ -152,8 +154,9 @@ class _Unchanged(dict[int, int]):
         return life
 
 
-def own_names(core: Core, now: float = 0.0) -> Names:
+def own_names(ledger: Ledger, now: float = 0.0) -> Names:
     """Every name as it is; deadlines count from *now*."""
+    core = ledger._state
     return Names(
         blocks=range(len(core.blocks)),
         slots=range(len(core.slots)),
@@ -167,7 +170,7 @@ def own_names(core: Core, now: float = 0.0) -> Names:
 
 
 def canonical_names(
-    core: Core, *, lives: Iterable[int] = (), jobs: Iterable[int] = (), now: float = 0.0, places_per_slot: int = 1
+    ledger: Ledger, *, lives: Iterable[int] = (), jobs: Iterable[int] = (), now: float = 0.0, places_per_slot: int = 1
 ) -> Names:
     """Names by role alone, so that two ledgers that differ only in names get equal snapshots.
 
@@ -175,6 +178,7 @@ def canonical_names(
     content, then of the empty ones; epochs by how many older lives of the block somebody still names; jobs by age, those that
     are over only from the oldest on that *jobs* names. *lives* are those that somebody outside the ledger remembers.
     """
+    core = ledger._state
     blocks, slots, out = core.blocks, core.slots, core.jobs.out
     # who remembers a job that is over remembers those that came after it: one of them may have had its places since
     oldest = min([number for number in jobs if number not in out], default=core.jobs.last_number + 1)
@@ -189,14 +193,14 @@ def canonical_names(
             numbers[job.number] = len(numbers) + 1
             named += listed(job.lives)
             of_jobs += listed(job.slots)
-    new_blocks = _by_rank([NULL, *map(ID_MASK.__and__, named), *blocks.queue.order()], len(blocks))
+    new_blocks = _by_rank([NULL, *map(ID_MASK.__and__, named), *blocks.free_order()], len(blocks))
     named += lives
     epochs, new_lives = _new_epochs(core, named, new_blocks)
     by_content = [(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None]
     if by_content:
         of_jobs += [slot for _, _, slot in sorted(by_content)]
     new_slots = _by_rank([*of_jobs, *slots.peek_empty(len(slots))], len(slots))
-    plans_before = next(iter(core._waiting), core.plan_number + 1) - 1
+    plans_before = next(iter(core.waiting), core.plan_number + 1) - 1
     return Names(new_blocks, new_slots, epochs, new_lives, numbers, plans_before, now, places_per_slot)
 
 
@@ -216,7 +220,7 @@ def _by_rank(order: Iterable[int], size: int) -> list[int]:
     return found
 
 
-def _new_epochs(core: Core, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+def _new_epochs(core: LedgerData, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
     """The present epoch of each block is the number of its older lives that are named; so are those, in their order."""
     epoch = core.blocks.epoch
     lives = {NULL: NULL}
@@ -241,13 +245,13 @@ _PASSED = _OVER | {_QUARANTINED}
 """States of a job in which nobody watches its deadline."""
 
 
-def take(core: Core, names: Names) -> Snapshot:
+def take(core: LedgerData, names: Names) -> Snapshot:
     """Everything that decides what the ledger does next, under these names."""
     jobs, numbers, before = core.jobs, names.jobs, names.plans_before
     blocks, slots = names.blocks.__getitem__, names.slots.__getitem__
     saved_jobs, rows = _save_jobs(core, names)
     waiting: list[tuple[int, tuple[int, ...]]] = []
-    for plan, waited in core._waiting.items():
+    for plan, waited in core.waiting.items():
         waiting.append((plan - before, tuple([numbers[number] for number in waited if number in numbers]) if waited else ()))
     holders: list[tuple[str, tuple[tuple[int, int], ...]]] = []
     for name, held in core.holders.items():
@@ -258,21 +262,21 @@ def take(core: Core, names: Names) -> Snapshot:
         _save_slots(core, names),
         _save_index(core.blocks.index, blocks),
         _save_index(core.slots.index, slots),
-        tuple(map(blocks, core.blocks.queue.order())),
+        tuple(map(blocks, core.blocks.free_order())),
         tuple(map(slots, core.slots.peek_empty(len(core.slots)))),
         saved_jobs,
         len(saved_jobs) if names.canonical else jobs.last_number,
         _spare(rows, saved_jobs, jobs.max_jobs) if names.canonical else tuple(jobs._spare),
         _save_requests(core, names),
-        tuple(core._spare_requests),
+        tuple(core.spare_requests),
         tuple(sorted(holders)),
         core.plan_number - before,
-        tuple(map(numbers.__getitem__, core._to_flush)),
+        tuple(map(numbers.__getitem__, core.to_flush)),
         tuple(waiting),
     )
 
 
-def _save_blocks(core: Core, names: Names, rows: Mapping[int, int]) -> SavedBlocks:
+def _save_blocks(core: LedgerData, names: Names, rows: Mapping[int, int]) -> SavedBlocks:
     blocks, state = core.blocks, core.blocks.column.state
     if not names.canonical:
         return SavedBlocks(
@@ -294,7 +298,7 @@ def _save_blocks(core: Core, names: Names, rows: Mapping[int, int]) -> SavedBloc
     )
 
 
-def _save_slots(core: Core, names: Names) -> SavedSlots:
+def _save_slots(core: LedgerData, names: Names) -> SavedSlots:
     slots, state = core.slots, core.slots.column.state
     if not names.canonical:
         return SavedSlots(bytes(state), bytes(slots.group), bytes(slots.pins), tuple(slots.key))
@@ -323,7 +327,7 @@ def _picker(names: Sequence[int]) -> Callable[[Sequence[ValueT]], tuple[ValueT, 
     return lambda column: tuple([column[place] for place in order])
 
 
-def _save_jobs(core: Core, names: Names) -> tuple[tuple[SavedJob, ...], dict[int, int]]:
+def _save_jobs(core: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], dict[int, int]]:
     """The jobs that have a name, and the new row of each old one."""
     jobs, numbers, canonical = core.jobs, names.jobs, names.canonical
     rows = {0: 0} if canonical else {row: row for row in (0, *jobs.rows)}
@@ -366,7 +370,7 @@ def _save_index(index: Sequence[Mapping[bytes, int]], name: Callable[[int], int]
     return tuple([tuple(sorted(zip(each, map(name, each.values()), strict=True))) for each in index])
 
 
-def _save_requests(core: Core, names: Names) -> tuple[SavedRequest, ...]:
+def _save_requests(core: LedgerData, names: Names) -> tuple[SavedRequest, ...]:
     lives, states = names.lives.__getitem__, core.request_column.state
     saved: list[SavedRequest] = []
     for each in core.requests.values():
@@ -381,14 +385,14 @@ def _spare(rows: Mapping[int, int], jobs: Sequence[SavedJob], max_jobs: int) -> 
     return (*range(len(rows), max_jobs + 1), *[job.row for job in jobs if job.state in _OVER])
 
 
-def _made_with(core: Core) -> tuple[object, ...]:
-    return core.limits, core.contract, core.incarnation, core.own_pool
+def _made_with(core: LedgerData) -> tuple[object, ...]:
+    return core.limits, core.contract, core.incarnation, core.own_pool, core.blocks.indexed
 
 
 # --- and back -----------------------------------------------------------------------------------------------------------
 
 
-def put_back(core: Core, saved: Snapshot, now: float = 0.0) -> None:
+def put_back(core: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
     """Go back to a snapshot of a ledger with the same limits; deadlines count from *now*."""
     if saved.made_with != _made_with(core):
         raise MisuseError("the snapshot is of a ledger that was made with other limits, contract, incarnation or pool")
@@ -404,25 +408,31 @@ def put_back(core: Core, saved: Snapshot, now: float = 0.0) -> None:
         memoryview(column).cast("B")[:] = was
     blocks.index = [dict(each) for each in saved.block_index]
     slots.index = [dict(each) for each in saved.slot_index]
-    blocks.queue.reset(list(saved.queue))
+    if blocks.indexed:
+        blocks.queue.reset(list(saved.queue))
     blocks.free = len(saved.queue)
     slots.rebuild(saved.empty)
     _put_back_jobs(core, saved, now)
-    core.requests = {}
+    core.requests.clear()
     for name, row, state, tables, load in saved.requests:
         core.requests[name] = RequestRow(row, name, [array("q", table) for table in tables], load)
         core.request_column.state[row] = state
-    core._spare_requests = deque(saved.spare_requests)
-    core.holders = {name: Counter(dict(held)) for name, held in saved.holders}
+    core.spare_requests.clear()
+    core.spare_requests.extend(saved.spare_requests)
+    core.holders.clear()
+    for name, held in saved.holders:
+        core.holders[name] = Counter(dict(held))
     core.plan_number = saved.plan_number
-    core._to_flush = dict.fromkeys(saved.to_flush)
-    core._waiting = dict(saved.waiting)
+    core.to_flush.clear()
+    core.to_flush.update(dict.fromkeys(saved.to_flush))
+    core.waiting.clear()
+    core.waiting.update(saved.waiting)
 
 
-def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
+def _put_back_jobs(core: LedgerData, saved: Snapshot, now: float) -> None:
     jobs, num_groups = core.jobs, core.limits.num_groups
     jobs.by_number, jobs.rows, jobs.out, jobs.planned, jobs.owned = {}, {}, {}, {}, {}
-    core._deadlines = []
+    core.deadlines.clear()
     for number, row, state, direction, owner, payload, reported, failed, expired, deadline, sharers in saved.jobs:
         if deadline is not None:
             deadline += now
@@ -438,17 +448,18 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
             jobs.planned[number] = job
         jobs.own(job)
         if deadline is not None and state != _QUARANTINED:
-            core._deadlines.append((deadline, number))
-    core._deadlines.sort()
+            core.deadlines.append((deadline, number))
+    core.deadlines.sort()
     jobs.last_number = saved.last_number
     jobs._spare = deque(saved.spare_jobs)
 
 
-def _columns(saved: SavedPayload) -> tuple[Lives, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
+def _columns(saved: SavedPayload) -> tuple[Lives, Ids, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
     lives, slots, places, keys, names, groups, slot_groups = saved
-    own = batch(slots)
+    own, held = batch(slots), batch(lives)
     return (
-        batch(lives),
+        held,
+        ids_of(held),
         own,
         own if places == slots else batch(places),
         list(keys),

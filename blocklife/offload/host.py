@@ -13,7 +13,6 @@ import enum
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 from attrs import frozen
 
 from blocklife.errors import MisuseError
@@ -21,11 +20,9 @@ from blocklife.ledger import Ledger, edge
 from blocklife.offload.lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
-from blocklife.states import Slot, SlotLife
+from blocklife.states import Slot
 
 __all__ = ["EventKind", "HostEvent", "HostTier", "Name", "Replacement", "TierStatistics"]
-
-_READY = SlotLife.table.index[Slot.READY]
 
 
 class EventKind(enum.Enum):
@@ -87,11 +84,10 @@ class HostTier(edge.NotCopied):
         self._gone: dict[int, None] = {}
         self._events: deque[tuple[bool, int, bytes]] = deque(maxlen=max_events)
         self._lost_events = 0
-        filled = [(slot, (slots.group[slot], key)) for slot, key in enumerate(slots.key) if key is not None]
+        filled = [(slot, (slots.group(slot), key)) for slot in range(len(slots)) if (key := slots.key(slot)) is not None]
         if filled:
             self._replacement.insert([slot for slot, _ in filled], [name for _, name in filled])
-        self._listened_before = slots.on_change
-        slots.on_change = self._hear
+        slots.watch(self._hear)
 
     @property
     def policy(self) -> Replacement:
@@ -100,16 +96,15 @@ class HostTier(edge.NotCopied):
 
     def answer(self, group: int, key: bytes) -> Answer:
         """Whether content can be read: HIT; PENDING while a store brings it; else MISS."""
-        slot = self._slots.index[group].get(key)
+        slot = self._slots.find(group, key)
         if slot is None:
             return Answer.MISS
         # A slot with a name is READY or WRITING.
-        return Answer.HIT if self._slots.column.state[slot] == _READY else Answer.PENDING
+        return Answer.HIT if self._slots.is_ready(slot) else Answer.PENDING
 
     def slot_of(self, group: int, key: bytes) -> int | None:
         """The slot from which content can be read now; it may be evicted unless it is pinned."""
-        slot = self._slots.index[group].get(key)
-        return slot if slot is not None and self._slots.column.state[slot] == _READY else None
+        return self._slots.find_ready(group, key)
 
     def touch(self, slots: Iterable[int]) -> None:
         """Note a use: the last of them is the most recent."""
@@ -123,7 +118,7 @@ class HostTier(edge.NotCopied):
         call. Never evicted: what is pinned, what is not READY, and what has one of these names.
         """
         self._tell_gone()
-        chosen = self._slots.peek_empty(len(names))
+        chosen = self._slots.next_empty(len(names))
         if (missing := len(names) - len(chosen)) > 0:
             for slot in chosen:  # those whose store has failed; the policy should weigh content only
                 self._replacement.remove(slot)
@@ -150,9 +145,9 @@ class HostTier(edge.NotCopied):
 
     def statistics(self) -> TierStatistics:
         """Count everything now."""
-        count = self._slots.column.count()
+        count = self._slots.count()
         ready = count[Slot.READY]
-        pinned = int(np.count_nonzero((self._slots.column.view == _READY) & (self._slots.pins_view > 0)))
+        pinned = self._slots.count_pinned()
         return TierStatistics(
             capacity=len(self._slots),
             empty=count[Slot.EMPTY],
@@ -167,11 +162,11 @@ class HostTier(edge.NotCopied):
 
     def _victims(self, count: int, coming: Sequence[Name]) -> list[int]:
         """What the policy would forget: *count* slots, or fewer where there are no more."""
-        state, pins, index = self._slots.column.state, self._slots.pins, self._slots.index
-        kept = {slot for group, key in coming if (slot := index[group].get(key)) is not None}
+        find, can_evict = self._slots.find, self._slots.can_evict
+        kept = {slot for group, key in coming if (slot := find(group, key)) is not None}
 
         def evictable(slot: int) -> bool:
-            return state[slot] == _READY and not pins[slot] and slot not in kept
+            return can_evict(slot) and slot not in kept
 
         victims = self._replacement.victims(count, evictable, coming)
         if len(victims) > count:
@@ -187,9 +182,7 @@ class HostTier(edge.NotCopied):
         if (most := self._events.maxlen or 0) > 0:
             self._lost_events += max(0, len(self._events) + len(slots) - most)
             group, key = self._slots.group, self._slots.key
-            self._events.extend((stored, group[slot], key[slot] or b"") for slot in slots)
-        if self._listened_before is not None:
-            self._listened_before(stored, slots)
+            self._events.extend((stored, group(slot), key(slot) or b"") for slot in slots)
 
     def _tell_gone(self) -> None:
         """The policy hears which content has gone, in order."""

@@ -26,19 +26,22 @@ import numpy as np
 from attrs import evolve
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Plan, edge
-from blocklife.ledger.places import NULL
+from blocklife.ledger import Ledger, Plan, edge
+from blocklife.ledger._ids import NULL
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
 from blocklife.ledger.snapshot import Names
 from blocklife.offload import edge as ours
-from blocklife.offload.core import OnItsWay, SchedulerCore, Tracked
-from blocklife.offload.groups import Mamba
+from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
+from blocklife.offload._steps import SchedulerSteps
+from blocklife.offload.groups import Geometry, Mamba
+from blocklife.offload.host import HostTier
 from blocklife.offload.records import (
     FullHit,
     Hit,
     Keys,
     OffloadStatistics,
     Placed,
+    Policies,
     Progress,
     Settled,
     Step,
@@ -49,12 +52,22 @@ from blocklife.states import Request
 _NOBODY: Mapping[str, int] = {}
 
 
-class OffloadScheduler(SchedulerCore):
+class OffloadScheduler(edge.NotCopied):
     """Loads on a hit, stores as chunks fill or as blocks go, flushes where a step must not go on without a copy's end.
 
     *geometry* are the model's groups; the ledger must have been made for as many. Errors: `MisuseError` for what an engine must
     not do, `CapacityError` for what it can try again later; in both cases nothing has changed.
     """
+
+    def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
+        self._state = state = SchedulerState(ledger, tier, geometry, policies)
+        self._steps = SchedulerSteps(state)
+        self._progress, self._search = state.progress, state.search
+        self.ledger = state.ledger
+        self.tier = state.tier
+        self.geometry = state.geometry
+        self.policies = state.policies
+        self.stores = state.stores
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
@@ -65,36 +78,73 @@ class OffloadScheduler(SchedulerCore):
         if edge.whole(prompt_tokens, "prompt_tokens") < 1:
             raise MisuseError(f"request {name}: a prompt has at least 1 token, not {prompt_tokens}")
         self.ledger.add_request(name)
-        row = self.ledger.requests[name].row
-        self._requests[name] = Tracked(row, keys)
-        self._names[row] = name
+        row = self.ledger.requests.row(name)
+        self._state.requests[name] = Tracked(row, keys)
+        self._state.names[row] = name
         self._progress.enter(row, prompt_tokens)
+
+    def cap(self, name: str, stored: int | None, loaded: int | None) -> None:
+        """So many tokens of a request are stored, and loaded, at most; None: as many as the policies say."""
+        row = self._steps.tracked(name).row
+        for tokens, what in ((stored, "stored"), (loaded, "loaded")):
+            if tokens is not None and edge.whole(tokens, what) < 0:
+                raise MisuseError(f"request {name}: {what} must be at least 0, not {tokens}")
+        self._progress.cap(row, stored, loaded)
 
     def progress(self, name: str) -> Progress:
         """How far a request is."""
-        row, table = self._tracked(name).row, self._progress
+        row, table = self._steps.tracked(name).row, self._progress
         return Progress(int(table.known[row]), int(table.computed[row]), int(table.in_flight[row]))
 
     def running(self) -> list[str]:
         """The requests that can be grown, in the order in which they were added."""
-        return [name for name, tracked in self._requests.items() if self._progress.running[tracked.row]]
+        return [name for name, tracked in self._state.requests.items() if self._progress.running[tracked.row]]
+
+    def knows(self, name: str) -> bool:
+        """Whether a request was added and has not ended."""
+        return edge.text(name, "name") in self._state.requests
+
+    def is_running(self, name: str) -> bool:
+        """Whether a request is in the batch, or could be in it: it holds its blocks, and none of them is loading."""
+        tracked = self._state.requests.get(edge.text(name, "name"))
+        return tracked is not None and bool(self._progress.running[tracked.row])
+
+    @property
+    def num_running(self) -> int:
+        """How many requests could be in the batch."""
+        return int(np.count_nonzero(self._progress.running))
+
+    @property
+    def host_hits(self) -> Sequence[int]:
+        """Blocks that loads were planned for, by group, since the start."""
+        return self._state.host_hits
+
+    @property
+    def num_known(self) -> int:
+        """How many requests were added and have not ended."""
+        return len(self._state.requests)
 
     def sealed_blocks(self, name: str, group: int) -> int:
         """How many blocks of a request's table, from its start, are final in one group; null blocks count."""
-        tracked = self._tracked(name)
+        tracked = self._steps.tracked(name)
         if not 0 <= edge.whole(group, "group") < len(self.geometry.groups):
             raise MisuseError(f"group {group}: groups are 0 to {len(self.geometry.groups) - 1}")
         return int(self._progress.sealed[group, tracked.row])
 
     @property
+    def generation(self) -> str:
+        """Which weights, layout and customers the content was made with, in the engine's words."""
+        return self._state.generation
+
+    @property
     def plans_out(self) -> tuple[int, ...]:
         """The plans that have to settle, oldest first."""
-        return tuple(self._plans)
+        return tuple(self._state.plans)
 
     @property
     def asleep(self) -> bool:
         """Whether the device is given up: nothing is looked up, let in or grown."""
-        return self._asleep
+        return self._state.asleep
 
     def lookup(self, name: str, known_tokens: int, device_tokens: int | None = None) -> Hit:
         """The longest prefix of the request's *known_tokens* that all groups have, on the device and in the host tier.
@@ -103,12 +153,12 @@ class OffloadScheduler(SchedulerCore):
         What was counted in the host tier is pinned until a load takes it or the plan of this step is built.
         Refuses: a request that runs or loads; a second plan without a settle; a scheduler that sleeps.
         """
-        tracked = self._tracked(name)
+        tracked = self._steps.tracked(name)
         edge.whole(known_tokens, "known_tokens")
         if device_tokens is not None:
             edge.whole(device_tokens, "device_tokens")
-        self._check_open()
-        self._check_waiting(name, "LOOKUP")
+        self._steps.check_open()
+        self._steps.check_waiting(name, "LOOKUP")
         if (device_tokens is None) is not self.ledger.own_pool:
             expected = "the ledger looks the device up" if self.ledger.own_pool else "give the hit of your allocator"
             raise MisuseError(
@@ -122,25 +172,25 @@ class OffloadScheduler(SchedulerCore):
                 f"request {name}: a hit of {device_tokens} tokens on the device must be a multiple of "
                 f"{self.geometry.block_alignment} and at most {most}"
             )
-        self._unpin(name)
+        self._steps.unpin(name)
         self._progress.known[tracked.row] = known_tokens
-        asked = (self._given_up + self.ledger.verdicts, known_tokens, device_tokens)
+        asked = (self._state.given_up + self.ledger.verdicts, known_tokens, device_tokens)
         last = tracked.hit
         if last is not None and last.deferred and tracked.asked == asked:
-            tracked.hit = evolve(last, step=self._step)  # nothing has ended since: the answer is the same
+            tracked.hit = evolve(last, step=self._state.step)  # nothing has ended since: the answer is the same
             return tracked.hit
-        host = not self._lost and tracked.failures < self.policies.max_load_failures
-        cap = self._most_loaded(tracked.row)
-        hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._step, host=host, most=cap)
+        host = not self._state.lost and tracked.failures < self.policies.max_load_failures
+        cap = int(self._progress.most_loaded[tracked.row])
+        hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap)
         tracked.hit, tracked.asked = hit, None if self._search.in_doubt else asked
         if hit.deferred:
-            self._counts["deferred"] += 1
+            self._state.counts["deferred"] += 1
             return hit
         slots = [slot for own in hit.slots for slot in own]
         if slots:
             self.ledger.pin(f"lookup {name}", slots)
-            self._pinned[name] = slots
-        self._touch(tracked, hit.tokens)
+            self._state.pinned[name] = slots
+        self._steps.touch(tracked, hit.tokens)
         return hit
 
     def admit(self, name: str, hit: Hit, tokens: int) -> bool:
@@ -152,12 +202,12 @@ class OffloadScheduler(SchedulerCore):
         Refuses: `CapacityError` where there is no room or a hit on the device was handed out meanwhile; the request holds
         nothing then, and waits; what was placed for it is given back.
         """
-        tracked = self._tracked(name)
+        tracked = self._steps.tracked(name)
         edge.member(hit, Hit, "hit")
         edge.whole(tokens, "tokens")
-        self._check_open()
-        self._check_waiting(name, "ADMIT")
-        if hit is not tracked.hit or hit.step != self._step:
+        self._steps.check_open()
+        self._steps.check_waiting(name, "ADMIT")
+        if hit is not tracked.hit or hit.step != self._state.step:
             raise MisuseError(f"request {name}: its hit is not of this step (look it up, then admit it in the same step)")
         if hit.deferred:
             raise MisuseError(f"request {name}: its lookup is deferred (look it up again when a copy has landed)")
@@ -166,24 +216,24 @@ class OffloadScheduler(SchedulerCore):
             raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
         end = hit.tokens if loads else hit.compute_from + tokens
         known = int(self._progress.known[tracked.row])
-        if self._has_states and end > known:
-            self._refuse_drafts(name, known, known)
+        if self._state.has_states and end > known:
+            self._steps.refuse_drafts(name, known, known)
         try:
             if loads:  # before blocks are taken: those that are handed out lose their content
                 self.ledger.jobs.check_room()
             if self.ledger.own_pool:
-                self._take_in(name, hit, end)
+                self._steps.take_in(name, hit, end)
             else:
-                self._note_placed(name, tracked.row)  # the engine may have taken back itself what was placed
-                self._check_placed(np.array([tracked.row]), np.array([end]))
+                self._steps.note_placed(name, tracked.row)  # the engine may have taken back itself what was placed
+                self._steps.check_placed(np.array([tracked.row]), np.array([end]))
             if loads:
-                self._load(name, tracked, hit)
+                self._steps.load_hit(name, tracked, hit)
         except Exception as problem:  # of the request's keys, too
             if self.ledger.own_pool or isinstance(problem, CapacityError):
                 self.ledger.roll_back(name)
-                self._note_placed(name, tracked.row)
+                self._steps.note_placed(name, tracked.row)
             raise
-        self._start(name, tracked, hit, 0 if loads else tokens)
+        self._steps.enter(name, tracked, hit, 0 if loads else tokens)
         return not loads
 
     def grow(self, tokens: Mapping[str, int] = _NOBODY) -> list[str]:
@@ -194,41 +244,41 @@ class OffloadScheduler(SchedulerCore):
         Preempt somebody, and call again with the same numbers for them. Refuses: a request that does not run.
         """
         ours.tokens(tokens, "tokens")
-        self._check_open()
+        self._steps.check_open()
         table = self._progress
         wanted: dict[int, int] = {}
         for name, count in tokens.items():
-            row = self._tracked(name).row
+            row = self._steps.tracked(name).row
             if not table.running[row]:
-                state, over = self.ledger.request_state(name).name, self._requests[name].ending
+                state, over = self.ledger.request_state(name).name, self._state.requests[name].ending
                 remedy = "it is over, and ends when its plan has settled" if over else "admit it first"
                 raise MisuseError(f"request {name}: cannot GROW while {state} ({remedy})")
             if count < 0:
                 raise MisuseError(f"request {name}: cannot grow by {count} tokens")
-            if table.step[row] == self._step:
+            if table.step[row] == self._state.step:
                 raise MisuseError(f"request {name}: it is scheduled in this step already")
             wanted[row] = count
-        rows = (table.running & (table.step != self._step)).nonzero()[0]
+        rows = (table.running & (table.step != self._state.step)).nonzero()[0]
         table.wanted[rows] = 1
         for row, count in wanted.items():
             table.wanted[row] = count
-        if self._has_states:
-            self._check_no_drafts(rows)
+        if self._state.has_states:
+            self._steps.check_no_drafts(rows)
         if self.ledger.own_pool:
-            self._leave_windows(rows)
-            short = self._make_room(rows, list(wanted))
+            self._steps.leave_windows(rows)
+            short = self._steps.make_room(rows, list(wanted))
             if short:
                 table.wanted[short] = 0
-                table.step[rows] = self._step
+                table.step[rows] = self._state.step
                 table.step[short] = 0
-                return [self._names[row] for row in short]
+                return [self._state.names[row] for row in short]
         else:
             try:
-                self._check_placed(rows[table.wanted[rows] > 0])
+                self._steps.check_placed(rows[table.wanted[rows] > 0])
             except MisuseError:
                 table.wanted[rows] = 0
                 raise
-        table.step[rows] = self._step
+        table.step[rows] = self._state.step
         return []
 
     def preempt(self, name: str) -> None:
@@ -236,25 +286,25 @@ class OffloadScheduler(SchedulerCore):
 
         What of it is final and not stored yet keeps its place in the line.
         """
-        tracked = self._tracked(name)
+        tracked = self._steps.tracked(name)
         if tracked.ending:
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
         if self.ledger.request_state(name) is Request.RUNNING:
-            self._offer(name, tracked, int(self._progress.computed[tracked.row]))
+            self._steps.offer(name, tracked, int(self._progress.computed[tracked.row]))
         self.ledger.preempt(name)
-        self._drop(name, tracked)
-        self._preempted[name] = None
+        self._steps.drop(name, tracked)
+        self._state.preempted[name] = None
 
     def finish(self, name: str) -> None:
         """A request is over: its last content is reserved for storing, then its blocks are given back.
 
         While tokens of it are in a plan that has not settled, that waits for the plan (`Settled.ended`).
         """
-        self._end(name, "finish")
+        self._steps.end(name, "finish")
 
     def abort(self, name: str) -> None:
         """A request is over before its end, in any state; the same otherwise."""
-        self._end(name, "abort")
+        self._steps.end(name, "abort")
 
     def hand_off(self, name: str, group: int, boundary: int) -> None:
         """At the end of this step the block of a Mamba group before token *boundary* holds the state there.
@@ -262,14 +312,14 @@ class OffloadScheduler(SchedulerCore):
         Refuses: another kind of group, a boundary that is none or that the step does not reach, a place without a block, and a
         state that this step has handed off already.
         """
-        tracked = self._tracked(name)
+        tracked = self._steps.tracked(name)
         edge.whole(group, "group")
         edge.whole(boundary, "boundary")
         if not 0 <= group < len(self.geometry.groups) or not isinstance(self.geometry.groups[group], Mamba):
             raise MisuseError(f"group {group}: only states of Mamba groups are handed off")
         block_tokens, row = self.geometry.block_tokens[group], tracked.row
         end = int(self._progress.ends(np.array([row]))[0])
-        scheduled = self._progress.step[row] == self._step and self._progress.wanted[row] > 0
+        scheduled = self._progress.step[row] == self._state.step and self._progress.wanted[row] > 0
         start = end - int(self._progress.wanted[row])
         if not scheduled or not start < boundary <= end or boundary % block_tokens:
             reached = f"it computes tokens {start} to {end}" if scheduled else "the request is not scheduled in it"
@@ -277,16 +327,16 @@ class OffloadScheduler(SchedulerCore):
                 f"request {name}: cannot hand off the state at token {boundary}: it must be a multiple of {block_tokens} that "
                 f"this step reaches ({reached})"
             )
-        table = self.ledger.requests[name].tables[group]
+        table = self.ledger.requests.held(name, group)
         position = boundary // block_tokens - 1
         if position >= len(table) or table[position] == NULL:
             raise MisuseError(f"request {name}: no block of group {group} was placed for the state at token {boundary}")
         handed = (name, int(self._progress.serial[row]), group, boundary)
-        if handed in self._handed:
+        if handed in self._state.handed:
             raise MisuseError(f"request {name}: its state at token {boundary} of group {group} is handed off already")
-        self._handed[handed] = None
+        self._state.handed[handed] = None
         if boundary % self.geometry.chunk_tokens[group] == 0:
-            self._states.setdefault(name, []).append((group, boundary, table[position]))
+            self._state.states.setdefault(name, []).append((group, boundary, table[position]))
 
     # --- the pool of an engine's own allocator ------------------------------------------------------------------------------
 
@@ -295,18 +345,18 @@ class OffloadScheduler(SchedulerCore):
 
         A prefix hit is taken, not handed out: it is no new tenancy and needs no fence.
         """
-        tracked = self._tracked(name)
+        tracked = self._steps.tracked(name)
         if self.ledger.own_pool:
             raise MisuseError(f"request {name}: cannot PLACE blocks of a pool that the ledger owns (use admit and grow)")
         placed = ours.placed(placed, "placed")
         self.ledger.observe_place(
             name, [Placement(each.group, each.skipped, each.shared, (*each.external, *each.fresh)) for each in placed]
         )
-        self._note_placed(name, tracked.row)
+        self._steps.note_placed(name, tracked.row)
 
     def free(self, name: str, group: int, blocks: Sequence[int]) -> None:
         """The engine's allocator has taken these blocks back from a request, because they have left its window."""
-        self._tracked(name)
+        self._steps.tracked(name)
         self.ledger.observe_free(name, blocks, group)
 
     def about_to_go(self, blocks: Sequence[int]) -> None:
@@ -332,27 +382,27 @@ class OffloadScheduler(SchedulerCore):
         next call makes the plan.
         """
         edge.moment(now, "now")
-        self._check_open(awake=False)
-        for name in self._preempted:
+        self._steps.check_open(awake=False)
+        for name in self._state.preempted:
             if (jobs := self.ledger.jobs_of(name)).ids:
                 self.ledger.flush(jobs, "preempted")
-        self._preempted.clear()
+        self._state.preempted.clear()
         table = self._progress
-        rows = (table.running & (table.step == self._step) & (table.wanted > 0)).nonzero()[0]
-        for name in list(self._states):
-            self._offer_states(name, self._requests[name].row)
-        self._plan_stores(rows)
-        if self._is_last_step() and (jobs := self.ledger.submitted()).ids:
+        rows = (table.running & (table.step == self._state.step) & (table.wanted > 0)).nonzero()[0]
+        for name in list(self._state.states):
+            self._steps.offer_states(name, self._state.requests[name].row)
+        self._steps.plan_stores(rows)
+        if self._steps.is_last_step() and (jobs := self.ledger.submitted()).ids:
             self.ledger.flush(jobs, "last step")
-        for name in list(self._pinned):
-            self._unpin(name)
+        for name in list(self._state.pinned):
+            self._steps.unpin(name)
         plan = self.ledger.dispatch(now)
         tokens = table.wanted[rows]
-        self._plans[plan.number] = OnItsWay(rows, tokens, table.serial[rows], self._handed)
+        self._state.plans[plan.number] = OnItsWay(rows, tokens, table.serial[rows], self._state.handed)
         table.in_flight[rows] += tokens
         table.wanted[rows] = 0
-        self._handed = {}
-        self._step += 1
+        self._state.handed = {}
+        self._state.step += 1
         return plan
 
     def plan_step(self, step: Step) -> Plan:
@@ -365,11 +415,11 @@ class OffloadScheduler(SchedulerCore):
         ours.step(step, "step")
         if self.ledger.own_pool:
             raise MisuseError("plan_step: who has no room is known only on the way here (own_pool=True: use grow and admit)")
-        self._check_open()
+        self._steps.check_open()
         named = [*step.finished, *step.aborted, *step.preempted, *step.placed, *step.admitted, *step.tokens]
         named += [freed.request for freed in step.freed] + [handed.request for handed in step.handed_off]
         for name in named:
-            self._tracked(name)
+            self._steps.tracked(name)
         for name in step.finished:
             self.finish(name)
         for name in step.aborted:
@@ -382,7 +432,7 @@ class OffloadScheduler(SchedulerCore):
             self.place(name, placed)
         self.grow(step.tokens)
         for name, tokens in step.admitted.items():
-            hit = self._tracked(name).hit
+            hit = self._steps.tracked(name).hit
             if hit is None:
                 raise MisuseError(f"request {name}: it was not looked up (look it up in the step in which it is let in)")
             self.admit(name, hit, tokens)
@@ -407,34 +457,33 @@ class OffloadScheduler(SchedulerCore):
         scheduled beyond the known ones are a rollback, which is refused where a Mamba state has taken in what it takes back.
         Plans settle in order.
         """
-        due = next(iter(self._plans), None)
+        due = next(iter(self._state.plans), None)
         if edge.whole(plan, "plan") != due:
             known = "no plan is out; build one first" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
         for name in ours.tokens(sampled, "sampled"):
-            self._tracked(name)
-        done, table = self._plans[plan], self._progress
+            self._steps.tracked(name)
+        done, table = self._state.plans[plan], self._progress
         current = table.serial[done.rows] == done.serials
         rows, tokens = done.rows[current], done.tokens[current]
-        tokens_known, computed = self._advance(rows, tokens, sampled)
-        seals, sealed = self._seals(rows, computed)
+        tokens_known, computed = self._steps.advance(rows, tokens, sampled)
+        seals, sealed = self._steps.seals(rows, computed)
         if done.handed:
-            seals += self._state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
+            seals += self._steps.state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
-        del self._plans[plan]
+        del self._state.plans[plan]
         table.known[rows], table.computed[rows] = tokens_known, computed
         table.in_flight[rows] -= tokens
-        for group, full in sealed.items():
-            table.sealed[group, rows] = full
-        loaded, failed = self._hear_of_loads()
-        if ended := self._over():
-            self._end_many(ended)
-        self._ended = {name for name in self._ended if name in self.ledger.jobs.owned}
+        table.sealed[:, rows] = sealed
+        loaded, failed = self._steps.hear_of_loads()
+        if ended := self._steps.over():
+            self._steps.end_many(ended)
+        self._state.outlived = {name for name in self._state.outlived if self.ledger.jobs.serve(name)}
         return Settled(tuple(loaded), tuple(failed), tuple(ended))
 
     def has_pending_work(self) -> bool:
         """Whether ticking must go on although no request may be left: a plan, a job or a wait is out."""
-        return bool(self._plans) or self.ledger.has_pending_work()
+        return bool(self._state.plans) or self.ledger.has_pending_work()
 
     # --- the world changes --------------------------------------------------------------------------------------------------
 
@@ -444,14 +493,14 @@ class OffloadScheduler(SchedulerCore):
         Now: copies that are out lose their meaning, and their places stay held until they land. With *drain*:
         `CapacityError` while one is out, and nothing has changed.
         """
-        return self._forget(drain=drain, host=True)
+        return self._steps.forget(drain=drain, host=True)
 
     def renew(self, generation: str) -> list[str]:
         """Other weights, another layout, another customer: nothing of the former generation is ever found again. As `reset`."""
-        if edge.text(generation, "generation") == self.generation:
+        if edge.text(generation, "generation") == self._state.generation:
             raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
-        self.generation = generation
-        return self._forget(drain=False, host=True)
+        self._state.generation = generation
+        return self._steps.forget(drain=False, host=True)
 
     def sleep(self) -> list[str]:
         """Give the device up: requests are preempted, copies waited for in the next plan, its content is forgotten.
@@ -459,21 +508,23 @@ class OffloadScheduler(SchedulerCore):
         What lies in the host tier stays. Tick until `has_pending_work` is false; only then is the memory nobody's. Returns the
         requests that were preempted.
         """
-        if self._asleep:
+        if self._state.asleep:
             raise MisuseError("the scheduler sleeps already (wake it first)")
         if (jobs := self.ledger.submitted()).ids:
             self.ledger.flush(jobs, "sleep")
-        names = self._forget(drain=False, host=False)
-        self._asleep = True
+        names = self._steps.forget(drain=False, host=False)
+        self._state.asleep = True
         return names
 
     def wake(self) -> None:
         """The device is there again, empty. Refuses: one that does not sleep; `CapacityError` while copies are out."""
-        if not self._asleep:
+        if not self._state.asleep:
             raise MisuseError("the scheduler does not sleep (put it to sleep first)")
         if self.has_pending_work():
-            raise CapacityError(f"{self.ledger.jobs.live} jobs and {len(self._plans)} plans are still out (tick, then wake)")
-        self._asleep = False
+            raise CapacityError(
+                f"{self.ledger.jobs.live} jobs and {len(self._state.plans)} plans are still out (tick, then wake)"
+            )
+        self._state.asleep = False
 
     def lose_worker(self, rank: int) -> list[str]:
         """A worker is gone, and with it its share of all content: nothing that is out can be DONE, nothing stored is whole.
@@ -482,18 +533,18 @@ class OffloadScheduler(SchedulerCore):
         """
         rank = edge.whole(rank, "rank")
         self.ledger.lose(Worker(rank))
-        self._lost.add(rank)
-        return self._forget(drain=False, host=True)
+        self._state.lost.add(rank)
+        return self._steps.forget(drain=False, host=True)
 
     def regain_worker(self, rank: int) -> list[str]:
         """A worker is there again, with empty memory: what the others computed meanwhile is forgotten, for it is not whole.
 
         Returns the requests that were preempted. Refuses a rank that is not lost.
         """
-        if edge.whole(rank, "rank") not in self._lost:
+        if edge.whole(rank, "rank") not in self._state.lost:
             raise MisuseError(f"worker {rank}: it is not lost")
-        self._lost.discard(rank)
-        return self._forget(drain=False, host=True)
+        self._state.lost.discard(rank)
+        return self._steps.forget(drain=False, host=True)
 
     # --- as a value ---------------------------------------------------------------------------------------------------------
 
@@ -503,7 +554,7 @@ class OffloadScheduler(SchedulerCore):
         Of jobs that are over those in *jobs* keep a name, and are known after a restore; *now* is what deadlines count from.
         """
         edge.moment(now, "now")
-        return names_of(self, edge.counts(jobs, "jobs"), now, canonical=True)
+        return names_of(self._state, edge.counts(jobs, "jobs"), now, canonical=True)
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> SavedScheduler:
         """Everything that decides what comes next, ledger and host tier included, as a value that can be hashed.
@@ -512,7 +563,10 @@ class OffloadScheduler(SchedulerCore):
         it. Refuses a host tier whose policy cannot be saved.
         """
         edge.moment(now, "now")
-        return take(self, names_of(self, now=now, canonical=False) if names is None else edge.member(names, Names, "names"))
+        return take(
+            self._state,
+            names_of(self._state, now=now, canonical=False) if names is None else edge.member(names, Names, "names"),
+        )
 
     def restore(self, saved: SavedScheduler, now: float = 0.0) -> None:
         """Go back to a snapshot of a scheduler that was made alike. A hit of before has to be looked up again.
@@ -520,7 +574,7 @@ class OffloadScheduler(SchedulerCore):
         What was left of a deadline then is left of it from *now* on.
         """
         edge.moment(now, "now")
-        put_back(self, edge.member(saved, SavedScheduler, "saved"), now)
+        put_back(self._state, edge.member(saved, SavedScheduler, "saved"), now)
 
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""
@@ -532,7 +586,7 @@ class OffloadScheduler(SchedulerCore):
             stale=counts["stale"],
             partial=counts["partial"],
             waiting=self.stores.waiting,
-            deferred=self._counts["deferred"],
-            device_hits=tuple(self._device_hits),
-            host_hits=tuple(self._host_hits),
+            deferred=self._state.counts["deferred"],
+            device_hits=tuple(self._state.device_hits),
+            host_hits=tuple(self._state.host_hits),
         )

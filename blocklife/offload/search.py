@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from blocklife.ledger import Ledger, edge
-from blocklife.ledger.places import EPOCH_SHIFT
 from blocklife.offload.groups import Geometry, SlidingWindow
 from blocklife.offload.host import HostTier
 from blocklife.offload.lookup import Answer, Found, Unit, common_length
@@ -73,7 +72,7 @@ class Search:
         # an allocator of the engine says what it has, and not what is on its way there
         last = limit if most is None else min(limit, start + most)
         found = self._in_host(names, start, last, {} if own else self._loading) if host else device
-        if found.deferred or (found.length > start and name in self._ledger.jobs.owned):
+        if found.deferred or (found.length > start and self._ledger.jobs.serve(name)):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, found.length, start, start, True, step)
         length = found.length
@@ -92,16 +91,16 @@ class Search:
     def _is_in_doubt(self, name: str) -> bool:
         """Whether a copy of the request is in quarantine: it may not load, and a wait for the copy may have no end."""
         jobs = self._ledger.jobs
-        if name not in jobs.owned:
+        if not jobs.serve(name):
             return False
-        return any(job.serves(name) and jobs.state(job) is Job.QUARANTINED for job in jobs.alive())
+        return any(job.serves(name) and jobs.state(job.number) is Job.QUARANTINED for job in jobs.alive())
 
     def _on_device(self, names: Sequence[Sequence[bytes]], limit: int) -> Found:
-        index, loading = self._ledger.blocks.index, self._loading
+        find, loading = self._ledger.blocks.find, self._loading
 
         def ask(group: int, unit: int, _blocks: int) -> Answer:
             key = names[group][unit]
-            if key in index[group]:
+            if find(group, key) is not None:
                 return Answer.HIT
             return Answer.PENDING if (group, key) in loading else Answer.MISS
 
@@ -110,13 +109,13 @@ class Search:
     def _in_host(
         self, names: Sequence[Sequence[bytes]], start: int, limit: int, loading: Mapping[tuple[int, bytes], str]
     ) -> Found:
-        size, index, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.index, self._suffix, self._tier.answer
+        size, find, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.find, self._suffix, self._tier.answer
 
         def ask(group: int, unit: int, blocks: int) -> Answer:
             key = names[group][(unit + 1) * size - 1]
             found = answer(group, key)
             if found in (Answer.HIT, Answer.PENDING):
-                slot = index[group].get(key)
+                slot = find(group, key)
                 if slot is not None and suffix[slot] < blocks:
                     return Answer.MISS
                 if (group, key) in loading:  # it will be on the device, where whoever asks next finds it
@@ -130,12 +129,11 @@ class Search:
     def _lives(self, names: Sequence[Sequence[bytes]], start: int, compute_from: int) -> tuple[tuple[int, ...], ...]:
         """The lives on the device that a request reads which goes on at a token."""
         found = []
-        epoch = self._ledger.blocks.epoch
+        find = self._ledger.blocks.find
         for group, tokens in enumerate(self._geometry.block_tokens):
-            index = self._ledger.blocks.index[group]
             first = self._geometry.needed(group, compute_from).start
-            places = [index[key] for key in names[group][first : start // tokens]]
-            found.append(tuple(epoch[place] << EPOCH_SHIFT | place for place in places))
+            keys = names[group][first : start // tokens]
+            found.append(tuple([_found(find(group, key), key) for key in keys]))
         return tuple(found)
 
     def _slots(
@@ -145,13 +143,20 @@ class Search:
         if length <= start:
             return ((),) * len(self._geometry.groups)
         found = []
-        size = self._geometry.blocks_per_chunk
+        size, find = self._geometry.blocks_per_chunk, self._ledger.slots.find
         for group, tokens in enumerate(self._geometry.block_tokens):
             first = max(self._geometry.needed(group, compute_from).start, start // tokens)
-            index = self._ledger.slots.index[group]
             chunks = range(first // size, length // (tokens * size))
-            found.append(tuple(index[names[group][(chunk + 1) * size - 1]] for chunk in chunks))
+            keys = [names[group][(chunk + 1) * size - 1] for chunk in chunks]
+            found.append(tuple([_found(find(group, key), key) for key in keys]))
         return tuple(found)
+
+
+def _found(place: int | None, key: bytes) -> int:
+    """What was counted as a hit is there; else the scan was wrong."""
+    if place is None:
+        raise KeyError(key)
+    return place
 
 
 def unit_of(geometry: Geometry, group: int, size: int, extra: int = 0) -> Unit:

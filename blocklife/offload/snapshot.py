@@ -18,14 +18,14 @@ from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger.snapshot import Names, Snapshot, canonical_names, own_names
-from blocklife.offload.core import OnItsWay, SchedulerCore, Tracked
+from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
 from blocklife.offload.records import Hit, Keys
 from blocklife.offload.replacement import can_be_saved
 from blocklife.offload.stores import Chunk, StoreLine
 
 
 class SavedProgress(NamedTuple):
-    """The columns of the progress table, as bytes in the order of the machine; the last four have a row for each group."""
+    """The columns of the progress table, as bytes in the order of the machine; four of them have a row for each group."""
 
     running: bytes
     prompt: bytes
@@ -37,6 +37,8 @@ class SavedProgress(NamedTuple):
     first: bytes
     sealed: bytes
     offered: bytes
+    most_stored: bytes
+    most_loaded: bytes
 
 
 class SavedTracked(NamedTuple):
@@ -109,7 +111,7 @@ class SavedScheduler(NamedTuple):
 # --- names --------------------------------------------------------------------------------------------------------------
 
 
-def names_of(core: SchedulerCore, jobs: Iterable[int] = (), now: float = 0.0, *, canonical: bool) -> Names:
+def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *, canonical: bool) -> Names:
     """Names for everything that ledger and scheduler speak of; canonical ones, or their own."""
     if not canonical:
         return own_names(core.ledger, now)
@@ -118,13 +120,13 @@ def names_of(core: SchedulerCore, jobs: Iterable[int] = (), now: float = 0.0, *,
     return canonical_names(core.ledger, lives=_remembered(core), jobs=remembered, now=now, places_per_slot=size)
 
 
-def _waits(core: SchedulerCore, tracked: Tracked) -> bool:
+def _waits(core: SchedulerState, tracked: Tracked) -> bool:
     """Whether the answer of a request's last lookup was to wait, and would be the same now; no other is asked for again."""
     hit, asked = tracked.hit, tracked.asked
-    return hit is not None and hit.deferred and asked is not None and asked[0] == core._given_up + core.ledger.verdicts
+    return hit is not None and hit.deferred and asked is not None and asked[0] == core.given_up + core.ledger.verdicts
 
 
-def _remembered(core: SchedulerCore) -> list[int]:
+def _remembered(core: SchedulerState) -> list[int]:
     """Every life that the scheduler names."""
     stores, lives = core.stores, list[int]()
     for chunks in (*stores._line.values(), stores._candidates.values(), *stores._made.values()):
@@ -132,10 +134,10 @@ def _remembered(core: SchedulerCore) -> list[int]:
             lives += chunk.lives
     for exposed in stores._exposed.values():
         lives += exposed
-    for states in core._states.values():
+    for states in core.states.values():
         lives += [life for _, _, life in states]
-    hits = list(core._waiting_loads.values())
-    for tracked in core._requests.values():
+    hits = list(core.waiting_loads.values())
+    for tracked in core.requests.values():
         if (hit := tracked.hit) is not None and _waits(core, tracked):
             hits.append(hit)
     for hit in hits:
@@ -147,14 +149,14 @@ def _remembered(core: SchedulerCore) -> list[int]:
 # --- taking -------------------------------------------------------------------------------------------------------------
 
 
-def take(core: SchedulerCore, names: Names) -> SavedScheduler:
+def take(core: SchedulerState, names: Names) -> SavedScheduler:
     """Everything that decides what the scheduler does next, under these names."""
     policy = core.tier.policy
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
     ledger = core.ledger.snapshot(names)
-    table, slots = core._progress, names.slots.__getitem__
-    plans, states, pinned, loads = core._plans, core._states, core._pinned, core._waiting_loads
+    table, slots = core.progress, names.slots.__getitem__
+    plans, states, pinned, loads = core.plans, core.states, core.pinned, core.waiting_loads
     return SavedScheduler(
         ledger,
         policy.snapshot(names.slots),
@@ -163,38 +165,38 @@ def take(core: SchedulerCore, names: Names) -> SavedScheduler:
         SavedProgress(
             table.running.tobytes(), table.prompt.tobytes(), table.known.tobytes(), table.computed.tobytes(),
             table.in_flight.tobytes(), table.wanted.tobytes(), table.placed.tobytes(), table.first.tobytes(),
-            table.sealed.tobytes(), table.offered.tobytes(),
+            table.sealed.tobytes(), table.offered.tobytes(), table.most_stored.tobytes(), table.most_loaded.tobytes(),
         ),
         _save_plans(core, names) if plans else (),
-        _current(core, core._handed) if core._handed else (),
+        _current(core, core.handed) if core.handed else (),
         tuple([(name, _save_states(own, names)) for name, own in states.items()]) if states else (),
         tuple([(name, _save_hit(hit, core, names)) for name, hit in loads.items()]) if loads else (),
-        tuple(sorted([(group, key, name) for (group, key), name in core._loading.items()])) if core._loading else (),
+        tuple(sorted([(group, key, name) for (group, key), name in core.loading.items()])) if core.loading else (),
         tuple([(name, tuple(map(slots, own))) for name, own in pinned.items()]) if pinned else (),
-        tuple(core._preempted),
-        tuple(sorted(core._ending)),
-        tuple(sorted(core._ended)),
-        tuple(sorted(core._lost)),
-        core._asleep,
+        tuple(core.preempted),
+        tuple(sorted(core.ending)),
+        tuple(sorted(core.outlived)),
+        tuple(sorted(core.lost)),
+        core.asleep,
         core.generation,
         _save_line(core.stores, names),
     )  # fmt: skip
 
 
-def _save_plans(core: SchedulerCore, names: Names) -> tuple[SavedPlan, ...]:
+def _save_plans(core: SchedulerState, names: Names) -> tuple[SavedPlan, ...]:
     """Plans that are out, without the shares of requests that have left them."""
-    serial = core._progress.serial.tolist()
+    serial = core.progress.serial.tolist()
     found: list[SavedPlan] = []
-    for number, plan in core._plans.items():
+    for number, plan in core.plans.items():
         shares = zip(plan.rows.tolist(), plan.tokens.tolist(), plan.serials.tolist(), strict=True)
         own = tuple([(row, tokens) for row, tokens, at in shares if serial[row] == at])
         found.append(SavedPlan(number - names.plans_before, own, _current(core, plan.handed) if plan.handed else ()))
     return tuple(found)
 
 
-def _current(core: SchedulerCore, handed: Iterable[tuple[str, int, int, int]]) -> tuple[tuple[str, int, int], ...]:
+def _current(core: SchedulerState, handed: Iterable[tuple[str, int, int, int]]) -> tuple[tuple[str, int, int], ...]:
     """States that were handed off by requests that are still the same."""
-    serial, known = core._progress.serial, core._requests
+    serial, known = core.progress.serial, core.requests
     return tuple([(name, group, end) for name, at, group, end in handed if name in known and serial[known[name].row] == at])
 
 
@@ -202,26 +204,26 @@ def _save_states(states: Iterable[tuple[int, int, int]], names: Names) -> tuple[
     return tuple([(group, end, names.lives[life]) for group, end, life in states])
 
 
-def _save_requests(core: SchedulerCore, names: Names) -> tuple[SavedTracked, ...]:
-    steps = core._progress.step.tolist()
+def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ...]:
+    steps = core.progress.step.tolist()
     found: list[SavedTracked] = []
-    for name, tracked in core._requests.items():
+    for name, tracked in core.requests.items():
         hit, asked = tracked.hit, tracked.asked
         waits = hit is not None and _waits(core, tracked)
         if hit is not None:
             # else it is looked up again, or loads and is kept there
             hit = _save_hit(hit, core, names) if waits or not names.canonical else None
         known = asked[1:] if waits and asked is not None else None
-        row, scheduled = tracked.row, steps[tracked.row] == core._step
+        row, scheduled = tracked.row, steps[tracked.row] == core.step
         found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled))
     return tuple(found)
 
 
-def _save_hit(hit: Hit, core: SchedulerCore, names: Names) -> Hit:
+def _save_hit(hit: Hit, core: SchedulerState, names: Names) -> Hit:
     """A hit under other names; of its step only whether it is the present one."""
     return evolve(
         hit,
-        step=int(hit.step == core._step),
+        step=int(hit.step == core.step),
         lives=tuple([tuple([names.lives[life] for life in own]) for own in hit.lives]),
         slots=tuple([tuple([names.slots[slot] for slot in own]) for own in hit.slots]),
     )
@@ -252,8 +254,9 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
         if number in names.jobs:
             exposed.append((names.jobs[number], tuple(map(names.lives.__getitem__, lives))))
     suffix = bytearray(len(stores.suffix))
-    for slot, key in enumerate(stores._ledger.slots.key):
-        if key is not None or not names.canonical:
+    keys = stores._ledger.slots.key
+    for slot in range(len(suffix)):
+        if not names.canonical or keys(slot) is not None:
             suffix[names.slots[slot]] = stores.suffix[slot]
     entered = 0 if names.canonical else stores._entered
     return SavedLine(tuple(chunks), line, candidates, tuple(exposed), tuple(made), entered, bytes(suffix))
@@ -262,7 +265,7 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
 # --- and back -----------------------------------------------------------------------------------------------------------
 
 
-def put_back(core: SchedulerCore, saved: SavedScheduler, now: float) -> None:
+def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     """Go back to a snapshot of a scheduler that was made alike."""
     policy = core.tier.policy
     if not can_be_saved(policy):
@@ -270,46 +273,47 @@ def put_back(core: SchedulerCore, saved: SavedScheduler, now: float) -> None:
     core.ledger.restore(saved.ledger, now)
     policy.restore(saved.replacement)
     core.tier._gone = dict.fromkeys(saved.gone)
-    core._given_up = 0
-    core._step = 1  # the number of all steps before it is less
+    core.given_up = 0
+    core.step = 1  # the number of all steps before it is less
     _put_back_requests(core, saved)
-    core._plans = {}
+    core.plans = {}
     for number, shares, handed in saved.plans:
         rows, tokens = np.array(shares, dtype=np.int64).reshape(-1, 2).T
-        core._plans[number] = OnItsWay(rows, tokens, core._progress.serial[rows], _handed(core, handed))
-    core._handed = _handed(core, saved.handed)
-    core._states = {name: list(states) for name, states in saved.states}
-    core._waiting_loads = dict(saved.waiting_loads)
-    core._loading.clear()
-    core._loading.update({(group, key): name for group, key, name in saved.loading})
-    core._pinned = {name: list(slots) for name, slots in saved.pinned}
-    core._preempted = dict.fromkeys(saved.preempted)
-    core._ending, core._ended, core._lost = set(saved.ending), set(saved.ended), set(saved.lost)
-    core._asleep, core.generation = saved.asleep, saved.generation
+        core.plans[number] = OnItsWay(rows, tokens, core.progress.serial[rows], _handed(core, handed))
+    core.handed = _handed(core, saved.handed)
+    core.states = {name: list(states) for name, states in saved.states}
+    core.waiting_loads = dict(saved.waiting_loads)
+    core.loading.clear()
+    core.loading.update({(group, key): name for group, key, name in saved.loading})
+    core.pinned = {name: list(slots) for name, slots in saved.pinned}
+    core.preempted = dict.fromkeys(saved.preempted)
+    core.ending, core.outlived, core.lost = set(saved.ending), set(saved.ended), set(saved.lost)
+    core.asleep, core.generation = saved.asleep, saved.generation
     _put_back_line(core.stores, saved.stores)
 
 
-def _put_back_requests(core: SchedulerCore, saved: SavedScheduler) -> None:
-    table, was = core._progress, saved.progress
+def _put_back_requests(core: SchedulerState, saved: SavedScheduler) -> None:
+    table, was = core.progress, saved.progress
     table.step[:] = 0
     for column, own in (
         (table.running, was.running), (table.prompt, was.prompt), (table.known, was.known), (table.computed, was.computed),
         (table.in_flight, was.in_flight), (table.wanted, was.wanted), (table.placed, was.placed), (table.first, was.first),
-        (table.sealed, was.sealed), (table.offered, was.offered),
+        (table.sealed, was.sealed), (table.offered, was.offered), (table.most_stored, was.most_stored),
+        (table.most_loaded, was.most_loaded),
     ):  # fmt: skip
         column.data.cast("B")[:] = own
     table.serial[:] = table._serial = 1  # only whether a plan and its request agree is ever asked
-    core._requests, core._names = {}, {}
+    core.requests, core.names = {}, {}
     for name, row, keys, hit, failures, ending, asked, scheduled in saved.requests:
         known = None if asked is None else (core.ledger.verdicts, *asked)
-        core._requests[name] = Tracked(row, keys, hit, failures, ending, known)
-        core._names[row] = name
+        core.requests[name] = Tracked(row, keys, hit, failures, ending, known)
+        core.names[row] = name
         if scheduled:
-            table.step[row] = core._step
+            table.step[row] = core.step
 
 
-def _handed(core: SchedulerCore, handed: Collection[tuple[str, int, int]]) -> dict[tuple[str, int, int, int], None]:
-    serial, known = core._progress.serial, core._requests
+def _handed(core: SchedulerState, handed: Collection[tuple[str, int, int]]) -> dict[tuple[str, int, int, int], None]:
+    serial, known = core.progress.serial, core.requests
     return {(name, int(serial[known[name].row]), group, end): None for name, group, end in handed} if handed else {}
 
 

@@ -19,19 +19,16 @@ from collections.abc import Iterable, Sequence
 from attrs import define
 
 from blocklife.ledger import Ledger
+from blocklife.ledger._ids import NULL, packed
 from blocklife.ledger.jobs import JobColumns
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL, listed, packed
+from blocklife.ledger.views import block_of
 from blocklife.offload.groups import Geometry
 from blocklife.offload.host import HostTier
 from blocklife.offload.records import Mode, Policies
-from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, SlotLife, Trait, states_with
+from blocklife.states import COPYING, KEYED, Block, Job, Slot
 
-_INDEX = BlockLife.table.index
-_COPYING = frozenset(_INDEX[state] for state in COPYING)
-_FINAL = frozenset(_INDEX[state] for state in KEYED)
-_AFTER = frozenset(_INDEX[state] for state in states_with(Trait.HELD, Block) & STORE_READS)
+_AFTER = frozenset({Block.FLUSHED, Block.LOADING})
 """States from which it can be once a wait is proven, or a load has landed."""
-_READY = SlotLife.table.index[Slot.READY]
 
 
 @define(eq=False)
@@ -92,8 +89,8 @@ class StoreLine:
         self._entered = 0
         """Chunks that entered the line since it was swept."""
         # Of a chunk of several blocks that was there before, nobody knows how much is there: it is not found.
-        filled = [self._size == 1 and key is not None for key in ledger.slots.key]
-        self.suffix = bytearray(filled)
+        slots = ledger.slots
+        self.suffix = bytearray([self._size == 1 and slots.key(slot) is not None for slot in range(len(slots))])
         self.counts: Counter[str] = Counter()
 
     @property
@@ -116,7 +113,7 @@ class StoreLine:
         for chunk in chunks:
             for life in chunk.lives:
                 if life != NULL:
-                    self._candidates[life & ID_MASK] = chunk
+                    self._candidates[block_of(life)] = chunk
 
     def _enter(self, chunks: Sequence[Chunk]) -> None:
         line = self._line
@@ -131,9 +128,7 @@ class StoreLine:
 
     def is_stored(self, group: int, key: bytes) -> bool:
         """Whether content can be read in the host tier; counted as a chunk that needs no store."""
-        slots = self._ledger.slots
-        slot = slots.index[group].get(key)
-        if slot is None or slots.column.state[slot] != _READY:
+        if self._ledger.slots.find_ready(group, key) is None:
             return False
         self.counts["already stored"] += 1
         return True
@@ -144,7 +139,7 @@ class StoreLine:
         if self._lazy:
             self._settle_exposed()
             if owners is None and self._ledger.own_pool:
-                self.collect(listed(self._ledger.blocks.queue.peek(self._policies.lazy_blocks)))
+                self.collect(self._ledger.blocks.next_free(self._policies.lazy_blocks))
         orders: list[list[Chunk]] = []
         lives: set[int] = set()
         room = self._ledger.jobs.room
@@ -157,7 +152,7 @@ class StoreLine:
         if not orders or self._make(orders):
             return
         # what is in quarantine may never come back: a job that needs it would be refused for ever
-        slots = self._ledger.slots.column.count()
+        slots = self._ledger.slots.count()
         usable = max(1, len(self._ledger.slots) - slots[Slot.QUARANTINED])
         for chunks in orders:
             if not self._make([chunks[:usable]]):
@@ -169,13 +164,13 @@ class StoreLine:
 
         Each sweep is paid for by as many chunks that entered as the device has blocks.
         """
-        epoch = self._ledger.blocks.epoch
+        is_current = self._ledger.blocks.is_current
         seen: set[tuple[int, bytes, int]] = set()
         for owner, line in list(self._line.items()):
             kept = deque[Chunk]()
             for chunk in line:
                 last = chunk.lives[-1]
-                if epoch[last & ID_MASK] == last >> EPOCH_SHIFT and (chunk.group, chunk.key, last) not in seen:
+                if is_current(last) and (chunk.group, chunk.key, last) not in seen:
                     seen.add((chunk.group, chunk.key, last))
                     kept.append(chunk)
                 else:
@@ -223,24 +218,22 @@ class StoreLine:
         """Look at a chunk whose turn has come: stale blocks become holes."""
         if self.is_stored(chunk.group, chunk.key):
             return _DROP
-        blocks = self._ledger.blocks
-        epoch, state = blocks.epoch, blocks.column.state
+        state_of = self._ledger.blocks.of
         later = False
         for position, life in enumerate(chunk.lives):
             if life == NULL:
                 continue
-            place = life & ID_MASK
-            if epoch[place] != life >> EPOCH_SHIFT:
+            at = state_of(life)
+            if at is None:
                 self.counts["stale"] += 1
                 chunk.lives[position] = NULL
                 continue
-            at = state[place]
-            if at in _COPYING:
+            if at in COPYING:
                 if position == len(chunk.lives) - 1:  # the chunk is named after this life: it is on its way
                     self.counts["in flight"] += 1
                     return _DROP
                 later = True  # it is part of another chunk, too
-            elif at in _AFTER or (self._lazy and at not in _FINAL):
+            elif at in _AFTER or (self._lazy and at not in KEYED):
                 later = True
         chunk.suffix = _suffix(chunk.lives)
         if chunk.suffix < self._required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):
@@ -274,9 +267,9 @@ class StoreLine:
     def _take_back(self) -> None:
         """A store that was cancelled before it was submitted has lost one of its blocks: the others get another turn, first."""
         jobs = self._ledger.jobs
-        for number in [each for each in self._made if each not in jobs.planned]:
-            chunks, job = self._made.pop(number), jobs.by_number.get(number)
-            if job is not None and jobs.state(job) is Job.CANCELLED:
+        for number in [each for each in self._made if not jobs.is_planned(each)]:
+            chunks = self._made.pop(number)
+            if jobs.state(number) is Job.CANCELLED:
                 self._line.setdefault(chunks[0].owner, deque()).extendleft(reversed(chunks))
 
     def _columns(self, orders: Sequence[Sequence[Chunk]], slots: list[int]) -> JobColumns:
@@ -325,16 +318,16 @@ class StoreLine:
 
     def collect(self, blocks: Iterable[int]) -> None:
         """Put what is a candidate among these blocks into the line: they are about to be handed out."""
-        epoch = self._ledger.blocks.epoch
+        life_of = self._ledger.blocks.life
         for place in blocks:
             chunk = self._candidates.get(place)
             if chunk is None:
                 continue
-            if epoch[place] << EPOCH_SHIFT | place in chunk.lives:
+            if life_of(place) in chunk.lives:
                 self._enter([chunk])
             for life in chunk.lives:
-                if self._candidates.get(life & ID_MASK) is chunk:
-                    del self._candidates[life & ID_MASK]
+                if self._candidates.get(block_of(life)) is chunk:
+                    del self._candidates[block_of(life)]
 
     def _settle_exposed(self) -> None:
         """Blocks whose lazy store has landed go first when blocks are handed out: else the line would never see its end.
@@ -342,9 +335,9 @@ class StoreLine:
         Those whose store came to nothing stay where they are: the device has the only copy.
         """
         jobs = self._ledger.jobs
-        for number in [each for each in self._exposed if each not in jobs.out]:
-            lives, job = self._exposed.pop(number), jobs.by_number.get(number)
-            if self._ledger.own_pool and job is not None and jobs.state(job) is Job.DONE:
+        for number in [each for each in self._exposed if not jobs.is_out(each)]:
+            lives = self._exposed.pop(number)
+            if self._ledger.own_pool and jobs.state(number) is Job.DONE:
                 self._ledger.demote(lives)
 
 

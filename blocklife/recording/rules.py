@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.places import EPOCH_MASK
+from blocklife.ledger._ids import EPOCH_MASK
 from blocklife.recording.format import NAMED, Head, Line, number_of, spell_row
 from blocklife.recording.pending_effects import PendingEffects
 from blocklife.recording.traces import (

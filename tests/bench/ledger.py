@@ -85,7 +85,7 @@ def take_and_release(size: int) -> Callable[[int], None]:
     ledger, lives = cached_ledger(POOL * size)
     chosen = np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1]
     everything = range(size)
-    table = ledger.requests["reader"].tables[0]
+    table = ledger._state.requests["reader"].tables[0]
 
     def loop(number: int) -> None:
         for _ in range(number // 2):

@@ -71,18 +71,19 @@ class Part:
         return [str(path.relative_to(copy.root)) for path in found]
 
 
-_LEDGER = "blocklife/engines/vllm/connector/ledger.py"
+_DECIDED = "blocklife/offload/decided.py"
+"""What an engine like vLLM tells the scheduler: its tests run under vLLM."""
 HERE = Part(
-    ("blocklife/ledger", "blocklife/offload", "blocklife/lifecycle.py", "blocklife/copiers", _LEDGER),
+    ("blocklife/ledger", "blocklife/offload", "blocklife/lifecycle.py", "blocklife/copiers"),
     ("tests/test_*.py",),
     ("--hypothesis-seed=0",),
+    frozenset({_DECIDED}),
 )
 """What is judged without vLLM."""
 CONNECTOR = Part(
-    ("blocklife/engines/vllm/connector",),
+    ("blocklife/engines/vllm/connector", _DECIDED),
     ("tests/vllm/test_connector*.py", "tests/vllm/test_behaviour*.py"),
     OURS,
-    frozenset({_LEDGER}),
 )
 """What only tests under vLLM execute; those that start a server, or run a model, are not asked."""
 

@@ -28,7 +28,6 @@ IMPORT_S = 1.0
 
 NEEDS = {
     "blocklife/copiers/torch/": "Triton or a GPU (`make test-gpu`)",
-    "blocklife/engines/vllm/connector/ledger.py": "vLLM (`make test-vllm`)",
 }
 """Rooms with code that only runs where something else is, by the beginning of their modules."""
 

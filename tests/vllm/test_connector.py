@@ -23,8 +23,8 @@ from vllm.v1.request import Request, RequestStatus
 from blocklife.engines.vllm.connector import connector
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.ledger import Direction, Transfer
+from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.limits import MAX_REQUESTS
-from blocklife.ledger.places import ID_MASK, NULL
 from blocklife.states import Slot
 from blocklife.testing.vllm import making
 from tests.vllm.connector_rig import ConnectorRig, walk
@@ -92,10 +92,10 @@ def test_connector_stores_for_all_requests_of_a_step_at_once() -> None:
         rig.add(prompt(16, start), 2)
     rig.step()
     ledger = rig.side.ledger
-    (job,) = ledger.jobs.alive()
+    (job,) = ledger._state.jobs.alive()
 
     assert len(job.lives) == 12
-    assert set(ledger.jobs.owned) == {job.owner, *job.sharers} == set(ledger.requests)
+    assert set(ledger._state.jobs.owned) == {job.owner, *job.sharers} == set(ledger.requests)
     rig.drain()
     rig.check_empty()
     assert rig.stored == 12
@@ -120,7 +120,7 @@ def test_connector_splits_a_store_that_is_too_long() -> None:
     for start in (100, 200, 300):
         rig.add(prompt(16, start), 2)
     rig.step()
-    sizes = [len(job.lives) for job in rig.side.ledger.jobs.alive()]
+    sizes = [len(job.lives) for job in rig.side.ledger._state.jobs.alive()]
     rig.drain()
     rig.check_empty()
 
@@ -192,7 +192,7 @@ def test_connector_stores_the_last_block_of_a_request_that_is_over() -> None:
     rig.add(prompt(16, start=5000), 1)
     rig.drain()
 
-    assert rig.side.ledger.slots.column.count()[Slot.READY] >= 4 + 4
+    assert rig.side.ledger._state.slots.column.count()[Slot.READY] >= 4 + 4
     rig.check_empty()
 
 
@@ -221,7 +221,7 @@ def test_connector_forgets_the_host_and_lets_requests_go_on() -> None:
     for _ in range(3):
         rig.step()
     rig.reset_prefix_cache(reset_connector=True)
-    ready = rig.side.ledger.slots.column.count()[Slot.READY]
+    ready = rig.side.ledger._state.slots.column.count()[Slot.READY]
     rig.drain()
     rig.reset_prefix_cache()
     ask(rig, prompt(16))
@@ -237,17 +237,17 @@ def test_connector_offers_all_of_a_running_request_anew_when_the_host_was_forgot
     """Also where the next step fills a block: its turn comes behind that of the blocks before it, which are gone there."""
     rig = ConnectorRig(ROOMY)
     rig.add(prompt(16), 8)
-    while rig.side.ledger.slots.column.count()[Slot.READY] < 4:
+    while rig.side.ledger._state.slots.column.count()[Slot.READY] < 4:
         rig.step()
     (request,) = rig.scheduler.requests.values()
     while request.num_tokens < 20:
         rig.step()
     rig.side.reset()
-    fills = request.num_tokens, rig.side.ledger.slots.column.count()[Slot.READY]
+    fills = request.num_tokens, rig.side.ledger._state.slots.column.count()[Slot.READY]
     rig.drain()
 
     assert fills == (20, 0)
-    assert rig.side.ledger.slots.column.count()[Slot.READY] == 5
+    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 5
 
 
 def test_connector_names_no_session_also_when_the_host_was_forgotten() -> None:
@@ -259,7 +259,7 @@ def test_connector_names_no_session_also_when_the_host_was_forgotten() -> None:
     rig.side.reset()
     for _ in range(3):
         rig.step()
-    kept = rig.side.ledger.slots.column.count()[Slot.EMPTY]
+    kept = rig.side.ledger._state.slots.column.count()[Slot.EMPTY]
     rig.engine.abort(["s"])
     rig.drain()
 
@@ -306,7 +306,7 @@ def test_connector_stores_nothing_of_who_ended_before_a_reset(steps: int) -> Non
     rig.drain()
 
     assert ending
-    assert rig.side.ledger.slots.column.count()[Slot.READY] == 0
+    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 0
     rig.check_empty()
 
 
@@ -351,7 +351,7 @@ def test_connector_can_flush_the_last_copies_instead() -> None:
 
     assert steps < 20
     assert rig.side.ledger.flushes["last step"] > 0
-    assert rig.side.ledger.slots.column.count()[Slot.READY] == 4
+    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 4
 
 
 @pytest.mark.parametrize("groups", [(FULL,), (WINDOW,), (FULL, WINDOW)], ids=["blocks", "window", "requests"])
@@ -418,8 +418,8 @@ def test_connector_shares_what_a_step_fills_in_blocks_that_were_there_before() -
         rig.step()
     other = rig.add([rig.texts[first].token(position) for position in range(20)] + [5000], 2)
     rig.step()
-    (held,) = rig.side.ledger.requests[other].tables
-    shared = list(held[:5]) == list(rig.side.ledger.requests[first].tables[0][:5])
+    (held,) = rig.side.ledger._state.requests[other].tables
+    shared = list(held[:5]) == list(rig.side.ledger._state.requests[first].tables[0][:5])
     rig.drain()
     rig.check_empty()
 
@@ -433,39 +433,39 @@ def test_connector_asks_again_how_many_tokens_there_are_where_one_was_not_said()
     while rig.scheduler.requests[name].num_tokens < 17:
         rig.step()
     offload, request = rig.side.offload, rig.scheduler.requests[name]
-    offload._progress.known[offload._requests[name].row] += 8
+    offload._state.progress.known[offload._state.requests[name].row] += 8
     while request.num_tokens < 22:
         rig.step()
     ahead = offload.progress(name).known - request.num_tokens
     rig.drain()
 
     assert ahead <= 0
-    assert rig.side.ledger.slots.column.count()[Slot.READY] == 33 // 4
+    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 33 // 4
 
 
 def test_hit_that_is_something_else_to_the_ledger_is_left_out_of_a_table() -> None:
     """What was handed out unsaid is said once and forgotten; what nobody has seen computed is a hole; the rest is shared."""
     rig = ConnectorRig(evolve(ROOMY, extra_config={"checking": "count"}))
     ask(rig, prompt(16), 1)
-    offload, ledger = rig.side.offload, rig.side.ledger
-    blocks = [block for block, key in enumerate(ledger.blocks.key) if key is not None]
-    keys = [key for key in ledger.blocks.key if key is not None]
+    decided, ledger = rig.side.decided, rig.side.ledger
+    blocks = [block for block, key in enumerate(ledger._state.blocks.key) if key is not None]
+    keys = [key for key in ledger._state.blocks.key if key is not None]
     rig.add(prompt(6), 9)
     rig.step()
-    (table,) = next(iter(ledger.requests.values())).tables
+    (table,) = next(iter(ledger._state.requests.values())).tables
     held, open_ = (life & ID_MASK for life in table)
     free = next(block for block in blocks if block != held)
     found = [
-        offload._known(0, blocks, keys),
-        offload._known(0, [free], [b"another"]),
-        offload._known(0, [open_, NULL, held], [b"another", b"null", ledger.blocks.key[held] or b""]),
-        offload._known(0, [held], [b"another"]),
+        decided._known(0, blocks, keys),
+        decided._known(0, [free], [b"another"]),
+        decided._known(0, [open_, NULL, held], [b"another", b"null", ledger._state.blocks.key[held] or b""]),
+        decided._known(0, [held], [b"another"]),
     ]
 
     assert found == [blocks, [NULL], [NULL, NULL, held], [NULL]]
-    assert (offload.holes, ledger.statistics().violations) == (3, 2)
-    assert ledger.blocks.key[free] is None
-    assert ledger.blocks.key[held] in keys
+    assert (decided.holes, ledger.statistics().violations) == (3, 2)
+    assert ledger._state.blocks.key[free] is None
+    assert ledger._state.blocks.key[held] in keys
 
 
 def test_connector_lets_many_requests_wait() -> None:
@@ -524,7 +524,7 @@ def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
     done = rig.reset_prefix_cache(reset_running=True, reset_connector=True)
     rig.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     rig._update(*rig._launch())  # a step without anybody
-    forgotten = rig.side.offload.forget_waiting(())
+    forgotten = rig.side.decided.forget_waiting(())
     for each in forgotten:
         rig.side._named.pop(each).name = ""
     rig.scheduler.set_pause_state(PauseState.UNPAUSED)
@@ -532,7 +532,7 @@ def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
 
     assert done
     assert forgotten == [name]
-    assert rig.side.ledger.slots.column.count()[Slot.READY] == 35 // 4
+    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 35 // 4
     rig.check_empty()
 
 
@@ -794,7 +794,7 @@ def test_connector_takes_a_name_that_is_used_again() -> None:
         rig.add(prompt(16, start), 1)
         while rig.running:
             rig.step()
-    out = len(rig.side.ledger.jobs.owned)
+    out = len(rig.side.ledger._state.jobs.owned)
     rig.drain()
 
     assert out == 3

@@ -33,9 +33,9 @@ from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import CapacityError, InvariantError
 from blocklife.ledger import Checking, Ledger, Plan
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK
+from blocklife.ledger.views import block_of
 from blocklife.offload import Geometry, Hit, Mamba, OffloadScheduler, SlidingWindow
-from blocklife.states import Block, BlockLife, Job, Slot, SlotLife
+from blocklife.states import Job, Slot
 
 LOOK_AHEAD = 16
 """Waiting requests whose lookup is deferred, and behind which others are let in."""
@@ -378,7 +378,7 @@ class ToyEngine:
         if not (self._running or self._loading):
             return False
         refs = self.ledger.blocks.refs
-        shared = sum(1 for lives in hit.lives for life in lives if refs[life & ID_MASK])
+        shared = sum(1 for lives in hit.lives for life in lives if refs(block_of(life)))
         return self._most_blocks(sequence.known) - shared > self.ledger.free
 
     def _plan(self, batch: list[RequestSequence]) -> Plan:
@@ -500,9 +500,9 @@ class ToyEngine:
     def audit(self) -> int:
         """At the end: check the bytes of every READY slot that was written, and count the places that never came back."""
         ledger = self.ledger
-        ready = ledger.slots.column.where(Slot.READY)
+        ready = np.array(ledger.slots.where(Slot.READY), dtype=np.int64)
         if len(ready):
-            expected = self._expected([key for slot in ready.tolist() if (key := ledger.slots.key[slot]) is not None])
+            expected = self._expected([key for slot in ready.tolist() if (key := ledger.slots.key(slot)) is not None])
             places = ready[:, None] * expected.shape[1] + np.arange(expected.shape[1])
             for station in self.stations:
                 written = station.traffic.written(ready)
@@ -510,13 +510,7 @@ class ToyEngine:
                 # whatever a chunk lacks, its end is there
                 self.counts.corrupt_blocks += int(np.count_nonzero(~written[:, -1]))
                 self.counts.corrupt_blocks += len(station.memory.corrupt_places(places[written], expected[written]))
-        blocks, slots = ledger.blocks, ledger.slots
-        index = BlockLife.table.index
-        at_home = (blocks.column.view == index[Block.FREED]) | (blocks.column.view == index[Block.CACHED])
-        leaked = int(np.count_nonzero(~at_home | (blocks.refs_view > 0) | (blocks.pins_view > 0)))
-        empty = slots.column.view == SlotLife.table.index[Slot.EMPTY]
-        is_ready = slots.column.view == SlotLife.table.index[Slot.READY]
-        return leaked + int(np.count_nonzero(~(empty | is_ready) | (slots.pins_view > 0)))
+        return ledger.blocks.count_busy() + ledger.slots.count_busy()
 
     def _expected(self, keys: list[bytes]) -> Words:
         """The content of each block of the chunks with these keys, ``(len(keys), blocks_per_chunk)``.

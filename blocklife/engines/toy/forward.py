@@ -8,6 +8,7 @@ tokens, Mamba writes the block of the state at the step's end as a whole.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -17,7 +18,7 @@ from blocklife.engines.toy.memory import Ids, Words, WorkerMemory
 from blocklife.engines.toy.sequences import RequestSequence, state_fingerprints
 from blocklife.errors import InvariantError
 from blocklife.ledger import Ledger
-from blocklife.ledger.places import ID_MASK
+from blocklife.ledger._ids import ID_MASK
 from blocklife.offload.groups import FullAttention, Geometry, Mamba
 
 
@@ -55,12 +56,11 @@ class ForwardPass:
         self._tail_words: list[int] = []
         self._starts: list[int] = []
         self._stops: list[int] = []
-        tables = [ledger.requests[sequence.name].tables for sequence in batch]
         # States behind all others: `joined` moves them, and one start and stop fits them all.
         for group in sorted(range(len(geometry.groups)), key=lambda each: isinstance(geometry.groups[each], Mamba)):
             gather = self._step_state if isinstance(geometry.groups[group], Mamba) else self._attend
-            for sequence, table in zip(batch, tables, strict=True):
-                gather(sequence, table[group], group)
+            for sequence in batch:
+                gather(sequence, ledger.requests.held(sequence.name, group), group)
         self.read, self.read_prints = self._read.joined()
         self.tail, self.tail_prints = self._tail.joined()
         self.tail_words = np.array(self._tail_words, dtype=np.int64)
@@ -70,7 +70,7 @@ class ForwardPass:
         if not self.written.all():
             raise InvariantError("a step of the engine writes the null block (a table has no block for a token of the step)")
 
-    def _attend(self, sequence: RequestSequence, table: array[int], group: int) -> None:
+    def _attend(self, sequence: RequestSequence, table: Sequence[int], group: int) -> None:
         start, words, prints = sequence.position, self._words, sequence.prints[group]
         end, tokens = start + sequence.scheduled, self._geometry.block_tokens[group]
         full, rest = divmod(start, tokens)
@@ -79,7 +79,7 @@ class ForwardPass:
             raise _too_short(sequence, table, group, last)
         first = 0 if isinstance(self._geometry.groups[group], FullAttention) else self._geometry.needed(group, start).start
         if full > first:
-            self._read.lives += table[first:full]
+            self._read.lives.extend(table[first:full])
             self._read.prints += prints[first:full]
         if rest:
             self._tail.lives.append(table[full])
@@ -87,7 +87,7 @@ class ForwardPass:
             self._tail_words.append(rest * words // tokens)
         self._starts.append(rest * words // tokens)
         if more := last - full - 1:
-            self._written.lives += table[full:last]
+            self._written.lives.extend(table[full:last])
             self._written.prints += prints[full:last]
             self._starts += [0] * more
             self._stops += [words] * more
@@ -96,14 +96,14 @@ class ForwardPass:
             self._written.prints.append(prints[full])
         self._stops.append((end - (last - 1) * tokens) * words // tokens)
 
-    def _step_state(self, sequence: RequestSequence, table: array[int], group: int) -> None:
+    def _step_state(self, sequence: RequestSequence, table: Sequence[int], group: int) -> None:
         if sequence.position:
             self._add_state(self._read, sequence, table, group, sequence.position)
         self._add_state(self._written, sequence, table, group, sequence.position + sequence.scheduled)
         self._starts.append(0)
         self._stops.append(self._words)
 
-    def _add_state(self, where: _Gathered, sequence: RequestSequence, table: array[int], group: int, token: int) -> None:
+    def _add_state(self, where: _Gathered, sequence: RequestSequence, table: Sequence[int], group: int, token: int) -> None:
         """The block of the state after so many tokens; at a boundary its content is what the key of the block names."""
         tokens = self._geometry.block_tokens[group]
         position = (token - 1) // tokens
@@ -116,7 +116,7 @@ class ForwardPass:
             where.prints.append(sequence.prints[group][position])
 
 
-def _too_short(sequence: RequestSequence, table: array[int], group: int, needed: int) -> InvariantError:
+def _too_short(sequence: RequestSequence, table: Sequence[int], group: int, needed: int) -> InvariantError:
     return InvariantError(f"request {sequence.name}: group {group} has {len(table)} blocks, and its step needs {needed}")
 
 

@@ -22,6 +22,7 @@ from blocklife.engines.toy.traffic import Traffic
 from blocklife.engines.toy.workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
+from blocklife.ledger.views import View
 from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
 from blocklife.offload.groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import replacement
@@ -427,11 +428,9 @@ class Replay:
     def report(self) -> ReplayReport:
         """What has happened so far; changes nothing. Places can be called leaked only when `run` is over."""
         ledger, counts = self.ledger, self.engine.counts
-        tables = (ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column)
-        taken = {
-            name: {str(row): count for row, count in column.row_counts()}
-            for name, column in zip(("block", "slot", "job", "request"), tables, strict=True)
-        }
+        machines: tuple[View, ...] = (ledger.blocks, ledger.slots, ledger.jobs, ledger.requests)
+        counted = dict(zip(("block", "slot", "job", "request"), machines, strict=True))
+        taken = {name: {str(row): count for row, count in each.row_counts()} for name, each in counted.items()}
         offload, statistics = self.offload.statistics(), ledger.statistics()
         moved = ledger.moved
         block_bytes = self.options.block_bytes * self.options.workers
@@ -456,7 +455,7 @@ class Replay:
             bytes_loaded=moved["LOAD"] * block_bytes,
             jobs={state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")},
             preemptions=counts.preemptions,
-            flushes=ledger.flushes.total(),
+            flushes=sum(ledger.flushes.values()),
             flushes_by_cause=dict(sorted(ledger.flushes.items())),
             stale_detected=statistics.stale + offload.stale,
             late_completions=statistics.late,

@@ -20,7 +20,7 @@ from attrs import define, evolve, field, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Committed, Direction
-from blocklife.ledger.places import ID_MASK
+from blocklife.ledger._ids import ID_MASK
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import Broken, Counterexample
 from blocklife.testing.worlds.cross_checks import CoreValue
@@ -282,11 +282,11 @@ class _Watched(World):
         launched: tuple[tuple[int, int], ...],
     ) -> tuple[Orders | None, tuple[int, ...]]:
         ledger = engine.ledger
-        self.rows = {each.row: name for name, each in ledger.requests.items()}
+        self.rows = ledger.requests.rows()
         try:
             return super()._act(engine, action, core, inbox, launched)
         finally:
-            self.rows |= {each.row: name for name, each in ledger.requests.items()}
+            self.rows |= ledger.requests.rows()
             last = core.saved.ledger.last_number
             self.made = [
                 (
@@ -296,8 +296,8 @@ class _Watched(World):
                     tuple(int(life) & ID_MASK for life in job.lives),
                     tuple(int(slot) for slot in job.slots),
                 )
-                for number, job in sorted(ledger.jobs.by_number.items())
-                if number > last
+                for job in ledger.jobs.known()
+                if (number := job.number) > last
             ]
             self.said = _said_by(engine)
 
@@ -322,23 +322,23 @@ class _Watched(World):
 def _said_by(engine: Engine) -> _Said:
     ledger = engine.ledger
     holders: dict[int, list[str]] = {}
-    for name, request in ledger.requests.items():
-        for table in request.tables:
-            for life in table:
+    for name in ledger.requests:
+        for group in range(ledger.limits.num_groups):
+            for life in ledger.requests.held(name, group):
                 if life & ID_MASK and name not in holders.setdefault(life & ID_MASK, []):
                     holders[life & ID_MASK].append(name)
 
     def block(place: int) -> str:
-        key = ledger.blocks.key[place]
+        key = ledger.blocks.key(place)
         parts = [ledger.blocks.at(place).name]
         parts += [f"held by {', '.join(holders[place])}"] if place in holders else []
         parts += [f"found as {key.decode()}"] if key is not None else []
         return ", ".join(parts)
 
     def slot(place: int) -> str:
-        key = ledger.slots.key[place]
+        key = ledger.slots.key(place)
         parts = [ledger.slots.at(place).name]
-        parts += [f"{ledger.slots.pins[place]} pins"] if ledger.slots.pins[place] else []
+        parts += [f"{ledger.slots.pins(place)} pins"] if ledger.slots.pins(place) else []
         parts += [f"found as {key.decode()}"] if key is not None else []
         return ", ".join(parts)
 

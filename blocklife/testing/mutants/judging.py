@@ -22,7 +22,7 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import core, edge, places
+from blocklife.ledger import _ids, _ring, _steps, edge, views
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import ActionT, Bounds, Exploration, Verdict, explore
 from blocklife.testing.mutants.planting import Mutant, planted, watched
@@ -129,6 +129,8 @@ def ledger_ground_of(settings: LedgerSettings) -> Ground:
     return run
 
 
+SWITCHING = (_ids, _ring, _steps, edge, views)
+"""The modules that ask from how many ids on a batch is handled as an array."""
 _IN_BULK = ("clients-fence", "overdue-fence", "upheavals", "ledger verbs")
 """Worlds that are explored a second time, with every batch as an array."""
 
@@ -145,7 +147,7 @@ def in_bulk(ground: Ground) -> Ground:
     """The same ground on the path for many places, which small worlds would never take."""
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
-        before = {module: getattr(module, "BULK") for module in (places, core, edge)}  # noqa: B009 - see below
+        before = {module: getattr(module, "BULK") for module in SWITCHING}  # noqa: B009 - see below
         for module in before:
             setattr(module, "BULK", 1)  # noqa: B010 - a constant to everybody else, mypy included
         try:

@@ -34,17 +34,21 @@ import numpy as np
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import core as ledger_core
+from blocklife.ledger import _steps as ledger_steps
 from blocklife.ledger import snapshot as ledger_snapshot
-from blocklife.ledger.book import Book
-from blocklife.ledger.core import Core
+from blocklife.ledger._journal import Journal
+from blocklife.ledger._ring import Ring
+from blocklife.ledger._rules import RULES, CountedEvent, Rule
+from blocklife.ledger._state import LedgerData
+from blocklife.ledger._steps import Steps
 from blocklife.ledger.jobs import JobTable
 from blocklife.ledger.ledger import Ledger
-from blocklife.ledger.places import RULES, Blocks, Places, Rule, Slots, Step
+from blocklife.ledger.places import Blocks, Places, Slots
 from blocklife.lifecycle import Event
 from blocklife.offload import search as scheduler_search
 from blocklife.offload import snapshot as scheduler_snapshot
-from blocklife.offload.core import SchedulerCore
+from blocklife.offload._state import SchedulerState
+from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.host import HostTier
 from blocklife.offload.progress import ProgressTable
 from blocklife.offload.scheduler import OffloadScheduler
@@ -248,13 +252,13 @@ def effect_mutants() -> Iterator[Mutant]:
 
 
 _CAUSED_IN = {
-    "block.*": (Core, "_cancel_orphans"),
-    "block.allocate": (Core, "_hand_out"),
-    "job.plan(store)": (Core, "_plan_stores"),
-    "job.plan(load)": (Ledger, "_make_load"),
-    "job.submit": (Core, "_submit"),
-    "request.preempt|finish|load_failed": (Core, "_give_up"),
-    "ledger.reset": (Ledger, "reset"),
+    "block.*": (Steps, "cancel_orphans"),
+    "block.allocate": (Steps, "hand_out"),
+    "job.plan(store)": (Steps, "plan_stores"),
+    "job.plan(load)": (Steps, "plan_load"),
+    "job.submit": (Steps, "submit"),
+    "request.preempt|finish|load_failed": (Steps, "give_up"),
+    "ledger.reset": (Steps, "reset"),
 }
 """The function in which a cause takes its effects; those of a job's own steps are looked up in the table while it runs."""
 
@@ -262,7 +266,7 @@ _CAUSED_IN = {
 def _drop_effect(coupling: Coupling, effect: str) -> Undo:
     if coupling.cause in _CAUSED_IN:
         return _drop_inside(*_CAUSED_IN[coupling.cause], effect)
-    effects = ledger_core._EFFECTS
+    effects = ledger_steps._EFFECTS
     changed = {key: value for key, value in effects.items() if value is coupling.effects}
     if not isinstance(effects, dict) or not changed:
         raise MisuseError(f"coupling {coupling.name}: nobody looks its effects up, and no function is named for its cause")
@@ -282,48 +286,49 @@ def _drop_inside(owner: type, name: str, effect: str) -> Undo:
     whole = getattr(owner, name)
 
     @functools.wraps(whole)
-    def running(self: Core, *args: Any, **named: Any) -> Any:
+    def running(self: Steps, *args: Any, **named: Any) -> Any:
         inside[0] += 1
         try:
             return whole(self, *args, **named)
         finally:
             inside[0] -= 1
 
-    def end(self: Core, job: Any, event: str, facts: int) -> None:
+    def end(self: Steps, job: Any, event: str, facts: int) -> None:
         if not (event in wanted and inside[0]):
-            right["_end"](self, job, event, facts)
+            right["end"](self, job, event, facts)
 
-    def flush(self: Core, job: Any, cause: str) -> None:
+    def flush(self: Steps, job: Any, cause: str) -> None:
         if not inside[0]:
-            right["_flush"](self, job, cause)
+            right["flush"](self, job, cause)
 
-    def abandon(self: Core, job: Any) -> None:
+    def abandon(self: Steps, job: Any) -> None:
         if not inside[0]:
-            right["_abandon"](self, job)
+            right["abandon"](self, job)
 
-    def fire_request(self: Core, request: Any, event: str, job: int = 0) -> None:
+    def fire_request(self: Steps, request: Any, event: str, job: int = 0) -> None:
         if not (event in wanted and inside[0]):
-            right["_fire_request"](self, request, event, job)
+            right["fire_request"](self, request, event, job)
 
-    def give_up(self: Core, request: Any, event: str) -> None:
+    def give_up(self: Steps, request: Any, event: str) -> None:
         if not (event in wanted and inside[0]):
-            right["_give_up"](self, request, event)
+            right["give_up"](self, request, event)
 
-    def commit(self: Core, *steps: Step, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
-        kept = [step for step in steps if not (step.places.machine == machine and step.event.name in wanted and inside[0])]
-        return list(right["_commit"](self, *kept, job=job, jobs=jobs))
+    def take(self: Steps, change: CountedEvent, *args: Any) -> list[int]:
+        if inside[0] and change.rule.name in wanted:
+            return []
+        return list(right[f"take_{machine}s"](self, change, *args) or ())
 
     instead: dict[str, Callable[..., Any]] = {}
     if machine == "job":
-        instead = {"_end": end} if "cancel" in wanted else {}
-        instead |= {"_flush": flush} if "flush" in wanted else {}
-        instead |= {"_abandon": abandon} if "abandon" in wanted else {}
+        instead = {"end": end} if "cancel" in wanted else {}
+        instead |= {"flush": flush} if "flush" in wanted else {}
+        instead |= {"abandon": abandon} if "abandon" in wanted else {}
     elif machine == "request":
-        instead = {"_give_up": give_up} if name == "reset" else {"_fire_request": fire_request}
+        instead = {"give_up": give_up} if name == "reset" else {"fire_request": fire_request}
     else:
-        instead = {"_commit": commit}
-    right = {each: getattr(Core, each) for each in instead}
-    return _patched([(owner, name, running), *((Core, each, function) for each, function in instead.items())])
+        instead = {f"take_{machine}s": take}
+    right = {each: getattr(Steps, each) for each in instead}
+    return _patched([(owner, name, running), *((Steps, each, function) for each, function in instead.items())])
 
 
 def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
@@ -342,7 +347,8 @@ def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
 # --- cleanup steps ------------------------------------------------------------------------------------------------------
 
 _CLASSES: tuple[type, ...] = (
-    Core, Ledger, JobTable, Places, Blocks, Slots, SchedulerCore, OffloadScheduler, StoreLine, HostTier, ProgressTable,
+    Steps, Ledger, Journal, JobTable, Places, Blocks, Slots, Ring,
+    SchedulerSteps, OffloadScheduler, StoreLine, HostTier, ProgressTable,
 )  # fmt: skip
 _ENDINGS = frozenset(
     {"finish", "preempt", "release", "release_many", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
@@ -350,12 +356,16 @@ _ENDINGS = frozenset(
     | {"abort", "renew", "sleep", "wake", "lose_worker", "regain_worker"}
 )
 """The verbs with which a job, a hold, a request or content ends."""
+_PARTS = frozenset(
+    {"_state", "_steps", "_check", "_journal", "_blocks", "_slots", "_jobs", "_ledger", "_stores", "_progress", "_tier"}
+)
+"""Attributes under which a part is known to another: they are state as much as what is in them."""
 _NOTE = "_mutant_reached"
 """The global name under which a watched function finds the function to call."""
-_ASKS = ("check", "_check", "_recheck", "_ask", "ask")
+_ASKS = ("check", "_check", "_recheck", "_ask", "ask", "tracked")
 """Prefixes of functions that only check: leaving out a check changes no state."""
-_EDGES = frozenset({"edge", "ours"})
-"""Modules, by their names here, all of whose functions only check."""
+_EDGES = frozenset({"edge", "ours", "self._check"})
+"""Modules and parts, by their names where they are used, all of whose functions only check."""
 _TAKES_OUT = frozenset({"pop", "popleft"})
 """The methods that give an entry of a table, and take it out."""
 
@@ -415,7 +425,7 @@ def _state_names() -> frozenset[str]:
 
 def _counters() -> set[str]:
     """Attributes that are made as empty counters: what is only counted."""
-    trees = [ast.parse(textwrap.dedent(inspect.getsource(owner))) for owner in (Book, SchedulerCore, StoreLine)]
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(owner))) for owner in (LedgerData, SchedulerState, StoreLine)]
     made = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
     return {
         each.target.attr
@@ -481,7 +491,7 @@ def _outside(node: ast.expr, own: set[str]) -> bool:
         node = node.func if isinstance(node, ast.Call) else node.value
     if not isinstance(node, ast.Name) or node.id in own:
         return False
-    return all(each in _state_names() or _is_function(each) for each in attributes)
+    return all(each in _state_names() or each in _PARTS or _is_function(each) for each in attributes)
 
 
 def _is_function(name: str) -> bool:
@@ -579,13 +589,13 @@ SEEDS: tuple[Seed, ...] = (
         "S1: an entry of the line is taken for fresh although its life is over",
         StoreLine,
         "_judge",
-        {"if epoch[place] != life >> EPOCH_SHIFT:": "if False:"},
+        {"if at is None:": "if False:"},
     ),
     Seed(
         "S2: what is on its way is stored again",
         StoreLine,
         "_judge",
-        {"if at in _COPYING:": "if False:"},
+        {"if at in COPYING:": "if False:"},
     ),
     Seed(
         "S3: a chunk counts as whole, holes or not",
@@ -601,9 +611,9 @@ SEEDS: tuple[Seed, ...] = (
     ),
     Seed(
         "S5: the last step flushes only where no request is tracked",
-        SchedulerCore,
-        "_is_last_step",
-        {"and bool(self._ending or self._ended)": "and not (self._ending or self._ended)"},
+        SchedulerSteps,
+        "is_last_step",
+        {"and bool(state.ending or state.outlived)": "and not (state.ending or state.outlived)"},
     ),
 )
 """The five upstream fixes that the project grew out of, each taken back."""

@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec
 
 from attrs import define, field
 
-from blocklife.ledger.book import Book
+from blocklife.ledger._state import LedgerData
 from blocklife.lifecycle import Column
 from blocklife.states import MACHINES
 
@@ -23,13 +23,15 @@ _OFTEN = 256
 """How many ledgers are noted before the dead ones are dropped."""
 
 
-def _noted(made: Callable[Concatenate[Book, P], None], note: Callable[[Book], None]) -> Callable[Concatenate[Book, P], None]:
+def _noted(
+    made: Callable[Concatenate[LedgerData, P], None], note: Callable[[LedgerData], None]
+) -> Callable[Concatenate[LedgerData, P], None]:
     """The same, and then the new ledger is noted."""
 
     @functools.wraps(made)
-    def make(book: Book, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        made(book, *args, **kwargs)
-        note(book)
+    def make(state: LedgerData, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        made(state, *args, **kwargs)
+        note(state)
 
     return make
 
@@ -43,7 +45,7 @@ class Coverage:
 
     rows: dict[str, Counter[str]] = field(init=False)
     ledgers: int = 0
-    _open: list[weakref.finalize[..., Book]] = field(factory=list, init=False)
+    _open: list[weakref.finalize[..., LedgerData]] = field(factory=list, init=False)
     _made: Callable[..., None] | None = field(default=None, init=False)
 
     @rows.default
@@ -54,22 +56,22 @@ class Coverage:
 
     def listen(self) -> None:
         """Note every ledger that is made from now on."""
-        self._made = Book.__init__
-        Book.__init__ = _noted(Book.__init__, self.note)  # type: ignore[assignment, method-assign]
+        self._made = LedgerData.__init__
+        LedgerData.__init__ = _noted(LedgerData.__init__, self.note)  # type: ignore[assignment, method-assign]
 
     def stop(self) -> None:
         """No ledger that is made from now on counts."""
         if self._made is not None:
-            Book.__init__ = self._made  # type: ignore[method-assign]
+            LedgerData.__init__ = self._made  # type: ignore[method-assign]
             self._made = None
 
-    def note(self, book: Book) -> None:
+    def note(self, state: LedgerData) -> None:
         """Include this ledger in the counts."""
         self.ledgers += 1
-        columns = (book.blocks.column, book.slots.column, book.jobs.column, book.request_column)
+        columns = (state.blocks.column, state.slots.column, state.jobs.column, state.request_column)
         if not self.ledgers % _OFTEN:
             self._open = [each for each in self._open if each.alive]
-        self._open.append(weakref.finalize(book, self._add, columns))
+        self._open.append(weakref.finalize(state, self._add, columns))
 
     def settle(self) -> None:
         """Count what the ledgers that still exist have done; each is counted once."""

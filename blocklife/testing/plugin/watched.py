@@ -83,9 +83,9 @@ def _places(ledger: Ledger, message: str) -> Iterator[tuple[str, int]]:
     for what, name in dict.fromkeys(named):
         if what == "request":
             if name in ledger.requests:
-                yield what, ledger.requests[name].row
+                yield what, ledger.requests.row(name)
         elif name.isdigit():
-            job = ledger.jobs.by_number.get(int(name)) if what == "job" else None
+            job = ledger.jobs.get(int(name)) if what == "job" else None
             if what == "job" and job is not None:
                 yield what, job.row
             elif what != "job":

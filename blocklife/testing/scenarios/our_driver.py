@@ -18,8 +18,8 @@ from attrs import evolve
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Batch, Committed, Completion, Contract, Direction, JobId, Jobs, Ledger, Limits, Result, Transfer
 from blocklife.ledger import Worker as Rank
+from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import ID_MASK
 from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler
 from blocklife.offload.records import Hit
 from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, states_with
@@ -138,7 +138,8 @@ class OurDriver(Driver):
             found = self.engine.step(compute, admit=let_in, preempt=preempt)
         else:
             found = self.engine.step(compute, admit=None if let_in is None else list(let_in), preempt=preempt)
-        jobs = [self.ledger.jobs.by_number[order.job] for order in (*found.orders.loads, *found.orders.stores)]
+        numbers = [order.job for order in (*found.orders.loads, *found.orders.stores)]
+        jobs = [job for number in numbers if (job := self.ledger.jobs.get(number)) is not None]
         return EngineStep(
             orders=found.orders,
             handed_out=found.handed_out,
@@ -223,7 +224,7 @@ class OurDriver(Driver):
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
         """Quiesce these jobs, without those that are over already."""
-        known = [self._id(job) for job in jobs if job in self.ledger.jobs.out]
+        known = [self._id(job) for job in jobs if self.ledger.jobs.is_out(job)]
         proven: Jobs[Any] = Jobs(tuple(known))
         self.ledger.quiesce(proven)
 
@@ -314,7 +315,7 @@ class OurDriver(Driver):
 
     def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
         """Plan a store into empty slots."""
-        slots = self.ledger.slots.peek_empty(len(contents))
+        slots = self.ledger.slots.next_empty(len(contents))
         if len(slots) < len(contents):
             raise CapacityError(f"{len(contents)} slots wanted, {len(slots)} are empty (evict some)")
         keys = [_key(each) for each in contents]
@@ -419,20 +420,19 @@ class OurDriver(Driver):
 
     def slot_of(self, content: str) -> int | None:
         """The slot of this content, readable or still being written."""
-        return self.ledger.slots.index[_group(content)].get(_key(content))
+        return self.ledger.slots.find(_group(content), _key(content))
 
     def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
         """What the indexes find; of a slot as many blocks as a load would read."""
         ledger, size = self.ledger, self.world.blocks_per_chunk
-        blocks = {place: self._content(key) for index in ledger.blocks.index for key, place in index.items()}
+        blocks = {place: self._content(key) for _, key, place in ledger.blocks.named()}
         places: dict[int, str] = {}
-        for group, index in enumerate(ledger.slots.index):
-            for key, slot in index.items():
-                if ledger.slots.at(slot) is Slot.READY and not key.decode().partition(":")[2].startswith(_ALIEN):
-                    for back in range(self.scheduler.stores.suffix[slot] if size > 1 else 1):
-                        tokens = back * self.engine.geometry.block_tokens[group]
-                        shorter = key.decode()[: len(key.decode()) - tokens]
-                        places[slot * size + size - 1 - back] = self._content(_key(shorter))
+        for group, key, slot in ledger.slots.named():
+            if ledger.slots.is_ready(slot) and not key.decode().partition(":")[2].startswith(_ALIEN):
+                for back in range(self.scheduler.stores.suffix[slot] if size > 1 else 1):
+                    tokens = back * self.engine.geometry.block_tokens[group]
+                    shorter = key.decode()[: len(key.decode()) - tokens]
+                    places[slot * size + size - 1 - back] = self._content(_key(shorter))
         return blocks, places
 
     def _content(self, key: bytes) -> str:
@@ -490,7 +490,7 @@ class OurDriver(Driver):
         found += [
             f"slot {each} {ledger.slots.at(each).name}"
             for each in range(len(ledger.slots))
-            if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins[each]
+            if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins(each)
         ]
         return [*found, *(f"request {name}" for name in ledger.requests), *(f"pins of {name}" for name in ledger.holders)]
 

@@ -178,21 +178,22 @@ def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tup
     """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
     ledger = engine.ledger
     if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
-        missed = [job for job in before.live if job not in orders.flushes and job in ledger.jobs.out]
+        missed = [job for job in before.live if job not in orders.flushes and ledger.jobs.is_out(job)]
         if missed:
             return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
     last = before.saved.ledger.last_number
-    for number, job in ledger.jobs.by_number.items() if ledger.jobs.last_number > last else ():
-        if number > last and job.direction is Direction.STORE:
+    for job in ledger.jobs.known() if ledger.jobs.last_number > last else ():
+        if (number := job.number) > last and job.direction is Direction.STORE:
             for group, _, keys in job.contents():
                 for key in keys:
-                    where = [at for at, each in enumerate(ledger.slots.key) if each == key and ledger.slots.group[at] == group]
+                    slots = ledger.slots
+                    where = [at for at in range(len(slots)) if slots.key(at) == key and slots.group(at) == group]
                     if any(before.slots[at] == ledger.slots.at(at).name == Slot.READY.name for at in where):
                         return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
     for order in (*orders.loads, *orders.stores) if orders is not None else ():
         found = [0] * len(order.sizes)
         for block in order.blocks:
-            found[ledger.blocks.group[block]] += 1
+            found[ledger.blocks.group(block)] += 1
         if tuple(found) != order.sizes:
             return "I15", f"job {order.job} has group sizes {order.sizes}, and moves {tuple(found)}"
     return None
@@ -205,7 +206,7 @@ def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
         return None  # nothing was planned
     if len(engine.geometry.groups) > 1:
         return None  # they have to agree: what a load brings to one of them may be of no use to another request
-    loads = [job for job in jobs.out.values() if job.direction is Direction.LOAD and jobs.state(job) not in _ALONE]
+    loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in _ALONE]
     for load in loads:
         for job in loads if load.number > last else ():
             if job is not load and not set(job.keys).isdisjoint(load.keys):
@@ -217,12 +218,12 @@ def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     """Content whose load was just lost and that can still be found: the same hit would come back (I7)."""
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
-        job = ledger.jobs.by_number.get(saved.number)
+        job = ledger.jobs.get(saved.number)
         if saved.direction is Direction.STORE or saved.state in _LOST or job is None:
             continue
-        if ledger.jobs.state(job) in (Job.FAILED, Job.QUARANTINED):
+        if ledger.jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
             for slot, key in zip(job.slots, job.keys, strict=True):
-                if ledger.slots.at(slot) is Slot.READY and ledger.slots.key[slot] == key:
+                if ledger.slots.at(slot) is Slot.READY and ledger.slots.key(slot) == key:
                     return "I7", f"the load {job.number} is lost, and slot {slot} can still be found as {key.decode()}"
     return None
 
@@ -230,10 +231,10 @@ def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
 def _unheard(engine: Engine, before: CoreValue, handed_out: Sequence[int]) -> tuple[str, str] | None:
     """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
     blocks, saved = engine.ledger.blocks, before.saved.ledger.blocks
-    if bytes(blocks.epoch) == saved.epoch:
+    if bytes(blocks.epochs) == saved.epoch:
         return None
     for place, epoch in enumerate(saved.epochs()):
-        if blocks.refs[place] and blocks.epoch[place] != epoch and place not in handed_out:
+        if blocks.refs(place) and blocks.epochs[place] != epoch and place not in handed_out:
             return "I1", f"block {place} has a new tenant, and no listener heard of it"
     return None
 
@@ -254,24 +255,24 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
                 table = MACHINES[machine]
                 return TOLD, f"{machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
             states[place] = targets[row]
-    here = ledger.request_column.state
-    known = {row: stands for row, stands in requests.items() if here[row] == stands or row not in ledger._spare_requests}
-    for machine, column, told_of in (
-        ("block", ledger.blocks.column, blocks),
-        ("slot", ledger.slots.column, slots),
-        ("request", ledger.request_column, known),
+    named = ledger.requests.rows()
+    known = {row: stands for row, stands in requests.items() if row in named or ledger.requests.states[row] == stands}
+    for machine, here, told_of in (
+        ("block", ledger.blocks.states, blocks),
+        ("slot", ledger.slots.states, slots),
+        ("request", ledger.requests.states, known),
     ):
-        for place, stands in _differing(column.state, told_of):
-            found = f"{machine} {place} is {column.at(place).name}"
-            return TOLD, f"{found}, and listeners heard that it is {column.table.states[stands].name}"
+        for place, stands in _differing(here, told_of):
+            names = MACHINES[machine].states
+            return TOLD, f"{machine} {place} is {names[here[place]].name}, and listeners heard that it is {names[stands].name}"
     for number, stands in jobs.items():
-        job = ledger.jobs.by_number.get(number)
-        if job is not None and ledger.jobs.column.state[job.row] != stands:
-            return TOLD, f"job {number} is {ledger.jobs.state(job).name}, and listeners heard something else"
+        state = ledger.jobs.state(number)
+        if state is not None and MACHINES["job"].index[state] != stands:
+            return TOLD, f"job {number} is {state.name}, and listeners heard something else"
     return None
 
 
-def _differing(states: bytearray, told_of: bytearray | Mapping[int, int]) -> Iterable[tuple[int, int]]:
+def _differing(states: memoryview, told_of: bytearray | Mapping[int, int]) -> Iterable[tuple[int, int]]:
     """The places that stand elsewhere than listeners were told, with what those were told."""
     if isinstance(told_of, bytearray):
         return () if states == told_of else [(place, at) for place, at in enumerate(told_of) if states[place] != at]
@@ -282,11 +283,11 @@ def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple
     """A job that goes on although its deadline has passed (I5), or as if a worker that is gone could still report (I9)."""
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
-        job = ledger.jobs.out.get(saved.number)
-        if job is None or saved.number not in before.live:
+        job, state = ledger.jobs.get(saved.number), ledger.jobs.state(saved.number)
+        if job is None or state is None or state in TERMINAL or saved.number not in before.live:
             continue
-        if verb == "settle_late" and saved.deadline is not None and ledger.jobs.state(job) is not Job.QUARANTINED:
-            return "I5", f"job {saved.number} is {ledger.jobs.state(job).name} after its deadline"
+        if verb == "settle_late" and saved.deadline is not None and state is not Job.QUARANTINED:
+            return "I5", f"job {saved.number} is {state.name} after its deadline"
         if verb == "lose_worker" and not job.reported >> worker & 1:
             return "I9", f"job {saved.number} still waits for worker {worker}, which is gone"
     return None
@@ -325,13 +326,13 @@ def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     failed, loading = [], []
     for saved in before.saved.ledger.jobs:
-        job = jobs.by_number.get(saved.number)
+        job = jobs.get(saved.number)
         if saved.direction is Direction.STORE or saved.state in _UNWANTED or job is None or job.owner is None:
             continue
-        if jobs.state(job) in (Job.FAILED, Job.QUARANTINED):
+        if jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
             failed.append(job.owner)
-    for number, job in jobs.by_number.items():
-        if number > last and job.direction is Direction.LOAD and job.owner is not None:
+    for job in jobs.known():
+        if job.number > last and job.direction is Direction.LOAD and job.owner is not None:
             loading.append(job.owner)
     return tuple(failed), tuple(loading)
 

@@ -34,7 +34,7 @@ from blocklife.ledger import (
     Transfer,
 )
 from blocklife.ledger import Worker as Rank
-from blocklife.ledger.places import ID_MASK, NULL
+from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.snapshot import Names
 from blocklife.offload import (
     FullHit,

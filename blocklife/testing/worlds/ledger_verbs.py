@@ -32,10 +32,11 @@ from blocklife.ledger import (
     Limits,
     Plan,
     Result,
+    Snapshot,
     Transfer,
     Worker,
 )
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK, NULL
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import MACHINES, TERMINAL, JobLife, Request
 from blocklife.testing.worlds.device import CopyOrder, Orders
 
@@ -43,7 +44,7 @@ DEADLINE = 8.0
 """Every deadline begins at time 0 and ends here; whose deadline runs is chosen by who reports a launch."""
 OVER = frozenset(1 + JobLife.table.index[state] for state in TERMINAL)
 _HOLDER = "lookup"
-_REQUEST = MACHINES["request"].index
+_REQUEST, _JOB = MACHINES["request"].index, MACHINES["job"].index
 _MAY_GROW = frozenset(_REQUEST[each] for each in (Request.WAITING, Request.RUNNING, Request.PREEMPTED))
 
 
@@ -213,7 +214,7 @@ class Verbs:
             case "dispatch":
                 return self._orders(ledger.dispatch(0.0))
             case "settle":
-                ledger.settle(next(iter(ledger._waiting)), 0.0, completions=[self._completion(each) for each in reports])
+                ledger.settle(ledger.plans_out[0], 0.0, completions=[self._completion(each) for each in reports])
             case "report":
                 for each in reports:
                     ledger.complete(self._completion(each))
@@ -261,7 +262,7 @@ class Verbs:
         elif verb == "pledge":
             found = ledger.plan_store(Batch([life]), [slot], [self._keys[self.letter(places[0]) - 1]])
         else:
-            found = ledger.plan_store(Batch([life]), [slot], [ledger.blocks.key[block + 1] or b""])
+            found = ledger.plan_store(Batch([life]), [slot], [ledger.blocks.key(block + 1) or b""])
         self._rename(job, NamedJob(found.ids[0].number))
 
     def _do_place(self, verb: str, place: int) -> None:
@@ -304,10 +305,10 @@ class Verbs:
         self.names = (*self.names[:job], named, *self.names[job + 1 :])
 
     def _note_ends(self) -> None:
-        jobs = self.ledger.jobs
         for job, named in enumerate(self.names):
-            if named.number and not named.over:
-                at = 1 + jobs.column.state[jobs.by_number[named.number].row]
+            state = self.ledger.jobs.state(named.number) if named.number and not named.over else None
+            if state is not None:
+                at = 1 + _JOB[state]
                 if at in OVER:
                     self._rename(job, named._replace(over=at))
 
@@ -331,46 +332,42 @@ class Verbs:
     # --- the ledger as a value ----------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> tuple[object, ...]:
-        """What differs as soon as a verb has written anything: cheap, and not fit for anything else."""
-        ledger = self.ledger
-        blocks, jobs = ledger.blocks, ledger.jobs
-        counts = tuple(map(bytes, (blocks.refs, blocks.pins, blocks.writes, blocks.overdue, ledger.slots.pins)))
-        return ledger._sequence, ledger.plan_number, jobs.last_number, tuple(ledger.requests), tuple(ledger._to_flush), counts
+        """What differs as soon as a verb has written anything."""
+        return self.ledger.snapshot(), len(self.ledger.journal)
 
     def value(self) -> LedgerValue:
         """The ledger as it stands."""
         ledger, letters = self.ledger, self._letters
-        blocks, slots, out = ledger.blocks, ledger.slots, ledger.jobs.out
+        saved = ledger.snapshot()
+        blocks, slots, out = saved.blocks, saved.slots, [job.number for job in ledger.jobs.alive()]
         own = {named.number: job for job, named in enumerate(self.names) if named.number}
-        rows = {0: 0}
-        for number, row in out.items():
-            rows[row.row] = own[number] + 1
-        waits = list(ledger._waiting.values())
+        rows = {0: 0} | {each.row: own[each.number] + 1 for each in saved.jobs if each.number in out}
+        waits = [numbers for _, numbers in saved.waiting]
         counted: Mapping[int, int] = ledger.holders.get(_HOLDER, {})
-        requests = [ledger.requests.get(name) for name in self._requests]
-        finished, state = _REQUEST[Request.FINISHED], ledger.request_column.state
+        known = {each.name: each for each in saved.requests}
+        requests = [known.get(name) for name in self._requests]
         return LedgerValue(
-            tuple(blocks.column.state[1:]),
-            tuple(blocks.refs[1:]),
+            tuple(blocks.state[1:]),
+            tuple(memoryview(blocks.refs).cast("H")[1:]),
             tuple(blocks.pins[1:]),
             tuple(blocks.writes[1:]),
             tuple(blocks.overdue[1:]),
             tuple([letters[key] for key in blocks.key[1:]]),
-            tuple([rows[row] for row in blocks.job[1:]]),
-            tuple(slots.column.state),
-            tuple(slots.pins),
+            tuple([rows[row] for row in memoryview(blocks.job).cast("i")[1:]]),
+            tuple(slots.state),
+            tuple(slots.pinned()),
             tuple([letters[key] for key in slots.key]),
-            tuple([counted.get(slot, 0) for slot in range(len(slots))]),
-            tuple([self._job_value(named, waits) for named in self.names]),
-            tuple([finished if each is None else state[each.row] for each in requests]),
+            tuple([counted.get(slot, 0) for slot in range(len(slots.state))]),
+            tuple([self._job_value(named, saved) for named in self.names]),
+            tuple([_REQUEST[Request.FINISHED] if each is None else each.state for each in requests]),
             tuple([0 if each is None else self._held(each.tables[0]) for each in requests]),
             tuple([0 if each is None or not each.load else own[each.load] + 1 for each in requests]),
             len(waits),
             (
-                tuple(sorted(blocks.index[0].items())),
-                tuple(sorted(slots.index[0].items())),
+                saved.block_index[0],
+                saved.slot_index[0],
                 tuple([own[number] for number in out]),
-                tuple([own[number] for number in ledger._to_flush if number in out]),
+                tuple([own[number] for number in saved.to_flush if number in out]),
                 tuple([tuple([own[number] for number in plan if number in out]) for plan in waits]),
             ),
         )
@@ -383,26 +380,26 @@ class Verbs:
             return NONE
         return self.settings.blocks + 1 if table[0] == NULL else table[0] & ID_MASK
 
-    def _job_value(self, named: NamedJob, waits: Sequence[Sequence[int]]) -> JobValue:
+    def _job_value(self, named: NamedJob, saved: Snapshot) -> JobValue:
         if not named.number or named.over:
             return self._gone[named.over]
-        ledger, number = self.ledger, named.number
-        row = ledger.jobs.by_number[number]
-        life = int(row.lives[0])
+        number, waits = named.number, [numbers for _, numbers in saved.waiting]
+        (job,) = [each for each in saved.jobs if each.number == number]
+        life = job.payload.lives[0]
         return JobValue(
-            1 + ledger.jobs.column.state[row.row],
-            STORE if row.direction is Direction.STORE else LOAD,
+            1 + job.state,
+            STORE if job.direction is Direction.STORE else LOAD,
             (life & ID_MASK) - 1,
-            int(ledger.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT),
-            int(row.slots[0]),
-            self._letters[row.keys[0]],
-            int(row.failed),
-            int(row.expired),
-            int(row.deadline is not None),
-            int(number in ledger._to_flush),
+            int(saved.blocks.epochs()[life & ID_MASK] == life >> EPOCH_SHIFT),
+            job.payload.slots[0],
+            self._letters[job.payload.keys[0]],
+            int(job.failed),
+            int(job.expired),
+            int(job.deadline is not None),
+            int(number in saved.to_flush),
             int(len(waits) > 0 and number in waits[0]),
             int(len(waits) > 1 and number in waits[1]),
-            tuple([row.reported >> worker & 1 for worker in range(self.settings.workers)]),
+            tuple([job.reported >> worker & 1 for worker in range(self.settings.workers)]),
         )
 
     @property

@@ -26,7 +26,6 @@ from blocklife.drawing.rules import FAILED, HELD_BACK, LANDED, RUNS
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
-from blocklife.lifecycle import Column
 from blocklife.states import KEYED, LOAD_READS, MACHINES, Block, Job, Slot, Trait, states_with
 from blocklife.testing.exploring.explore import Broken, Kind, Property
 from blocklife.testing.worlds.device import (
@@ -42,6 +41,7 @@ from blocklife.testing.worlds.device import (
     renamed,
 )
 from blocklife.testing.worlds.ledger_verbs import LedgerAction, LedgerSettings, LedgerValue, NamedJob, Report, Verbs
+from blocklife.testing.worlds.row_counts import RowCounts
 from blocklife.testing.worlds.touching import blocks_touched, slots_touched
 
 __all__ = ["LedgerAction", "LedgerSettings", "LedgerState", "LedgerWorld"]
@@ -260,6 +260,7 @@ class LedgerWorld:
     def __init__(self, settings: LedgerSettings) -> None:
         self.settings = settings
         self.ledger = LedgerPart(settings)
+        self._rows = RowCounts(self.ledger.verbs.ledger)
         self.devices = DevicePart(settings)
         self._claims: dict[tuple[int, int], str] = {}
         self._readable: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -339,10 +340,7 @@ class LedgerWorld:
 
     def coverage(self) -> dict[str, dict[int, int]]:
         """How often the real code took each row of each table, by the number of the row."""
-        return {
-            name: {row.index: count for row, count in column.row_counts()}
-            for name, column in zip(MACHINES, self._columns(), strict=True)
-        }
+        return {name: {row.index: times for row, times in rows.items()} for name, rows in self._rows.by_machine().items()}
 
     def digest(self) -> int:
         """A number that worlds with the same values of the ledger agree on, and hardly any others; of one process only."""
@@ -380,19 +378,13 @@ class LedgerWorld:
 
     def tallied(self) -> list[int]:
         """Calls of verbs, and how often each row of each table was taken."""
-        return [self.ledger.verb_calls, *[times for column in self._columns() for times in column.taken]]
+        return [self.ledger.verb_calls, *self._rows.taken()]
 
     def add_tally(self, more: Sequence[int]) -> None:
         """Add what was counted elsewhere."""
         calls, *taken = more
         self.ledger.verb_calls += calls
-        for column in self._columns():
-            for row in range(len(column.taken)):
-                column.taken[row] += taken.pop(0)
-
-    def _columns(self) -> tuple[Column, ...]:
-        ledger = self.ledger.verbs.ledger
-        return ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column
+        self._rows.add(taken)
 
     # --- the abstraction ----------------------------------------------------------------------------------------------------
 

@@ -28,11 +28,11 @@ from attrs import evolve, field, fields, frozen
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import JobId, Jobs
 from blocklife.ledger.invariants import check
-from blocklife.lifecycle import Column, Row
+from blocklife.lifecycle import Row
 from blocklife.offload import FullAttention, Mamba, Mode
 from blocklife.offload.groups import Group
 from blocklife.offload.snapshot import SavedScheduler
-from blocklife.states import MACHINES, Request
+from blocklife.states import Request
 from blocklife.testing.exploring.explore import Broken, Kind, Property
 from blocklife.testing.worlds.cross_checks import (
     KEPT,
@@ -54,6 +54,7 @@ from blocklife.testing.worlds.cross_checks import (
 from blocklife.testing.worlds.device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
 from blocklife.testing.worlds.device import DeviceNames as DeviceNames
 from blocklife.testing.worlds.engine import LONG_OVER, Engine, Settings
+from blocklife.testing.worlds.row_counts import RowCounts
 
 
 @frozen(kw_only=True)
@@ -261,6 +262,7 @@ class World:
             settings = evolve(settings, engine=evolve(settings.engine, deadline=1.0))
         self.settings = settings
         self.engine = Engine(settings.engine)
+        self._rows = RowCounts(self.engine.ledger)
         for script in settings.requests:
             self.engine.know(script.name, script.text)
         geometry = self.engine.geometry
@@ -350,7 +352,7 @@ class World:
 
     def coverage(self) -> dict[str, dict[Row, int]]:
         """How often the real code took each row of each table."""
-        return {name: dict(column.row_counts()) for name, column in zip(MACHINES, self._columns(), strict=True)}
+        return self._rows.by_machine()
 
     def core(self, state: State) -> CoreValue:
         """The value of the core in a state, with all that is asked about it."""
@@ -408,19 +410,13 @@ class World:
 
     def tallied(self) -> list[int]:
         """Calls of the real code, and how often each row of each table was taken."""
-        return [self.core_calls, *[times for column in self._columns() for times in column.taken]]
+        return [self.core_calls, *self._rows.taken()]
 
     def add_tally(self, more: Sequence[int]) -> None:
         """Add what was counted elsewhere."""
         calls, *taken = more
         self.core_calls += calls
-        for column in self._columns():
-            for row in range(len(column.taken)):
-                column.taken[row] += taken.pop(0)
-
-    def _columns(self) -> tuple[Column, ...]:
-        ledger = self.engine.ledger
-        return ledger.blocks.column, ledger.slots.column, ledger.jobs.column, ledger.request_column
+        self._rows.add(taken)
 
     @property
     def remembered(self) -> int:
@@ -706,7 +702,7 @@ class World:
                 problem = LAWFUL, "the ledger itself has counted a violation"
             failed, loading = loads(engine, before)
             saved, names = engine.freeze(kept)
-            out = frozenset(engine.ledger.jobs.out)
+            out = frozenset([job.number for job in engine.ledger.jobs.alive()])
             problem = problem or unheeded(saved, action.verb, action.request, action.worker)
             core = self._core_number(saved, engine.weights)
             self._problems[core] = self._problems[core] or self._counted_again(core)

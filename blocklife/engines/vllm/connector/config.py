@@ -21,6 +21,7 @@ from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
+from blocklife.ledger.edge import MOST
 from blocklife.ledger.limits import MAX_JOBS, MAX_SLOTS
 from blocklife.offload import FullHit, LastStep, Mode, Policies
 from blocklife.offload.groups import MAX_BLOCKS_PER_CHUNK
@@ -115,7 +116,7 @@ class Caps:
         for key in ("max_offload_tokens", "max_load_tokens"):
             value = (given or {}).get(key)
             fits = type(value) is int and value >= 0
-            found.append(value if isinstance(value, int) and fits else None)
+            found.append(min(value, MOST) if isinstance(value, int) and fits else None)
             if value is not None and not fits:
                 problems.append(f"{key} must be a whole number of at least 0, not {value!r} (it is left out)")
         return cls(*found), problems

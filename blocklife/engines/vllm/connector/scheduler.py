@@ -28,15 +28,13 @@ from zlib import crc32
 from attrs import define, field
 
 from blocklife.engines.vllm.connector.config import Caps, ConnectorConfig
-from blocklife.engines.vllm.connector.ledger import EngineLedger
 from blocklife.engines.vllm.connector.messages import Moved, StepPlan, WorkerReport
-from blocklife.engines.vllm.connector.offload import EngineScheduler
 from blocklife.engines.vllm.connector.shapes import BlockTables, CacheShape, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract, JobId, Limits, Plan
+from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
+from blocklife.ledger._ids import NULL
 from blocklife.ledger.limits import MAX_REQUESTS
-from blocklife.ledger.places import NULL
-from blocklife.offload import Hit, HostEvent, HostTier, Mode
+from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mode, OffloadScheduler
 
 _FOREVER = 1e18
 """No deadline comes: vLLM cannot be told that a load is given up while its copy runs, for it hands out whatever is freed."""
@@ -94,7 +92,7 @@ class ConnectorScheduler:
         self.shape = shape
         self.config = config
         self._most_looked_up = min(MAX_REQUESTS, shape.max_running + SPARE_REQUESTS)
-        self.ledger = EngineLedger(
+        self.ledger = Ledger(
             Limits(
                 num_blocks=shape.num_blocks,
                 num_slots=shape.num_slots,
@@ -110,14 +108,15 @@ class ConnectorScheduler:
             checking=config.checking,
             incarnation=shape.incarnation,
             deadline=_FOREVER,
+            own_pool=False,
+            indexed=False,
         )
         # without somebody who takes them, events are not kept
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have a plan of its own and one of what requests left behind before it
         policies = config.policies(2 * shape.max_batches + 1)
-        self.offload = EngineScheduler(
-            self.ledger, self.tier, shape.geometry, policies, self._known_tokens, one_a_step=shape.one_a_step
-        )
+        self.offload = OffloadScheduler(self.ledger, self.tier, shape.geometry, policies)
+        self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
         self.counts = ConnectorCounts()
         self._requests: dict[str, ConnectorRequest] = {}
         self._named: dict[str, ConnectorRequest] = {}
@@ -165,7 +164,7 @@ class ConnectorScheduler:
         if self.offload.is_running(name):  # the engine was reset, and the request comes again in the same step
             self.offload.preempt(name)
         if not self._may_load(request.request_id, earlier) or request.skip_reading_prefix_cache or not request.block_hashes:
-            tracked.hit = self.offload.device_hit(name, request.num_tokens, device_tokens)
+            tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
             return 0
         hit = self.offload.lookup(name, request.num_tokens, device_tokens)
         if hit.deferred or (hit.host_tokens and self.ledger.jobs.room <= self._loads):
@@ -182,13 +181,13 @@ class ConnectorScheduler:
         ids = tuple(list(group) for group in tables.get_block_ids())
         self._admissions[request.request_id] = Admission(tracked, ids, external_tokens)
         if external_tokens and tracked.hit is not None:
-            self.offload.expect_load(tracked.name)
+            self.decided.expect_load(tracked.name)
 
     def build_step(self, output: SchedulerOutput) -> StepPlan:
         """The plan of this step."""
         self._begin()
         self._begun, self._built = False, True
-        offload = self.offload
+        offload, decided = self.offload, self.decided
         for request_id in output.preempted_req_ids or ():
             tracked = self._requests.get(request_id)
             if tracked is not None and offload.is_running(tracked.name):
@@ -196,19 +195,19 @@ class ConnectorScheduler:
         self._loads = 0
         going_on = [each for each in self._admissions.values() if offload.is_running(each.tracked.name)]
         coming = [each for each in self._admissions.values() if not offload.is_running(each.tracked.name)]
-        offload.leave_windows()
+        decided.leave_windows()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
-        offload.schedule(self._uneven(scheduled, sum(each.tracked.request.request_id in scheduled for each in coming)))
+        decided.schedule(self._uneven(scheduled, sum(each.tracked.request.request_id in scheduled for each in coming)))
         loads = self._let_in(coming, scheduled)
         self._admissions.clear()
         if output.new_block_ids_to_zero:
-            offload.overwrite(output.new_block_ids_to_zero)
+            decided.overwrite(output.new_block_ids_to_zero)
         if (state := output.kv_connector_block_state) is not None:
             for request_id, states in state.boundary_state_offloads.items():
                 if (tracked := self._requests.get(request_id)) is not None and not tracked.session:
                     for group, block, boundary in states:
-                        offload.hand_off_state(tracked.name, group, boundary, block)
+                        decided.hand_off_state(tracked.name, group, boundary, block)
         if self._peek_free is not None and self.config.mode is Mode.LAZY:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
         plan = offload.build_plan(_NOW)
@@ -227,15 +226,15 @@ class ConnectorScheduler:
         for each in going_on:  # its load is over, or its session goes on: what it had stays where it is
             name, request = each.tracked.name, each.tracked.request
             if each.tracked.session:
-                self.offload.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
-            for group, (table, held) in enumerate(zip(each.tables, self.ledger.requests[name].tables, strict=True)):
-                if len(table) > len(held):
-                    self._grow(name, group, table[len(held) :])
+                self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
+            for group, table in enumerate(each.tables):
+                if len(table) > (held := self.ledger.requests.size(name, group)):
+                    self._grow(name, group, table[held:])
 
     def _grow(self, name: str, group: int, added: Sequence[int]) -> None:
         if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
             raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
-        self.offload.extend(name, group, added)
+        self.decided.extend(name, group, added)
 
     def _uneven(self, scheduled: Mapping[str, int], num_coming: int) -> dict[str, int]:
         """The running requests that get another number of tokens than one; 0 for those that are left out."""
@@ -255,23 +254,23 @@ class ConnectorScheduler:
         placed: list[tuple[Admission, Hit]] = []
         for each in coming:
             hit = self._hit_of(each)
-            if hit.device_tokens and self.offload.is_new(self._hit_blocks(each, hit)):
+            if hit.device_tokens and self.decided.is_new(self._hit_blocks(each, hit)):
                 loads |= self._settle_in(placed, scheduled)  # so that it can share what others make in this very step
                 placed = []
-            self.offload.place_table(each.tracked.name, each.tables, hit.device_tokens)
+            self.decided.place_table(each.tracked.name, each.tables, hit.device_tokens)
             placed.append((each, hit))
         return self._settle_in(placed, scheduled) or loads
 
     def _settle_in(self, placed: Iterable[tuple[Admission, Hit]], scheduled: Mapping[str, int]) -> bool:
         """Those whose tables were placed are in, and what they and the running requests fill is named. Whether one loads."""
-        self.offload.settle_in()
+        self.decided.settle_in()
         loads = False
         for each, hit in placed:
             tracked = each.tracked
             loads |= not self.offload.admit(tracked.name, hit, scheduled.get(tracked.request.request_id, 0))
             if tracked.session:
-                self.offload.keep_unnamed(tracked.name)
-        self.offload.promise()
+                self.decided.keep_unnamed(tracked.name)
+        self.decided.promise()
         return loads
 
     def _hit_blocks(self, admission: Admission, hit: Hit) -> list[int]:
@@ -295,7 +294,7 @@ class ConnectorScheduler:
             )
         if hit is None or (hit.host_tokens and not external):
             # a load that was lost in part, and vLLM keeps what was on the device before it; or a hit that vLLM does not want
-            hit = self.offload.device_hit(name, request.num_tokens, request.num_computed_tokens)
+            hit = self.decided.device_hit(name, request.num_tokens, request.num_computed_tokens)
         if not external and request.num_computed_tokens != hit.compute_from:
             raise MisuseError(
                 f"request {name}: vLLM starts at token {request.num_computed_tokens}, and the hit ends at {hit.compute_from} "
@@ -307,9 +306,9 @@ class ConnectorScheduler:
         """For which request of vLLM each load is."""
         found: dict[JobId, str] = {}
         for transfer in plan.loads:
-            owner = self.ledger.jobs.by_number[transfer.job.number].owner
-            if owner is not None:
-                found[transfer.job] = self._named[owner].request.request_id
+            job = self.ledger.jobs.get(transfer.job.number)
+            if job is not None and job.owner is not None:
+                found[transfer.job] = self._named[job.owner].request.request_id
         return found
 
     # --- between two steps --------------------------------------------------------------------------------------------------
@@ -324,7 +323,7 @@ class ConnectorScheduler:
         launched, completions = report.launched, report.completions
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports with the first plan: it may be the one that waited for what they are about
-            settled = self.offload.settle_known(number, _NOW, launched=launched, completions=completions)
+            settled = self.decided.settle_known(number, _NOW, launched=launched, completions=completions)
             launched, completions = (), ()
             self.counts.failed_loads += len(settled.failed)
             lost = {self._named[name].request.request_id for name in settled.failed}
@@ -354,7 +353,7 @@ class ConnectorScheduler:
     def reset(self) -> None:
         """Forget the host tier. What was computed by those that vLLM has preempted for that is not stored any more."""
         self._hear_of_preemptions()
-        self.offload.forget_host()
+        self.decided.forget_host()
 
     def take_events(self) -> list[HostEvent]:
         """What became readable in the host tier, and what is gone, since the last call."""
@@ -366,9 +365,9 @@ class ConnectorScheduler:
         """The first hook of a step: what was planned between two steps goes to the workers before anything is handed out."""
         if not self._begun:
             self._begun = True
-            if self.offload.is_late:
-                self.offload.catch_up()
-            if self.ledger.jobs.planned:
+            if self.decided.is_late:
+                self.decided.catch_up()
+            if self.ledger.jobs.num_planned:
                 self._early.append(self.offload.build_plan(_NOW))
 
     def _may_load(self, request_id: str, earlier: Hit | None) -> bool:
@@ -403,12 +402,12 @@ class ConnectorScheduler:
             return tracked.name
         request = tracked.request
         if not self._has_room(runs):
-            for forgotten in self.offload.forget_waiting([each.tracked.name for each in self._admissions.values()]):
+            for forgotten in self.decided.forget_waiting([each.tracked.name for each in self._admissions.values()]):
                 self._named.pop(forgotten).name = ""
             if not self._has_room(runs):
                 return ""
         name = request.request_id
-        while name in self.ledger.requests or name in self.ledger.jobs.owned:
+        while name in self.ledger.requests or self.ledger.jobs.serve(name):
             self._serial += 1
             name = f"{request.request_id}#{self._serial}"
         tracked.name = name

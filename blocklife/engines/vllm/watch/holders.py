@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from blocklife.engines.vllm.watch.lives import ALLOCATED, FollowedLives, Holder
 from blocklife.engines.vllm.watch.story import BlockHistory
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 
 CONNECTOR = "the connector"
 """The holder of blocks that are referenced or freed without the name of a request."""

@@ -99,7 +99,7 @@ class Filing:
 
     def __init__(self, ledger: Ledger, num_blocks: int, num_slots: int, blocks_per_slot: int) -> None:
         self._ledger = ledger
-        self._state = ledger.slots.column.state
+        self._state = ledger.slots.states
         self._num_workers = ledger.limits.num_workers
         self._size = blocks_per_slot
         self._spare = deque(range(num_slots, num_slots + NUM_SPARE))
@@ -135,9 +135,9 @@ class Filing:
             for group, own, places in self._by_group(pieces, slots):
                 order = list(dict.fromkeys(slot for _, slot in own))
                 self._evict([slot for slot in order if self._state[slot] == _READY])
-                lives = blocks.lives([piece.block for piece, _ in own])
+                lives = [blocks.life(piece.block) for piece, _ in own]
                 if len(order) == len(own):  # the ledger takes the key of the slot for that of its only block
-                    keys = [blocks.key[piece.block] or b"" for piece, _ in own]
+                    keys = [blocks.key(piece.block) or b"" for piece, _ in own]
                     self._evict([slot for key in keys for slot in self._ledger.find_slots([key], group)])  # older ones
                 else:
                     keys = [self._name() for _ in order]
@@ -150,15 +150,15 @@ class Filing:
         blocks, transfers = self._ledger.blocks, list[GroupTransfer[Allocated]]()
         for group, own, places in self._by_group(pieces, slots):
             order = list(dict.fromkeys(slot for _, slot in own))
-            others = [slot for slot in order if self._ledger.slots.group[slot] != group]
+            others = [slot for slot in order if self._ledger.slots.group(slot) != group]
             self._evict([slot for slot in others if self._state[slot] == _READY])
             for slot in order:
                 if self._state[slot] == _EMPTY:
                     self._believe(slot, group)
-            keys = [self._ledger.slots.key[slot] or b"" for slot in order]
+            keys = [self._ledger.slots.key(slot) or b"" for slot in order]
             named = dict(zip(order, keys, strict=True))
             names = [named[slot] if self._size == 1 else named[slot] + b".%d" % piece.offset for piece, slot in own]
-            lives = blocks.lives([piece.block for piece, _ in own])
+            lives = [blocks.life(piece.block) for piece, _ in own]
             transfers.append(GroupTransfer[Allocated](Batch(lives, group), order, keys, places, names))
         return self._submitted(self._ledger.plan_group_load(request, transfers))
 
@@ -174,7 +174,7 @@ class Filing:
         """Evict READY slots. Raises CapacityError where a load reads one: that case cannot be followed."""
         if not slots:
             return
-        if busy := [slot for slot in slots if self._ledger.slots.pins[slot]]:
+        if busy := [slot for slot in slots if self._ledger.slots.pins(slot)]:
             raise CapacityError(f"watch: slot {busy[0]} is read (what comes into it is followed again when that is over)")
         self._ledger.evict(slots)
 

@@ -19,7 +19,7 @@ from blocklife.engines.vllm.watch.story import BlockHistory
 from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Completion, Result, Worker
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.records import JobId
 from blocklife.states import COPYING, KEYED, BlockLife
 

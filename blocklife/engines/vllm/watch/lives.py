@@ -14,8 +14,8 @@ from typing import Protocol
 from attrs import define, field
 
 from blocklife.ledger import Ledger
+from blocklife.ledger._ids import EPOCH_MASK, EPOCH_SHIFT
 from blocklife.ledger.jobs import Allocated, Batch
-from blocklife.ledger.places import EPOCH_MASK, EPOCH_SHIFT
 from blocklife.states import Block, BlockLife, Request
 
 SHORT, _IDLE = 256, 64
@@ -53,10 +53,17 @@ class Holder:
 class FollowedLives(Protocol):
     """What both implementations offer. The watch has checked every call before it is made."""
 
-    epoch: array[int]
-    state: bytearray
-    """Codes of `BlockLife`."""
-    group: bytearray
+    @property
+    def epoch(self) -> Sequence[int]:
+        """The epoch of each block."""
+
+    @property
+    def state(self) -> Sequence[int]:
+        """The state of each block, as a code of `BlockLife`."""
+
+    @property
+    def group(self) -> Sequence[int]:
+        """The group of each block."""
 
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
         """Begin new lives, with one reference each."""
@@ -122,9 +129,9 @@ class LedgerLives:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.epoch = ledger.blocks.epoch
-        self.state = ledger.blocks.column.state
-        self.group = ledger.blocks.group
+        self.epoch = ledger.blocks.epochs
+        self.state = ledger.blocks.states
+        self.group = ledger.blocks.groups
         self._num_groups = ledger.limits.num_groups
         self._serial = 0
         # Idle requests of the ledger, with the length of their tables.

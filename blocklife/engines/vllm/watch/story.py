@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -10,7 +9,7 @@ from typing import TypeAlias
 from attrs import define, field
 
 from blocklife.engines.vllm.watch.violations import WatchViolation
-from blocklife.ledger.places import EPOCH_SHIFT, ID_MASK
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 
 HISTORY = 16
 """How many events are kept of each block."""
@@ -26,7 +25,7 @@ garbage collector stops tracking."""
 class BlockHistory:
     """Events of the blocks of one pool. Each block keeps its last few: a long run takes no more room than a short one."""
 
-    epoch: array[int]
+    epoch: Sequence[int]
     steps: int = 0
     """Steps of the connector so far."""
     draw: str = ""

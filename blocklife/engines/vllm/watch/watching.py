@@ -165,7 +165,7 @@ class Watch:
             self._metrics.tell(id(self), self._counted())
             self._metrics.forget(id(self))
         for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
-            recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or any(mirror.ledger.blocks.refs)))
+            recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or mirror.ledger.blocks.count_held()))
         self._at_exit.cancel()
 
     def _mirror(self, scheduler: object, parts: Parts, number: int, connector: object) -> Mirror:

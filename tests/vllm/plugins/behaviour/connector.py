@@ -181,7 +181,7 @@ class AdaptedConnector(BlocklifeConnector):
         launched, completions = [], []
         ledger = self.scheduler.ledger
         for number, count in completed.items():
-            job = ledger.jobs.by_number.get(number)
+            job = ledger._state.jobs.by_number.get(number)
             done = 0 if job is None else job.reported
             free = [Worker(rank) for rank in range(ledger.limits.num_workers) if not done >> rank & 1]
             name = JobId(ledger.incarnation, number)
@@ -191,7 +191,7 @@ class AdaptedConnector(BlocklifeConnector):
 
     def _tell(self) -> None:
         """Let the mock of the manager hear which jobs and requests are over."""
-        manager, jobs = self.spec.manager, self.scheduler.ledger.jobs
+        manager, jobs = self.spec.manager, self.scheduler.ledger._state.jobs
         for job in jobs.alive():
             self._out.setdefault(job.number, (job.direction is Direction.STORE, job.owner or ""))
         for number in [each for each in self._out if each not in jobs.out]:

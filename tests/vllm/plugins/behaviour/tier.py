@@ -20,8 +20,8 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.request import Request
 
 from blocklife.ledger import Ledger
-from blocklife.ledger.book import SLOT
-from blocklife.ledger.places import Situation, batch
+from blocklife.ledger._ids import batch
+from blocklife.ledger._rules import FILL, FILLED
 from blocklife.offload import HostTier
 from blocklife.offload.groups import FullAttention, Geometry
 from blocklife.offload.host import Name, Replacement
@@ -134,7 +134,7 @@ class MockedTier(HostTier):
         for group in range(len(oracle.geometry.groups)):
             for key in oracle.names(request, group):
                 slot = self.slot_of(group, key)
-                if slot is not None and not self._ledger.slots.pins[slot] and oracle.would_miss(group, key):
+                if slot is not None and not self._ledger._state.slots.pins[slot] and oracle.would_miss(group, key):
                     self._ledger.evict([slot])
 
     def answer(self, group: int, key: bytes) -> Answer:
@@ -166,7 +166,7 @@ class MockedTier(HostTier):
         slots = super().reserve(names)
         if slots is None:
             raise AssertionError("the tier of a test is too small")
-        ledger._commit(ledger.slots.ask(SLOT["plan_store"], batch(slots)))
+        ledger._steps.move_slots(FILL, batch(slots))
         for slot, (group, key) in zip(slots, names, strict=True):
-            ledger.slots.name([slot], [key], group)
-        ledger._commit(ledger.slots.ask(SLOT["land"], batch(slots), constant=int(Situation.OK)))
+            ledger._state.slots.name([slot], [key], group)
+        ledger._steps.move_slots(FILLED[True], batch(slots))

@@ -14,8 +14,8 @@ from attrs import define, frozen
 from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 
 from blocklife.ledger import Direction, Ledger
+from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import JobRow
-from blocklife.ledger.places import ID_MASK, NULL
 from blocklife.offload.groups import Geometry, SlidingWindow
 from blocklife.states import COPYING, BlockLife
 
@@ -121,13 +121,13 @@ class RequestView:
                 [make_offload_key(key, group) for key in self.oracle.names(self.req, group)],
                 [life & ID_MASK if life != NULL else 0 for life in table],
             )
-            for group, table in enumerate(self.ledger.requests[self.name].tables)
+            for group, table in enumerate(self.ledger._state.requests[self.name].tables)
         ]
 
     @property
     def transfer_jobs(self) -> set[int]:
         """Jobs of it that are not over."""
-        return {job.number for job in self.ledger.jobs.alive() if job.serves(self.name)}
+        return {job.number for job in self.ledger._state.jobs.alive() if job.serves(self.name)}
 
 
 class RequestsView(Mapping[str, RequestView]):
@@ -182,7 +182,7 @@ class SchedulerView:
         ledger = self._ledger
         return {
             row.number: JobView(row, ledger, self._oracle.geometry, self._planned.get(row.number))
-            for row in ledger.jobs.alive()
+            for row in ledger._state.jobs.alive()
         }
 
     @property
@@ -193,7 +193,7 @@ class SchedulerView:
     @property
     def _block_id_to_pending_jobs(self) -> dict[int, set[int]]:
         """Blocks that a store reads, by the states of the blocks."""
-        blocks, jobs = self._ledger.blocks, self._ledger.jobs
+        blocks, jobs = self._ledger._state.blocks, self._ledger._state.jobs
         found: dict[int, set[int]] = {}
         for block in range(1, len(blocks)):
             if blocks.column.state[block] in _COPYING:

@@ -1,0 +1,93 @@
+"""What a ledger knows: its columns, its jobs, its requests, what it has counted. Nothing here decides or checks anything."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+
+from attrs import define
+
+from blocklife.ledger import edge
+from blocklife.ledger._journal import Journal
+from blocklife.ledger.jobs import JobRow, JobTable
+from blocklife.ledger.limits import Checking, Contract, Limits
+from blocklife.ledger.places import Blocks, Slots
+from blocklife.ledger.records import JobId
+from blocklife.lifecycle import Column
+from blocklife.states import RequestLife
+
+
+@define(eq=False)
+class RequestRow:
+    """What the ledger keeps of one request besides its state.
+
+    Invariant: ``tables[group]`` holds the lives that the request holds, in order, each counted once in the block's refs; `NULL`
+    stands for a place outside the window. ``load`` is the number of its live load, 0 where it has none.
+    """
+
+    row: int
+    name: str
+    tables: list[array[int]]
+    load: int = 0
+
+
+class LedgerData(edge.NotCopied):
+    """Everything that the verbs of one ledger read and write. What it is made of stays the same objects as long as it lives."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        contract: Contract,
+        checking: Checking,
+        incarnation: int,
+        deadline: float,
+        own_pool: bool,
+        indexed: bool,
+    ) -> None:
+        self.limits = limits
+        self.contract = contract
+        self.fence = contract is Contract.FENCE
+        self.checking = checking
+        self.rechecks = checking is not Checking.OFF
+        self.incarnation = incarnation
+        self.deadline = deadline
+        self.own_pool = own_pool
+        self.blocks = Blocks(limits.num_blocks, limits.num_groups, indexed=indexed)
+        self.slots = Slots(limits.num_slots, limits.num_groups)
+        self.jobs = JobTable(limits.max_jobs)
+        self.requests: dict[str, RequestRow] = {}
+        self.request_column = Column(RequestLife.table, limits.max_requests)
+        self.spare_requests: deque[int] = deque(range(limits.max_requests))
+        self.holders: dict[str, Counter[int]] = {}
+        """Who counts on which slots beside the jobs: a lookup that will be used (I7)."""
+        self.to_flush: dict[int, None] = {}
+        """Jobs that the next plan waits for."""
+        self.waiting: dict[int, tuple[int, ...]] = {}
+        """Plans that are out, oldest first, with the jobs that each waits for."""
+        self.deadlines: list[tuple[float, int]] = []
+        """A heap; what is over is in it until its time comes."""
+        self.journal = Journal(limits.max_journal)
+        self.verdicts = 0
+        """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
+        self.tally: Counter[str] = Counter()
+        """What was counted: late, duplicate and unknown reports, stale references, violations."""
+        self.flushes: Counter[str] = Counter()
+        """Waits that were ordered, by cause."""
+        self.ended: Counter[str] = Counter()
+        """Jobs by terminal state."""
+        self.moved: Counter[str] = Counter()
+        """Blocks of jobs that are DONE, by direction."""
+
+    @property
+    def plan_number(self) -> int:
+        """The number of the latest plan."""
+        return self.journal.plan
+
+    @plan_number.setter
+    def plan_number(self, number: int) -> None:
+        self.journal.plan = number
+
+    def id_of(self, job: JobRow) -> JobId:
+        """The name of a job."""
+        return JobId(self.incarnation, job.number)

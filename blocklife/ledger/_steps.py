@@ -1,0 +1,792 @@
+"""How one verb asks, writes, couples and tells: the steps that the verbs of a ledger are made of.
+
+Rules of this file:
+
+* Ask, then write, then tell. The effects of a job's step are looked up in `states.COUPLINGS` and run in the order in which they
+  are written there; nothing here decides what is legal.
+* Arguments were looked at before (`_checks`): what is refused here is refused by a table.
+* Few blocks go through straight loops over lists, many through columns of numpy; see `_ids`.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from typing import NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import _rules as rules
+from blocklife.ledger._checks import JOB, PLEDGED, READY, Checks
+from blocklife.ledger._ids import (
+    BULK,
+    EPOCH_SHIFT,
+    NULL,
+    Ids,
+    Lives,
+    batch,
+    blank,
+    entries,
+    every,
+    ids_of,
+    joined,
+    listed,
+    packed,
+    select,
+)
+from blocklife.ledger._rules import CountedEvent
+from blocklife.ledger._state import LedgerData, RequestRow
+from blocklife.ledger.jobs import JobColumns, JobRow
+from blocklife.ledger.records import Completion, Direction, Growth, Launched, Plan, Result, Seal, Transfer
+from blocklife.lifecycle import Event, Rows
+from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife, coupled
+
+_KIND = {Direction.STORE: "store", Direction.LOAD: "load"}
+_EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
+    (event, direction, into): coupled(f"job.{event}({kind})", into)
+    for event in ("finish", "cancel", "expire")
+    for direction, kind in _KIND.items()
+    for into in Job
+}
+_INTO = [Job.PLANNED, *(Job[row.target.name] for row in JobLife.table.rows)]
+"""Where each row of a job leads; the first is no row."""
+_FROM_STALE = frozenset(row.index for row in BlockLife.table.rows if row.event == "allocate" and row.source is Block.STALE)
+"""The rows with which a block is handed out that a copy still touches although its life was over before."""
+_WANTED = frozenset(JobLife.table.index[state] for state in (Job.IN_FLIGHT, Job.AWAITED))
+"""Jobs that the workers have and whose result somebody wants."""
+_PLANNED = JobLife.table.index[Job.PLANNED]
+MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
+
+Asked: TypeAlias = tuple[CountedEvent, Ids, Rows]
+"""A change of some places, with the row that each of them will take."""
+
+
+def jobs_of_each(numbers: Sequence[int], cuts: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """Whose places a step of several jobs moves, as `Journal.note` wants it: of each job those from its cut up to the next."""
+    if len(numbers) == 1:
+        return numbers[0], ()
+    jobs: list[int] = []
+    for at, number in enumerate(numbers):
+        jobs += [number] * (cuts[at + 1] - cuts[at])
+    return 0, jobs
+
+
+def cuts_of(parts: Iterable[Ids]) -> list[int]:
+    """Where each of several batches begins, if they lie one behind the other, and where the last ends."""
+    return [0, *accumulate(map(len, parts))]
+
+
+class Steps:
+    """The steps of one ledger; every one of them leaves it lawful, or has changed nothing."""
+
+    def __init__(self, state: LedgerData, checks: Checks) -> None:
+        self._state = state
+        self._check = checks
+        self._blocks = state.blocks
+        self._slots = state.slots
+        self._jobs = state.jobs
+        self._journal = state.journal
+        self._hand_out = rules.HAND_OUT[state.fence]
+
+    @functools.cached_property
+    def _block_effects(self) -> Mapping[str, Callable[[JobRow, bool], Asked]]:
+        """How the effects of a coupling on the blocks of a job are asked."""
+        return {
+            "block.land": self._land_blocks,
+            "block.cancel": self._cancel_blocks,
+            "block.expire": self._expire_blocks,
+        }
+
+    @functools.cached_property
+    def _slot_effects(self) -> Mapping[str, Callable[[JobRow, bool], Asked]]:
+        """The same for its slots."""
+        return {
+            "slot.land": lambda job, ok: self._land_slots(job.slots, ok),
+            "slot.cancel": lambda job, ok: self._ask_slots(rules.NOT_FILLED, job.slots),
+            "slot.expire": lambda job, ok: self._ask_slots(rules.FILL_EXPIRED, job.slots),
+            "slot.unpin": lambda job, ok: self._ask_slots(rules.UNPIN, job.slots),
+            "slot.drop": lambda job, ok: self._ask_slots(rules.FORGET, job.slots),
+        }
+
+    # --- writing and telling ------------------------------------------------------------------------------------------------
+
+    def take_blocks(self, change: CountedEvent, ids: Ids, rows: Rows, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
+        """Write the rows that were found, and note it. Returns the rows of jobs whose source life ended."""
+        if len(ids) == 0:
+            return []
+        orphans = self._blocks.write(change, ids, rows)
+        epochs: list[int] = []
+        if self._journal.listeners:
+            epoch = self._blocks.epoch
+            epochs = [epoch[place] for place in ids] if type(ids) is list else self._blocks.epoch_view[ids].tolist()
+        self._journal.note("block", change.rule.name, ids, rows, epochs, job, jobs)
+        return list(dict.fromkeys(orphans)) if orphans else orphans
+
+    def take_slots(self, change: CountedEvent, ids: Ids, rows: Rows, job: int = 0, jobs: Sequence[int] = ()) -> None:
+        """The same for slots."""
+        if len(ids):
+            self._slots.write(change, ids, rows)
+            self._journal.note("slot", change.rule.name, ids, rows, [], job, jobs)
+
+    def move_blocks(self, change: CountedEvent, ids: Ids) -> list[int]:
+        """Ask and write, where blocks move alone. Returns the rows of jobs whose source life ended."""
+        return self.take_blocks(change, ids, self._blocks.ask(change, ids))
+
+    def move_slots(self, change: CountedEvent, ids: Ids) -> None:
+        """Ask and write, where slots move alone."""
+        self.take_slots(change, ids, self._slots.ask(change, ids))
+
+    def fire_request(self, request: RequestRow, event: str, job: int = 0) -> None:
+        """One step of a request."""
+        row = self._check.ask_request(request, event)
+        self._state.request_column.commit([request.row], row)
+        self._journal.note("request", event, [request.row], [row], [], job, (), request.name)
+
+    def _fire_job(self, job: JobRow, event: str, facts: int = 0) -> None:
+        self._write_job(job, JOB[event], self._check.ask_job(job, event, facts))
+
+    def _write_job(self, job: JobRow, event: Event, row: int) -> None:
+        self._jobs.column.commit([job.row], row)
+        self._journal.note("job", event.name, [job.number], [row], [], job.number)
+
+    def _write_jobs(self, jobs: Sequence[JobRow], event: Event, rows: list[int]) -> list[int]:
+        """Each job takes its row, in one step; all of them are told as one record. Returns their numbers."""
+        self._jobs.column.commit([job.row for job in jobs], rows)
+        numbers = [job.number for job in jobs]
+        one = numbers[0] if len(numbers) == 1 else 0
+        self._journal.note("job", event.name, numbers, rows, [], one, numbers)
+        return numbers
+
+    # --- blocks and requests ------------------------------------------------------------------------------------------------
+
+    def choose(self, who: str, count: int) -> Ids:
+        """The next *count* blocks to hand out: free ones, and under fence those that a copy still reads."""
+        if count < 1:
+            raise MisuseError(f"{who}: cannot allocate {count} blocks (ask for at least 1)")
+        ids = self._blocks.queue.peek(count)
+        if (short := count - len(ids)) > 0:
+            copied = self.copied()
+            lent = self._blocks.lendable(copied)[:short].tolist() if self._state.fence else []
+            if len(lent) < short:
+                self._refuse_allocation(who, count, copied)
+            return packed([*listed(ids), *lent])
+        return ids
+
+    def hand_out(self, ids: Ids, group: int) -> Lives:
+        """Give the blocks to new tenants; couplings *life-ends* and *hand-out-flushes*. Returns the new lives."""
+        blocks, change = self._blocks, self._hand_out
+        rows = blocks.ask(change, ids)
+        late = not _FROM_STALE.isdisjoint(rows if type(rows) is list else np.unique(np.asarray(rows)).tolist())
+        stale = {place for place in listed(ids) if blocks.at(place) is Block.STALE} if late else set()
+        for row in self.take_blocks(change, ids, rows):
+            job = self._jobs.rows[row]
+            if self._jobs.state(job) is Job.PLANNED:
+                self.end(job, "cancel", 0)
+            else:
+                self.flush(job, "handed out")
+        if stale:
+            for job in self._jobs.alive():
+                if self._jobs.state(job) is not Job.PLANNED and not stale.isdisjoint(listed(job.ids)):
+                    self.flush(job, "handed out")
+        if type(ids) is list:
+            group_of, epoch = blocks.group, blocks.epoch
+            for place in ids:
+                group_of[place] = group
+            return [epoch[place] << EPOCH_SHIFT | place for place in ids]
+        blocks.group_view[ids] = group
+        return blocks.lives(ids)
+
+    def hand_out_each(self, ids: Ids, groups: Sequence[int], counts: Sequence[int]) -> Lives:
+        """`hand_out` of so many blocks for each of several groups, one behind the other."""
+        lives = self.hand_out(ids, groups[0])
+        if len(set(groups)) > 1:
+            each = np.repeat(np.array(groups, dtype=np.uint8), counts)
+            self._blocks.group_view[ids] = each
+        return lives
+
+    def take_many(self, growth: Growth, tables: Sequence[array[int]], fresh: Ids) -> None:
+        """The hits of all tables; several of them may name one block, which each of them holds from now on.
+
+        *fresh* are the blocks that are handed out in the same call: they are asked here, before the first write.
+        """
+        held = [block for taken in growth.taken for block in taken if block != NULL]
+        if twice := set(listed(fresh)).intersection(held):
+            raise MisuseError(f"block {min(twice)}: it is a hit, and handed out in the same call")
+        epoch = self._blocks.epoch
+        hits: list[tuple[array[int], list[int]]] = []
+        for name, group, table, taken in zip(growth.names, growth.groups, tables, growth.taken, strict=True):
+            if taken:
+                ids = batch(self._check.blocks([block for block in taken if block != NULL], "growth.taken"))
+                self._check.handed_out(ids, group)
+                self._check.tenancy(table, self._blocks.lives(ids), name)
+                hits.append((table, [epoch[block] << EPOCH_SHIFT | block if block != NULL else NULL for block in taken]))
+        if len(fresh):
+            self._blocks.ask(self._hand_out, fresh)
+        times: dict[int, int] = Counter(held)
+        while times:
+            self.move_blocks(rules.ACQUIRE, batch(times))
+            times = {block: count - 1 for block, count in times.items() if count > 1}
+        for table, lives in hits:
+            table.extend(lives)
+
+    def hand_out_many(self, growth: Growth, tables: Sequence[array[int]], fresh: Ids) -> None:
+        """Hand each block out to the table, and for the group, that it is for; nulls stay nulls."""
+        sizes = [len(own) - own.count(NULL) for own in growth.fresh]
+        lives = iter(listed(self.hand_out_each(fresh, growth.groups, sizes)) if len(fresh) else ())
+        for table, own in zip(tables, growth.fresh, strict=True):
+            table.extend([next(lives) if block != NULL else NULL for block in own] if NULL in own else islice(lives, len(own)))
+
+    def copied(self) -> NDArray[np.int64]:
+        """Every block that a job which is out may touch, once: those of the oldest job first, whose copy lands first."""
+        touched = [np.asarray(job.ids, dtype=np.int64) for job in self._jobs.alive()]
+        if not touched:
+            return np.zeros(0, dtype=np.int64)
+        ids = np.concatenate(touched)
+        return ids[np.sort(np.unique(ids, return_index=True)[1])]
+
+    def _refuse_allocation(self, who: str, count: int, copied: NDArray[np.int64]) -> NoReturn:
+        """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
+        state, index = self._blocks.column.view[copied], BlockLife.table.index
+        idle = (self._blocks.refs_view[copied] == 0) & (state != index[Block.QUARANTINED])
+        held = "" if self._state.fence else ", which the contract hold does not hand out"
+        raise CapacityError(
+            f"{who}: {count} blocks wanted, {self._blocks.free} are free, "
+            f"{int(np.count_nonzero(idle))} are freeing soon{held}, "
+            f"{int(np.count_nonzero(state == index[Block.QUARANTINED]))} are quarantined "
+            "(preempt a request, or wait for a copy to land)"
+        )
+
+    def release(self, lives: Lives) -> None:
+        """Let one holder go of each life. A life that ended under its holder is no longer held."""
+        blocks = self._blocks
+        fresh = blocks.fresh(lives)
+        ids = ids_of(lives if every(fresh) else select(lives, fresh))
+        if len(ids):
+            self.cancel_orphans(self.take_blocks(rules.RELEASE, ids, blocks.ask(rules.RELEASE, ids)))
+
+    def release_positions(self, request: RequestRow, positions: Ids, group: int) -> None:
+        """`Ledger.release` of some places of a table."""
+        table = request.tables[group]
+        if type(positions) is list:
+            if (
+                len(set(positions)) != len(positions)
+                or min(positions, default=0) < 0
+                or max(positions, default=-1) >= len(table)
+            ):
+                raise MisuseError(
+                    f"request {request.name}: positions must be distinct and below {len(table)}, not {positions[:8]}"
+                )
+            self.release([table[each] for each in positions if table[each] != NULL])
+            for each in positions:
+                table[each] = NULL
+            return
+        chosen = np.asarray(positions)
+        if int(chosen.min()) < 0 or int(chosen.max()) >= len(table) or not self._check.are_distinct(chosen, len(table)):
+            raise MisuseError(f"request {request.name}: positions must be distinct and below {len(table)}")
+        lives = entries(table, chosen)
+        self.release(batch(lives[lives != NULL]))
+        blank(table, chosen)
+
+    def release_many(self, requests: Sequence[str], tables: Sequence[array[int]], positions: Sequence[Sequence[int]]) -> None:
+        """`Ledger.release` of some places of several tables, all or none."""
+        lives: list[int] = []
+        spans: list[slice | None] = []
+        for request, table, chosen in zip(requests, tables, positions, strict=True):
+            if type(chosen) is range and chosen.step == 1 and 0 <= chosen.start <= chosen.stop <= len(table):
+                spans.append(span := slice(chosen.start, chosen.stop))
+                lives += table[span]
+                continue
+            if len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table):
+                raise MisuseError(
+                    f"request {request}: positions must be distinct and below {len(table)}, not {list(chosen)[:8]}"
+                )
+            spans.append(None)
+            lives += [table[each] for each in chosen]
+        if NULL in lives:
+            lives = [life for life in lives if life != NULL]
+        last = dict.fromkeys(reversed(lives))
+        for surplus in _surplus(lives) if len(last) < len(lives) else ():  # a life that several share is let go of by each
+            self.release(batch(surplus))
+        self.release(packed([*reversed(last)]))
+        for table, chosen, where in zip(tables, positions, spans, strict=True):
+            if where is not None:
+                table[where] = array("q", (NULL,)) * len(chosen)
+                continue
+            for each in chosen:
+                table[each] = NULL
+
+    def seal(self, held: Lives, keys: Sequence[bytes], group: int) -> Lives:
+        """Seal what is not over; everything that could refuse it was asked before."""
+        lives, names = self._check.still_fresh(held, keys)
+        ids = ids_of(lives)
+        self.take_blocks(rules.SEAL, ids, self._blocks.ask(rules.SEAL, ids))
+        self._blocks.name(listed(ids), names, group)
+        self._state.tally["stale"] += len(held) - len(lives)
+        return lives
+
+    def cancel_orphans(self, rows: Iterable[int]) -> None:
+        """Coupling *life-ends*: a planned store whose source is gone is cancelled."""
+        for row in rows:
+            job = self._jobs.rows[row]
+            if self._jobs.state(job) is Job.PLANNED:
+                self.end(job, "cancel", 0)
+
+    def give_up(self, request: RequestRow, event: str) -> None:
+        """Coupling *request-gives-up*: its load first, then every block, then the event."""
+        load = self._jobs.by_number.get(request.load)
+        if load is not None:
+            self.give_up_job(load)
+        request.load = 0
+        self.release_all(request)
+        self.fire_request(request, event)
+
+    def release_all(self, request: RequestRow) -> None:
+        """Release every block, the last of a table first to be handed out again."""
+        for group, table in enumerate(request.tables):
+            if table:
+                if len(table) < BULK:
+                    self.release([life for life in reversed(table) if life != NULL])
+                else:
+                    lives = entries(table, slice(None, None, -1))
+                    self.release(batch(lives[lives != NULL]))
+                request.tables[group] = array("q")
+
+    def forget(self, request: RequestRow) -> None:
+        """A request that holds nothing is over: its name is free again."""
+        del self._state.requests[request.name]
+        self._state.spare_requests.append(request.row)
+
+    def reset(self, *, host: bool) -> None:
+        """Couplings *reset-now*: forget all content, that of the lower tier too with *host*."""
+        running = {RequestLife.table.index[state] for state in (Request.RUNNING, Request.LOADING)}
+        for request in list(self._state.requests.values()):
+            if self._state.request_column.state[request.row] in running:
+                self.give_up(request, "preempt")
+            else:
+                self.release_all(request)
+        for job in self._jobs.alive():
+            if host or job.number in self._jobs.planned:
+                self.give_up_job(job)
+        cached, ready = BlockLife.table.index[Block.CACHED], SlotLife.table.index[Slot.READY]
+        # in an order that does not depend on how places are called: it is the one in which they are used again
+        free = [place for place in self._blocks.free_order() if self._blocks.state[place] == cached]
+        for dropped in (batch(free), batch(self._blocks.column.where(Block.IN_FLIGHT))):
+            self.move_blocks(rules.DROP, dropped)
+        if host:
+            named = [(group, key, slot) for group, index in enumerate(self._slots.index) for key, slot in index.items()]
+            slots = [slot for _, _, slot in sorted(named) if self._slots.state[slot] == ready]
+            self.move_slots(rules.FORGET, batch(slots))
+
+    # --- planning and submitting --------------------------------------------------------------------------------------------
+
+    def plan_stores(self, stores: JobColumns) -> list[JobRow]:
+        """Coupling *store-planned*: ask everything, then make the jobs and reserve both ends."""
+        slots = stores.slots
+        ids, named = self._check.stores(stores)
+        self._jobs.check_room(len(stores))
+        rows = self._blocks.ask(rules.PLAN_STORE, ids)
+        slot_rows = self._slots.ask(rules.FILL, slots)
+        if not named:
+            self._check.names(stores, ids)
+        made = self._jobs.add(Direction.STORE, stores, ids, self._state.limits.num_groups)
+        numbers = [job.number for job in made]
+        job, jobs = jobs_of_each(numbers, stores.cuts)
+        self.take_blocks(rules.PLAN_STORE, ids, rows, job, jobs)
+        if stores.slot_cuts is not stores.cuts:
+            job, jobs = jobs_of_each(numbers, stores.slot_cuts)
+        self.take_slots(rules.FILL, slots, slot_rows, job, jobs)
+        for each in made:
+            self._blocks.name_job(each.ids, each.row)
+        self._slots.name_all(slots, stores.keys, stores.slot_groups)
+        return made
+
+    def plan_load(self, request: RequestRow, columns: JobColumns, ids: Ids) -> JobRow:
+        """Coupling *load-planned*."""
+        self._check.ask_request(request, "plan_load")
+        self._jobs.check_room()
+        rows = self._blocks.ask(rules.PLAN_LOAD, ids)
+        slot_rows = self._slots.ask(rules.PIN, columns.slots)
+        (job,) = self._jobs.add(Direction.LOAD, columns, ids, self._state.limits.num_groups)
+        self.take_blocks(rules.PLAN_LOAD, ids, rows, job.number)
+        self.take_slots(rules.PIN, columns.slots, slot_rows, job.number)
+        request.load = job.number
+        self.fire_request(request, "plan_load", job.number)
+        return job
+
+    def ripe(self) -> list[JobRow]:
+        """The planned jobs whose content is final, oldest first."""
+        planned = list(self._jobs.planned.values())
+        if sum([len(job.ids) for job in planned]) < BULK:
+            state = self._blocks.state
+            return [job for job in planned if PLEDGED not in [state[place] for place in job.ids]]
+        ids = np.asarray(joined([job.ids for job in planned]), dtype=np.int64)
+        starts = cuts_of(job.ids for job in planned)[:-1]
+        pledged = np.logical_or.reduceat(self._blocks.column.view[ids] == PLEDGED, starts)
+        return [job for job, waits in zip(planned, pledged.tolist(), strict=True) if not waits]
+
+    def submit(self, jobs: Sequence[JobRow]) -> None:
+        """Coupling *submitted*: the workers have these jobs from now on."""
+        if not jobs:
+            return
+        taken = [self._check.ask_job(job, "submit") for job in jobs]
+        parts: list[Ids] = [job.ids for job in jobs]
+        fresh = self._blocks.fresh(joined([job.lives for job in jobs]))
+        if not every(fresh):
+            parts = [ids_of(self._current(job)) for job in jobs]
+        ids = joined(parts)
+        rows = self._blocks.ask(rules.SUBMIT, ids)
+        numbers = self._write_jobs(jobs, JOB["submit"], taken)
+        for number in numbers:
+            del self._jobs.planned[number]
+        self.take_blocks(rules.SUBMIT, ids, rows, *jobs_of_each(numbers, cuts_of(parts)))
+
+    def _current(self, job: JobRow) -> Lives:
+        """Those lives of a job that are not over."""
+        fresh = self._blocks.fresh(job.lives)
+        return job.lives if every(fresh) else select(job.lives, fresh)
+
+    def transfers(self, jobs: Sequence[JobRow]) -> list[Transfer]:
+        """What the workers get of each job. All of them look at two arrays: many small ones cost more than what is in them."""
+        if not jobs:
+            return []
+        blocks = np.array(joined([job.ids for job in jobs]), dtype=np.int64)
+        places = np.array(joined([job.places for job in jobs]), dtype=np.int64)
+        found, start = [], 0
+        for job in jobs:
+            stop = start + len(job.ids)
+            here = slice(start, stop)
+            source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
+            found.append(Transfer(self._state.id_of(job), job.direction, source[here], target[here], job.group_sizes))
+            start = stop
+        return found
+
+    def dispatch(self, now: float) -> Plan:
+        """Submit what is ripe, and start the deadline of every job that the plan waits for."""
+        state, jobs = self._state, self._jobs
+        self._journal.plan += 1
+        ripe = self.ripe()
+        self.submit(ripe)
+        transfers = self.transfers(ripe)
+        flushed = []
+        for number in state.to_flush:
+            wanted = jobs.by_number.get(number)
+            if wanted is not None and jobs.state(wanted) not in TERMINAL:
+                self.arm(wanted, now)
+                flushed.append(wanted)
+        state.to_flush.clear()
+        state.waiting[self._journal.plan] = tuple([job.number for job in flushed])
+        return Plan(
+            self._journal.plan,
+            tuple([each for each in transfers if each.direction is Direction.LOAD]),
+            tuple([each for each in transfers if each.direction is Direction.STORE]),
+            tuple(map(state.id_of, flushed)),
+        )
+
+    def arm(self, job: JobRow, now: float) -> None:
+        """The deadline of a job starts, if it has not."""
+        if job.deadline is None:
+            state = self._state
+            job.deadline = now + state.deadline
+            heapq.heappush(state.deadlines, (job.deadline, job.number))
+            if len(state.deadlines) > 2 * state.limits.max_jobs:
+                state.deadlines[:] = [each for each in state.deadlines if each[1] in self._jobs.out]
+                heapq.heapify(state.deadlines)
+
+    # --- the end of a job ---------------------------------------------------------------------------------------------------
+
+    def end(self, job: JobRow, event: str, facts: int) -> None:
+        """Take a step of a job that has couplings: ask the effects, write the job and the effects, then tell its request."""
+        compiled = JOB[event]
+        row = self._check.ask_job(job, event, facts)
+        into = _INTO[row]
+        cause = "finish" if event == "quiesce" else event
+        effects = _EFFECTS[cause, job.direction, into]
+        ok = into is Job.DONE
+        if "job.quiesce" in effects:
+            self._prove_older(job)
+        # One place can take two steps of one coupling (drop, then unpin), so that slots are asked and written in turn.
+        asked = [self._block_effects[effect](job, ok) for effect in effects if effect in self._block_effects]
+        own = self._blocks.fresh(job.lives)
+        self._write_job(job, compiled, row)
+        for change, ids, rows in asked:
+            self.take_blocks(change, ids, rows, job.number)
+        for effect in effects:
+            if effect in self._slot_effects:
+                self.take_slots(*self._slot_effects[effect](job, ok), job.number)
+        self._state.verdicts += 1
+        if into is Job.QUARANTINED:
+            job.expired = True
+        elif into in TERMINAL:
+            self._jobs.end(job)
+            self._state.to_flush.pop(job.number, None)
+            self._state.ended[into.name] += 1
+            if ok:
+                self._state.moved[job.direction.name] += len(job.lives)
+            self._unname(job, own, ok)
+        self._tell_request(job, effects)
+        if self._state.rechecks:
+            self._check.couplings(job)
+
+    def _unname(self, job: JobRow, own: Sequence[bool] | NDArray[np.bool_], ok: bool) -> None:
+        """The lives of a job that is over no longer name it; those that a load has filled get their keys."""
+        if job.direction is Direction.STORE:
+            self._blocks.name_job(select(job.ids, own), 0)
+        elif ok and (names := job.names) is not None:
+            for group, where in job.blocks_by_group():
+                mine = own[where]
+                keys = [key for key, keep in zip(names[where], mine, strict=True) if keep]
+                self._blocks.name(listed(select(job.ids[where], mine)), keys, group)
+
+    def _tell_request(self, job: JobRow, effects: tuple[str, ...]) -> None:
+        """The owner of a load hears of its end; matched by job, for the owner may have another load by now."""
+        request = self._state.requests.get(job.owner) if job.owner is not None else None
+        if request is None or request.load != job.number:
+            return
+        if "request.loaded" in effects:
+            request.load = 0
+            self.fire_request(request, "loaded", job.number)
+        elif "request.load_failed" in effects:
+            self.give_up(request, "load_failed")
+
+    def give_up_job(self, job: JobRow) -> None:
+        """Cancel what nobody has seen, abandon what the workers have; what is given up already stays as it is."""
+        state = self._jobs.state(job)
+        if JOB["cancel"].rows_of(state):
+            self.end(job, "cancel", 0)
+        elif JOB["abandon"].rows_of(state):
+            self.abandon(job)
+
+    def abandon(self, job: JobRow) -> None:
+        """Nobody wants the result: what a store brings is no longer found to be on its way."""
+        self._fire_job(job, "abandon")
+        if job.direction is Direction.STORE:
+            self._slots.unfile(job.slots)
+
+    def flush(self, job: JobRow, cause: str) -> None:
+        """Coupling *hand-out-flushes*, and the verb: the wait goes into the next plan."""
+        self._fire_job(job, "flush")
+        if job.number not in self._state.to_flush:
+            self._state.to_flush[job.number] = None
+            self._state.flushes[cause] += 1
+
+    def older(self, load: JobRow) -> list[JobRow]:
+        """The jobs besides *load* that may touch its targets."""
+        shared = {place for place in listed(load.ids) if self._blocks.pins[place] > 1}
+        if not shared:
+            return []
+        return [job for job in self._jobs.alive() if job is not load and not shared.isdisjoint(listed(job.ids))]
+
+    def _prove_older(self, load: JobRow) -> None:
+        """Every worker waited for the older copies of a load's targets before it launched the load: they are quiet."""
+        for job in self.older(load):
+            self.end(job, "quiesce", 0)
+
+    def _ask_slots(self, change: CountedEvent, slots: Ids) -> Asked:
+        return change, slots, self._slots.ask(change, slots)
+
+    def _land_blocks(self, job: JobRow, ok: bool) -> Asked:
+        load = job.direction is Direction.LOAD
+        change = rules.LAND[load, job.expired, ok]
+        return change, job.ids, self._blocks.ask(change, job.ids, self._blocks.fresh(job.lives) if load else None)
+
+    def _land_slots(self, slots: Ids, ok: bool) -> Asked:
+        """Publish what has landed; of two stores of one content the second to land is not needed (I14)."""
+        change = rules.FILLED[ok]
+        if ok:
+            key, group, index = self._slots.key, self._slots.group, self._slots.index
+            for slot in listed(slots):
+                own = key[slot]
+                if own is not None and index[group[slot]].get(own) != slot:  # it has a twin, or had one
+                    return change, slots, self._slots.ask(change, slots, self._duplicates(slots))
+        return change, slots, self._slots.ask(change, slots)
+
+    def _duplicates(self, slots: Ids) -> frozenset[int]:
+        """What is READY already stays; else the first of those that land together does. Returns the others."""
+        key, group, index, state = self._slots.key, self._slots.group, self._slots.index, self._slots.state
+        landing = [(slot, (group[slot], own)) for slot in listed(slots) if (own := key[slot]) is not None]
+        taken = {
+            content
+            for _, content in landing
+            if (named := index[content[0]].get(content[1])) is not None and state[named] == READY
+        }
+        duplicates = []
+        for slot, content in landing:
+            if content in taken:
+                duplicates.append(slot)
+            taken.add(content)
+        return frozenset(duplicates)
+
+    def _cancel_blocks(self, job: JobRow, ok: bool) -> Asked:
+        """Only lives that are not over go back to what they were; every place loses its pin."""
+        fresh = self._blocks.fresh(job.lives)
+        if not every(fresh):
+            self._blocks.unpin(select(job.ids, [not each for each in fresh]))
+        ids = select(job.ids, fresh)
+        return rules.CANCEL, ids, self._blocks.ask(rules.CANCEL, ids)
+
+    def _expire_blocks(self, job: JobRow, ok: bool) -> Asked:
+        own = self._blocks.fresh(job.lives) if job.direction is Direction.LOAD else None
+        return rules.EXPIRE, job.ids, self._blocks.ask(rules.EXPIRE, job.ids, own)
+
+    # --- reports ------------------------------------------------------------------------------------------------------------
+
+    def settle(
+        self,
+        plan: int,
+        now: float,
+        launched: Iterable[Launched],
+        completions: Sequence[Completion],
+        seals: Iterable[Seal],
+    ) -> None:
+        """Apply what came back, in the order that `Ledger.settle` promises."""
+        state = self._state
+        for record in launched:
+            self.launch(record, now)
+        waited = state.waiting.pop(plan)
+        later = completions
+        if waited:
+            first: list[Completion] = []
+            later = []
+            for completion in completions:
+                mine = completion.job.incarnation == state.incarnation and completion.job.number in waited
+                (first if mine else later).append(completion)
+            self.complete_many(first)
+            for number in waited:
+                job = self._jobs.by_number.get(number)
+                if job is not None and self._jobs.state(job) not in TERMINAL:
+                    self.end(job, "quiesce", 0)
+        if later:
+            self.complete_many(later)
+        for seal in seals:
+            held = seal.lives
+            self.seal(held if type(held) is list and len(held) < BULK else batch(held), seal.keys, seal.group)
+        if state.deadlines:
+            self.expire(now)
+
+    def launch(self, record: Launched, now: float) -> None:
+        """A worker has begun its share: the deadline starts."""
+        job = self._jobs.by_number.get(record.job.number) if record.job.incarnation == self._state.incarnation else None
+        if job is not None and self._jobs.state(job) not in (*TERMINAL, Job.PLANNED):
+            self.arm(job, now)
+
+    def expire(self, now: float) -> list[JobRow]:
+        """Give every job up whose deadline has passed. Returns them."""
+        over = []
+        deadlines = self._state.deadlines
+        while deadlines and deadlines[0][0] <= now:
+            _, number = heapq.heappop(deadlines)
+            job = self._jobs.by_number.get(number)
+            if job is None or self._jobs.state(job) in (*TERMINAL, Job.QUARANTINED):
+                continue
+            over.append(job)
+            self.end(job, "expire", 0)
+        return over
+
+    def complete(self, completion: Completion) -> None:
+        """Apply one worker's report."""
+        if (ended := self.count_report(completion)) is not None:
+            self.end(*ended)
+
+    def count_report(self, completion: Completion) -> tuple[JobRow, str, int] | None:
+        """Note one worker's report. Returns the step that ends the job, where it was the last one that was missing."""
+        state, worker, number = self._state, int(completion.worker), completion.job.number
+        if completion.job.incarnation != state.incarnation or not 0 < number <= self._jobs.last_number:
+            state.tally["unknown"] += 1
+            return None
+        job = self._jobs.by_number.get(number)
+        if job is None:  # over for so long that its row is another job's
+            state.tally["late"] += 1
+            return None
+        over = number not in self._jobs.out
+        again = job.reported >> worker & 1
+        if again:
+            state.tally["duplicate"] += 1
+        elif over or self._jobs.column.state[job.row] not in _WANTED:
+            state.tally["late"] += 1
+        if again and not over:
+            return None
+        failed = job.failed or completion.result is not Result.OK
+        outstanding = state.limits.num_workers - (job.reported | 1 << worker).bit_count()
+        facts = MORE * (outstanding > 0) | ALL_OK * (not failed)
+        job.reported |= 1 << worker
+        if over:
+            self._fire_job(job, "finish", facts)
+            return None
+        job.failed = failed
+        if outstanding:
+            self._fire_job(job, "finish", facts)
+            return None
+        return job, "finish", facts
+
+    def complete_many(self, completions: Iterable[Completion]) -> None:
+        """Apply reports in order; stores that end well one after the other end together."""
+        ending: dict[int, JobRow] = {}
+        out, state, alone = self._jobs.out, self._jobs.column.state, self._state.limits.num_workers == 1
+        incarnation = self._state.incarnation
+        for completion in completions:
+            number = completion.job.number
+            if alone and completion.result is Result.OK and completion.job.incarnation == incarnation:
+                found = out.get(number)
+                if (
+                    found is not None
+                    and number not in ending
+                    and found.direction is Direction.STORE
+                    and state[found.row] in _WANTED
+                ):
+                    found.reported = 1
+                    ending[number] = found
+                    continue
+            if number in ending:  # its second report finds it over
+                self._finish_stores(list(ending.values()))
+                ending.clear()
+            ended = self.count_report(completion)
+            if ended is None:
+                continue
+            job, _, facts = ended
+            if facts == ALL_OK and job.direction is Direction.STORE and state[job.row] in _WANTED:
+                ending[number] = job
+                continue
+            self._finish_stores(list(ending.values()))
+            ending.clear()
+            self.end(*ended)
+        self._finish_stores(list(ending.values()))
+
+    def _finish_stores(self, jobs: Sequence[JobRow]) -> None:
+        """The last worker has reported success for each of these stores: `end` of all of them in one go."""
+        if len(jobs) < 2:
+            for job in jobs:
+                self.end(job, "finish", ALL_OK)
+            return
+        taken = [self._check.ask_job(job, "finish", ALL_OK) for job in jobs]
+        land = rules.LAND[False, False, True]
+        ids, slots = joined([job.ids for job in jobs]), joined([job.slots for job in jobs])
+        rows = self._blocks.ask(land, ids)
+        filled = self._land_slots(slots, True)
+        own = self._blocks.fresh(joined([job.lives for job in jobs]))
+        numbers = self._write_jobs(jobs, JOB["finish"], taken)
+        cuts, slot_cuts = cuts_of(job.ids for job in jobs), cuts_of(job.slots for job in jobs)
+        whose = jobs_of_each(numbers, cuts)
+        self.take_blocks(land, ids, rows, *whose)
+        self.take_slots(*filled, *(whose if slot_cuts == cuts else jobs_of_each(numbers, slot_cuts)))
+        self._blocks.name_job(ids if every(own) else select(ids, own), 0)
+        self._state.verdicts += len(jobs)
+        self._state.ended[Job.DONE.name] += len(jobs)
+        self._state.moved[Direction.STORE.name] += len(ids)
+        for job in jobs:
+            self._jobs.end(job)
+            self._state.to_flush.pop(job.number, None)
+            if self._state.rechecks:
+                self._check.couplings(job)
+
+
+def _surplus(lives: Sequence[int]) -> Iterator[list[int]]:
+    """What comes more than once, as often as it comes besides the last time; distinct lives each time."""
+    left = Counter(lives)
+    while left := left - Counter(left.keys()):
+        yield list(left)

@@ -1,0 +1,482 @@
+"""What everybody may read of a ledger: blocks, slots, jobs and requests, seen from outside.
+
+Rules of this file:
+
+* It reads, and hands out values; nothing that is given can be used to change the ledger.
+* What it says holds until the next verb. A life that is over stays so, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from blocklife.ledger._ids import BULK, EPOCH_SHIFT, ID_MASK, Ids, Lives, listed
+from blocklife.ledger._state import LedgerData
+from blocklife.ledger.limits import Statistics
+from blocklife.ledger.places import SlotWatcher
+from blocklife.ledger.records import Direction
+from blocklife.lifecycle import Row
+from blocklife.states import KEYED, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
+
+_BLOCKS = tuple(each for each in BlockLife.table.states if isinstance(each, Block))
+_SLOTS = tuple(each for each in SlotLife.table.states if isinstance(each, Slot))
+_JOBS = tuple(each for each in JobLife.table.states if isinstance(each, Job))
+_REQUESTS = tuple(each for each in RequestLife.table.states if isinstance(each, Request))
+_READY = SlotLife.table.index[Slot.READY]
+
+
+@lru_cache(maxsize=64)
+def _flags(states: frozenset[Block]) -> bytes:
+    """By the byte that stands for a state whether it is one of these."""
+    return bytes([number < len(_BLOCKS) and _BLOCKS[number] in states for number in range(256)])
+
+
+def block_of(life: int) -> int:
+    """The block of a life."""
+    return life & ID_MASK
+
+
+class BlocksView:
+    """The blocks of the device; block 0 is the null block, which nobody ever holds."""
+
+    def __init__(self, state: LedgerData) -> None:
+        self._blocks = state.blocks
+        self._jobs = state.jobs
+        self.states = memoryview(state.blocks.state).toreadonly()
+        """The state of every block by its number among those of the machine, for who asks about many; it stays up to date."""
+        self.epochs = memoryview(state.blocks.epoch).toreadonly()
+        """The epoch of every block, likewise."""
+        self.groups = memoryview(state.blocks.group).toreadonly()
+        """The group of every block, likewise."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def free(self) -> int:
+        """How many can be handed out without any wait."""
+        return self._blocks.free
+
+    def at(self, block: int) -> Block:
+        """The state of a block."""
+        return _BLOCKS[self._blocks.state[block]]
+
+    def life(self, block: int) -> int:
+        """The current life of a block."""
+        return self._blocks.epoch[block] << EPOCH_SHIFT | block
+
+    def is_current(self, life: int) -> bool:
+        """Whether a life is not over."""
+        return self._blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT
+
+    def of(self, life: int) -> Block | None:
+        """The state of the block of a life; None where the life is over."""
+        block = life & ID_MASK
+        return _BLOCKS[self._blocks.state[block]] if self._blocks.epoch[block] == life >> EPOCH_SHIFT else None
+
+    def among(self, lives: Lives, states: frozenset[Block]) -> list[bool]:
+        """Of each life whether it is not over and its block in one of these states."""
+        flags, blocks = _flags(states), self._blocks
+        if type(lives) is list and len(lives) < BULK:
+            state, epoch = blocks.state, blocks.epoch
+            return [epoch[life & ID_MASK] == life >> EPOCH_SHIFT and flags[state[life & ID_MASK]] == 1 for life in lives]
+        known = np.asarray(lives, dtype=np.int64)
+        there = np.frombuffer(blocks.column.view[known & ID_MASK].tobytes().translate(flags), dtype=np.bool_)
+        found: list[bool] = (there & blocks.fresh(known)).tolist()
+        return found
+
+    def holds(self, block: int, group: int, key: bytes) -> bool:
+        """Whether a block has final content of a group under a key."""
+        blocks = self._blocks
+        return blocks.key[block] == key and blocks.group[block] == group and _BLOCKS[blocks.state[block]] in KEYED
+
+    def refs(self, block: int) -> int:
+        """How many tables of requests hold it."""
+        return self._blocks.refs[block]
+
+    def pins(self, block: int) -> int:
+        """How many jobs may touch it."""
+        return self._blocks.pins[block]
+
+    def writes(self, block: int) -> int:
+        """How many loads may write it."""
+        return self._blocks.writes[block]
+
+    def overdue(self, block: int) -> int:
+        """How many jobs past their deadline may touch it."""
+        return self._blocks.overdue[block]
+
+    def group(self, block: int) -> int:
+        """For which group it was handed out last."""
+        return self._blocks.group[block]
+
+    def key(self, block: int) -> bytes | None:
+        """The key of its content; None where that has none."""
+        return self._blocks.key[block]
+
+    def job(self, block: int) -> int:
+        """The number of the store that has its current life as a source; 0 for none."""
+        row = self._blocks.job[block]
+        return self._jobs.rows[row].number if row else 0
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """The life that holds the content of a key; None where there is none."""
+        block = self._blocks.index[group].get(key)
+        return None if block is None else self._blocks.epoch[block] << EPOCH_SHIFT | block
+
+    def named(self) -> Iterator[tuple[int, bytes, int]]:
+        """All content that can be found: group, key, block."""
+        for group, index in enumerate(self._blocks.index):
+            for key, block in index.items():
+                yield group, key, block
+
+    def next_free(self, count: int) -> list[int]:
+        """The next blocks that are handed out, at most *count*."""
+        return listed(self._blocks.queue.peek(count))
+
+    def free_order(self) -> list[int]:
+        """All free blocks, in the order in which they are handed out."""
+        return self._blocks.free_order()
+
+    def count_held(self) -> int:
+        """How many are held by a request."""
+        return int(np.count_nonzero(self._blocks.refs_view))
+
+    def count_busy(self) -> int:
+        """How many are neither FREED nor CACHED, or held, or may still be touched."""
+        blocks, index = self._blocks, BlockLife.table.index
+        state = blocks.column.view
+        rests = (state == index[Block.FREED]) | (state == index[Block.CACHED])
+        return int(np.count_nonzero(~rests | (blocks.refs_view > 0) | (blocks.pins_view > 0)))
+
+    def count(self) -> dict[Block, int]:
+        """How many blocks are in each state, the null block among those that are FREED."""
+        counts = np.bincount(self._blocks.column.view, minlength=len(_BLOCKS)).tolist()
+        return dict(zip(_BLOCKS, counts, strict=True))
+
+    def row_counts(self) -> Iterator[tuple[Row, int]]:
+        """How often each row of the table was taken."""
+        return self._blocks.column.row_counts()
+
+
+class SlotsView:
+    """The slots of the lower tier."""
+
+    def __init__(self, state: LedgerData) -> None:
+        self._slots = state.slots
+        self.states = memoryview(state.slots.state).toreadonly()
+        """The state of every slot by its number among those of the machine, for who asks about many; it stays up to date."""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def free(self) -> int:
+        """How many are EMPTY."""
+        return self._slots.free
+
+    def at(self, slot: int) -> Slot:
+        """The state of a slot."""
+        return _SLOTS[self._slots.state[slot]]
+
+    def is_ready(self, slot: int) -> bool:
+        """Whether its content can be read."""
+        return self._slots.state[slot] == _READY
+
+    def can_evict(self, slot: int) -> bool:
+        """Whether its content may be forgotten now: it can be read, and nobody counts on it."""
+        return self._slots.state[slot] == _READY and not self._slots.pins[slot]
+
+    def pins(self, slot: int) -> int:
+        """How many loads and lookups count on it."""
+        return self._slots.pins[slot]
+
+    def group(self, slot: int) -> int:
+        """Of which group its content is, or was last."""
+        return self._slots.group[slot]
+
+    def key(self, slot: int) -> bytes | None:
+        """The key of its content; None where it has none."""
+        return self._slots.key[slot]
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """The slot with the content of a key, or to which a store brings it; None where there is none."""
+        return self._slots.index[group].get(key)
+
+    def find_ready(self, group: int, key: bytes) -> int | None:
+        """The slot from which the content of a key can be read now."""
+        slot = self._slots.index[group].get(key)
+        return slot if slot is not None and self._slots.state[slot] == _READY else None
+
+    def ready_among(self, group: int, keys: Set[bytes]) -> set[bytes]:
+        """Those of some keys whose content can be read now."""
+        index, state = self._slots.index[group], self._slots.state
+        return {key for key in keys & index.keys() if state[index[key]] == _READY}
+
+    def named(self) -> Iterator[tuple[int, bytes, int]]:
+        """All content that can be found, there already or on its way: group, key, slot."""
+        for group, index in enumerate(self._slots.index):
+            for key, slot in index.items():
+                yield group, key, slot
+
+    def next_empty(self, count: int) -> list[int]:
+        """Up to *count* empty slots, the most recently emptied first."""
+        return self._slots.peek_empty(count)
+
+    def count(self) -> dict[Slot, int]:
+        """How many slots are in each state."""
+        counts = np.bincount(self._slots.column.view, minlength=len(_SLOTS)).tolist()
+        return dict(zip(_SLOTS, counts, strict=True))
+
+    def where(self, state: Slot) -> list[int]:
+        """The slots in a state."""
+        found: list[int] = self._slots.column.where(state).tolist()
+        return found
+
+    def count_busy(self) -> int:
+        """How many are neither EMPTY nor READY, or pinned."""
+        state, index = self._slots.column.view, SlotLife.table.index
+        rests = (state == index[Slot.EMPTY]) | (state == index[Slot.READY])
+        return int(np.count_nonzero(~rests | (self._slots.pins_view > 0)))
+
+    def count_pinned(self) -> int:
+        """How many slots have readable content that somebody counts on."""
+        return int(np.count_nonzero((self._slots.column.view == _READY) & (self._slots.pins_view > 0)))
+
+    def row_counts(self) -> Iterator[tuple[Row, int]]:
+        """How often each row of the table was taken."""
+        return self._slots.column.row_counts()
+
+    def watch(self, watcher: SlotWatcher) -> None:
+        """Tell *watcher*, while the ledger writes, of content that can be read from now on, or no longer; after those before.
+
+        It must not call the ledger.
+        """
+        before = self._slots.on_change
+        if before is None:
+            self._slots.on_change = watcher
+            return
+        first = before
+
+        def both(stored: bool, slots: Sequence[int]) -> None:
+            watcher(stored, slots)
+            first(stored, slots)
+
+        self._slots.on_change = both
+
+
+class JobView(Protocol):
+    """One job as everybody may read it."""
+
+    @property
+    def number(self) -> int:
+        """It counts the jobs of one incarnation, from 1."""
+
+    @property
+    def direction(self) -> Direction:
+        """Which way its bytes go."""
+
+    @property
+    def owner(self) -> str | None:
+        """The request that it is made for; None for a store that serves nobody."""
+
+    @property
+    def sharers(self) -> tuple[str, ...]:
+        """Further requests that it is made for."""
+
+    @property
+    def lives(self) -> Lives:
+        """What it reads, or fills, on the device."""
+
+    @property
+    def ids(self) -> Ids:
+        """The blocks of these lives."""
+
+    @property
+    def slots(self) -> Ids:
+        """The slots at its other end."""
+
+    @property
+    def places(self) -> Ids:
+        """The host place of each block."""
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """The key of each slot."""
+
+    @property
+    def groups(self) -> bytes:
+        """The group of each block."""
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Blocks of each group."""
+
+    @property
+    def row(self) -> int:
+        """The number by which its transitions are told."""
+
+    @property
+    def reported(self) -> int:
+        """A bit for each worker that has reported."""
+
+    @property
+    def expired(self) -> bool:
+        """Whether its deadline has passed."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker has reported a failure."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When it is given up, once that is known."""
+
+    def contents(self) -> Iterator[tuple[int, Ids, Sequence[bytes]]]:
+        """Each group that the job moves, with its slots and their keys."""
+
+    def serves(self, request: str) -> bool:
+        """Whether the job is made for a request."""
+
+
+class JobsView:
+    """The jobs that are out, and the latest that are over, by number."""
+
+    def __init__(self, state: LedgerData) -> None:
+        self._jobs = state.jobs
+
+    @property
+    def live(self) -> int:
+        """How many are not over."""
+        return self._jobs.live
+
+    @property
+    def room(self) -> int:
+        """How many more can be made now."""
+        return self._jobs.room
+
+    def check_room(self) -> None:
+        """Refuse one more, with `CapacityError`, where there is no room for it."""
+        self._jobs.check_room()
+
+    @property
+    def last_number(self) -> int:
+        """The number of the latest."""
+        return self._jobs.last_number
+
+    @property
+    def num_planned(self) -> int:
+        """How many are planned and not submitted."""
+        return len(self._jobs.planned)
+
+    def alive(self) -> Sequence[JobView]:
+        """Those that are not over, the oldest first."""
+        return self._jobs.alive()
+
+    def known(self) -> Sequence[JobView]:
+        """All that are known still."""
+        return list(self._jobs.by_number.values())
+
+    def get(self, number: int) -> JobView | None:
+        """A job; None where it was never made, or has been over for long."""
+        return self._jobs.by_number.get(number)
+
+    def state(self, number: int) -> Job | None:
+        """The state of a job; None where it is not known."""
+        job = self._jobs.by_number.get(number)
+        return None if job is None else _JOBS[self._jobs.column.state[job.row]]
+
+    def is_out(self, number: int) -> bool:
+        """Whether a job is not over."""
+        return number in self._jobs.out
+
+    def is_planned(self, number: int) -> bool:
+        """Whether a job is planned and not submitted."""
+        return number in self._jobs.planned
+
+    def serve(self, request: str) -> bool:
+        """Whether one that is not over is made for a request."""
+        return request in self._jobs.owned
+
+    def row_counts(self) -> Iterator[tuple[Row, int]]:
+        """How often each row of the table was taken."""
+        return self._jobs.column.row_counts()
+
+
+class RequestsView:
+    """The requests that are not over, by name."""
+
+    def __init__(self, state: LedgerData) -> None:
+        self._requests = state.requests
+        self._column = state.request_column
+        self.states = memoryview(state.request_column.state).toreadonly()
+        """The state that belongs to every number (`row`), whether a request has it or not; it stays up to date."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._requests
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._requests)
+
+    def row(self, name: str) -> int:
+        """The number by which transitions of a request are told; it is another's once the request is over."""
+        return self._requests[name].row
+
+    def at(self, name: str) -> Request:
+        """The state of a request."""
+        return _REQUESTS[self._column.state[self._requests[name].row]]
+
+    def rows(self) -> dict[int, str]:
+        """Which request stands behind each number."""
+        return {each.row: name for name, each in self._requests.items()}
+
+    def load(self, name: str) -> int:
+        """The number of the load that a request waits for; 0 for none."""
+        return self._requests[name].load
+
+    def size(self, name: str, group: int) -> int:
+        """How long the table of one group is, nulls included."""
+        return len(self._requests[name].tables[group])
+
+    def held(self, name: str, group: int, start: int = 0, stop: int | None = None) -> list[int]:
+        """Some lives of the table of one group, `NULL` where a place is outside the window."""
+        return self._requests[name].tables[group][start:stop].tolist()
+
+    def row_counts(self) -> Iterator[tuple[Row, int]]:
+        """How often each row of the table was taken."""
+        return self._column.row_counts()
+
+
+View: TypeAlias = BlocksView | SlotsView | JobsView | RequestsView
+"""What can be read of one machine."""
+
+
+def statistics_of(state: LedgerData) -> Statistics:
+    """Count everything now."""
+    blocks = {at.name: count for at, count in state.blocks.column.count().items()}
+    blocks[Block.FREED.name] -= 1  # the null block is not a place
+    idle = state.blocks.refs_view == 0
+    column, index = state.blocks.column.view, BlockLife.table.index
+    copying = (column == index[Block.PENDING_STORE]) | (column == index[Block.IN_FLIGHT])
+    soon = int(np.count_nonzero(idle & copying)) + blocks[Block.STALE.name]
+    return Statistics(
+        blocks=blocks,
+        slots={at.name: count for at, count in state.slots.column.count().items()},
+        jobs_alive=state.jobs.live,
+        requests=len(state.requests),
+        free=state.blocks.free,
+        freeing_soon=soon,
+        quarantined=blocks[Block.QUARANTINED.name],
+        late=state.tally["late"],
+        duplicate=state.tally["duplicate"],
+        unknown=state.tally["unknown"],
+        stale=state.tally["stale"],
+        violations=state.tally["violations"],
+    )

@@ -1,0 +1,111 @@
+"""What an offload scheduler knows of requests, plans and copies, beside its ledger. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import TypeAlias
+
+import numpy as np
+from attrs import define
+from numpy.typing import NDArray
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Ledger, edge
+from blocklife.offload.groups import Geometry, Mamba
+from blocklife.offload.host import HostTier
+from blocklife.offload.progress import ProgressTable
+from blocklife.offload.records import FullHit, Hit, Keys, Policies
+from blocklife.offload.search import Search
+from blocklife.offload.stores import StoreLine
+
+Rows: TypeAlias = NDArray[np.int64]
+
+
+@define(eq=False)
+class Tracked:
+    """What the scheduler knows of one request besides its row in the columns."""
+
+    row: int
+    keys: Keys
+    hit: Hit | None = None
+    """The latest lookup; while it loads, what it loads."""
+    failures: int = 0
+    """Loads of it that were lost."""
+    ending: str = ""
+    """`finish` or `abort`, where its end waits for a plan that is out."""
+    asked: tuple[int, int, int | None] | None = None
+    """Its latest lookup that was answered: verdicts on jobs and loads given up by then, known tokens, tokens on the device."""
+
+
+@define(eq=False)
+class OnItsWay:
+    """The requests of one plan that has not settled."""
+
+    rows: Rows
+    tokens: Rows
+    serials: Rows
+    handed: Collection[tuple[str, int, int, int]]
+    """States handed off: request, serial, group, boundary."""
+
+
+class SchedulerState(edge.NotCopied):
+    """The state of a scheduler.
+
+    Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows.
+    Invariant: ``plans`` holds the plans that are out, oldest first, at most ``plans_ahead`` + 1.
+    Invariant: ``loading`` maps what live loads bring, by group and key, to their request.
+    """
+
+    def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
+        self.ledger = edge.member(ledger, Ledger, "ledger")
+        self.tier = edge.member(tier, HostTier, "tier")
+        self.geometry = geometry
+        edge.member(geometry, Geometry, "geometry")
+        self.policies = policies = Policies() if policies is None else edge.member(policies, Policies, "policies")
+        _check_fit(ledger, geometry, policies)
+        self.stores = StoreLine(ledger, tier, geometry, policies)
+        self.groups = range(len(geometry.groups))
+        self.attention = [group for group in self.groups if not isinstance(geometry.groups[group], Mamba)]
+        self.has_states = len(self.attention) < len(self.groups)
+        self.requests: dict[str, Tracked] = {}
+        self.names: dict[int, str] = {}
+        self.progress = ProgressTable(ledger.limits.max_requests, geometry, policies)
+        self.plans: dict[int, OnItsWay] = {}
+        self.handed: dict[tuple[str, int, int, int], None] = {}
+        self.states: dict[str, list[tuple[int, int, int]]] = {}
+        """States that were handed off at the end of a chunk and not offered yet: group, boundary, life."""
+        self.step = 1
+        self.waiting_loads: dict[str, Hit] = {}
+        self.loading: dict[tuple[int, bytes], str] = {}
+        self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading)
+        self.pinned: dict[str, list[int]] = {}
+        self.preempted: dict[str, None] = {}
+        self.ending: set[str] = set()
+        """Requests that are over and wait for a plan."""
+        self.outlived: set[str] = set()
+        """Requests that are over and whose jobs are not."""
+        self.given_up = 0
+        self.lost: set[int] = set()
+        self.asleep = False
+        self.generation = ""
+        """Which weights, layout and customers the content was made with, in the engine's words."""
+        self.counts: Counter[str] = Counter()
+        self.device_hits = [0] * len(geometry.groups)
+        self.host_hits = [0] * len(geometry.groups)
+
+
+def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:
+    """Refuse what cannot work together, with the two numbers that do not fit."""
+    if len(geometry.groups) != ledger.limits.num_groups:
+        raise MisuseError(
+            f"{len(geometry.groups)} groups do not fit a ledger of num_groups={ledger.limits.num_groups} (make them equal)"
+        )
+    if policies.plans_ahead >= ledger.limits.max_plans:
+        raise MisuseError(
+            f"plans_ahead={policies.plans_ahead} does not fit a ledger of max_plans={ledger.limits.max_plans} (it must be less)"
+        )
+    if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN:
+        for number, group in enumerate(geometry.groups):
+            if isinstance(group, Mamba):
+                raise MisuseError(f"group {number} ({group}): a state cannot step back by one token (use DROP_LAST_BLOCK)")

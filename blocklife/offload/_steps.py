@@ -1,0 +1,565 @@
+"""The parts that the calls of an offload scheduler are made of.
+
+Rules of this file:
+
+* `scheduler.py` and `decided.py` hold what an engine calls, and refuse what comes in the wrong order; here it is done.
+* What is told to the ledger first is noted here afterwards, so that a refusal leaves both as they were.
+* The engine's keys are asked for before what needs them is noted: an error of theirs loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn, Protocol, TypeAlias
+
+import numpy as np
+
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import Contract, Seal, edge
+from blocklife.ledger._ids import NULL
+from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
+from blocklife.ledger.views import block_of
+from blocklife.offload._state import Rows, SchedulerState, Tracked
+from blocklife.offload.groups import FullAttention, Mamba
+from blocklife.offload.records import Hit, LastStep
+from blocklife.offload.stores import Chunk
+from blocklife.states import Block, Request
+
+Content: TypeAlias = tuple[int, str, list[int], Sequence[bytes]]
+"""Neighbouring blocks of one request: their group, its name, their lives and keys."""
+
+
+class StorePlanner(Protocol):
+    """Another way to choose what is stored in a step: of what these requests fill, and of what waits."""
+
+    def plan_stores(self, rows: Rows) -> None:
+        """Choose, and plan the stores."""
+
+
+class SchedulerSteps:
+    """The parts of one scheduler. With a *planner* of its own, an engine chooses itself what a step stores."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._ledger = state.ledger
+        self._geometry = state.geometry
+        self._policies = state.policies
+        self._progress = state.progress
+        self._stores = state.stores
+        groups = state.geometry.groups
+        self._slides = any(blocks is not None for blocks in state.geometry.window_blocks)
+        self._keeps_one = np.array([isinstance(group, Mamba) for group in groups])
+        self.planner: StorePlanner | None = None
+
+    # --- letting in ---------------------------------------------------------------------------------------------------------
+
+    def take_in(self, name: str, hit: Hit, end: int) -> None:
+        """Fill the empty tables: nulls outside the window, the device's hit, then blocks for the load or the first tokens."""
+        ledger = self._ledger
+        fresh = 0
+        plans = []
+        for group in self._state.groups:
+            stop = -(-end // self._geometry.block_tokens[group])
+            lives = list(hit.lives[group])
+            mamba = isinstance(self._geometry.groups[group], Mamba)
+            begin = self.load_start(group, hit) - len(lives)
+            # of a Mamba group only the state at the end has a block
+            skip = max(0, stop - 1 - (begin + len(lives))) if mamba else 0
+            count = max(0, stop - begin - len(lives) - skip)
+            plans.append((group, begin, lives, skip, count))
+            fresh += count
+        cold = copied = 0
+        for _, _, lives, _, _ in plans:
+            for life in lives:
+                place = block_of(life)
+                if (state := ledger.blocks.of(life)) is None:
+                    raise CapacityError(f"request {name}: block {place} of its hit was handed out meanwhile (look it up again)")
+                if ledger.blocks.refs(place) == 0:
+                    cold += state is Block.CACHED
+                    copied += state is not Block.CACHED
+        # a wait for a copy is worth it only where nobody else makes progress
+        alone = ledger.contract is Contract.FENCE and not (self._progress.running.any() or self._state.waiting_loads)
+        if fresh + cold > ledger.blocks.free + (ledger.statistics().freeing_soon - copied if alone else 0):
+            raise CapacityError(
+                f"request {name}: {fresh} blocks wanted besides {cold} of its hit, {ledger.blocks.free} are free (preempt a "
+                "request, or wait for a copy to land)"
+            )
+        for group, begin, lives, _, _ in plans:  # all hits first, so that no hand-out takes one of them
+            ledger.skip(name, begin, group)
+            if lives:
+                ledger.acquire(name, lives, group)
+        for group, _, _, skip, count in plans:
+            ledger.skip(name, skip, group)
+            if count:
+                ledger.allocate(name, count, group)
+
+    def note_placed(self, name: str, row: int) -> None:
+        for group in self._state.groups:
+            self._progress.placed[group, row] = self._ledger.requests.size(name, group)
+
+    def check_placed(self, rows: Rows, ends: Rows | None = None) -> None:
+        """Refuse requests whose tables do not hold the tokens before *ends*; those where this step ends, if none are given."""
+        table = self._progress
+        ends = table.ends(rows) if ends is None else ends
+        groups, lacking = table.missing(rows, ends).nonzero()
+        if len(lacking):
+            group, row, end = int(groups[0]), int(rows[lacking[0]]), int(ends[lacking[0]])
+            needed = -(-end // self._geometry.block_tokens[group])
+            raise MisuseError(
+                f"request {self._state.names[row]}: group {group} has {int(table.placed[group, row])} places, "
+                f"and the tokens before {end} need {needed} (place them first)"
+            )
+
+    def load_hit(self, name: str, tracked: Tracked, hit: Hit) -> None:
+        """Plan the one load of all groups, into the places behind the device's hit."""
+        transfers: list[GroupTransfer[Allocated]] = []
+        size = self._geometry.blocks_per_chunk
+        for group in self._state.groups:
+            slots = hit.slots[group]
+            if not slots:
+                continue
+            start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
+            chunk = start // size
+            lives = self._ledger.requests.held(name, group, start, stop)
+            names = list(keys_of(tracked, group, start, stop))
+            keys = names[(chunk + 1) * size - 1 - start :: size]
+            places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
+            transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
+            self._state.host_hits[group] += len(lives)
+        self._ledger.plan_group_load(name, transfers)
+        self._state.loading.update(dict.fromkeys(self.brought(tracked, hit), name))
+
+    def brought(self, tracked: Tracked, hit: Hit) -> Iterator[tuple[int, bytes]]:
+        """What a load of this hit brings, by group and key."""
+        for group in self._state.groups:
+            if hit.slots[group]:
+                start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
+                for key in keys_of(tracked, group, start, stop):
+                    yield group, key
+
+    def load_start(self, group: int, hit: Hit) -> int:
+        """The first block that a load of one group fills."""
+        first = self._geometry.needed(group, hit.compute_from).start
+        return max(first, hit.device_tokens // self._geometry.block_tokens[group])
+
+    def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int) -> None:
+        """The request is in: note where it stands."""
+        row, table = tracked.row, self._progress
+        self.unpin(name)
+        for group in self._state.groups:
+            self._state.device_hits[group] += len(hit.lives[group]) if hit.lives else 0
+            held = self._ledger.requests.held(name, group)
+            first = next((position for position, life in enumerate(held) if life != NULL), len(held))
+            table.placed[group, row] = len(held)
+            table.first[group, row] = first
+            table.offered[group, row] = first // self._geometry.blocks_per_chunk
+            table.sealed[group, row] = hit.tokens // self._geometry.block_tokens[group]
+        table.step[row] = self._state.step
+        if not tokens:
+            self._state.waiting_loads[name] = hit
+            return
+        self._ledger.admit(name)
+        table.computed[row] = hit.compute_from
+        table.running[row] = True
+        table.wanted[row] = tokens
+
+    # --- growing ------------------------------------------------------------------------------------------------------------
+
+    def leave_windows(self, rows: Rows) -> None:
+        """Give back what no settled token needs any more; tokens in flight can still be taken back."""
+        if not self._slides:
+            return
+        table = self._progress
+        first, needed = table.first[:, rows], np.minimum(table.first_needed(rows), table.placed[:, rows])
+        groups, moved = (needed > first).nonzero()
+        if not len(moved):
+            return
+        starts, stops = first[groups, moved], needed[groups, moved]
+        spans = list(map(range, starts.tolist(), stops.tolist()))
+        self._ledger.release_many(self._names_of(rows[moved]), spans, groups.tolist())
+        table.first[groups, rows[moved]] = stops
+
+    def make_room(self, rows: Rows, order: Sequence[int]) -> list[int]:
+        """Allocate what these requests lack: all of them at once, or one after the other. Returns the rows without room."""
+        table = self._progress
+        missing = table.missing(rows, table.ends(rows))
+        groups, lacking = missing.nonzero()
+        if not len(lacking):
+            return []
+        blocks = self._blocks_of(groups, missing[groups, lacking])
+        if int(blocks.sum()) <= self._ledger.blocks.free:
+            self.allocate(rows[lacking], groups, missing[groups, lacking], blocks)
+            return []
+        by_row = {int(rows[position]): position for position in dict.fromkeys(sorted(lacking.tolist()))}
+        first = dict.fromkeys(row for row in order if row in by_row)
+        queue = [*first, *(row for row in by_row if row not in first)]
+        for at, row in enumerate(queue):
+            counts = missing[:, by_row[row]]
+            groups = counts.nonzero()[0]
+            blocks = self._blocks_of(groups, counts[groups])
+            # all groups or none: the place of a state depends on where the step ends, and the next one may end elsewhere
+            if not self._ledger.has_room(int(blocks.sum())):
+                return queue[at:]
+            self.allocate(np.full(len(groups), row), groups, counts[groups], blocks)
+        return []
+
+    def _blocks_of(self, groups: Rows, counts: Rows) -> Rows:
+        """How many blocks stand for so many entries of tables: of a Mamba group only the last has one."""
+        return np.where(self._keeps_one[groups], 1, counts) if self._state.has_states else counts
+
+    def allocate(self, rows: Rows, groups: Rows, counts: Rows, blocks: Rows) -> None:
+        """Extend tables by so many entries, of which the last are blocks."""
+        skips = (counts - blocks).tolist() if self._state.has_states else ()
+        self._ledger.allocate_many(self._names_of(rows), blocks.tolist(), groups.tolist(), skips=skips)
+        self._progress.placed[groups, rows] += counts
+
+    def _names_of(self, rows: Rows) -> list[str]:
+        names = self._state.names
+        return [names[row] for row in rows.tolist()]
+
+    # --- offering -----------------------------------------------------------------------------------------------------------
+
+    def bounds(self, rows: Rows, tokens: Rows) -> Rows:
+        """How many tokens of each request may be stored, of its first *tokens*, which have, or will have, content."""
+        table = self._progress
+        found: Rows = np.minimum(np.minimum(tokens, table.known[rows]), table.most_stored[rows])
+        return found
+
+    def bound(self, row: int, tokens: int) -> int:
+        return int(self.bounds(np.array([row]), np.array([tokens]))[0])
+
+    def plan_stores(self, rows: Rows) -> None:
+        """Choose what is stored now, of what these requests fill and of what waits, and plan it."""
+        if self.planner is not None:
+            self.planner.plan_stores(rows)
+            return
+        self.offer_filled(rows)
+        self.plan_waiting()
+
+    def plan_waiting(self) -> None:
+        """Plan the stores of what waits in the line."""
+        if not self._state.lost:
+            self._stores.plan()
+
+    def offer_filled(self, rows: Rows) -> None:
+        """Offer the chunks that this step fills; only requests that cross a boundary are looked at."""
+        table = self._progress
+        chunks, offered = table.filled_chunks(self.bounds(rows, table.ends(rows))), table.offered[:, rows]
+        groups, where = (chunks > offered).nonzero()
+        if not len(where):
+            return
+        filled, starts, stops = rows[where], offered[groups, where], chunks[groups, where]
+        if self._geometry.blocks_per_chunk > 1 or self._state.lost:
+            for group, row, stop in zip(groups.tolist(), filled.tolist(), stops.tolist(), strict=True):
+                self.offer_chunks(self._state.names[row], row, group, stop)
+            return
+        found: list[Chunk] = []
+        for group, name, lives, keys in self.contents(groups, filled, starts, stops):
+            found += [Chunk(name, group, key, [life]) for life, key in zip(lives, keys, strict=True) if life != NULL]
+        table.offered[groups, filled] = stops
+        self._stores.offer(found)
+
+    def contents(self, groups: Rows, rows: Rows, starts: Rows, stops: Rows) -> list[Content]:
+        """Of some requests, the lives and the keys of some of their blocks."""
+        found: list[Content] = []
+        names, tracked, held = self._state.names, self._state.requests, self._ledger.requests.held
+        columns = (groups.tolist(), rows.tolist(), starts.tolist(), stops.tolist())
+        for group, row, start, stop in zip(*columns, strict=True):
+            name = names[row]
+            found.append((group, name, held(name, group, start, stop), keys_of(tracked[name], group, start, stop)))
+        return found
+
+    def offer(self, name: str, tracked: Tracked, tokens: int) -> None:
+        """Offer what a request leaves behind: the chunks of its first *tokens* that have not had their turn."""
+        bound = self.bound(tracked.row, tokens)
+        for group in self._state.attention:
+            chunks = bound // self._geometry.chunk_tokens[group]
+            if chunks > self._progress.offered[group, tracked.row]:
+                self.offer_chunks(name, tracked.row, group, chunks)
+        if name in self._state.states:
+            self.cut_states(name, tokens)
+            self.offer_states(name, tracked.row)
+
+    def offer_chunks(self, name: str, row: int, group: int, stop: int) -> None:
+        size, table = self._geometry.blocks_per_chunk, self._ledger.requests.held(name, group)
+        start, chunks = int(self._progress.offered[group, row]), list[Chunk]()
+        if not self._state.lost:
+            keys = keys_of(self._state.requests[name], group, start * size, stop * size)
+            for chunk in range(start, stop):
+                # a hit reads the end of a chunk at least
+                if table[(chunk + 1) * size - 1] != NULL:
+                    lives = table[chunk * size : (chunk + 1) * size]
+                    chunks.append(Chunk(name, group, keys[(chunk - start + 1) * size - 1], lives))
+        self._progress.offered[group, row] = stop
+        self._stores.offer(chunks)
+
+    def offer_states(self, name: str, row: int) -> None:
+        """Offer the states of one request that were handed off, as far as their tokens are known; others wait."""
+        size, later, chunks = self._geometry.blocks_per_chunk, [], []
+        for group, boundary, life in self._state.states[name]:
+            if boundary > self._progress.known[row]:
+                later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
+            elif boundary <= self.bound(row, boundary) and not self._state.lost:
+                position = boundary // self._geometry.block_tokens[group] - 1
+                key = keys_of(self._state.requests[name], group, position, position + 1)[0]
+                chunks.append(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
+        del self._state.states[name]
+        if later:
+            self._state.states[name] = later
+        self._stores.offer(chunks)
+
+    def cut_states(self, name: str, tokens: int) -> None:
+        """Of the states that were handed off and not offered, keep those of the first *tokens*."""
+        if name in self._state.states:
+            self._state.states[name] = [state for state in self._state.states[name] if state[1] <= tokens]
+
+    # --- settling -----------------------------------------------------------------------------------------------------------
+
+    def advance(self, rows: Rows, tokens: Rows, sampled: Mapping[str, int]) -> tuple[Rows, Rows]:
+        """What is known and computed once these tokens count."""
+        table = self._progress
+        known, end = table.known[rows], table.computed[rows] + tokens
+        news = (end >= known).astype(np.int64)
+        if sampled:
+            where = {row: position for position, row in enumerate(rows.tolist())}
+            for name, count in sampled.items():
+                if count < 0:
+                    raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
+                tracked = self._state.requests[name]
+                if (position := where.get(tracked.row)) is None:
+                    continue
+                ahead = table.in_flight[tracked.row] > tokens[position]
+                if self._state.has_states and ahead and count < news[position] and not tracked.ending:
+                    raise MisuseError(
+                        f"request {name}: a Mamba state cannot be taken back, and a plan that is out takes in the token that "
+                        f"plan {next(iter(self._state.plans))} was to sample (it has sampled 1 at least; preempt the request "
+                        "first)"
+                    )
+                news[position] = count
+        # a sampled token has no content yet; what was scheduled beyond the known tokens counts as far as it was sampled
+        computed = np.minimum(end, known + np.maximum(news - 1, 0))
+        return known + news, computed
+
+    def seals(self, rows: Rows, computed: Rows) -> tuple[list[Seal], Rows]:
+        """The blocks that are full now, by group, with their keys; and how many are then final, ``(groups, rows)``."""
+        before = self._progress.sealed[:, rows]
+        full: Rows = np.maximum(self._progress.filled_blocks(computed), before)
+        groups, where = (full > before).nonzero()
+        if not len(where):
+            return [], full
+        found: dict[int, tuple[list[int], list[bytes]]] = {}
+        for group, _, held, names in self.contents(groups, rows[where], before[groups, where], full[groups, where]):
+            if NULL in held:
+                names = [key for key, life in zip(names, held, strict=True) if life != NULL]
+                held = [life for life in held if life != NULL]
+            lives, keys = found.setdefault(group, ([], []))
+            lives += held
+            keys += names
+        return [Seal(group, lives, keys) for group, (lives, keys) in found.items() if lives], full
+
+    def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
+        """The states that were handed off and reached, by group: who is over may not have got its last token."""
+        found: dict[int, tuple[list[int], list[bytes]]] = {}
+        for name, serial, group, boundary in handed:
+            tracked = self._state.requests.get(name)
+            if tracked is None or self._progress.serial[tracked.row] != serial or computed.get(tracked.row, 0) < boundary:
+                continue
+            position = boundary // self._geometry.block_tokens[group] - 1
+            lives, keys = found.setdefault(group, ([], []))
+            lives += self._ledger.requests.held(name, group, position, position + 1)
+            keys += keys_of(tracked, group, position, position + 1)
+        return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
+
+    def hear_of_loads(self) -> tuple[list[str], list[str]]:
+        """Requests whose load is over: they run, or wait again."""
+        loaded: list[str] = []
+        failed: list[str] = []
+        table = self._progress
+        for name, hit in list(self._state.waiting_loads.items()):
+            state = self._ledger.request_state(name)
+            if state is Request.LOADING:
+                continue
+            tracked = self._state.requests[name]
+            if state is Request.RUNNING:
+                self.end_load(name)
+                table.computed[tracked.row] = hit.compute_from
+                table.running[tracked.row] = True
+                loaded.append(name)
+            else:
+                tracked.failures += 1
+                self.drop(name, tracked)
+                failed.append(name)
+        return loaded, failed
+
+    def over(self) -> list[str]:
+        """Requests that only waited for their plans to settle, and whose plans have."""
+        in_flight, state = self._progress.in_flight, self._state
+        rows = sorted([state.requests[name].row for name in state.ending])
+        return [state.names[row] for row in rows if not in_flight[row]]
+
+    # --- ending -------------------------------------------------------------------------------------------------------------
+
+    def end(self, name: str, how: str) -> None:
+        """Reserve the last stores and give everything back; later, where a plan that is out still writes for the request."""
+        tracked = self.tracked(name)
+        row, table = tracked.row, self._progress
+        if table.in_flight[row]:
+            tracked.ending = how
+            self._state.ending.add(name)
+            table.running[row] = False
+            table.wanted[row] = 0
+            self.cut_states(name, int(table.computed[row] + table.in_flight[row]))
+            return
+        self.leave_behind(name, tracked, how)
+        self._ledger.finish(name)
+        self.leave(name, tracked)
+
+    def end_many(self, names: Sequence[str]) -> None:
+        """`end` of requests whose plans have settled. Where the engine owns the pool, their blocks are given back at once."""
+        if self._ledger.own_pool:
+            for name in names:
+                self.end(name, self._state.requests[name].ending)
+            return
+        for name in names:
+            tracked = self._state.requests[name]
+            self.leave_behind(name, tracked, tracked.ending)
+        self._ledger.finish_many(names)
+        for name in names:
+            self.leave(name, self._state.requests[name])
+
+    def leave_behind(self, name: str, tracked: Tracked, how: str) -> None:
+        """Reserve the last stores of a request, which has no plan out."""
+        if self._ledger.request_state(name) is Request.RUNNING:
+            row, table = tracked.row, self._progress
+            computed = int(table.computed[row])
+            last = computed if how == "abort" else max(int(table.prompt[row]), int(table.known[row]) - 1)
+            self.offer(name, tracked, min(computed, last))
+            if not self._state.lost:
+                self._stores.plan([name])
+            self.touch(tracked, computed)
+
+    def leave(self, name: str, tracked: Tracked) -> None:
+        """The ledger no longer knows the request."""
+        self.drop(name, tracked)
+        self._progress.leave(tracked.row)
+        del self._state.requests[name], self._state.names[tracked.row]
+        self._state.ending.discard(name)
+        self._state.preempted.pop(name, None)
+        if self._ledger.jobs.serve(name):
+            self._state.outlived.add(name)
+
+    def drop(self, name: str, tracked: Tracked) -> None:
+        """The request holds nothing any more: forget how far it was, and what it waited for."""
+        if name in self._state.waiting_loads:
+            self.end_load(name)
+            self._state.given_up += 1
+        self.unpin(name)
+        self._state.states.pop(name, None)
+        tracked.hit = None
+        self._progress.clear(tracked.row)
+
+    def end_load(self, name: str) -> None:
+        for content in self.brought(self._state.requests[name], self._state.waiting_loads.pop(name)):
+            if self._state.loading.get(content) == name:
+                del self._state.loading[content]
+
+    def forget(self, *, drain: bool, host: bool) -> list[str]:
+        """All content is gone, that of the host tier only with *host*; requests wait, and those that were over end."""
+        alive = {name: self._ledger.request_state(name) for name in self._state.requests}
+        self._ledger.reset(drain=drain, host=host)
+        self._stores.clear()
+        preempted = []
+        for name, state in alive.items():
+            tracked = self._state.requests[name]
+            ending, tracked.ending = tracked.ending, ""
+            # a load that is lost already, and that nobody has heard of, counts as well
+            loads = name in self._state.waiting_loads
+            self.drop(name, tracked)
+            if ending:
+                self.end(name, ending)
+            elif loads or state is Request.RUNNING:
+                preempted.append(name)
+        return preempted
+
+    def is_last_step(self) -> bool:
+        """Whether at least one request is tracked, all that are tracked are over, and copies are then to be waited for.
+
+        A request is tracked until its last job is over (vLLM's change 42611; "no request is tracked" would never flush).
+        """
+        state = self._state
+        if self._policies.last_step is not LastStep.FLUSH:
+            return False
+        return len(state.ending) == len(state.requests) and bool(state.ending or state.outlived)
+
+    # --- helpers ------------------------------------------------------------------------------------------------------------
+
+    def touch(self, tracked: Tracked, tokens: int) -> None:
+        """Note a use of what a prefix of so many tokens reads: all of it in full groups, the window in the others."""
+        slots: list[int] = []
+        for group in self._state.groups:
+            tokens_each = self._geometry.chunk_tokens[group]
+            stop = tokens // tokens_each
+            full = isinstance(self._geometry.groups[group], FullAttention)
+            window = self._geometry.window_chunks[group]
+            start = 0 if full or window is None else max(0, stop - window)
+            size, find = self._geometry.blocks_per_chunk, self._ledger.slots.find
+            if stop <= start:
+                continue
+            keys = keys_of(tracked, group, start * size, stop * size)[size - 1 :: size]
+            slots += [slot for slot in [find(group, key) for key in reversed(keys)] if slot is not None]
+        if slots:
+            self._state.tier.touch(slots)
+
+    def unpin(self, name: str) -> None:
+        if slots := self._state.pinned.pop(name, None):
+            self._ledger.unpin(f"lookup {name}", slots)
+
+    def tracked(self, name: str) -> Tracked:
+        try:
+            found = self._state.requests.get(name)
+        except TypeError:  # not even hashable
+            found = None
+        if found is None:
+            edge.text(name, "name")
+            raise MisuseError(f"request {name}: it is not known (add_request first, and nothing after its end)")
+        return found
+
+    def check_open(self, *, awake: bool = True) -> None:
+        """Refuse what belongs to a step that cannot be made now."""
+        if len(self._state.plans) > self._policies.plans_ahead:
+            plan = next(iter(self._state.plans))
+            raise MisuseError(f"plan {plan} is not settled (settle it first; plans_ahead={self._policies.plans_ahead})")
+        if awake and self._state.asleep:
+            raise MisuseError("the scheduler sleeps (wake it first)")
+
+    def check_no_drafts(self, rows: Rows) -> None:
+        """A state cannot step back: beyond the known tokens it takes in only what a plan that is out is about to sample."""
+        table = self._progress
+        begins = table.computed[rows] + table.in_flight[rows]
+        # a plan that reaches the last known token samples one more, so that behind it one step may go one token further
+        most = np.maximum(table.known[rows], begins + (table.in_flight[rows] > 0))
+        wrong = (begins + table.wanted[rows] > most).nonzero()[0]
+        if len(wrong):
+            row, end = int(rows[wrong[0]]), int(most[wrong[0]])
+            table.wanted[rows] = 0
+            self.refuse_drafts(self._state.names[row], int(table.known[row]), end)
+
+    def refuse_drafts(self, name: str, known: int, most: int) -> NoReturn:
+        raise MisuseError(
+            f"request {name}: a Mamba state cannot be taken back, so that at most {most - known} tokens beyond the known "
+            f"{known} can be scheduled (one for each plan that is out and samples it)"
+        )
+
+    def check_waiting(self, name: str, what: str) -> None:
+        state = self._ledger.request_state(name)
+        if state not in (Request.WAITING, Request.PREEMPTED):
+            remedy = "its load must end first" if state is Request.LOADING else "grow it, or preempt it first"
+            raise MisuseError(f"request {name}: cannot {what} while {state.name} ({remedy})")
+
+
+def keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
+    """The keys of some blocks, from a function of the engine's."""
+    keys = edge.keys(tracked.keys(group, start, stop), "keys")
+    if len(keys) < stop - start:
+        raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
+    return keys
