@@ -21,9 +21,9 @@ from attrs import define, evolve, frozen
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Completion, JobId, Jobs, Launched, Ledger, Limits, Result, Seal, Worker
 from blocklife.ledger._ids import ID_MASK
+from blocklife.ledger._snapshot import own_names
 from blocklife.ledger.jobs import Allocated, GroupTransfer, JobColumns, Planned, Sealed, Store
 from blocklife.ledger.records import Growth, Placement, Plan
-from blocklife.ledger.snapshot import own_names
 from blocklife.offload import Freed, Geometry, HandedOff, Hit, HostTier, OffloadScheduler, Placed, Policies, Step
 from blocklife.states import Block
 from tests.rigs import Rig, letters, scheduler_refuses

@@ -17,8 +17,8 @@ from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import JobId, Launched, Ledger, Result, Worker
 from blocklife.offload import Geometry, OffloadScheduler
 from blocklife.offload import replacement as replacement_module
-from blocklife.offload.host import EventKind, HostTier, TierStatistics
-from blocklife.offload.lookup import Answer
+from blocklife.offload._host import EventKind, HostTier, TierStatistics
+from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import Arc, Lru, Name, Replacement, register, replacement
 from blocklife.states import Slot
 from tests.worlds import keys, make_ledger, ready, report, sealed, store, unchanged

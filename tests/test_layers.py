@@ -190,6 +190,18 @@ def test_layers_hold() -> None:
     assert laws_broken(PACKAGE) == []
 
 
+def test_examples_use_the_front_doors() -> None:
+    """What an example imports is for users: no part of the module's name begins with an underscore."""
+    behind = [
+        f"{path.name}:{each.line}: {each.module}"
+        for path in sorted((PACKAGE.parent / "examples").glob("*.py"))
+        for each in imports_of(ast.parse(path.read_text(encoding="utf-8")), [])
+        if any(part.startswith("_") and not part.endswith("__") for part in each.module.split("."))
+    ]
+
+    assert behind == []
+
+
 def test_layers_see_every_file() -> None:
     """The trees that are read are those of the real package."""
     read = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}

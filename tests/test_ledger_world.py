@@ -15,8 +15,8 @@ from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
+from blocklife.ledger._places import Blocks, Slots
 from blocklife.ledger._steps import Steps
-from blocklife.ledger.places import Blocks, Slots
 from blocklife.states import MACHINES, Slot
 from blocklife.testing.exploring.explore import Bounds, Exploration, Kind, Property, Verdict, explore
 from blocklife.testing.worlds.ledger_world import LedgerAction, LedgerSettings, LedgerState, LedgerWorld

@@ -14,9 +14,9 @@ import pytest
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.offload.groups import FullAttention, Geometry, Group, Mamba, SlidingWindow
-from blocklife.offload.lookup import Answer, Found, Unit, common_length
-from blocklife.offload.search import unit_of
+from blocklife.offload._groups import FullAttention, Geometry, Group, Mamba, SlidingWindow
+from blocklife.offload._lookup import Answer, Found, Unit, common_length
+from blocklife.offload._search import unit_of
 
 NUM_SEEDS = 150
 WORLDS_A_SEED = 12

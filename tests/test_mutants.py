@@ -19,9 +19,9 @@ import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
+from blocklife.ledger._ledger import Ledger
+from blocklife.ledger._places import Blocks
 from blocklife.ledger._steps import Steps
-from blocklife.ledger.ledger import Ledger
-from blocklife.ledger.places import Blocks
 from blocklife.states import COUPLINGS, MACHINES
 from blocklife.testing.exploring.explore import Bounds, Verdict, explore
 from blocklife.testing.mutants import judging, planting

@@ -17,7 +17,7 @@ import pytest
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Plan, Result, Worker
 from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
-from blocklife.offload.lookup import Answer
+from blocklife.offload._lookup import Answer
 from blocklife.states import Request, Slot
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
 from tests.worlds import BOTH, make_ledger, ready, world_key

@@ -53,13 +53,13 @@ from blocklife.offload import (
     Policies,
     SlidingWindow,
 )
-from blocklife.offload import search as search_module
-from blocklife.offload import stores as stores_module
+from blocklife.offload import _search as search_module
+from blocklife.offload import _stores as stores_module
+from blocklife.offload._lookup import Found, common_length
+from blocklife.offload._progress import ProgressTable
+from blocklife.offload._search import Search
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.lookup import Found, common_length
-from blocklife.offload.progress import ProgressTable
-from blocklife.offload.search import Search
-from blocklife.offload.stores import StoreLine
+from blocklife.offload._stores import StoreLine
 from blocklife.states import KEYED, Block, Job, Request, Slot
 from tests.worlds import LOAD_READS, LOAD_WRITES, STORE_READS, STORE_WRITES
 

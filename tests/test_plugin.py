@@ -347,7 +347,7 @@ def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
     write(tmp_path, test_a=NOTICES)
     options = f'["-q", "-p", "no:cacheprovider", "{tmp_path / "test_a.py"}"]'
     program = f"import pytest; print(pytest.main([*{options}, '{MUTANT}', 'reset-now: no job.cancel']), pytest.main({options}))"
-    script = "from blocklife.ledger.ledger import Ledger; was = Ledger.reset\n" + program + "\nprint(Ledger.reset is was)"
+    script = "from blocklife.ledger._ledger import Ledger; was = Ledger.reset\n" + program + "\nprint(Ledger.reset is was)"
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert ran.stdout.splitlines()[-1] == "True", ran.stdout + ran.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from blocklife.offload import Geometry, Policies
-from blocklife.offload.progress import ProgressTable
+from blocklife.offload._progress import ProgressTable
 
 GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", "mamba:4", "mamba:1"]
 

@@ -29,12 +29,12 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Direction
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import ID_MASK, Lives, ids_of, select
+from blocklife.ledger._places import Blocks, Places
 from blocklife.ledger._steps import Asked, Steps
 from blocklife.ledger.jobs import JobRow
-from blocklife.ledger.places import Blocks, Places
 from blocklife.lifecycle import Event
 from blocklife.offload import Mode
-from blocklife.offload.stores import Chunk, StoreLine
+from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.states import MACHINES, Block, Job
 from blocklife.testing.mutants.planting import rewire
 

@@ -24,8 +24,8 @@ from blocklife.engines.toy.workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Plan
 from blocklife.offload import FullAttention, Geometry, Hit, Mamba, Mode, OffloadScheduler, SlidingWindow
+from blocklife.offload._progress import ProgressTable
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.progress import ProgressTable
 from blocklife.states import Slot
 from tests.test_replay import BAD_DAY, assert_clean, chats, run
 

@@ -17,9 +17,10 @@ from attrs import evolve
 from blocklife.cli import main
 from blocklife.errors import MisuseError
 from blocklife.ledger.jobs import JobTable
-from blocklife.offload import OffloadScheduler, search
+from blocklife.offload import OffloadScheduler
+from blocklife.offload import _search as search
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.stores import StoreLine
+from blocklife.offload._stores import StoreLine
 from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, LookedUp
 from blocklife.testing.scenarios.our_driver import OurDriver
 from blocklife.testing.scenarios.running import (

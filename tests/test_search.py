@@ -14,7 +14,7 @@ from blocklife.ledger import Ledger, Limits
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.jobs import Batch, GroupTransfer, Store
 from blocklife.offload import FullHit, Geometry, Hit, HostTier, Mamba, Policies, SlidingWindow
-from blocklife.offload.search import Search
+from blocklife.offload._search import Search
 from tests.rigs import key
 from tests.worlds import report, unchanged
 

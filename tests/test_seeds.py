@@ -15,10 +15,11 @@ import pytest
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, JobId, Transfer
 from blocklife.ledger.jobs import JobTable
-from blocklife.offload import FullHit, Geometry, LastStep, OffloadScheduler, Policies, search
+from blocklife.offload import FullHit, Geometry, LastStep, OffloadScheduler, Policies
+from blocklife.offload import _search as search
+from blocklife.offload._lookup import Ask, Found, Unit, common_length
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.lookup import Ask, Found, Unit, common_length
-from blocklife.offload.stores import StoreLine
+from blocklife.offload._stores import StoreLine
 from blocklife.states import COPYING, Request
 from tests.engines import AHEAD, Engine, Step, computed, stored_until, without
 from tests.worlds import BOTH, DeviceFault

@@ -25,7 +25,7 @@ from tests.source_mutants.operators import Mutant, mutants_of, sample
 from tests.source_mutants.page import Run, page, read_argued, stale, with_connector, with_page
 
 ROOT = Path(__file__).parent.parent
-MODULE = "blocklife/ledger/limits.py"
+MODULE = "blocklife/ledger/_limits.py"
 
 
 def changes(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from blocklife.errors import BlocklifeError
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.invariants import INVARIANTS
 from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
-from blocklife.offload.search import unit_of
+from blocklife.offload._search import unit_of
 from blocklife.states import COUPLINGS, MACHINES
 
 SPECS = Path(__file__).parent.parent / "specs"

@@ -14,7 +14,7 @@ from blocklife.ledger import Batch, Contract, JobId, Jobs, Launched, Ledger, Pla
 from blocklife.ledger._ids import ID_MASK, NULL, listed
 from blocklife.ledger.invariants import check
 from blocklife.offload import Geometry, HostTier, LastStep, Mode, Policies
-from blocklife.offload.stores import Chunk, StoreLine
+from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.states import Block
 from tests.rigs import Rig, letters, sources
 from tests.worlds import held, keys, make_ledger, ready, report, world_key

@@ -15,7 +15,7 @@ import pytest
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
-from blocklife.ledger.ledger import Ledger
+from blocklife.ledger._ledger import Ledger
 from blocklife.offload import LastStep, Mode
 from blocklife.testing.exploring.explore import Bounds, Counterexample, Kind, explore
 from blocklife.testing.exploring.story import Story, retell, tell

@@ -38,10 +38,10 @@ from blocklife.ledger import (
     Worker,
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids
+from blocklife.ledger._places import Blocks
 from blocklife.ledger._rules import CountedEvent
 from blocklife.ledger._steps import Steps
 from blocklife.ledger.invariants import check
-from blocklife.ledger.places import Blocks
 from blocklife.lifecycle import Event, Rows
 from blocklife.states import KEYED, MACHINES, Block, Job, JobLife, Request, Slot
 from blocklife.testing.mutants.judging import SWITCHING

@@ -17,7 +17,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.ledger.invariants import check
 from blocklife.offload import LastStep, Mode
-from blocklife.offload.snapshot import SavedScheduler
+from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import Bounds, Broken, Kind, Verdict, explore
 from blocklife.testing.worlds import cross_checks

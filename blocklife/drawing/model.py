@@ -24,7 +24,7 @@ from typing import Self
 from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.limits import Contract
+from blocklife.ledger._limits import Contract
 
 VERBS = ("submit", "cancel", "abandon", "flush", "release", "drop", "evict", "pin", "quiesce", "expire", "reset")
 """What an engine need not do. Everything else it does in every world."""

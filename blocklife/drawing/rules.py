@@ -18,7 +18,7 @@ from textwrap import indent
 from blocklife.drawing.model import ModelSettings, Predicate, Procedure, Program
 from blocklife.drawing.verbs import HANDWRITTEN, INVARIANTS, actions, variables
 from blocklife.errors import DefinitionError
-from blocklife.ledger.limits import Contract
+from blocklife.ledger._limits import Contract
 from blocklife.lifecycle import Event, Guard
 from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, Slot, Trait, coupled, ends_life, states_with
 

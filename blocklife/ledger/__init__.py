@@ -1,8 +1,9 @@
 """The ledger: the only door to every block, slot, job and request."""
 
+from blocklife.ledger._ledger import Ledger
+from blocklife.ledger._limits import Checking, Contract, Limits, Statistics
+from blocklife.ledger._snapshot import Snapshot
 from blocklife.ledger.jobs import Batch, Jobs
-from blocklife.ledger.ledger import Ledger
-from blocklife.ledger.limits import Checking, Contract, Limits, Statistics
 from blocklife.ledger.records import (
     Committed,
     Completion,
@@ -16,7 +17,6 @@ from blocklife.ledger.records import (
     Transfer,
     Worker,
 )
-from blocklife.ledger.snapshot import Snapshot
 from blocklife.ledger.views import block_of
 
 __all__ = [

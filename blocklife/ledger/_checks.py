@@ -17,12 +17,12 @@ from itertools import pairwise
 import numpy as np
 
 from blocklife.errors import InvariantError, LateError, MisuseError
-from blocklife.ledger import edge
+from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, every, ids_of, listed, select
+from blocklife.ledger._limits import Checking
 from blocklife.ledger._rules import COUNTS, SEAL
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer, JobColumns, JobRow
-from blocklife.ledger.limits import Checking
 from blocklife.ledger.records import Completion, Direction, JobId, Seal
 from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
 

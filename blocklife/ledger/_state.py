@@ -7,11 +7,11 @@ from collections import Counter, deque
 
 from attrs import define
 
-from blocklife.ledger import edge
+from blocklife.ledger import _edge as edge
 from blocklife.ledger._journal import Journal
+from blocklife.ledger._limits import Checking, Contract, Limits
+from blocklife.ledger._places import Blocks, Slots
 from blocklife.ledger.jobs import JobRow, JobTable
-from blocklife.ledger.limits import Checking, Contract, Limits
-from blocklife.ledger.places import Blocks, Slots
 from blocklife.ledger.records import JobId
 from blocklife.lifecycle import Column
 from blocklife.states import RequestLife

@@ -20,9 +20,9 @@ from itertools import compress
 from attrs import frozen
 
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, listed
+from blocklife.ledger._ledger import Ledger
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobRow
-from blocklife.ledger.ledger import Ledger
 from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Column
 from blocklife.states import (

@@ -15,9 +15,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from blocklife.ledger._ids import BULK, EPOCH_SHIFT, ID_MASK, Ids, Lives, listed
+from blocklife.ledger._limits import Statistics
+from blocklife.ledger._places import SlotWatcher
 from blocklife.ledger._state import LedgerData
-from blocklife.ledger.limits import Statistics
-from blocklife.ledger.places import SlotWatcher
 from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Row
 from blocklife.states import KEYED, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife

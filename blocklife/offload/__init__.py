@@ -1,8 +1,9 @@
 """Policy: which content is looked up, loaded and stored, once per engine step, on top of the ledger."""
 
-from blocklife.offload.decided import DecidedSteps
-from blocklife.offload.groups import FullAttention, Geometry, Mamba, SlidingWindow
-from blocklife.offload.host import EventKind, HostEvent, HostTier, TierStatistics
+from blocklife.offload._decided import DecidedSteps
+from blocklife.offload._groups import FullAttention, Geometry, Mamba, SlidingWindow
+from blocklife.offload._host import EventKind, HostEvent, HostTier, TierStatistics
+from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload.records import (
     Freed,
     FullHit,
@@ -18,7 +19,6 @@ from blocklife.offload.records import (
     Step,
 )
 from blocklife.offload.replacement import Replacement, register
-from blocklife.offload.scheduler import OffloadScheduler
 
 __all__ = [
     "DecidedSteps",

@@ -11,13 +11,14 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Ledger, edge
-from blocklife.offload.groups import Geometry, Mamba
-from blocklife.offload.host import HostTier
-from blocklife.offload.progress import ProgressTable
+from blocklife.ledger import Ledger
+from blocklife.ledger import _edge as edge
+from blocklife.offload._groups import Geometry, Mamba
+from blocklife.offload._host import HostTier
+from blocklife.offload._progress import ProgressTable
+from blocklife.offload._search import Search
+from blocklife.offload._stores import StoreLine
 from blocklife.offload.records import FullHit, Hit, Keys, Policies
-from blocklife.offload.search import Search
-from blocklife.offload.stores import StoreLine
 
 Rows: TypeAlias = NDArray[np.int64]
 

@@ -15,14 +15,15 @@ from typing import NoReturn, Protocol, TypeAlias
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Contract, Seal, edge
+from blocklife.ledger import Contract, Seal
+from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
+from blocklife.offload._groups import FullAttention, Mamba
 from blocklife.offload._state import Rows, SchedulerState, Tracked
-from blocklife.offload.groups import FullAttention, Mamba
+from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, LastStep
-from blocklife.offload.stores import Chunk
 from blocklife.states import Block, Request
 
 Content: TypeAlias = tuple[int, str, list[int], Sequence[bytes]]

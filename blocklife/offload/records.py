@@ -15,7 +15,7 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.limits import check_member
+from blocklife.ledger._limits import check_member
 
 Keys: TypeAlias = Callable[[int, int, int], Sequence[bytes]]
 """The keys of the blocks ``start`` to ``stop`` of one group: ``keys(group, start, stop)``.

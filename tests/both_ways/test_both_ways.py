@@ -23,8 +23,8 @@ from typing import TypeAlias
 import pytest
 
 from blocklife.cli import built
-from blocklife.ledger.snapshot import SavedBlocks, SavedJob, SavedSlots, Snapshot
-from blocklife.offload.snapshot import SavedScheduler
+from blocklife.ledger._snapshot import SavedBlocks, SavedJob, SavedSlots, Snapshot
+from blocklife.offload._snapshot import SavedScheduler
 from tests.both_ways.comparing import ROOT, first_difference, trace
 
 CASES = [("ledger", 20_000), ("ledger", 20_001), ("ledger", 20_002), ("scheduler", 1), ("scheduler", 2), ("crowd", 3)]

@@ -71,7 +71,7 @@ class Part:
         return [str(path.relative_to(copy.root)) for path in found]
 
 
-_DECIDED = "blocklife/offload/decided.py"
+_DECIDED = "blocklife/offload/_decided.py"
 """What an engine like vLLM tells the scheduler: its tests run under vLLM."""
 HERE = Part(
     ("blocklife/ledger", "blocklife/offload", "blocklife/lifecycle.py", "blocklife/copiers"),

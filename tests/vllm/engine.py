@@ -23,7 +23,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from blocklife.offload import FullAttention, Mamba, SlidingWindow
-from blocklife.offload.groups import Group
+from blocklife.offload._groups import Group
 from blocklife.testing.vllm import making
 from tests.vllm.worlds import GroupSpec, WorldSpec
 

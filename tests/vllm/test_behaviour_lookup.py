@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from blocklife.ledger import Direction
-from blocklife.offload.lookup import Answer, Unit, common_length
+from blocklife.offload._lookup import Answer, Unit, common_length
 from tests.vllm.behaviour.scenes import FULL, WINDOW, Scene, prompt
 from tests.vllm.worlds import GroupSpec, Lag
 

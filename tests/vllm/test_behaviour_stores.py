@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.ledger import Direction
-from blocklife.offload.host import Name
+from blocklife.offload._host import Name
 from blocklife.testing.vllm import making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
 from tests.vllm.worlds import GroupSpec

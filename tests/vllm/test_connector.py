@@ -24,7 +24,7 @@ from blocklife.engines.vllm.connector import connector
 from blocklife.engines.vllm.connector.connector import BlocklifeConnector
 from blocklife.ledger import Direction, Transfer
 from blocklife.ledger._ids import ID_MASK, NULL
-from blocklife.ledger.limits import MAX_REQUESTS
+from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.states import Slot
 from blocklife.testing.vllm import making
 from tests.vllm.connector_rig import ConnectorRig, walk

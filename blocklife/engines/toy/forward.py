@@ -19,7 +19,7 @@ from blocklife.engines.toy.sequences import RequestSequence, state_fingerprints
 from blocklife.errors import InvariantError
 from blocklife.ledger import Ledger
 from blocklife.ledger._ids import ID_MASK
-from blocklife.offload.groups import FullAttention, Geometry, Mamba
+from blocklife.offload._groups import FullAttention, Geometry, Mamba
 
 
 @define(eq=False)

@@ -24,7 +24,7 @@ from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
 from blocklife.ledger.views import View
 from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
-from blocklife.offload.groups import MAX_BLOCKS_PER_CHUNK
+from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import replacement
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import _ids, _ring, _steps, edge, views
+from blocklife.ledger import _edge as edge
+from blocklife.ledger import _ids, _ring, _steps, views
 from blocklife.states import MACHINES
 from blocklife.testing.exploring.explore import ActionT, Bounds, Exploration, Verdict, explore
 from blocklife.testing.mutants.planting import Mutant, planted, watched

@@ -34,25 +34,25 @@ import numpy as np
 from attrs import frozen
 
 from blocklife.errors import MisuseError
+from blocklife.ledger import _snapshot as ledger_snapshot
 from blocklife.ledger import _steps as ledger_steps
-from blocklife.ledger import snapshot as ledger_snapshot
 from blocklife.ledger._journal import Journal
+from blocklife.ledger._ledger import Ledger
+from blocklife.ledger._places import Blocks, Places, Slots
 from blocklife.ledger._ring import Ring
 from blocklife.ledger._rules import RULES, CountedEvent, Rule
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger._steps import Steps
 from blocklife.ledger.jobs import JobTable
-from blocklife.ledger.ledger import Ledger
-from blocklife.ledger.places import Blocks, Places, Slots
 from blocklife.lifecycle import Event
-from blocklife.offload import search as scheduler_search
-from blocklife.offload import snapshot as scheduler_snapshot
+from blocklife.offload import _search as scheduler_search
+from blocklife.offload import _snapshot as scheduler_snapshot
+from blocklife.offload._host import HostTier
+from blocklife.offload._progress import ProgressTable
+from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import SchedulerState
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.host import HostTier
-from blocklife.offload.progress import ProgressTable
-from blocklife.offload.scheduler import OffloadScheduler
-from blocklife.offload.stores import StoreLine
+from blocklife.offload._stores import StoreLine
 from blocklife.states import COUPLINGS, MACHINES, Coupling
 
 Undo: TypeAlias = Callable[[], None]

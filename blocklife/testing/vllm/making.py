@@ -43,7 +43,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from blocklife.offload import FullAttention, Mamba, SlidingWindow
-from blocklife.offload.groups import Group
+from blocklife.offload._groups import Group
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
 

@@ -17,7 +17,7 @@ from attrs import frozen
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, Geometry, LastStep
-from blocklife.offload.snapshot import SavedScheduler
+from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import LIFELESS, MACHINES, TERMINAL, Block, Job, Request, Slot, Trait, states_with
 from blocklife.testing.worlds.device import CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds.engine import Engine

@@ -35,7 +35,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK, NULL
-from blocklife.ledger.snapshot import Names
+from blocklife.ledger._snapshot import Names
 from blocklife.offload import (
     FullHit,
     Geometry,
@@ -48,8 +48,8 @@ from blocklife.offload import (
     Policies,
     Settled,
 )
+from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys
-from blocklife.offload.snapshot import SavedScheduler
 from blocklife.states import Request
 from blocklife.testing.worlds.device import Content, CopyOrder, Landing, Orders, Pass
 

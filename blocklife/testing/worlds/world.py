@@ -30,8 +30,8 @@ from blocklife.ledger import JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
 from blocklife.offload import FullAttention, Mamba, Mode
-from blocklife.offload.groups import Group
-from blocklife.offload.snapshot import SavedScheduler
+from blocklife.offload._groups import Group
+from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import Request
 from blocklife.testing.exploring.explore import Broken, Kind, Property
 from blocklife.testing.worlds.cross_checks import (

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from blocklife.engines.vllm.connector.messages import StepPlan
 from blocklife.ledger import Direction, Transfer
-from blocklife.offload.lookup import Answer
+from blocklife.offload._lookup import Answer
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 

@@ -25,7 +25,7 @@ from blocklife.engines.vllm.connector.scheduler import incarnation_of
 from blocklife.engines.vllm.connector.shapes import CacheShape
 from blocklife.errors import MisuseError
 from blocklife.offload import FullAttention, FullHit, Geometry, Mamba, SlidingWindow
-from blocklife.offload.groups import Group
+from blocklife.offload._groups import Group
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

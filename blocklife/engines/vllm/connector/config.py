@@ -21,10 +21,10 @@ from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
-from blocklife.ledger.edge import MOST
-from blocklife.ledger.limits import MAX_JOBS, MAX_SLOTS
+from blocklife.ledger._edge import MOST
+from blocklife.ledger._limits import MAX_JOBS, MAX_SLOTS
 from blocklife.offload import FullHit, LastStep, Mode, Policies
-from blocklife.offload.groups import MAX_BLOCKS_PER_CHUNK
+from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import replacements
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)

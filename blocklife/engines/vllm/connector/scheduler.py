@@ -33,7 +33,7 @@ from blocklife.engines.vllm.connector.shapes import BlockTables, CacheShape, Pee
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
 from blocklife.ledger._ids import NULL
-from blocklife.ledger.limits import MAX_REQUESTS
+from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mode, OffloadScheduler
 
 _FOREVER = 1e18

@@ -39,7 +39,7 @@ from blocklife.engines.vllm.watch.story import BlockHistory
 from blocklife.engines.vllm.watch.violations import WatchViolation
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Limits
-from blocklife.ledger.limits import MAX_REQUESTS
+from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.states import Block, BlockLife
 
 _FOREVER = 1e18

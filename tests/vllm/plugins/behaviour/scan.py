@@ -8,7 +8,7 @@ from unittest import mock
 
 from vllm.v1.kv_offload.base import OffloadKey
 
-from blocklife.offload.lookup import Answer, Unit, common_length
+from blocklife.offload._lookup import Answer, Unit, common_length
 
 from .tier import ANSWERS
 

@@ -23,9 +23,9 @@ from blocklife.ledger import Ledger
 from blocklife.ledger._ids import batch
 from blocklife.ledger._rules import FILL, FILLED
 from blocklife.offload import HostTier
-from blocklife.offload.groups import FullAttention, Geometry
-from blocklife.offload.host import Name, Replacement
-from blocklife.offload.lookup import Answer
+from blocklife.offload._groups import FullAttention, Geometry
+from blocklife.offload._host import Name, Replacement
+from blocklife.offload._lookup import Answer
 
 Prefix = Callable[..., int | None]
 """What tests put in the place of their scan of a group: the keys, and it says how many of them are hits; None: ask again."""

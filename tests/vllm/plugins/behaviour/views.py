@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import JobRow
-from blocklife.offload.groups import Geometry, SlidingWindow
+from blocklife.offload._groups import Geometry, SlidingWindow
 from blocklife.states import COPYING, BlockLife
 
 from .tier import Oracle, Prefix

@@ -17,11 +17,11 @@ import numpy as np
 from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.snapshot import Names, Snapshot, canonical_names, own_names
+from blocklife.ledger._snapshot import Names, Snapshot, canonical_names, own_names
 from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
+from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.offload.records import Hit, Keys
 from blocklife.offload.replacement import can_be_saved
-from blocklife.offload.stores import Chunk, StoreLine
 
 
 class SavedProgress(NamedTuple):

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from blocklife.offload.groups import Geometry, Group, Mamba, SlidingWindow
+from blocklife.offload._groups import Geometry, Group, Mamba, SlidingWindow
 from blocklife.offload.records import Policies
 
 Rows = NDArray[np.int64]

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blocklife.ledger import Ledger, edge
-from blocklife.offload.groups import Geometry, SlidingWindow
-from blocklife.offload.host import HostTier
-from blocklife.offload.lookup import Answer, Found, Unit, common_length
+from blocklife.ledger import Ledger
+from blocklife.ledger import _edge as edge
+from blocklife.offload._groups import Geometry, SlidingWindow
+from blocklife.offload._host import HostTier
+from blocklife.offload._lookup import Answer, Found, Unit, common_length
 from blocklife.offload.records import FullHit, Hit, Keys, Policies
 from blocklife.states import Job
 

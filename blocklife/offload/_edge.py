@@ -1,10 +1,10 @@
-"""The edge of the offload scheduler: its own records, looked at as the ledger's are (`blocklife.ledger.edge`)."""
+"""The edge of the offload scheduler: its own records, looked at as the ledger's are (`blocklife.ledger._edge`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from blocklife.ledger import edge
+from blocklife.ledger import _edge as edge
 from blocklife.offload.records import Freed, HandedOff, Placed, Step
 
 

@@ -22,8 +22,8 @@ from blocklife.ledger import Ledger
 from blocklife.ledger._ids import NULL, packed
 from blocklife.ledger.jobs import JobColumns
 from blocklife.ledger.views import block_of
-from blocklife.offload.groups import Geometry
-from blocklife.offload.host import HostTier
+from blocklife.offload._groups import Geometry
+from blocklife.offload._host import HostTier
 from blocklife.offload.records import Mode, Policies
 from blocklife.states import COPYING, KEYED, Block, Job, Slot
 

@@ -32,11 +32,11 @@ from blocklife.ledger._ids import NULL, packed
 from blocklife.ledger.jobs import Allocated, JobColumns, Jobs
 from blocklife.ledger.records import Completion, Growth, JobId, Launched
 from blocklife.ledger.views import block_of
+from blocklife.offload._progress import NEVER
+from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import Rows
-from blocklife.offload.progress import NEVER
+from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
-from blocklife.offload.scheduler import OffloadScheduler
-from blocklife.offload.stores import Chunk
 from blocklife.states import COPYING, KEYED, Block, Job, Request
 
 _OPEN = frozenset({Block.ALLOCATED, Block.PLEDGED})

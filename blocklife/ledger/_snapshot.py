@@ -27,7 +27,7 @@ from blocklife.ledger.records import Direction
 from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife
 
 if TYPE_CHECKING:
-    from blocklife.ledger.ledger import Ledger
+    from blocklife.ledger._ledger import Ledger
 
 ValueT = TypeVar("ValueT")
 

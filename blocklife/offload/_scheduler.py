@@ -26,15 +26,17 @@ import numpy as np
 from attrs import evolve
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Ledger, Plan, edge
+from blocklife.ledger import Ledger, Plan
+from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL
+from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
-from blocklife.ledger.snapshot import Names
-from blocklife.offload import edge as ours
+from blocklife.offload import _edge as ours
+from blocklife.offload._groups import Geometry, Mamba
+from blocklife.offload._host import HostTier
+from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
 from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.groups import Geometry, Mamba
-from blocklife.offload.host import HostTier
 from blocklife.offload.records import (
     FullHit,
     Hit,
@@ -46,7 +48,6 @@ from blocklife.offload.records import (
     Settled,
     Step,
 )
-from blocklife.offload.snapshot import SavedScheduler, names_of, put_back, take
 from blocklife.states import Request
 
 _NOBODY: Mapping[str, int] = {}

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Ledger, edge
-from blocklife.offload.lookup import Answer
+from blocklife.ledger import Ledger
+from blocklife.ledger import _edge as edge
+from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
 from blocklife.states import Slot

@@ -24,11 +24,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import _edge as edge
 from blocklife.ledger import _rules as rules
-from blocklife.ledger import edge
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import ID_MASK, NULL, Lives, batch, entries, extend, ids_of, joined, listed, select
 from blocklife.ledger._journal import Journal, Listener, RefusalListener, verb
+from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
+from blocklife.ledger._snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger._steps import Steps
 from blocklife.ledger.jobs import (
@@ -47,7 +49,6 @@ from blocklife.ledger.jobs import (
     Unwanted,
     gather,
 )
-from blocklife.ledger.limits import Checking, Contract, Limits, Statistics, check_member
 from blocklife.ledger.records import (
     Committed,
     Completion,
@@ -61,7 +62,6 @@ from blocklife.ledger.records import (
     Seal,
     Worker,
 )
-from blocklife.ledger.snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, statistics_of
 from blocklife.lifecycle import painted
 from blocklife.states import MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
