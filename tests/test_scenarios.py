@@ -100,7 +100,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "no look at copies": (
         "S2",
         lambda patch: without(
-            patch, StoreLine, "_judge", {"if at in COPYING:": "if False:"}
+            patch, StoreLine, "_judge", {"if at in _COPYING:": "if False:"}
         ),
         "cannot PLAN_STORE while IN_FLIGHT",
     ),

@@ -142,7 +142,7 @@ def test_s1_what_is_valid_of_a_cancelled_store_is_stored(contract: Contract, ahe
 
 
 BY_BLOCK_ID = (
-    "life = chunk.lives[position] = self._ledger.blocks.life(block_of(life))\n        at = state_of(life)\n        if False:"
+    "life = chunk.lives[position] = self._ledger.blocks.life(block_of(life))\n        at = code_of(life)\n        if False:"
 )
 
 
@@ -357,7 +357,7 @@ def test_s2_hit_on_the_whole_prompt_leaves_one_token_to_compute(
 @AHEAD
 def test_s2_planted_no_look_at_copies_is_refused(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without asking whether a copy is out, the second store of a life is refused by the table of blocks."""
-    without(monkeypatch, StoreLine, "_judge", {"if at in COPYING:": "if False:"})
+    without(monkeypatch, StoreLine, "_judge", {"if at in _COPYING:": "if False:"})
 
     with pytest.raises(RefusedError, match="cannot PLAN_STORE while IN_FLIGHT"):
         test_s2_in_flight_is_stored_once(contract, ahead)

@@ -66,7 +66,6 @@ class Ring:
     def peek(self, count: int) -> Ids:
         """The first *count* places, or as many as there are."""
         if count >= BULK:
-            self._skip()
             return batch(self._peek_many(count))
         found: list[int] = []
         ring, entry, capacity = self._ring, self._entry, self._capacity
@@ -113,27 +112,31 @@ class Ring:
         self._head, self._tail = _START, _START + len(kept)
         self._write(_START, kept)
 
-    def _skip(self) -> None:
-        """Move the head to the first entry that counts, so that no entry is passed over twice."""
-        ring, entry, capacity = self._ring, self._entry, self._capacity
-        while self._head < self._tail and entry[ring[self._head % capacity]] != self._head:
-            self._head += 1
-
     def _peek_many(self, count: int) -> NDArray[np.int64]:
         found: list[NDArray[np.int64]] = []
         position, missing = self._head, count
         while position < self._tail and missing > 0:
             stop = min(self._tail, position + 2 * missing)
-            found.append(self._scan(position, stop)[:missing])
-            missing -= len(found[-1])
+            places, counts = self._between(position, stop)
+            where = counts.nonzero()[0]
+            if not found:  # nobody passes over it again
+                self._head = position + int(where[0]) if len(where) else stop
+            if len(where):
+                found.append(places[where[:missing]])
+                missing -= len(found[-1])
             position = stop
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def _scan(self, start: int, stop: int) -> NDArray[np.int64]:
         """The places whose entries between two positions count."""
+        places, counts = self._between(start, stop)
+        return places[counts]
+
+    def _between(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The places of all entries between two positions, and which of the entries count."""
         first = start % self._capacity
         ids = self._ring_view[first : first + stop - start]
         if len(ids) < stop - start:
             ids = np.concatenate((ids, self._ring_view[: stop - start - len(ids)]))
-        chosen: NDArray[np.int64] = ids[self._entry_view[ids] == np.arange(start, stop)].astype(np.int64)
-        return chosen
+        counts: NDArray[np.bool_] = self._entry_view[ids] == np.arange(start, stop)
+        return ids.astype(np.int64), counts

@@ -78,6 +78,11 @@ class BlocksView:
         block = life & ID_MASK
         return _BLOCKS[self._blocks.state[block]] if self._blocks.epoch[block] == life >> EPOCH_SHIFT else None
 
+    def code_of(self, life: int) -> int | None:
+        """`of`, as the number of the state among those of the machine: for who asks about many, one by one."""
+        block = life & ID_MASK
+        return self._blocks.state[block] if self._blocks.epoch[block] == life >> EPOCH_SHIFT else None
+
     def among(self, lives: Lives, states: frozenset[Block]) -> list[bool]:
         """Of each life whether it is not over and its block in one of these states."""
         flags, blocks = _flags(states), self._blocks

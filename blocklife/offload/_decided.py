@@ -37,13 +37,13 @@ from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import Rows
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
-from blocklife.states import COPYING, KEYED, Block, Job, Request
+from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Request, RequestLife, Trait, states_with
 
-_OPEN = frozenset({Block.ALLOCATED, Block.PLEDGED})
+_OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
 """States of content that is being made, from which it can be sealed."""
-_STORABLE = frozenset({Block.SEALED, Block.CACHED})
+_STORABLE = KEYED - COPYING
 """States of final content that no store reads."""
-_HOLDING_NOTHING = frozenset({Request.WAITING, Request.PREEMPTED})
+_HOLDING_NOTHING = frozenset(Request) - states_with(Trait.ADMITTED, Request) - RequestLife.table.finals
 
 _Span: TypeAlias = tuple[str, Sequence[int], Sequence[bytes]]
 """Neighbouring blocks of a request, and their keys."""

@@ -26,6 +26,8 @@ from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, LastStep
 from blocklife.states import Block, Request
 
+_BYTES = frozenset({bytes})
+
 Content: TypeAlias = tuple[int, str, list[int], Sequence[bytes]]
 """Neighbouring blocks of one request: their group, its name, their lives and keys."""
 
@@ -560,7 +562,9 @@ class SchedulerSteps:
 
 def keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
     """The keys of some blocks, from a function of the engine's."""
-    keys = edge.keys(tracked.keys(group, start, stop), "keys")
+    keys = tracked.keys(group, start, stop)
+    if type(keys) is not list or not _BYTES.issuperset(map(type, keys)):
+        keys = edge.keys(keys, "keys")
     if len(keys) < stop - start:
         raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
     return keys

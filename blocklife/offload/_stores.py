@@ -25,9 +25,12 @@ from blocklife.ledger.views import block_of
 from blocklife.offload._groups import Geometry
 from blocklife.offload._host import HostTier
 from blocklife.offload.records import Mode, Policies
-from blocklife.states import COPYING, KEYED, Block, Job, Slot
+from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
 
-_AFTER = frozenset({Block.FLUSHED, Block.LOADING})
+_INDEX = BlockLife.table.index
+_COPYING = frozenset(_INDEX[state] for state in COPYING)
+_FINAL = frozenset(_INDEX[state] for state in KEYED)
+_AFTER = frozenset(_INDEX[state] for state in states_with(Trait.HELD, Block) & STORE_READS)
 """States from which it can be once a wait is proven, or a load has landed."""
 
 
@@ -218,22 +221,22 @@ class StoreLine:
         """Look at a chunk whose turn has come: stale blocks become holes."""
         if self.is_stored(chunk.group, chunk.key):
             return _DROP
-        state_of = self._ledger.blocks.of
+        code_of = self._ledger.blocks.code_of
         later = False
         for position, life in enumerate(chunk.lives):
             if life == NULL:
                 continue
-            at = state_of(life)
+            at = code_of(life)
             if at is None:
                 self.counts["stale"] += 1
                 chunk.lives[position] = NULL
                 continue
-            if at in COPYING:
+            if at in _COPYING:
                 if position == len(chunk.lives) - 1:  # the chunk is named after this life: it is on its way
                     self.counts["in flight"] += 1
                     return _DROP
                 later = True  # it is part of another chunk, too
-            elif at in _AFTER or (self._lazy and at not in KEYED):
+            elif at in _AFTER or (self._lazy and at not in _FINAL):
                 later = True
         chunk.suffix = _suffix(chunk.lives)
         if chunk.suffix < self._required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):

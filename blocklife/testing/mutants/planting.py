@@ -595,7 +595,7 @@ SEEDS: tuple[Seed, ...] = (
         "S2: what is on its way is stored again",
         StoreLine,
         "_judge",
-        {"if at in COPYING:": "if False:"},
+        {"if at in _COPYING:": "if False:"},
     ),
     Seed(
         "S3: a chunk counts as whole, holes or not",
