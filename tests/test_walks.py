@@ -752,6 +752,7 @@ def test_early_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"DeviceFault: copy \S+ touches block \d+, which is said to be FREED", findings(invariants=False))
 
 
+@pytest.mark.interpreted
 def test_forgotten_epoch_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference to a life that is over is not taken for one to the new tenant."""
     plant_forgotten_epoch(monkeypatch)
@@ -776,6 +777,7 @@ def test_flush_not_ordered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"DeviceFault: plan \d+ does not wait for copy", findings(invariants=False))
 
 
+@pytest.mark.interpreted
 def test_forgotten_pin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planned store that does not pin its source is seen at once."""
     plant_pins(monkeypatch, "plan_store", 0)
@@ -783,6 +785,7 @@ def test_forgotten_pin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"I1: pins of place \d+ say 0, counted 1", findings(device=False))
 
 
+@pytest.mark.interpreted
 def test_unpin_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A landing that takes two pins is an error, never a clamp."""
     plant_pins(monkeypatch, "land", -2)

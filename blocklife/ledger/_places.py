@@ -162,6 +162,9 @@ class Blocks(Places):
         self.writes_view = np.frombuffer(self.writes, dtype=np.uint8)
         self.job = array("i", [0]) * num_blocks
         self.job_view = np.frombuffer(self.job, dtype=np.int32)
+        # the same columns again: where they are compiled, these names are typed (_places.pxd)
+        self._epoch, self._refs, self._pins = self.epoch, self.refs, self.pins
+        self._writes, self._overdue, self._job = self.writes, self.overdue, self.job
         index = BlockLife.table.index
         self._freed, self._cached = index[Block.FREED], index[Block.CACHED]
         self.queue = Ring(num_blocks if indexed else 1)
@@ -186,7 +189,7 @@ class Blocks(Places):
     def fresh(self, lives: Lives) -> list[bool] | NDArray[np.bool_]:
         """Which references still name the current life of their block: the one comparison that staleness is."""
         if type(lives) is list:
-            epoch = self.epoch
+            epoch = self._epoch
             return [epoch[life & ID_MASK] == life >> EPOCH_SHIFT for life in lives]
         known = np.asarray(lives)
         fresh: NDArray[np.bool_] = self.epoch_view[known & ID_MASK] == known >> EPOCH_SHIFT
@@ -205,7 +208,7 @@ class Blocks(Places):
             rows = [table[state[place] << COUNTS] for place in ids]
         else:
             ours = rule.tables[change.at | OWN] if own is not None else table
-            all_refs, all_pins, all_writes, all_overdue = self.refs, self.pins, self.writes, self.overdue
+            all_refs, all_pins, all_writes, all_overdue = self._refs, self._pins, self._writes, self._overdue
             refs, pins, writes, overdue = change.seen_refs, change.pins, change.writes, change.overdue
             rows = []
             for position, place in enumerate(ids):
@@ -330,13 +333,13 @@ class Blocks(Places):
             self.queue.push_front(empty)
 
     def _end_life(self, place: int, refs: int, orphaned: list[int]) -> None:
-        self.epoch[place] = (self.epoch[place] + 1) & EPOCH_MASK
-        self.refs[place] = refs
+        self._epoch[place] = (self._epoch[place] + 1) & EPOCH_MASK
+        self._refs[place] = refs
         if self.key[place] is not None:
             self.forget((place,))
-        if self.job[place]:
-            orphaned.append(self.job[place])
-            self.job[place] = 0
+        if self._job[place]:
+            orphaned.append(self._job[place])
+            self._job[place] = 0
 
     def _end_lives(self, places: NDArray[np.int64], refs: int, orphaned: list[int]) -> None:
         self.epoch_view[places] = (self.epoch_view[places] + np.uint32(1)) & np.uint32(EPOCH_MASK)
