@@ -360,6 +360,8 @@ _PARTS = frozenset(
     {"_state", "_steps", "_check", "_journal", "_blocks", "_slots", "_jobs", "_ledger", "_stores", "_progress", "_tier"}
 )
 """Attributes under which a part is known to another: they are state as much as what is in them."""
+_COLUMNS = frozenset({"epoch", "refs", "pins", "writes", "overdue", "job"})
+"""The columns of blocks that have a second name."""
 _NOTE = "_mutant_reached"
 """The global name under which a watched function finds the function to call."""
 _ASKS = ("check", "_check", "_recheck", "_ask", "ask", "tracked")
@@ -491,7 +493,12 @@ def _outside(node: ast.expr, own: set[str]) -> bool:
         node = node.func if isinstance(node, ast.Call) else node.value
     if not isinstance(node, ast.Name) or node.id in own:
         return False
-    return all(each in _state_names() or each in _PARTS or _is_function(each) for each in attributes)
+    return all(_is_state(each) or each in _PARTS or _is_function(each) for each in attributes)
+
+
+def _is_state(name: str) -> bool:
+    """Whether snapshots speak of it. A column has a second name, with an underscore, for where it is compiled."""
+    return name in _state_names() or name in {"_" + each for each in _COLUMNS}
 
 
 def _is_function(name: str) -> bool:
