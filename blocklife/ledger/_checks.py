@@ -224,7 +224,7 @@ class Checks:
         Where it is not so, the checks one by one find out whether something is wrong, and tell what.
         """
         blocks, table = self._blocks, SEAL.rule.tables[SEAL.at]
-        epoch, group_of, state, size = blocks.epoch, blocks.group, blocks.state, len(blocks)
+        epoch, group_of, state, size = blocks.epoch, blocks.group, blocks.state, len(blocks.state)
         seen: list[int] = []
         for seal in seals:
             lives, keys, group = seal.lives, seal.keys, seal.group
@@ -304,7 +304,7 @@ class Checks:
     def _are_storable(self, stores: JobColumns, ids: list[int], lives: list[int], slots: list[int]) -> bool:
         """Whether nothing of few blocks is wrong; what is wrong, if anything, is found and told by the checks one by one."""
         blocks, count = self._blocks, len(ids)
-        if min(ids) == NULL or max(ids) >= len(blocks) or min(slots) < 0 or max(slots) >= len(self._slots):
+        if min(ids) == NULL or max(ids) >= len(blocks.state) or min(slots) < 0 or max(slots) >= len(self._slots.state):
             return False
         if len(set(ids)) != count or len(set(slots)) != len(slots):
             return False

@@ -256,7 +256,10 @@ def launch(record: object, name: str) -> Launched:
 
 def completions(values: object, name: str) -> list[Completion]:
     """Reports, one after the other."""
-    return [completion(each, name) for each in several(values, name, "Completion records")]
+    found = []
+    for each in values if type(values) is list else several(values, name, "Completion records"):
+        found.append(completion(each, name))
+    return found
 
 
 def launches(values: object, name: str) -> list[Launched]:

@@ -410,11 +410,12 @@ class Ledger(edge.NotCopied):
         if len(keys) != len(given):
             raise MisuseError(f"{len(given)} blocks to seal and {len(keys)} keys do not agree")
         self._check.group(held.group)
-        if not self._check.are_sealable((Seal(held.group, given, keys),)):
+        known_fresh = self._check.are_sealable((Seal(held.group, given, keys),))
+        if not known_fresh:
             self._check.distinct(given, "seal")
             lives, names = self._check.still_fresh(given, keys)
             self._check.content(ids_of(lives), lives, names, held.group)
-        return Batch(self._steps.seal(given, keys, held.group), held.group)
+        return Batch(self._steps.seal(given, keys, held.group, known_fresh=known_fresh), held.group)
 
     @verb
     def seal_many(self, seals: Iterable[Seal]) -> None:

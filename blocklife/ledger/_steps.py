@@ -321,9 +321,9 @@ class Steps:
             for each in chosen:
                 table[each] = NULL
 
-    def seal(self, held: Lives, keys: Sequence[bytes], group: int) -> Lives:
+    def seal(self, held: Lives, keys: Sequence[bytes], group: int, *, known_fresh: bool = False) -> Lives:
         """Seal what is not over; everything that could refuse it was asked before."""
-        lives, names = self._check.still_fresh(held, keys)
+        lives, names = (held, keys) if known_fresh else self._check.still_fresh(held, keys)
         ids = ids_of(lives)
         self.take_blocks(rules.SEAL, ids, self._blocks.ask(rules.SEAL, ids))
         self._blocks.name(listed(ids), names, group)
@@ -422,9 +422,18 @@ class Steps:
     def ripe(self) -> list[JobRow]:
         """The planned jobs whose content is final, oldest first."""
         planned = list(self._jobs.planned.values())
-        if sum([len(job.ids) for job in planned]) < BULK:
-            state = self._blocks.state
-            return [job for job in planned if PLEDGED not in [state[place] for place in job.ids]]
+        count = 0
+        for job in planned:
+            count += len(job.ids)
+        if count < BULK:
+            state, found = self._blocks.state, list[JobRow]()
+            for job in planned:
+                for place in listed(job.ids):
+                    if state[place] == PLEDGED:
+                        break
+                else:
+                    found.append(job)
+            return found
         ids = np.asarray(joined([job.ids for job in planned]), dtype=np.int64)
         starts = cuts_of(job.ids for job in planned)[:-1]
         pledged = np.logical_or.reduceat(self._blocks.column.view[ids] == PLEDGED, starts)
@@ -434,9 +443,14 @@ class Steps:
         """Coupling *submitted*: the workers have these jobs from now on."""
         if not jobs:
             return
-        taken = [self._check.ask_job(job, "submit") for job in jobs]
-        parts: list[Ids] = [job.ids for job in jobs]
-        fresh = self._blocks.fresh(joined([job.lives for job in jobs]))
+        taken: list[int] = []
+        parts: list[Ids] = []
+        held: list[Lives] = []
+        for job in jobs:
+            taken.append(self._check.ask_job(job, "submit"))
+            parts.append(job.ids)
+            held.append(job.lives)
+        fresh = self._blocks.fresh(joined(held))
         if not every(fresh):
             parts = [ids_of(self._current(job)) for job in jobs]
         ids = joined(parts)
@@ -473,20 +487,21 @@ class Steps:
         ripe = self.ripe()
         self.submit(ripe)
         transfers = self.transfers(ripe)
-        flushed = []
+        loads: list[Transfer] = []
+        stores: list[Transfer] = []
+        for transfer in transfers:
+            (stores if transfer.direction is Direction.STORE else loads).append(transfer)
+        flushed: list[JobRow] = []
+        waited: list[int] = []
         for number in state.to_flush:
             wanted = jobs.by_number.get(number)
             if wanted is not None and jobs.state(wanted) not in TERMINAL:
                 self.arm(wanted, now)
                 flushed.append(wanted)
+                waited.append(number)
         state.to_flush.clear()
-        state.waiting[self._journal.plan] = tuple([job.number for job in flushed])
-        return Plan(
-            self._journal.plan,
-            tuple([each for each in transfers if each.direction is Direction.LOAD]),
-            tuple([each for each in transfers if each.direction is Direction.STORE]),
-            tuple(map(state.id_of, flushed)),
-        )
+        state.waiting[self._journal.plan] = tuple(waited)
+        return Plan(self._journal.plan, tuple(loads), tuple(stores), tuple(map(state.id_of, flushed)))
 
     def arm(self, job: JobRow, now: float) -> None:
         """The deadline of a job starts, if it has not."""

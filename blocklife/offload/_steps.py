@@ -82,17 +82,20 @@ class SchedulerSteps:
                     copied += state is not Block.CACHED
         # a wait for a copy is worth it only where nobody else makes progress
         alone = ledger.contract is Contract.FENCE and not (self._progress.running.any() or self._state.waiting_loads)
-        if fresh + cold > ledger.blocks.free + (ledger.statistics().freeing_soon - copied if alone else 0):
+        short = fresh + cold - ledger.blocks.free
+        if short > 0 and not (alone and short <= ledger.statistics().freeing_soon - copied):
             raise CapacityError(
                 f"request {name}: {fresh} blocks wanted besides {cold} of its hit, {ledger.blocks.free} are free (preempt a "
                 "request, or wait for a copy to land)"
             )
         for group, begin, lives, _, _ in plans:  # all hits first, so that no hand-out takes one of them
-            ledger.skip(name, begin, group)
+            if begin:
+                ledger.skip(name, begin, group)
             if lives:
                 ledger.acquire(name, lives, group)
         for group, _, _, skip, count in plans:
-            ledger.skip(name, skip, group)
+            if skip:
+                ledger.skip(name, skip, group)
             if count:
                 ledger.allocate(name, count, group)
 
@@ -554,7 +557,7 @@ class SchedulerSteps:
         )
 
     def check_waiting(self, name: str, what: str) -> None:
-        state = self._ledger.request_state(name)
+        state = self._ledger.requests.at(name)
         if state not in (Request.WAITING, Request.PREEMPTED):
             remedy = "its load must end first" if state is Request.LOADING else "grow it, or preempt it first"
             raise MisuseError(f"request {name}: cannot {what} while {state.name} ({remedy})")
