@@ -40,7 +40,7 @@ What is refused is told in one line on standard error; then there is no report, 
 
 
 class _Version(argparse.Action):
-    """Looks at how the package was built only where somebody asks."""
+    """`--version`: it imports the report on how the core was built only when the option is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> NoReturn:
         """The option is there."""

@@ -62,7 +62,7 @@ def given(args: Sequence[object], kwargs: Mapping[str, object], *names: str) -> 
 
 
 def name_of(request: object) -> str:
-    """The name of a request, which may be given as the name itself; `CONNECTOR` where there is none."""
+    """The name of a request. *request* is vLLM's object or the name itself; anything else gives `CONNECTOR`."""
     name = getattr(request, "request_id", request)
     return name if isinstance(name, str) else CONNECTOR
 

@@ -20,8 +20,10 @@ BEFORE = "before"
 
 
 class Holders:
-    """All holders. Invariant: ``where[block]`` has each holder of a block once for each of its references, and is that holder's
-    ``alone`` where there is one only.
+    """All holders.
+
+    Invariant: ``where[block]`` has each holder of a block once for each of its references. The entry of a block with one holder
+    is that holder's tuple ``alone`` itself.
     """
 
     def __init__(self, lives: FollowedLives, story: BlockHistory, *, num_groups: int, computes: bool) -> None:

@@ -71,8 +71,10 @@ class FollowedJob:
 
 
 class FollowedJobs:
-    """All jobs in flight. Invariant: ``touching`` and ``_using`` name exactly the jobs that are not over, and are the job's own
-    ``alone`` where there is one only. *filing* keeps them in the ledger, if it is told of jobs.
+    """All jobs in flight, also as jobs of the ledger where *filing* is given.
+
+    Invariant: an entry of ``touching`` and ``_using`` has exactly the jobs of its place that are not over. The entry of a place
+    with one job is that job's tuple ``alone`` itself, so that most places need no tuple of their own.
     """
 
     def __init__(
@@ -482,7 +484,7 @@ class FollowedJobs:
             job.ids = (number,)
 
     def _follow_load(self, job: FollowedJob, pieces: list[CopyPiece], row: str) -> None:
-        """Note which lives a load fills, in the ledger if it is told of jobs."""
+        """Note which lives a load fills: in the ledger where there is a filing, else in the job."""
         if self._filing is None:
             job.targets = [self._holders.life(piece.block) for piece in pieces]
             return
@@ -511,7 +513,7 @@ class FollowedJobs:
 
 
 def of(request: str | None) -> str:
-    """The part of a sentence that names the request; empty where there is none."""
+    """The words " of request NAME" for a message; no words if *request* is None."""
     return "" if request is None else f" of request {request}"
 
 
