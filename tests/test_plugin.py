@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from blocklife.errors import MisuseError
+from blocklife.errors import InvariantError, MisuseError
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger._state import LedgerData
+from blocklife.ledger.records import Growth
 from blocklife.states import MACHINES
 from blocklife.testing.plugin.coverage import Coverage
 from blocklife.testing.plugin.hooks import MUTANT, REPORT, REQUIRE
@@ -219,6 +220,20 @@ def test_page_shows_fixtures_as_they_are_called(tmp_path: Path) -> None:
 def test_fixture_that_is_called_wrongly_says_what_it_takes(call: Callable[[], object], message: str) -> None:
     with pytest.raises(MisuseError, match=re.escape(message)):
         call()
+
+
+def test_ledger_of_an_engine_with_its_own_index_is_watched_too() -> None:
+    """All modes of a ledger are open to a test: here one that is told of many tables at once, and a count that went wrong."""
+    ledger = make_watched(raise_violation)(own_pool=False, indexed=False)
+    ledger.add_request("a")
+    ledger.admit("a")
+    growth = Growth()
+    growth.note("a", 0, [1, 2], [])
+    ledger.observe_tables(growth)
+
+    ledger._state.blocks.refs[1] += 1
+    with pytest.raises(InvariantError, match="I4 does not hold after observe_tables: refs of place 1 say 2, counted 1"):
+        ledger.observe_tables(Growth())
 
 
 # --- the report -------------------------------------------------------------------------------------------------------------

@@ -45,10 +45,17 @@ class WatchedLedger(Ledger):
         incarnation: int = 1,
         deadline: float = 64.0,
         own_pool: bool = True,
+        indexed: bool = True,
         found: Found = raise_violation,
     ) -> None:
         super().__init__(
-            limits, contract=contract, checking=checking, incarnation=incarnation, deadline=deadline, own_pool=own_pool
+            limits,
+            contract=contract,
+            checking=checking,
+            incarnation=incarnation,
+            deadline=deadline,
+            own_pool=own_pool,
+            indexed=indexed,
         )
         self.found = found
         self.verdict = ""
@@ -142,6 +149,7 @@ def make_watched(found: Found) -> Callable[..., WatchedLedger]:
         incarnation: int = 1,
         deadline: float = 64.0,
         own_pool: bool = True,
+        indexed: bool = True,
         **limits: int,
     ) -> WatchedLedger:
         refuse_unknown("blocklife_ledger", limits, attrs.fields_dict(Limits))
@@ -152,6 +160,7 @@ def make_watched(found: Found) -> Callable[..., WatchedLedger]:
             incarnation=incarnation,
             deadline=deadline,
             own_pool=own_pool,
+            indexed=indexed,
             found=found,
         )
 
