@@ -14,13 +14,14 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from attrs import define
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, ids_of, listed
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, ids_of, listed, packed
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import JobRow
 from blocklife.ledger.records import Direction
@@ -104,8 +105,8 @@ class SavedRequest(NamedTuple):
 class Snapshot(NamedTuple):
     """A ledger at one moment, for `Ledger.restore` on a ledger with the same limits."""
 
-    made_with: tuple[object, ...]
-    """Limits, contract, incarnation and owner of the pool of the ledger that it was taken of."""
+    made_with: str
+    """Limits, contract, incarnation, and who owns pool and index, of the ledger that it was taken of."""
     blocks: SavedBlocks
     slots: SavedSlots
     block_index: tuple[tuple[tuple[bytes, int], ...], ...]
@@ -179,55 +180,52 @@ def canonical_names(
     are over only from the oldest on that *jobs* names. *lives* are those that somebody outside the ledger remembers.
     """
     core = ledger._state
-    blocks, slots, out = core.blocks, core.slots, core.jobs.out
-    # who remembers a job that is over remembers those that came after it: one of them may have had its places since
-    oldest = min([number for number in jobs if number not in out], default=core.jobs.last_number + 1)
+    blocks, slots, table = core.blocks, core.slots, core.jobs
+    out, oldest = table.out, table.last_number + 1
+    for number in jobs:
+        # who remembers a job that is over remembers those that came after it: one of them may have had its places since
+        if number < oldest and number not in out:
+            oldest = number
     named: list[int] = []
     of_jobs: list[int] = []
     numbers: dict[int, int] = {}
     for request in core.requests.values():
-        for table in request.tables:
-            named += table
-    for job in core.jobs.by_number.values():
+        for held in request.tables:
+            named += held
+    for job in table.by_number.values():
         if job.number in out or job.number >= oldest:
             numbers[job.number] = len(numbers) + 1
             named += listed(job.lives)
             of_jobs += listed(job.slots)
-    new_blocks = _by_rank([NULL, *map(ID_MASK.__and__, named), *blocks.free_order()], len(blocks))
+    size = len(slots.key)
+    new_blocks = _by_rank((NULL, *[life & ID_MASK for life in named], *blocks.free_order()), len(blocks.key))
     named += lives
     epochs, new_lives = _new_epochs(core, named, new_blocks)
-    by_content = [(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None]
-    if by_content:
-        of_jobs += [slot for _, _, slot in sorted(by_content)]
-    new_slots = _by_rank([*of_jobs, *slots.peek_empty(len(slots))], len(slots))
+    if by_content := [(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None]:
+        by_content.sort()
+        of_jobs += [slot for _, _, slot in by_content]
+    new_slots = _by_rank((*of_jobs, *slots.peek_empty(size)), size)
     plans_before = next(iter(core.waiting), core.plan_number + 1) - 1
     return Names(new_blocks, new_slots, epochs, new_lives, numbers, plans_before, now, places_per_slot)
 
 
-def _by_rank(order: Iterable[int], size: int) -> list[int]:
+_ORDERS = 4096
+"""Orders of places whose ranks are kept: a small world comes back to few of them, and asks for one in each of its steps."""
+
+
+@lru_cache(_ORDERS)
+def _by_rank(order: tuple[int, ...], size: int) -> tuple[int, ...]:
     """The new name of each place: its rank in an order, at its first mention; those that are not named there come last."""
-    found = [-1] * size
-    new = 0
-    for place in order:
-        if found[place] < 0:
-            found[place] = new
-            new += 1
-    if new < size:
-        for place in range(size):
-            if found[place] < 0:
-                found[place] = new
-                new += 1
-    return found
+    ranks = {place: rank for rank, place in enumerate(dict.fromkeys((*order, *range(size))))}
+    return tuple([ranks[place] for place in range(size)])
 
 
 def _new_epochs(core: LedgerData, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
     """The present epoch of each block is the number of its older lives that are named; so are those, in their order."""
     epoch = core.blocks.epoch
-    lives = {NULL: NULL}
-    for place, new in enumerate(new_blocks):
-        lives[epoch[place] << EPOCH_SHIFT | place] = new
+    lives = {life: new_blocks[life & ID_MASK] for life in named}
     epochs = [0] * len(epoch)
-    if over := set(named) - lives.keys():
+    if over := [life for life in lives if epoch[life & ID_MASK] != life >> EPOCH_SHIFT]:
         older: dict[int, list[int]] = {}
         for life in sorted(over):
             older.setdefault(life & ID_MASK, []).append(life)
@@ -235,6 +233,7 @@ def _new_epochs(core: LedgerData, named: Iterable[int], new_blocks: Sequence[int
             epochs[place] = len(found)
             for rank, life in enumerate([*found, epoch[place] << EPOCH_SHIFT | place]):
                 lives[life] = rank << EPOCH_SHIFT | new_blocks[place]
+    lives[NULL] = NULL
     return epochs, lives
 
 
@@ -247,31 +246,31 @@ _PASSED = _OVER | {_QUARANTINED}
 
 def take(core: LedgerData, names: Names) -> Snapshot:
     """Everything that decides what the ledger does next, under these names."""
-    jobs, numbers, before = core.jobs, names.jobs, names.plans_before
-    blocks, slots = names.blocks.__getitem__, names.slots.__getitem__
+    jobs, numbers, before, canonical = core.jobs, names.jobs, names.plans_before, names.canonical
+    blocks, slots = names.blocks, names.slots
     saved_jobs, rows = _save_jobs(core, names)
     waiting: list[tuple[int, tuple[int, ...]]] = []
     for plan, waited in core.waiting.items():
         waiting.append((plan - before, tuple([numbers[number] for number in waited if number in numbers]) if waited else ()))
     holders: list[tuple[str, tuple[tuple[int, int], ...]]] = []
     for name, held in core.holders.items():
-        holders.append((name, tuple(sorted(zip(map(slots, held), held.values(), strict=True)))))
+        holders.append((name, tuple(sorted([(slots[slot], count) for slot, count in held.items()]))))
     return Snapshot(
-        _made_with(core),
+        core.made_with,
         _save_blocks(core, names, rows),
         _save_slots(core, names),
         _save_index(core.blocks.index, blocks),
         _save_index(core.slots.index, slots),
-        tuple(map(blocks, core.blocks.free_order())),
-        tuple(map(slots, core.slots.peek_empty(len(core.slots)))),
+        tuple([blocks[place] for place in core.blocks.free_order()]),
+        tuple([slots[slot] for slot in core.slots.peek_empty(len(core.slots.key))]),
         saved_jobs,
-        len(saved_jobs) if names.canonical else jobs.last_number,
-        _spare(rows, saved_jobs, jobs.max_jobs) if names.canonical else tuple(jobs._spare),
+        len(saved_jobs) if canonical else jobs.last_number,
+        _spare(len(rows), saved_jobs, jobs.max_jobs) if canonical else tuple(jobs._spare),
         _save_requests(core, names),
         tuple(core.spare_requests),
-        tuple(sorted(holders)),
+        tuple(sorted(holders)) if holders else (),
         core.plan_number - before,
-        tuple(map(numbers.__getitem__, core.to_flush)),
+        tuple([numbers[number] for number in core.to_flush]) if core.to_flush else (),
         tuple(waiting),
     )
 
@@ -283,17 +282,17 @@ def _save_blocks(core: LedgerData, names: Names, rows: Mapping[int, int]) -> Sav
             bytes(state), bytes(blocks.group), bytes(blocks.epoch), bytes(blocks.refs), bytes(blocks.pins),
             bytes(blocks.writes), bytes(blocks.overdue), bytes(blocks.job), tuple(blocks.key),
         )  # fmt: skip
-    pick = _picker(names.blocks)
-    states, groups = bytes(pick(state)), bytes(pick(blocks.group))
+    pick = _picker(tuple(names.blocks))
+    states, groups, jobs = bytes(pick(state)), bytes(blocks.group), blocks.job
     return SavedBlocks(
         states,
-        groups if _FREED not in states or not any(groups) else _blank(groups, states, _FREED),
+        _blank(bytes(pick(groups)), states, _FREED) if any(groups) else groups,
         array(blocks.epoch.typecode, pick(names.epochs)).tobytes(),
         array(blocks.refs.typecode, pick(blocks.refs)).tobytes(),
         bytes(pick(blocks.pins)),
         bytes(pick(blocks.writes)),
         bytes(pick(blocks.overdue)),
-        array(blocks.job.typecode, map(rows.__getitem__, pick(blocks.job))).tobytes(),
+        array(jobs.typecode, [rows[row] for row in pick(jobs)]).tobytes() if any(jobs) else bytes(jobs),
         pick(blocks.key),
     )
 
@@ -302,11 +301,11 @@ def _save_slots(core: LedgerData, names: Names) -> SavedSlots:
     slots, state = core.slots, core.slots.column.state
     if not names.canonical:
         return SavedSlots(bytes(state), bytes(slots.group), bytes(slots.pins), tuple(slots.key))
-    pick = _picker(names.slots)
-    states, groups = bytes(pick(state)), bytes(pick(slots.group))
+    pick = _picker(tuple(names.slots))
+    states, groups = bytes(pick(state)), bytes(slots.group)
     return SavedSlots(
         states,
-        groups if _EMPTY not in states or not any(groups) else _blank(groups, states, _EMPTY),
+        _blank(bytes(pick(groups)), states, _EMPTY) if any(groups) else groups,
         array(slots.pins.typecode, pick(slots.pins)).tobytes(),
         pick(slots.key),
     )
@@ -317,7 +316,8 @@ def _blank(groups: bytes, states: bytes, without: int) -> bytes:
     return bytes([0 if state == without else group for state, group in zip(states, groups, strict=True)])
 
 
-def _picker(names: Sequence[int]) -> Callable[[Sequence[ValueT]], tuple[ValueT, ...]]:
+@lru_cache(_ORDERS)
+def _picker(names: tuple[int, ...]) -> Callable[[Sequence[ValueT]], tuple[ValueT, ...]]:
     """What puts a column in the order of the new names."""
     order = [0] * len(names)
     for old, new in enumerate(names):
@@ -333,21 +333,23 @@ def _save_jobs(core: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], di
     rows = {0: 0} if canonical else {row: row for row in (0, *jobs.rows)}
     if not numbers:
         return (), rows
-    lives, slot_of, size = names.lives.__getitem__, names.slots.__getitem__, names.places_per_slot
+    lives, slot_of, size = names.lives, names.slots, names.places_per_slot
     saved: list[SavedJob] = []
     for number, job in jobs.by_number.items():
         if number not in numbers:
             continue
-        row, state = job.row, jobs.column.state[job.row]
+        row, state, deadline = job.row, jobs.column.state[job.row], job.deadline
         if canonical:
             rows[row] = row = len(saved) + 1
-        slots = tuple(map(slot_of, listed(job.slots)))
-        if size == 1 or job.places is job.slots:
-            places = tuple(map(slot_of, listed(job.places)))
+        slots = tuple([slot_of[slot] for slot in listed(job.slots)])
+        if job.places is job.slots:
+            places = slots
+        elif size == 1:
+            places = tuple([slot_of[slot] for slot in listed(job.places)])
         else:
-            places = tuple([slot_of(at // size) * size + at % size if size else at for at in listed(job.places)])
+            places = tuple([slot_of[at // size] * size + at % size if size else at for at in listed(job.places)])
         payload = SavedPayload(
-            tuple(map(lives, listed(job.lives))),
+            tuple([lives[life] for life in listed(job.lives)]),
             slots,
             places,
             tuple(job.keys),
@@ -355,7 +357,6 @@ def _save_jobs(core: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], di
             job.groups,
             job.slot_groups,
         )
-        deadline = job.deadline
         if deadline is not None:
             deadline = None if canonical and state in _PASSED else deadline - names.now
         each = SavedJob(
@@ -366,27 +367,27 @@ def _save_jobs(core: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], di
     return tuple(saved), rows
 
 
-def _save_index(index: Sequence[Mapping[bytes, int]], name: Callable[[int], int]) -> tuple[tuple[tuple[bytes, int], ...], ...]:
-    return tuple([tuple(sorted(zip(each, map(name, each.values()), strict=True))) for each in index])
+def _save_index(index: Sequence[Mapping[bytes, int]], names: Sequence[int]) -> tuple[tuple[tuple[bytes, int], ...], ...]:
+    found: list[tuple[tuple[bytes, int], ...]] = []
+    for each in index:
+        found.append(tuple(sorted([(key, names[place]) for key, place in each.items()])) if each else ())
+    return tuple(found)
 
 
 def _save_requests(core: LedgerData, names: Names) -> tuple[SavedRequest, ...]:
-    lives, states = names.lives.__getitem__, core.request_column.state
+    lives, jobs, states = names.lives, names.jobs, core.request_column.state
     saved: list[SavedRequest] = []
     for each in core.requests.values():
-        tables = tuple([tuple(map(lives, table)) for table in each.tables])
-        saved.append(SavedRequest(each.name, each.row, states[each.row], tables, names.jobs.get(each.load, 0)))
+        tables = tuple([tuple([lives[life] for life in table]) for table in each.tables])
+        load = jobs.get(each.load, 0) if each.load else 0
+        saved.append(SavedRequest(each.name, each.row, states[each.row], tables, load))
     return tuple(saved)
 
 
-def _spare(rows: Mapping[int, int], jobs: Sequence[SavedJob], max_jobs: int) -> tuple[int, ...]:
-    """Rows for new jobs, of which the first are in use: those of jobs that are over come last, so that these stay known as
+def _spare(first: int, jobs: Sequence[SavedJob], max_jobs: int) -> tuple[int, ...]:
+    """Rows for new jobs, from the first that no job has: those of jobs that are over come last, so that these stay known as
     long as possible."""
-    return (*range(len(rows), max_jobs + 1), *[job.row for job in jobs if job.state in _OVER])
-
-
-def _made_with(core: LedgerData) -> tuple[object, ...]:
-    return core.limits, core.contract, core.incarnation, core.own_pool, core.blocks.indexed
+    return (*range(first, max_jobs + 1), *[job.row for job in jobs if job.state in _OVER])
 
 
 # --- and back -----------------------------------------------------------------------------------------------------------
@@ -394,53 +395,61 @@ def _made_with(core: LedgerData) -> tuple[object, ...]:
 
 def put_back(core: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
     """Go back to a snapshot of a ledger with the same limits; deadlines count from *now*."""
-    if saved.made_with != _made_with(core):
+    (
+        made_with, saved_blocks, saved_slots, block_index, slot_index, queue, empty, jobs, last_number, spare_jobs, requests,
+        spare_requests, holders, plan_number, to_flush, waiting,
+    ) = saved  # fmt: skip
+    if made_with != core.made_with:
         raise MisuseError("the snapshot is of a ledger that was made with other limits, contract, incarnation or pool")
     blocks, slots = core.blocks, core.slots
     (
         blocks.column.state[:], blocks.group[:], epoch, refs, pins, writes, overdue, job, blocks.key[:],
-    ) = saved.blocks  # fmt: skip
-    slots.column.state[:], slots.group[:], slot_pins, slots.key[:] = saved.slots
-    for column, was in (
-        (blocks.epoch, epoch), (blocks.refs, refs), (blocks.pins, pins), (blocks.writes, writes), (blocks.overdue, overdue),
-        (blocks.job, job), (slots.pins, slot_pins),
-    ):  # fmt: skip
-        memoryview(column).cast("B")[:] = was
-    blocks.index = [dict(each) for each in saved.block_index]
-    slots.index = [dict(each) for each in saved.slot_index]
+    ) = saved_blocks  # fmt: skip
+    slots.column.state[:], slots.group[:], slot_pins, slots.key[:] = saved_slots
+    memoryview(blocks.epoch).cast("B")[:] = epoch
+    memoryview(blocks.refs).cast("B")[:] = refs
+    memoryview(blocks.pins).cast("B")[:] = pins
+    memoryview(blocks.writes).cast("B")[:] = writes
+    memoryview(blocks.overdue).cast("B")[:] = overdue
+    memoryview(blocks.job).cast("B")[:] = job
+    memoryview(slots.pins).cast("B")[:] = slot_pins
+    blocks.index = [dict(each) for each in block_index]
+    slots.index = [dict(each) for each in slot_index]
     if blocks.indexed:
-        blocks.queue.reset(list(saved.queue))
-    blocks.free = len(saved.queue)
-    slots.rebuild(saved.empty)
-    _put_back_jobs(core, saved, now)
+        blocks.queue.reset(list(queue))
+    blocks.free = len(queue)
+    slots.rebuild(empty)
+    _put_back_jobs(core, jobs, now)
+    core.jobs.last_number = last_number
+    core.jobs._spare = deque(spare_jobs)
     core.requests.clear()
-    for name, row, state, tables, load in saved.requests:
+    for name, row, state, tables, load in requests:
         core.requests[name] = RequestRow(row, name, [array("q", table) for table in tables], load)
         core.request_column.state[row] = state
     core.spare_requests.clear()
-    core.spare_requests.extend(saved.spare_requests)
+    core.spare_requests.extend(spare_requests)
     core.holders.clear()
-    for name, held in saved.holders:
+    for name, held in holders:
         core.holders[name] = Counter(dict(held))
-    core.plan_number = saved.plan_number
+    core.plan_number = plan_number
     core.to_flush.clear()
-    core.to_flush.update(dict.fromkeys(saved.to_flush))
+    core.to_flush.update(dict.fromkeys(to_flush) if to_flush else ())
     core.waiting.clear()
-    core.waiting.update(saved.waiting)
+    core.waiting.update(waiting)
 
 
-def _put_back_jobs(core: LedgerData, saved: Snapshot, now: float) -> None:
-    jobs, num_groups = core.jobs, core.limits.num_groups
+def _put_back_jobs(core: LedgerData, saved: Sequence[SavedJob], now: float) -> None:
+    jobs, num_groups, states = core.jobs, core.limits.num_groups, core.jobs.column.state
     jobs.by_number, jobs.rows, jobs.out, jobs.planned, jobs.owned = {}, {}, {}, {}, {}
     core.deadlines.clear()
-    for number, row, state, direction, owner, payload, reported, failed, expired, deadline, sharers in saved.jobs:
+    for number, row, state, direction, owner, payload, reported, failed, expired, deadline, sharers in saved:
         if deadline is not None:
             deadline += now
         job = JobRow(
             row, number, direction, owner, *_columns(payload), num_groups, reported, failed, expired, deadline, sharers
         )  # fmt: skip
         jobs.by_number[number] = jobs.rows[row] = job
-        jobs.column.state[row] = state
+        states[row] = state
         if state in _OVER:
             continue
         jobs.out[number] = job
@@ -450,18 +459,16 @@ def _put_back_jobs(core: LedgerData, saved: Snapshot, now: float) -> None:
         if deadline is not None and state != _QUARANTINED:
             core.deadlines.append((deadline, number))
     core.deadlines.sort()
-    jobs.last_number = saved.last_number
-    jobs._spare = deque(saved.spare_jobs)
 
 
 def _columns(saved: SavedPayload) -> tuple[Lives, Ids, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
     lives, slots, places, keys, names, groups, slot_groups = saved
-    own, held = batch(slots), batch(lives)
+    own, held = packed(list(slots)), packed(list(lives))
     return (
         held,
         ids_of(held),
         own,
-        own if places == slots else batch(places),
+        own if places == slots else packed(list(places)),
         list(keys),
         None if names is None else list(names),
         groups,

@@ -53,6 +53,8 @@ class LedgerData(edge.NotCopied):
         self.incarnation = incarnation
         self.deadline = deadline
         self.own_pool = own_pool
+        self.made_with = f"{limits}, {contract}, incarnation={incarnation}, own_pool={own_pool}, indexed={indexed}"
+        """What a snapshot has in common with the ledger that it is put back on; a text, which is compared and hashed fast."""
         self.blocks = Blocks(limits.num_blocks, limits.num_groups, indexed=indexed)
         self.slots = Slots(limits.num_slots, limits.num_groups)
         self.jobs = JobTable(limits.max_jobs)

@@ -24,23 +24,6 @@ from blocklife.offload.records import Hit, Keys
 from blocklife.offload.replacement import can_be_saved
 
 
-class SavedProgress(NamedTuple):
-    """The columns of the progress table, as bytes in the order of the machine; four of them have a row for each group."""
-
-    running: bytes
-    prompt: bytes
-    known: bytes
-    computed: bytes
-    in_flight: bytes
-    wanted: bytes
-    placed: bytes
-    first: bytes
-    sealed: bytes
-    offered: bytes
-    most_stored: bytes
-    most_loaded: bytes
-
-
 class SavedTracked(NamedTuple):
     """One request as the scheduler knows it; ``asked`` is what a deferred hit is good for: tokens known, and on the device."""
 
@@ -92,7 +75,8 @@ class SavedScheduler(NamedTuple):
     replacement: Hashable
     gone: tuple[int, ...]
     requests: tuple[SavedTracked, ...]
-    progress: SavedProgress
+    progress: bytes
+    """The columns of the progress table, one behind the other, as bytes in the order of the machine."""
     plans: tuple[SavedPlan, ...]
     handed: tuple[tuple[str, int, int], ...]
     states: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
@@ -115,7 +99,7 @@ def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *
     """Names for everything that ledger and scheduler speak of; canonical ones, or their own."""
     if not canonical:
         return own_names(core.ledger, now)
-    remembered = [*jobs, *core.stores._made, *core.stores._exposed]
+    remembered = (*jobs, *core.stores._made, *core.stores._exposed)
     size = core.geometry.blocks_per_chunk
     return canonical_names(core.ledger, lives=_remembered(core), jobs=remembered, now=now, places_per_slot=size)
 
@@ -129,8 +113,13 @@ def _waits(core: SchedulerState, tracked: Tracked) -> bool:
 def _remembered(core: SchedulerState) -> list[int]:
     """Every life that the scheduler names."""
     stores, lives = core.stores, list[int]()
-    for chunks in (*stores._line.values(), stores._candidates.values(), *stores._made.values()):
-        for chunk in chunks:
+    for line in stores._line.values():
+        for chunk in line:
+            lives += chunk.lives
+    for chunk in stores._candidates.values():
+        lives += chunk.lives
+    for made in stores._made.values():
+        for chunk in made:
             lives += chunk.lives
     for exposed in stores._exposed.values():
         lives += exposed
@@ -155,37 +144,44 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
     ledger = core.ledger.snapshot(names)
-    table, slots = core.progress, names.slots.__getitem__
+    slots, gone = names.slots, core.tier._gone
     plans, states, pinned, loads = core.plans, core.states, core.pinned, core.waiting_loads
     return SavedScheduler(
         ledger,
         policy.snapshot(names.slots),
-        tuple(map(slots, core.tier._gone)),
+        tuple([slots[slot] for slot in gone]) if gone else (),
         _save_requests(core, names),
-        SavedProgress(
-            table.running.tobytes(), table.prompt.tobytes(), table.known.tobytes(), table.computed.tobytes(),
-            table.in_flight.tobytes(), table.wanted.tobytes(), table.placed.tobytes(), table.first.tobytes(),
-            table.sealed.tobytes(), table.offered.tobytes(), table.most_stored.tobytes(), table.most_loaded.tobytes(),
-        ),
+        b"".join(core.progress_bytes or _progress_bytes(core)),
         _save_plans(core, names) if plans else (),
         _current(core, core.handed) if core.handed else (),
         tuple([(name, _save_states(own, names)) for name, own in states.items()]) if states else (),
         tuple([(name, _save_hit(hit, core, names)) for name, hit in loads.items()]) if loads else (),
         tuple(sorted([(group, key, name) for (group, key), name in core.loading.items()])) if core.loading else (),
-        tuple([(name, tuple(map(slots, own))) for name, own in pinned.items()]) if pinned else (),
+        tuple([(name, tuple([slots[slot] for slot in own])) for name, own in pinned.items()]) if pinned else (),
         tuple(core.preempted),
-        tuple(sorted(core.ending)),
-        tuple(sorted(core.outlived)),
-        tuple(sorted(core.lost)),
+        tuple(sorted(core.ending)) if core.ending else (),
+        tuple(sorted(core.outlived)) if core.outlived else (),
+        tuple(sorted(core.lost)) if core.lost else (),
         core.asleep,
         core.generation,
         _save_line(core.stores, names),
+    )
+
+
+def _progress_bytes(core: SchedulerState) -> tuple[memoryview, ...]:
+    """The columns of the progress table as bytes; they are the same objects as long as the scheduler lives."""
+    table = core.progress
+    columns = (
+        table.running, table.prompt, table.known, table.computed, table.in_flight, table.wanted, table.placed, table.first,
+        table.sealed, table.offered, table.most_stored, table.most_loaded,
     )  # fmt: skip
+    core.progress_bytes = found = tuple([column.data.cast("B") for column in columns])
+    return found
 
 
 def _save_plans(core: SchedulerState, names: Names) -> tuple[SavedPlan, ...]:
     """Plans that are out, without the shares of requests that have left them."""
-    serial = core.progress.serial.tolist()
+    serial = core.progress.serial
     found: list[SavedPlan] = []
     for number, plan in core.plans.items():
         shares = zip(plan.rows.tolist(), plan.tokens.tolist(), plan.serials.tolist(), strict=True)
@@ -205,8 +201,7 @@ def _save_states(states: Iterable[tuple[int, int, int]], names: Names) -> tuple[
 
 
 def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ...]:
-    steps = core.progress.step.tolist()
-    found: list[SavedTracked] = []
+    step, found = core.progress.step, list[SavedTracked]()
     for name, tracked in core.requests.items():
         hit, asked = tracked.hit, tracked.asked
         waits = hit is not None and _waits(core, tracked)
@@ -214,7 +209,7 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
             # else it is looked up again, or loads and is kept there
             hit = _save_hit(hit, core, names) if waits or not names.canonical else None
         known = asked[1:] if waits and asked is not None else None
-        row, scheduled = tracked.row, steps[tracked.row] == core.step
+        row, scheduled = tracked.row, bool(step[tracked.row] == core.step)
         found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled))
     return tuple(found)
 
@@ -232,34 +227,35 @@ def _save_hit(hit: Hit, core: SchedulerState, names: Names) -> Hit:
 def _save_line(stores: StoreLine, names: Names) -> SavedLine:
     known: dict[int, int] = {}
     chunks: list[SavedChunk] = []
+    numbers, new_lives = names.jobs, names.lives
 
-    def place(chunk: Chunk) -> int:
-        if id(chunk) not in known:
-            known[id(chunk)] = len(chunks)
-            lives = tuple(map(names.lives.__getitem__, chunk.lives))
-            chunks.append(SavedChunk(chunk.owner, chunk.group, chunk.key, lives, chunk.suffix))
-        return known[id(chunk)]
+    def places(own: Iterable[Chunk]) -> tuple[int, ...]:
+        found: list[int] = []
+        for chunk in own:
+            place = known.setdefault(id(chunk), len(chunks))
+            if place == len(chunks):
+                lives = tuple([new_lives[life] for life in chunk.lives])
+                chunks.append(SavedChunk(chunk.owner, chunk.group, chunk.key, lives, chunk.suffix))
+            found.append(place)
+        return tuple(found)
 
-    line = tuple([(owner, tuple(map(place, own))) for owner, own in stores._line.items()]) if stores._line else ()
-    made: list[tuple[int, tuple[int, ...]]] = []
-    for number, own in stores._made.items():
-        if number in names.jobs:
-            made.append((names.jobs[number], tuple(map(place, own))))
+    line = tuple([(owner, places(own)) for owner, own in stores._line.items()]) if stores._line else ()
+    made = tuple([(numbers[number], places(own)) for number, own in stores._made.items() if number in numbers])
     candidates: tuple[tuple[int, int], ...] = ()
     if stores._candidates:
         by_block = sorted([(names.blocks[block], block) for block in stores._candidates])
-        candidates = tuple([(name, place(stores._candidates[block])) for name, block in by_block])
+        of_blocks = places([stores._candidates[block] for _, block in by_block])
+        candidates = tuple(zip([name for name, _ in by_block], of_blocks, strict=True))
     exposed: list[tuple[int, tuple[int, ...]]] = []
     for number, lives in stores._exposed.items():
-        if number in names.jobs:
-            exposed.append((names.jobs[number], tuple(map(names.lives.__getitem__, lives))))
-    suffix = bytearray(len(stores.suffix))
-    keys = stores._ledger.slots.key
-    for slot in range(len(suffix)):
-        if not names.canonical or keys(slot) is not None:
-            suffix[names.slots[slot]] = stores.suffix[slot]
+        if number in numbers:
+            exposed.append((numbers[number], tuple([new_lives[life] for life in lives])))
+    suffix = bytearray(stores.suffix)
+    keys, slots = stores._ledger.slots.key, names.slots
+    for slot, blocks in enumerate(stores.suffix):
+        suffix[slots[slot]] = 0 if names.canonical and keys(slot) is None else blocks
     entered = 0 if names.canonical else stores._entered
-    return SavedLine(tuple(chunks), line, candidates, tuple(exposed), tuple(made), entered, bytes(suffix))
+    return SavedLine(tuple(chunks), line, candidates, tuple(exposed), made, entered, bytes(suffix))
 
 
 # --- and back -----------------------------------------------------------------------------------------------------------
@@ -276,15 +272,13 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     core.given_up = 0
     core.step = 1  # the number of all steps before it is less
     _put_back_requests(core, saved)
-    core.plans = {}
-    for number, shares, handed in saved.plans:
-        rows, tokens = np.array(shares, dtype=np.int64).reshape(-1, 2).T
-        core.plans[number] = OnItsWay(rows, tokens, core.progress.serial[rows], _handed(core, handed))
+    core.plans = {number: _put_back_plan(core, shares, handed) for number, shares, handed in saved.plans}
     core.handed = _handed(core, saved.handed)
     core.states = {name: list(states) for name, states in saved.states}
     core.waiting_loads = dict(saved.waiting_loads)
     core.loading.clear()
-    core.loading.update({(group, key): name for group, key, name in saved.loading})
+    for group, key, name in saved.loading:
+        core.loading[group, key] = name
     core.pinned = {name: list(slots) for name, slots in saved.pinned}
     core.preempted = dict.fromkeys(saved.preempted)
     core.ending, core.outlived, core.lost = set(saved.ending), set(saved.ended), set(saved.lost)
@@ -293,16 +287,14 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
 
 
 def _put_back_requests(core: SchedulerState, saved: SavedScheduler) -> None:
-    table, was = core.progress, saved.progress
-    table.step[:] = 0
-    for column, own in (
-        (table.running, was.running), (table.prompt, was.prompt), (table.known, was.known), (table.computed, was.computed),
-        (table.in_flight, was.in_flight), (table.wanted, was.wanted), (table.placed, was.placed), (table.first, was.first),
-        (table.sealed, was.sealed), (table.offered, was.offered), (table.most_stored, was.most_stored),
-        (table.most_loaded, was.most_loaded),
-    ):  # fmt: skip
-        column.data.cast("B")[:] = own
-    table.serial[:] = table._serial = 1  # only whether a plan and its request agree is ever asked
+    table, was, begin = core.progress, saved.progress, 0
+    for column in core.progress_bytes or _progress_bytes(core):
+        end = begin + len(column)
+        column[:] = was[begin:end]
+        begin = end
+    table.step.fill(0)
+    table.serial.fill(1)
+    table._serial = 1  # only whether a plan and its request agree is ever asked
     core.requests, core.names = {}, {}
     for name, row, keys, hit, failures, ending, asked, scheduled in saved.requests:
         known = None if asked is None else (core.ledger.verdicts, *asked)
@@ -312,20 +304,24 @@ def _put_back_requests(core: SchedulerState, saved: SavedScheduler) -> None:
             table.step[row] = core.step
 
 
+def _put_back_plan(
+    core: SchedulerState, shares: Sequence[tuple[int, int]], handed: Collection[tuple[str, int, int]]
+) -> OnItsWay:
+    count = len(shares)
+    columns = np.array(shares, dtype=np.int64).T if count else np.empty((2, 0), dtype=np.int64)
+    return OnItsWay(columns[0], columns[1], np.ones(count, dtype=np.int64), _handed(core, handed))
+
+
 def _handed(core: SchedulerState, handed: Collection[tuple[str, int, int]]) -> dict[tuple[str, int, int, int], None]:
     serial, known = core.progress.serial, core.requests
     return {(name, int(serial[known[name].row]), group, end): None for name, group, end in handed} if handed else {}
 
 
 def _put_back_line(stores: StoreLine, saved: SavedLine) -> None:
-    chunks = [Chunk(each.owner, each.group, each.key, list(each.lives), each.suffix) for each in saved.chunks]
-
-    def some(places: Sequence[int]) -> list[Chunk]:
-        return [chunks[place] for place in places]
-
-    stores._line = {owner: deque(some(places)) for owner, places in saved.line}
+    chunks = [Chunk(owner, group, key, list(lives), suffix) for owner, group, key, lives, suffix in saved.chunks]
+    stores._line = {owner: deque([chunks[place] for place in places]) for owner, places in saved.line}
     stores._candidates = {block: chunks[place] for block, place in saved.candidates}
     stores._exposed = {number: list(lives) for number, lives in saved.exposed}
-    stores._made = {number: some(places) for number, places in saved.made}
+    stores._made = {number: [chunks[place] for place in places] for number, places in saved.made}
     stores._entered = saved.entered
     stores.suffix[:] = saved.suffix

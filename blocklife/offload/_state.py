@@ -72,6 +72,8 @@ class SchedulerState(edge.NotCopied):
         self.requests: dict[str, Tracked] = {}
         self.names: dict[int, str] = {}
         self.progress = ProgressTable(ledger.limits.max_requests, geometry, policies)
+        self.progress_bytes: tuple[memoryview, ...] = ()
+        """What a snapshot copies of it, once one was taken or put back."""
         self.plans: dict[int, OnItsWay] = {}
         self.handed: dict[tuple[str, int, int, int], None] = {}
         self.states: dict[str, list[tuple[int, int, int]]] = {}

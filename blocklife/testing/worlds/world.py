@@ -383,7 +383,7 @@ class World:
         core = self._cores[number]
         # what every copy of the world has stays where it is
         requests = tuple([each._replace(keys=_no_keys) for each in core.saved.requests])
-        ledger = core.saved.ledger._replace(made_with=())
+        ledger = core.saved.ledger._replace(made_with="")
         return core.saved._replace(ledger=ledger, requests=requests), core.weights
 
     def unpack(self, kind: int, value: object) -> int:
