@@ -10,9 +10,10 @@ Rules of this file:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
-from attrs import frozen
+from attrs import define
 
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
@@ -39,9 +40,9 @@ LAWFUL = "lawful"
 """The rule that no call of an engine that keeps to the contract is refused."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class CoreValue:
-    """One value of the core, and all that is asked about it."""
+    """One value of the core, and all that is asked about it; nobody changes it."""
 
     saved: SavedScheduler
     weights: str
@@ -84,9 +85,12 @@ _TOUCHED = {
 """Where the blocks and the slots of a store, and of a load, may stand."""
 _AT_REST = frozenset({Block.FREED.name, Block.CACHED.name}), frozenset({Slot.EMPTY.name, Slot.READY.name})
 """Where blocks and slots stand when nobody is there."""
-_SOURCES = {name: bytes([0, *(table.index[row.source] for row in table.rows)]) for name, table in MACHINES.items()}
-"""Where each row of each table starts, by its number."""
+_ENDS = {
+    name: (bytes([0, *(table.index[row.source] for row in table.rows)]), table.targets) for name, table in MACHINES.items()
+}
+"""Where each row of each table starts and ends, by its number."""
 _NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
+_JOB_STATES = MACHINES["job"].states
 _REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
 _ALONE = states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job)
 """Jobs that are out and that nobody waits for."""
@@ -105,31 +109,65 @@ def blamed(broken: Exception) -> tuple[str, str]:
 def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
     """Everything that is asked about a value of the core; it is read off the value itself."""
     ledger, size = saved.ledger, engine.geometry.blocks_per_chunk
-    jobs = [(job.number, job.state) for job in ledger.jobs if job.state not in OVER]
-    pending = bool(saved.plans or jobs or ledger.to_flush or ledger.waiting)
+    blocks, slots = ledger.blocks, ledger.slots
+    live: list[int] = []
+    quarantined: list[int] = []
+    pending = bool(saved.plans or ledger.to_flush or ledger.waiting)
+    for job in ledger.jobs:
+        if job.state in OVER:
+            continue
+        pending = True
+        if job.state != _PLANNED:
+            live.append(job.number)
+        if job.state == _QUARANTINED:
+            quarantined.append(job.number)
     states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
+    requests = tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending])
+    block_names, readable_blocks, kept_blocks = _of_blocks(blocks.state, blocks.key)
+    slot_names, kept_places = _of_slots(slots.state, size)
     return CoreValue(
         saved=saved,
         weights=weights,
-        requests=tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending]),
+        requests=requests,
         plans_out=len(saved.plans),
         busy=bool(saved.requests or pending or saved.stores.line),
         idle=not (saved.requests or pending),
-        over=all(each.ending for each in saved.requests) and bool(saved.requests or saved.ended),
+        over=not requests and bool(saved.requests or saved.ended),
         asleep=saved.asleep,
         lost=saved.lost,
-        live=tuple([number for number, at in jobs if at != _PLANNED]),
-        quarantined=tuple([number for number, at in jobs if at == _QUARANTINED]),
-        blocks=tuple([_BLOCKS[each] for each in ledger.blocks.state]),
-        slots=tuple([_SLOTS[each] for each in ledger.slots.state]),
-        readable_blocks=tuple([(place, key) for place, key in enumerate(ledger.blocks.key) if key is not None]),
-        readable_places=tuple(_readable_places(engine, saved)),
-        kept_blocks=frozenset([place for place, at in enumerate(ledger.blocks.state) if at in _READ_LATER]),
-        kept_places=frozenset(
-            [slot * size + part for slot, at in enumerate(ledger.slots.state) if at != _EMPTY for part in range(size)]
-        ),
+        live=tuple(live),
+        quarantined=tuple(quarantined),
+        blocks=block_names,
+        slots=slot_names,
+        readable_blocks=readable_blocks,
+        readable_places=_readable_places(slots.state, slots.key, slots.group, saved.stores.suffix, engine.geometry),
+        kept_blocks=kept_blocks,
+        kept_places=kept_places,
         places_per_slot=size,
     )
+
+
+_COLUMNS = 4096
+"""Columns of which is kept what follows from them: the values of a small world have few different ones."""
+
+
+@lru_cache(_COLUMNS)
+def _of_blocks(
+    states: bytes, keys: tuple[bytes | None, ...]
+) -> tuple[tuple[str, ...], tuple[tuple[int, bytes], ...], frozenset[int]]:
+    """The state of each block in words, what can be found on the device, and whose content may be read by somebody later."""
+    return (
+        tuple([_BLOCKS[each] for each in states]),
+        tuple([(place, key) for place, key in enumerate(keys) if key is not None]),
+        frozenset([place for place, at in enumerate(states) if at in _READ_LATER]),
+    )
+
+
+@lru_cache(_COLUMNS)
+def _of_slots(states: bytes, size: int) -> tuple[tuple[str, ...], frozenset[int]]:
+    """The state of each slot in words, and the host places whose content may be read by somebody later."""
+    kept = [slot * size + part for slot, at in enumerate(states) if at != _EMPTY for part in range(size)]
+    return tuple([_SLOTS[each] for each in states]), frozenset(kept)
 
 
 def left_behind(core: CoreValue) -> Iterator[tuple[str, str]]:
@@ -163,25 +201,30 @@ def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
             yield KEPT, f"{key.decode()} is on the device, nobody is there, and it was never stored"
 
 
-def _readable_places(engine: Engine, saved: SavedScheduler) -> Iterator[tuple[int, bytes]]:
+@lru_cache(_COLUMNS)
+def _readable_places(
+    states: bytes, keys: tuple[bytes | None, ...], groups: bytes, suffix: bytes, geometry: Geometry
+) -> tuple[tuple[int, bytes], ...]:
     """The host places that a load may read, and what has to be there."""
-    size, slots = engine.geometry.blocks_per_chunk, saved.ledger.slots
-    for place, key in enumerate(slots.key):
-        if slots.state[place] != _READY or key is None:
+    size, found = geometry.blocks_per_chunk, list[tuple[int, bytes]]()
+    for place, key in enumerate(keys):
+        if states[place] != _READY or key is None:
             continue
-        for back in range(saved.stores.suffix[place]):
-            shorter = key[: len(key) - back * engine.geometry.block_tokens[slots.group[place]]]
-            yield place * size + size - 1 - back, shorter
+        for back in range(suffix[place]):
+            shorter = key[: len(key) - back * geometry.block_tokens[groups[place]]]
+            found.append((place * size + size - 1 - back, shorter))
+    return tuple(found)
 
 
 def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tuple[str, str] | None:
     """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
-    ledger = engine.ledger
+    ledger, last = engine.ledger, before.saved.ledger.last_number
+    if orders is None and ledger.jobs.last_number == last:
+        return None
     if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
         missed = [job for job in before.live if job not in orders.flushes and ledger.jobs.is_out(job)]
         if missed:
             return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
-    last = before.saved.ledger.last_number
     for job in ledger.jobs.known() if ledger.jobs.last_number > last else ():
         if (number := job.number) > last and job.direction is Direction.STORE:
             for group, _, keys in job.contents():
@@ -248,35 +291,35 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     at: dict[str, bytearray | dict[int, int]] = {"block": blocks, "slot": slots, "job": jobs, "request": requests}
     for told in engine.told:
         machine = told.machine
-        states, sources, targets = at[machine], _SOURCES[machine], MACHINES[machine].targets
+        states, (sources, targets) = at[machine], _ENDS[machine]
         for place, row in told.steps():
             stood = _NEW[machine] if isinstance(states, dict) and place not in states else states[place]
             if sources[row] != stood:
                 table = MACHINES[machine]
                 return TOLD, f"{machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
             states[place] = targets[row]
-    named = ledger.requests.rows()
-    known = {row: stands for row, stands in requests.items() if row in named or ledger.requests.states[row] == stands}
-    for machine, here, told_of in (
-        ("block", ledger.blocks.states, blocks),
-        ("slot", ledger.slots.states, slots),
-        ("request", ledger.requests.states, known),
-    ):
-        for place, stands in _differing(here, told_of):
-            names = MACHINES[machine].states
-            return TOLD, f"{machine} {place} is {names[here[place]].name}, and listeners heard that it is {names[stands].name}"
+    now = ledger.requests.states
+    if ledger.blocks.states != blocks:
+        return _differing("block", ledger.blocks.states, dict(enumerate(blocks)))
+    if ledger.slots.states != slots:
+        return _differing("slot", ledger.slots.states, dict(enumerate(slots)))
+    if requests:
+        named = ledger.requests.rows()
+        for row, stands in requests.items():
+            if row in named and now[row] != stands:
+                return _differing("request", now, {row: stands})
     for number, stands in jobs.items():
         state = ledger.jobs.state(number)
-        if state is not None and MACHINES["job"].index[state] != stands:
+        if state is not None and _JOB_STATES[stands] is not state:
             return TOLD, f"job {number} is {state.name}, and listeners heard something else"
     return None
 
 
-def _differing(states: memoryview, told_of: bytearray | Mapping[int, int]) -> Iterable[tuple[int, int]]:
-    """The places that stand elsewhere than listeners were told, with what those were told."""
-    if isinstance(told_of, bytearray):
-        return () if states == told_of else [(place, at) for place, at in enumerate(told_of) if states[place] != at]
-    return [(place, at) for place, at in told_of.items() if states[place] != at]
+def _differing(machine: str, states: memoryview, told_of: Mapping[int, int]) -> tuple[str, str]:
+    """The first place that stands elsewhere than listeners were told."""
+    names = MACHINES[machine].states
+    place, stands = next((place, at) for place, at in told_of.items() if states[place] != at)
+    return TOLD, f"{machine} {place} is {names[states[place]].name}, and listeners heard that it is {names[stands].name}"
 
 
 def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple[str, str] | None:

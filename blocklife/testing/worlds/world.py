@@ -19,11 +19,12 @@ once more (*echoes*), and how many faults of each kind are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from string import ascii_lowercase
 from typing import NamedTuple, TypeAlias
 
-from attrs import evolve, field, fields, frozen
+from attrs import define, evolve, field, fields, frozen
 
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import JobId, Jobs
@@ -225,11 +226,12 @@ class State(NamedTuple):
     env: Env
 
 
-@frozen(eq=False)
+@define(eq=False)
 class CoreStep:
-    """What one call made of a value of the core: its new value, and what the device has to know."""
+    """What one call made of a value of the core: its new value, and what the device has to know. Nobody changes it."""
 
-    number: int
+    message: int
+    """The number of all that the device has to know: two calls with one number are one to it."""
     core: int
     orders: Orders | None
     handed_out: tuple[int, ...]
@@ -247,6 +249,8 @@ class CoreStep:
 
 _CoreCall: TypeAlias = tuple[int, Action, tuple[Landing, ...], tuple[tuple[int, int], ...]]
 """A value of the core, what is called, and what is told with it: reports, and which copies have begun to run."""
+NO_MESSAGE = -1
+"""The number where the device is told nothing, for the call itself has failed."""
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
 """After these nothing can be found on the device, and but for the last nothing in the host tier."""
 _OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang"}), frozenset({"lose", "repeat", "echo"})
@@ -278,6 +282,12 @@ class World:
         self._problems: list[tuple[str, str] | None] = [None]
         """What the rules of the ledger say to each value of the core; nothing to the first."""
         self._steps: dict[tuple[_CoreCall, int | None], CoreStep] = {}
+        self._messages: dict[tuple[object, ...], int] = {}
+        """What the device was told of calls. There are far fewer different messages than calls."""
+        self._claims: dict[tuple[object, ...], int] = {}
+        """What values of the core say of the device; likewise."""
+        self._claims_of: list[int] = []
+        """The number of what each value of the core says."""
         self._out: dict[_CoreCall, frozenset[int]] = {}
         """The jobs that are out after each call: whether the engine will hear of them makes no difference to their names."""
         self._devices = DeviceMemo(self._device)
@@ -552,7 +562,7 @@ class World:
         if step.problem is not None:
             raise Broken(*step.problem)
         device, landed = self._device_step(
-            state.device, (step.number, action.verb), lambda each: self._follow(each, step, action)
+            state.device, (step.message, action.verb), lambda each: self._follow(each, step, action)
         )
         inbox, echoes, lost = env.inbox, env.echoes, env.lost
         for name in step.loading:
@@ -648,7 +658,10 @@ class World:
     def _core_number(self, saved: SavedScheduler, weights: str) -> int:
         number = self._core_numbers.setdefault((saved, weights), len(self._cores))
         if number == len(self._cores):
-            self._cores.append(described(self.engine, saved, weights))
+            core = described(self.engine, saved, weights)
+            claims = core.live, core.blocks, core.slots, core.readable_blocks, core.readable_places, weights
+            self._cores.append(core)
+            self._claims_of.append(self._claims.setdefault(claims, len(self._claims)))
             self._problems.append(None)
         return number
 
@@ -693,7 +706,6 @@ class World:
         engine, before = self.engine, self._cores[number]
         engine.thaw(before.saved)
         engine.weights = before.weights
-        here = len(self._steps)
         violations = engine.ledger.tally["violations"]
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
@@ -708,17 +720,21 @@ class World:
             self._problems[core] = self._problems[core] or self._counted_again(core)
         except Exception as broken:
             # whatever the code under test raises is a finding: mutants raise all kinds
-            nothing = DeviceNames((), (), {})
-            return CoreStep(here, 0, None, (), nothing, problem=blamed(broken))
-        size = self._size
-        places = [slot * size + part for slot in names.slots for part in range(size)]
+            return CoreStep(NO_MESSAGE, 0, None, (), DeviceNames((), (), {}), problem=blamed(broken))
+        proven = before.quarantined if action.verb == "prove" else ()
+        blocks, places, jobs = tuple(names.blocks), _places(tuple(names.slots), self._size), tuple(names.jobs.items())
+        after = self._cores[core]
+        message = (
+            action.worker, orders, handed_out, blocks, places, jobs, names.plans_before, proven, after.kept_blocks,
+            after.kept_places,
+        )  # fmt: skip
         return CoreStep(
-            here,
+            self._messages.setdefault(message, len(self._messages)),
             core,
             orders,
             handed_out,
-            DeviceNames(names.blocks, places, names.jobs, names.plans_before),
-            before.quarantined if action.verb == "prove" else (),
+            DeviceNames(blocks, places, names.jobs, names.plans_before),
+            proven,
             failed,
             loading,
             problem or self._problems[core],
@@ -789,7 +805,7 @@ class World:
 
     def _judge(self, core: int, device: int) -> tuple[str, str] | None:
         """Where the two truths differ, with the rule."""
-        key = core, device
+        key = self._claims_of[core], device
         if key not in self._judged:
             self._judged[key] = next(disagreements(self._cores[core], self._devices.values[device]), None)
         return self._judged[key]
@@ -801,6 +817,12 @@ class World:
         """Nobody is there and no copy is out. A report that nobody waits for may never be told."""
         workers = self._devices.values[state.device].workers
         return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
+
+
+@lru_cache(4096)
+def _places(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The new names of the host places, where slots have new ones."""
+    return tuple([slot * size + part for slot in slots for part in range(size)])
 
 
 def _no_keys(group: int, start: int, stop: int) -> list[bytes]:
