@@ -146,6 +146,9 @@ class Names:
     """How many host places a slot has; 0 where they keep their names."""
     canonical: bool = True
     """Whether they are names by role, under which what nobody can ask about any more is left out; else all are own names."""
+    free: Sequence[int] | None = None
+    """Free blocks, the first first, and empty slots likewise, where they were asked for already; under their old names."""
+    empty: Sequence[int] | None = None
 
 
 class _Unchanged(dict[int, int]):
@@ -197,16 +200,18 @@ def canonical_names(
             numbers[job.number] = len(numbers) + 1
             named += listed(job.lives)
             of_jobs += listed(job.slots)
-    size = len(slots.key)
-    new_blocks = _by_rank((NULL, *[life & ID_MASK for life in named], *blocks.free_order()), len(blocks.key))
+    free, empty, size = blocks.free_order(), slots.peek_empty(len(slots.key)), len(slots.key)
+    new_blocks = _by_rank((NULL, *[life & ID_MASK for life in named], *free), len(blocks.key))
     named += lives
     epochs, new_lives = _new_epochs(core, named, new_blocks)
     if by_content := [(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None]:
         by_content.sort()
         of_jobs += [slot for _, _, slot in by_content]
-    new_slots = _by_rank((*of_jobs, *slots.peek_empty(size)), size)
+    new_slots = _by_rank((*of_jobs, *empty), size)
     plans_before = next(iter(core.waiting), core.plan_number + 1) - 1
-    return Names(new_blocks, new_slots, epochs, new_lives, numbers, plans_before, now, places_per_slot)
+    return Names(
+        new_blocks, new_slots, epochs, new_lives, numbers, plans_before, now, places_per_slot, free=free, empty=empty
+    )  # fmt: skip
 
 
 _ORDERS = 4096
@@ -248,6 +253,8 @@ def take(core: LedgerData, names: Names) -> Snapshot:
     """Everything that decides what the ledger does next, under these names."""
     jobs, numbers, before, canonical = core.jobs, names.jobs, names.plans_before, names.canonical
     blocks, slots = names.blocks, names.slots
+    free = core.blocks.free_order() if names.free is None else names.free
+    empty = core.slots.peek_empty(len(core.slots.key)) if names.empty is None else names.empty
     saved_jobs, rows = _save_jobs(core, names)
     waiting: list[tuple[int, tuple[int, ...]]] = []
     for plan, waited in core.waiting.items():
@@ -261,8 +268,8 @@ def take(core: LedgerData, names: Names) -> Snapshot:
         _save_slots(core, names),
         _save_index(core.blocks.index, blocks),
         _save_index(core.slots.index, slots),
-        tuple([blocks[place] for place in core.blocks.free_order()]),
-        tuple([slots[slot] for slot in core.slots.peek_empty(len(core.slots.key))]),
+        tuple([blocks[place] for place in free]),
+        tuple([slots[slot] for slot in empty]) if empty else (),
         saved_jobs,
         len(saved_jobs) if canonical else jobs.last_number,
         _spare(len(rows), saved_jobs, jobs.max_jobs) if canonical else tuple(jobs._spare),
@@ -413,8 +420,8 @@ def put_back(core: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
     memoryview(blocks.overdue).cast("B")[:] = overdue
     memoryview(blocks.job).cast("B")[:] = job
     memoryview(slots.pins).cast("B")[:] = slot_pins
-    blocks.index = [dict(each) for each in block_index]
-    slots.index = [dict(each) for each in slot_index]
+    blocks.index = list(map(dict, block_index))
+    slots.index = list(map(dict, slot_index))
     if blocks.indexed:
         blocks.queue.reset(list(queue))
     blocks.free = len(queue)

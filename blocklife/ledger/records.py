@@ -26,6 +26,8 @@ class Direction(enum.Enum):
     STORE = "away from the device"
     LOAD = "towards the device"
 
+    __hash__ = object.__hash__  # there is one object of each: nothing has to be read for it
+
 
 class Result(enum.Enum):
     """How a worker's share of a job ended."""

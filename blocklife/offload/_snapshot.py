@@ -125,13 +125,13 @@ def _remembered(core: SchedulerState) -> list[int]:
         lives += exposed
     for states in core.states.values():
         lives += [life for _, _, life in states]
-    hits = list(core.waiting_loads.values())
-    for tracked in core.requests.values():
-        if (hit := tracked.hit) is not None and _waits(core, tracked):
-            hits.append(hit)
-    for hit in hits:
+    for hit in core.waiting_loads.values():
         for own in hit.lives:
             lives += own
+    for tracked in core.requests.values():
+        if tracked.hit is not None and _waits(core, tracked):
+            for own in tracked.hit.lives:
+                lives += own
     return lives
 
 
@@ -240,7 +240,10 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
         return tuple(found)
 
     line = tuple([(owner, places(own)) for owner, own in stores._line.items()]) if stores._line else ()
-    made = tuple([(numbers[number], places(own)) for number, own in stores._made.items() if number in numbers])
+    made: list[tuple[int, tuple[int, ...]]] = []
+    for number, own in stores._made.items():
+        if number in numbers:
+            made.append((numbers[number], places(own)))
     candidates: tuple[tuple[int, int], ...] = ()
     if stores._candidates:
         by_block = sorted([(names.blocks[block], block) for block in stores._candidates])
@@ -250,12 +253,13 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
     for number, lives in stores._exposed.items():
         if number in numbers:
             exposed.append((numbers[number], tuple([new_lives[life] for life in lives])))
-    suffix = bytearray(stores.suffix)
+    suffix = bytearray(len(stores.suffix))
     keys, slots = stores._ledger.slots.key, names.slots
     for slot, blocks in enumerate(stores.suffix):
-        suffix[slots[slot]] = 0 if names.canonical and keys(slot) is None else blocks
+        if blocks and not (names.canonical and keys(slot) is None):
+            suffix[slots[slot]] = blocks
     entered = 0 if names.canonical else stores._entered
-    return SavedLine(tuple(chunks), line, candidates, tuple(exposed), made, entered, bytes(suffix))
+    return SavedLine(tuple(chunks), line, candidates, tuple(exposed), tuple(made), entered, bytes(suffix))
 
 
 # --- and back -----------------------------------------------------------------------------------------------------------
@@ -266,37 +270,44 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     policy = core.tier.policy
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be restored (give it both)")
-    core.ledger.restore(saved.ledger, now)
-    policy.restore(saved.replacement)
-    core.tier._gone = dict.fromkeys(saved.gone)
+    (
+        ledger, replacement, gone, requests, progress, plans, handed, states, waiting_loads, loading, pinned, preempted, ending,
+        ended, lost, asleep, generation, line,
+    ) = saved  # fmt: skip
+    core.ledger.restore(ledger, now)
+    policy.restore(replacement)
+    core.tier._gone = dict.fromkeys(gone)
     core.given_up = 0
     core.step = 1  # the number of all steps before it is less
-    _put_back_requests(core, saved)
-    core.plans = {number: _put_back_plan(core, shares, handed) for number, shares, handed in saved.plans}
-    core.handed = _handed(core, saved.handed)
-    core.states = {name: list(states) for name, states in saved.states}
-    core.waiting_loads = dict(saved.waiting_loads)
+    _put_back_requests(core, requests, progress)
+    # most of these are empty: then nothing is walked
+    core.plans = {number: _put_back_plan(core, shares, own) for number, shares, own in plans} if plans else {}
+    core.handed = _handed(core, handed)
+    core.states = {name: list(own) for name, own in states} if states else {}
+    core.waiting_loads = dict(waiting_loads)
     core.loading.clear()
-    for group, key, name in saved.loading:
+    for group, key, name in loading:
         core.loading[group, key] = name
-    core.pinned = {name: list(slots) for name, slots in saved.pinned}
-    core.preempted = dict.fromkeys(saved.preempted)
-    core.ending, core.outlived, core.lost = set(saved.ending), set(saved.ended), set(saved.lost)
-    core.asleep, core.generation = saved.asleep, saved.generation
-    _put_back_line(core.stores, saved.stores)
+    core.pinned = {name: list(slots) for name, slots in pinned} if pinned else {}
+    core.preempted = dict.fromkeys(preempted)
+    core.ending, core.outlived, core.lost = set(ending), set(ended), set(lost)
+    core.asleep, core.generation = asleep, generation
+    _put_back_line(core.stores, line)
 
 
-def _put_back_requests(core: SchedulerState, saved: SavedScheduler) -> None:
-    table, was, begin = core.progress, saved.progress, 0
-    for column in core.progress_bytes or _progress_bytes(core):
-        end = begin + len(column)
-        column[:] = was[begin:end]
-        begin = end
+def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], progress: bytes) -> None:
+    table, columns = core.progress, core.progress_bytes or _progress_bytes(core)
+    if b"".join(columns) != progress:
+        begin = 0
+        for column in columns:
+            end = begin + len(column)
+            column[:] = progress[begin:end]
+            begin = end
     table.step.fill(0)
     table.serial.fill(1)
     table._serial = 1  # only whether a plan and its request agree is ever asked
     core.requests, core.names = {}, {}
-    for name, row, keys, hit, failures, ending, asked, scheduled in saved.requests:
+    for name, row, keys, hit, failures, ending, asked, scheduled in saved:
         known = None if asked is None else (core.ledger.verdicts, *asked)
         core.requests[name] = Tracked(row, keys, hit, failures, ending, known)
         core.names[row] = name
@@ -318,10 +329,9 @@ def _handed(core: SchedulerState, handed: Collection[tuple[str, int, int]]) -> d
 
 
 def _put_back_line(stores: StoreLine, saved: SavedLine) -> None:
-    chunks = [Chunk(owner, group, key, list(lives), suffix) for owner, group, key, lives, suffix in saved.chunks]
-    stores._line = {owner: deque([chunks[place] for place in places]) for owner, places in saved.line}
-    stores._candidates = {block: chunks[place] for block, place in saved.candidates}
-    stores._exposed = {number: list(lives) for number, lives in saved.exposed}
-    stores._made = {number: [chunks[place] for place in places] for number, places in saved.made}
-    stores._entered = saved.entered
-    stores.suffix[:] = saved.suffix
+    chunks, line, candidates, exposed, made, stores._entered, stores.suffix[:] = saved
+    own = [Chunk(owner, group, key, list(lives), suffix) for owner, group, key, lives, suffix in chunks] if chunks else []
+    stores._line = {owner: deque([own[place] for place in places]) for owner, places in line} if line else {}
+    stores._candidates = {block: own[place] for block, place in candidates} if candidates else {}
+    stores._exposed = {number: list(lives) for number, lives in exposed} if exposed else {}
+    stores._made = {number: [own[place] for place in places] for number, places in made} if made else {}

@@ -95,7 +95,7 @@ class Lru:
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
         """The order."""
-        return tuple(names[slot] for slot in self._order)
+        return tuple([names[slot] for slot in self._order])
 
     def restore(self, saved: Hashable) -> None:
         """Go back to an order."""
