@@ -464,8 +464,9 @@ def check(ledger: Ledger, only: str | None = None) -> list[Violation]:
     look = Look(ledger._state)
     found: list[Violation] = []
     said: list[str] = []
+    say = said.append
     for rule, judge in rules.items():
-        judge(look, said.append)
+        judge(look, say)
         if said:
             found += [Violation(rule, message) for message in said]
             said.clear()
