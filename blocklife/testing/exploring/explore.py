@@ -213,10 +213,16 @@ class _StateSearch(Generic[StateT, ActionT]):
     """Whether a step was broken, so that nobody knows what comes after it."""
     _of_edges: tuple[list[Property[StateT, ActionT]], list[tuple[array[int], Callable[[ActionT], bool]]]] = field(init=False)
     """Properties of edges, and for each *leads to* its pairs of states with the actions that may be used."""
+    _of_states: list[tuple[str, Callable[[StateT], str]]] = field(init=False)
+    _sought: list[tuple[str, Callable[[StateT], bool]]] = field(init=False)
+    """What is to be reached at all, and was not yet."""
 
     def __attrs_post_init__(self) -> None:
         self.closing = {each.name: array("l") for each in self.properties if each.closing is not None}
         closings = [(self.closing[each.name], each.closing) for each in self.properties if each.closing is not None]
+        self._of_states = [(each.name, each.always) for each in self.properties if each.always is not None]
+        sometimes = [each for each in self.properties if each.kind is Kind.SOMETIMES]
+        self._sought = [(each.name, each.goal) for each in sometimes if each.goal is not None]
         self._of_edges = [each for each in self.properties if each.edge is not None], closings
 
     def enter(self, state: StateT, parent: int, action: ActionT | None) -> int:
@@ -228,11 +234,14 @@ class _StateSearch(Generic[StateT, ActionT]):
         self.states.append(state)
         self.parents.append(parent)
         self.via.append(action)
-        for each in self.properties:
-            if each.always is not None and each.name not in self.found and (problem := each.always(state)):
-                self.note(each.name, problem, number)
-            elif each.kind is Kind.SOMETIMES and each.name not in self.reached and each.goal is not None and each.goal(state):
-                self.reached.add(each.name)
+        for name, always in self._of_states:
+            if name not in self.found and (problem := always(state)):
+                self.note(name, problem, number)
+        if self._sought:
+            for name, goal in self._sought:
+                if goal(state):
+                    self.reached.add(name)
+            self._sought = [(name, goal) for name, goal in self._sought if name not in self.reached]
         return number
 
     def expand(self, number: int, steps: Steps[ActionT, StateT]) -> None:

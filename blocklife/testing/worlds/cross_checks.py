@@ -140,7 +140,9 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         blocks=block_names,
         slots=slot_names,
         readable_blocks=readable_blocks,
-        readable_places=_readable_places(slots.state, slots.key, slots.group, saved.stores.suffix, engine.geometry),
+        readable_places=_readable_places(
+            slots.state, slots.key, slots.group, saved.stores.suffix, engine.geometry.block_tokens, size
+        ),
         kept_blocks=kept_blocks,
         kept_places=kept_places,
         places_per_slot=size,
@@ -203,15 +205,15 @@ def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
 
 @lru_cache(_COLUMNS)
 def _readable_places(
-    states: bytes, keys: tuple[bytes | None, ...], groups: bytes, suffix: bytes, geometry: Geometry
+    states: bytes, keys: tuple[bytes | None, ...], groups: bytes, suffix: bytes, block_tokens: tuple[int, ...], size: int
 ) -> tuple[tuple[int, bytes], ...]:
     """The host places that a load may read, and what has to be there."""
-    size, found = geometry.blocks_per_chunk, list[tuple[int, bytes]]()
+    found: list[tuple[int, bytes]] = []
     for place, key in enumerate(keys):
         if states[place] != _READY or key is None:
             continue
         for back in range(suffix[place]):
-            shorter = key[: len(key) - back * geometry.block_tokens[groups[place]]]
+            shorter = key[: len(key) - back * block_tokens[groups[place]]]
             found.append((place * size + size - 1 - back, shorter))
     return tuple(found)
 
@@ -288,16 +290,21 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     blocks, slots = bytearray(saved.blocks.state), bytearray(saved.slots.state)
     jobs = {each.number: each.state for each in saved.jobs}
     requests = {each.row: each.state for each in saved.requests}
-    at: dict[str, bytearray | dict[int, int]] = {"block": blocks, "slot": slots, "job": jobs, "request": requests}
     for told in engine.told:
         machine = told.machine
-        states, (sources, targets) = at[machine], _ENDS[machine]
-        for place, row in told.steps():
-            stood = _NEW[machine] if isinstance(states, dict) and place not in states else states[place]
-            if sources[row] != stood:
-                table = MACHINES[machine]
-                return TOLD, f"{machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
-            states[place] = targets[row]
+        sources, targets = _ENDS[machine]
+        if machine == "block" or machine == "slot":
+            columns = blocks if machine == "block" else slots
+            for place, row in told.steps():
+                if sources[row] != columns[place]:
+                    return _told_wrong(machine, place, row, columns[place])
+                columns[place] = targets[row]
+        else:
+            known = jobs if machine == "job" else requests
+            for place, row in told.steps():
+                if sources[row] != (stood := known.get(place, _NEW[machine])):
+                    return _told_wrong(machine, place, row, stood)
+                known[place] = targets[row]
     now = ledger.requests.states
     if ledger.blocks.states != blocks:
         return _differing("block", ledger.blocks.states, dict(enumerate(blocks)))
@@ -315,6 +322,12 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     return None
 
 
+def _told_wrong(machine: str, place: int, row: int, stood: int) -> tuple[str, str]:
+    """A row is told of a place that stands elsewhere."""
+    table = MACHINES[machine]
+    return TOLD, f"{machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
+
+
 def _differing(machine: str, states: memoryview, told_of: Mapping[int, int]) -> tuple[str, str]:
     """The first place that stands elsewhere than listeners were told."""
     names = MACHINES[machine].states
@@ -324,6 +337,8 @@ def _differing(machine: str, states: memoryview, told_of: Mapping[int, int]) -> 
 
 def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple[str, str] | None:
     """A job that goes on although its deadline has passed (I5), or as if a worker that is gone could still report (I9)."""
+    if verb != "settle_late" and verb != "lose_worker":
+        return None
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
         job, state = ledger.jobs.get(saved.number), ledger.jobs.state(saved.number)

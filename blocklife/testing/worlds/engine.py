@@ -93,7 +93,7 @@ class Settings:
         return Geometry.parse(self.groups, self.blocks_per_chunk)
 
 
-@frozen
+@frozen(cache_hash=True)
 class Spelling:
     """A key function: the key of a block is its group and all text up to its end. Equal texts are spelt by equal functions."""
 

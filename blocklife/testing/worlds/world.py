@@ -18,7 +18,7 @@ once more (*echoes*), and how many faults of each kind are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from string import ascii_lowercase
@@ -249,6 +249,7 @@ class CoreStep:
 
 _CoreCall: TypeAlias = tuple[int, Action, tuple[Landing, ...], tuple[tuple[int, int], ...]]
 """A value of the core, what is called, and what is told with it: reports, and which copies have begun to run."""
+_NOBODY: frozenset[int] = frozenset()
 NO_MESSAGE = -1
 """The number where the device is told nothing, for the call itself has failed."""
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
@@ -276,6 +277,7 @@ class World:
         )
         self._fence = settings.engine.contract.name == "FENCE"
         self._timed = settings.timed
+        self._most = settings.engine.max_requests
         self._plans_ahead = int(settings.engine.asynchronous)
         self._cores: list[CoreValue] = []
         self._core_numbers: dict[tuple[SavedScheduler, str], int] = {}
@@ -291,6 +293,7 @@ class World:
         self._out: dict[_CoreCall, frozenset[int]] = {}
         """The jobs that are out after each call: whether the engine will hear of them makes no difference to their names."""
         self._devices = DeviceMemo(self._device)
+        self._arriving: dict[int, tuple[Action, ...]] = {}
         self._anytimes: dict[tuple[int, tuple[int, ...]], tuple[Action, ...]] = {}
         self._copies: dict[tuple[int, bool, bool], tuple[Action, ...]] = {}
         self._judged: dict[tuple[int, int], tuple[str, str] | None] = {}
@@ -325,7 +328,7 @@ class World:
     def actions(self, state: State) -> Sequence[Action]:
         """What can happen next."""
         core, env = self._cores[state.core], state.env
-        offered = self._arrivals(env.arrived) if len(core.saved.requests) < self.settings.engine.max_requests else []
+        offered = list(self._arrivals(env.arrived)) if len(core.saved.requests) < self._most else []
         if core.plans_out <= self._plans_ahead and core.busy:
             offered.append(_STEP)
             if env.left[_FAIL] and self._waits_for(state):
@@ -454,13 +457,14 @@ class World:
         runs |= {order.job for worker in self._devices.values[state.device].workers for order in worker.held_back}
         return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
 
-    def _arrivals(self, arrived: int) -> list[Action]:
+    def _arrivals(self, arrived: int) -> tuple[Action, ...]:
         """Who can come, if there is room."""
-        return [
-            Action("arrive", script.name)
-            for number, script in enumerate(self.settings.requests)
-            if not arrived >> number & 1 and not self._twin_waits(number, arrived)
-        ]
+        found = self._arriving.get(arrived)
+        if found is None:
+            scripts = enumerate(self.settings.requests)
+            coming = [each.name for at, each in scripts if not arrived >> at & 1 and not self._twin_waits(at, arrived)]
+            found = self._arriving[arrived] = tuple([Action("arrive", name) for name in coming])
+        return found
 
     def _of_copies(self, device: int, left: tuple[int, ...]) -> tuple[Action, ...]:
         """How the copies that run can go on."""
@@ -488,7 +492,9 @@ class World:
         found = self._anytimes.get((number, left))
         if found is None:
             core = self._cores[number]
-            found = self._anytimes[number, left] = (*self._client_actions(core, left), *self._upheavals(core, left))
+            nothing = not (any(left) or core.asleep or core.lost or core.quarantined)
+            found = () if nothing else (*self._client_actions(core, left), *self._upheavals(core, left))
+            self._anytimes[number, left] = found
         return found
 
     def _client_actions(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:
@@ -522,20 +528,21 @@ class World:
     # --- taking a step ------------------------------------------------------------------------------------------------------
 
     def _take(self, state: State, action: Action) -> State:
-        env = state.env
+        core, device, env = state
         verb = action.verb
         if verb in _OF_COPIES:
-            device, landed = self._device_step(state.device, action, lambda device: self._land(device, action))
+            device, landed = self._device_step(device, action, lambda device: self._land(device, action))
             if verb != "land":
                 env = self._spent(env, verb)
             if landed:
-                env = env._replace(inbox=tuple(sorted((*env.inbox, *landed))))
-            return State(state.core, device, env)
+                arrived, inbox, echoes, left, lost = env
+                env = Env(arrived, tuple(sorted(inbox + landed)) if inbox else landed, echoes, left, lost)
+            return State(core, device, env)
         if verb in _OF_REPORTS:
-            return state._replace(env=self._mislay(env, action))
+            return State(core, device, self._mislay(env, action))
         if verb == "settle" or verb == "settle_late":
             return self._settle(state, action)
-        step = self._core_step(state.core, _core_action(action), _kept(env))
+        step = self._core_step(core, _core_action(action), _kept(env))
         if verb == "step":
             return self._with_device(state, step, action, env)
         if verb in _FAULT:
@@ -552,9 +559,11 @@ class World:
         launched: tuple[tuple[int, int], ...] = ()
         if self._timed:
             launched = self._devices.values[state.device].begun
-        told = (state.env.inbox, launched)
-        env = state.env._replace(inbox=()) if state.env.inbox else state.env
-        step = self._core_step(state.core, action, _kept(env), *told)
+        env = state.env
+        arrived, inbox, echoes, left, lost = env
+        if inbox:
+            env = Env(arrived, (), echoes, left, lost)
+        step = self._core_step(state.core, action, _kept(env), inbox, launched)
         return self._with_device(state, step, action, env)
 
     def _with_device(self, state: State, step: CoreStep, action: Action, env: Env) -> State:
@@ -564,7 +573,7 @@ class World:
         device, landed = self._device_step(
             state.device, (step.message, action.verb), lambda each: self._follow(each, step, action)
         )
-        inbox, echoes, lost = env.inbox, env.echoes, env.lost
+        arrived, inbox, echoes, left, lost = env
         for name in step.loading:
             if lost.count(name) >= self.settings.engine.max_load_failures:
                 raise Broken("I7", f"request {name} has lost {lost.count(name)} loads, and gets another one")
@@ -574,17 +583,18 @@ class World:
         if inbox or echoes:
             # a job that has been over for so long that its row is another's has no name left; a report of it still comes
             jobs = step.names.jobs
-            inbox = tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in inbox]))
-            echoes = tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in echoes]))
+            inbox = _told_again(inbox, jobs)
+            echoes = _told_again(echoes, jobs)
         if landed:
             inbox = tuple(sorted(inbox + landed))
         if inbox is not env.inbox or echoes is not env.echoes or lost is not env.lost:
-            env = Env(env.arrived, inbox, echoes, env.left, lost)
+            env = Env(arrived, inbox, echoes, left, lost)
         return State(step.core, device, env)
 
     def _spent(self, env: Env, fault: str) -> Env:
+        arrived, inbox, echoes, left, lost = env
         at = _FAULT[fault]
-        return env._replace(left=(*env.left[:at], env.left[at] - 1, *env.left[at + 1 :]))
+        return Env(arrived, inbox, echoes, (*left[:at], left[at] - 1, *left[at + 1 :]), lost)
 
     def _mislay(self, env: Env, action: Action) -> Env:
         """A report is lost, will come again, or comes again."""
@@ -687,7 +697,7 @@ class World:
     ) -> CoreStep:
         """Make a call on a value of the core, once; later it is remembered."""
         call = core, action, inbox, launched
-        found = self._steps.get((call, _oldest(kept, self._out.get(call, frozenset())) if kept else None))
+        found = self._steps.get((call, _oldest(kept, self._out.get(call, _NOBODY)) if kept else None))
         if found is None:
             found = self._call(core, action, kept, inbox, launched)
             self._out[call] = found.out
@@ -827,6 +837,11 @@ def _places(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 def _no_keys(group: int, start: int, stop: int) -> list[bytes]:
     raise MisuseError("a value that has crossed has no keys of its own")
+
+
+def _told_again(landings: tuple[Landing, ...], jobs: Mapping[int, int]) -> tuple[Landing, ...]:
+    """Reports under the new names of jobs."""
+    return tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in landings])) if landings else ()
 
 
 def _closing(action: Action) -> bool:
