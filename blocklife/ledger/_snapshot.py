@@ -413,13 +413,7 @@ def put_back(core: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
         blocks.column.state[:], blocks.group[:], epoch, refs, pins, writes, overdue, job, blocks.key[:],
     ) = saved_blocks  # fmt: skip
     slots.column.state[:], slots.group[:], slot_pins, slots.key[:] = saved_slots
-    memoryview(blocks.epoch).cast("B")[:] = epoch
-    memoryview(blocks.refs).cast("B")[:] = refs
-    memoryview(blocks.pins).cast("B")[:] = pins
-    memoryview(blocks.writes).cast("B")[:] = writes
-    memoryview(blocks.overdue).cast("B")[:] = overdue
-    memoryview(blocks.job).cast("B")[:] = job
-    memoryview(slots.pins).cast("B")[:] = slot_pins
+    write(core.wide_columns or _wide_columns(core), (epoch, refs, pins, writes, overdue, job, slot_pins))
     blocks.index = list(map(dict, block_index))
     slots.index = list(map(dict, slot_index))
     if blocks.indexed:
@@ -443,6 +437,20 @@ def put_back(core: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
     core.to_flush.update(dict.fromkeys(to_flush) if to_flush else ())
     core.waiting.clear()
     core.waiting.update(waiting)
+
+
+def write(columns: Iterable[memoryview], content: Iterable[bytes]) -> None:
+    """Write all of each column."""
+    for column, was in zip(columns, content, strict=True):
+        column[:] = was
+
+
+def _wide_columns(core: LedgerData) -> tuple[memoryview, ...]:
+    """Columns as bytes; they are the same objects as long as the ledger lives."""
+    blocks, slots = core.blocks, core.slots
+    columns = (blocks.epoch, blocks.refs, blocks.pins, blocks.writes, blocks.overdue, blocks.job, slots.pins)
+    core.wide_columns = found = tuple([memoryview(column).cast("B") for column in columns])
+    return found
 
 
 def _put_back_jobs(core: LedgerData, saved: Sequence[SavedJob], now: float) -> None:

@@ -55,6 +55,8 @@ class LedgerData(edge.NotCopied):
         self.own_pool = own_pool
         self.made_with = f"{limits}, {contract}, incarnation={incarnation}, own_pool={own_pool}, indexed={indexed}"
         """What a snapshot has in common with the ledger that it is put back on; a text, which is compared and hashed fast."""
+        self.wide_columns: tuple[memoryview, ...] = ()
+        """Columns of more than a byte a place, and of counts, as bytes; set by who puts the first snapshot back."""
         self.blocks = Blocks(limits.num_blocks, limits.num_groups, indexed=indexed)
         self.slots = Slots(limits.num_slots, limits.num_groups)
         self.jobs = JobTable(limits.max_jobs)

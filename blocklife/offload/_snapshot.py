@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._snapshot import Names, Snapshot, canonical_names, own_names
+from blocklife.ledger._snapshot import Names, Snapshot, canonical_names, own_names, write
 from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.offload.records import Hit, Keys
@@ -298,11 +299,8 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
 def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], progress: bytes) -> None:
     table, columns = core.progress, core.progress_bytes or _progress_bytes(core)
     if b"".join(columns) != progress:
-        begin = 0
-        for column in columns:
-            end = begin + len(column)
-            column[:] = progress[begin:end]
-            begin = end
+        ends = list(accumulate(map(len, columns), initial=0))
+        write(columns, map(progress.__getitem__, map(slice, ends, ends[1:])))
     table.step.fill(0)
     table.serial.fill(1)
     table._serial = 1  # only whether a plan and its request agree is ever asked
