@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from string import ascii_lowercase
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from attrs import define, evolve, field, fields, frozen
 
@@ -281,6 +281,8 @@ class World:
         self._plans_ahead = int(settings.engine.asynchronous)
         self._cores: list[CoreValue] = []
         self._core_numbers: dict[tuple[SavedScheduler, str], int] = {}
+        self._parts: dict[Any, Any] = {}
+        """The large parts of those values, each once: a world has thousands of values and hundreds of parts."""
         self._problems: list[tuple[str, str] | None] = [None]
         """What the rules of the ledger say to each value of the core; nothing to the first."""
         self._steps: dict[tuple[_CoreCall, int | None], CoreStep] = {}
@@ -666,14 +668,35 @@ class World:
     # --- the core -----------------------------------------------------------------------------------------------------------
 
     def _core_number(self, saved: SavedScheduler, weights: str) -> int:
-        number = self._core_numbers.setdefault((saved, weights), len(self._cores))
-        if number == len(self._cores):
+        number = self._core_numbers.get((saved, weights))
+        if number is None:
+            saved = self._shared(saved)
+            number = self._core_numbers[saved, weights] = len(self._cores)
             core = described(self.engine, saved, weights)
             claims = core.live, core.blocks, core.slots, core.readable_blocks, core.readable_places, weights
             self._cores.append(core)
             self._claims_of.append(self._claims.setdefault(claims, len(self._claims)))
             self._problems.append(None)
         return number
+
+    def _shared(self, saved: SavedScheduler) -> SavedScheduler:
+        """The same value, made of the parts that equal values of before have: they are in the cache of the processor still."""
+        known, ledger = self._parts.setdefault, saved.ledger
+        return saved._replace(
+            requests=known(saved.requests, saved.requests),
+            progress=known(saved.progress, saved.progress),
+            stores=known(saved.stores, saved.stores),
+            ledger=ledger._replace(
+                blocks=known(ledger.blocks, ledger.blocks),
+                slots=known(ledger.slots, ledger.slots),
+                block_index=known(ledger.block_index, ledger.block_index),
+                slot_index=known(ledger.slot_index, ledger.slot_index),
+                jobs=known(ledger.jobs, ledger.jobs),
+                requests=known(ledger.requests, ledger.requests),
+                spare_jobs=known(ledger.spare_jobs, ledger.spare_jobs),
+                spare_requests=known(ledger.spare_requests, ledger.spare_requests),
+            ),
+        )
 
     def _counted_again(self, core: int) -> tuple[str, str] | None:
         """What the rules of the ledger say after a call that led to this value; the engine stands there, under other names."""
