@@ -312,6 +312,7 @@ def test_check_writes_what_can_be_used(tmp_path: Path, capsys: Capture) -> None:
     assert (where / "counterexample.mmd").read_text(encoding="utf-8").startswith("sequenceDiagram\n")
 
 
+@pytest.mark.interpreted
 def test_check_all_finds_one_of_each(tmp_path: Path, capsys: Capture) -> None:
     """It goes on after the first counterexample, and each rule gets a folder."""
     early = next(each for each in all_mutants() if each.name.startswith("submitted: no block.submit"))

@@ -1305,14 +1305,34 @@ def test_pin_of_nothing_changes_nothing() -> None:
         ledger.evict([])
 
 
+# --- plans --------------------------------------------------------------------------------------------------------------
+
+
+def test_transfers_of_a_plan_are_a_sequence_that_is_made_when_somebody_looks() -> None:
+    """As many as there are jobs, the same ones at every look; in another process they are a plain tuple."""
+    ledger = make_ledger(num_blocks=8, num_slots=8)
+    for slot, names in enumerate(([b"a"], [b"b", b"c"])):
+        store(ledger, sealed(ledger, "a", names), names, 2 * slot)
+    stores = ledger.dispatch(0.0).stores
+    sent = pickle.loads(pickle.dumps(stores))
+
+    assert len(stores) == 2
+    assert stores[0] is stores[0] is next(iter(stores)) is stores[:1][0]
+    assert [each.source.tolist() for each in stores] == [[1], [2, 3]]
+    assert [each.target.tolist() for each in stores] == [[0], [2, 3]]
+    assert [each.group_sizes for each in stores] == [(1,), (2,)]
+    assert type(sent) is tuple
+    assert list(map(repr, sent)) == list(map(repr, stores))
+    assert repr(stores) == repr(sent)
+
+
 # --- one and many -------------------------------------------------------------------------------------------------------
 
-MANY = 64
+MANY = BULK + 16
 
 
 def tour(ledger: Ledger, at_once: bool) -> Ledger:
     """The same places through every verb, all in one call or one call a place."""
-    assert MANY >= BULK
     each = [slice(0, MANY)] if at_once else [slice(place, place + 1) for place in range(MANY)]
     names = keys(*range(MANY))
     batches = [ledger.allocate("a", len(names[part])) for part in each]

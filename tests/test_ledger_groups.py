@@ -614,6 +614,7 @@ def test_twins_that_lost_the_name_land_together(loser: str) -> None:
     sound(ledger)
 
 
+@pytest.mark.interpreted
 def test_rule_of_one_slot_sees_twins_that_both_landed(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nobody looked for a twin, I14 would say so."""
     ledger = make_ledger()

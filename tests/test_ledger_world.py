@@ -240,6 +240,7 @@ def deaf(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Steps, "count_report", lambda core, report: None if report.job.number % 2 else real(core, report))
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("plant", "text", "rule"),
     [

@@ -47,7 +47,7 @@ MUTANTS = {each.name: each for each in all_mutants()}
 ROWS = read_page(PAGE.read_text(encoding="utf-8"))
 CAUGHT = read_caught(str(ROOT / "tests" / "caught.toml"), MUTANTS)
 GROUNDS = grounds()
-LENGTHS = {"guard": 30, "effect": 36, "step": 300, "seed": 5}
+LENGTHS = {"guard": 30, "effect": 36, "step": 318, "seed": 5}
 TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
 
 
@@ -81,7 +81,7 @@ def test_mutants_cover_the_steps_of_an_end() -> None:
     ("text", "before", "after"),
     [
         (".unpin without .pop", "self._state.pinned.pop(name, None)", "self._state.pinned.get(name, None)"),
-        ("_take_back without .pop", "self._made.pop(number)", "self._made[number]"),
+        ("_settle_exposed without .pop", "self._exposed.pop(number)", "self._exposed[number]"),
         ("JobTable.add without .popleft", "self._spare.popleft()", "self._spare[0]"),
     ],
 )

@@ -397,6 +397,35 @@ def test_many_behind_a_load_that_fails_are_released_together(count: int) -> None
     assert [(hit.tokens, hit.deferred) for hit in hits] == [(0, False)] * count
 
 
+def test_what_a_load_brings_is_expected_until_it_has_ended() -> None:
+    """Nobody else needs to load it meanwhile; afterwards nothing is kept of it, however the load ended."""
+    for ok in (True, False):
+        rig = Rig(blocks=12)
+        rig.fill("z", letters(8))
+        rig.forget_device()
+        rig.add("b", letters(9))
+        rig.let_in("b")
+        state = rig.scheduler._state
+        assert (list(state.bringing), len(state.loading), list(state.waiting_loads)) == (["b"], 2, ["b"])
+        rig.tick(ok=ok)
+
+        assert (state.bringing, state.loading, state.waiting_loads) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_chunk_has_its_turn_once(chunk: int) -> None:
+    """What was offered when it filled is not offered again, whoever is looked at in the steps behind it."""
+    rig = Rig(chunk=chunk, blocks=20, slots=16)
+    rig.add("a", letters(40), prompt=9)
+    rig.let_in("a")
+    for _ in range(20):
+        rig.tick()
+        rig.scheduler.grow()
+    counts = rig.scheduler.statistics()
+
+    assert (counts.already_stored, counts.in_flight, counts.waiting) == (0, 0, 0)
+
+
 # --- ends --------------------------------------------------------------------------------------------------------------------
 
 
@@ -632,6 +661,39 @@ def test_plan_that_keys_have_failed_is_made_whole_by_the_next_call(failing: int,
     assert [each.group_sizes for each in stores.stores] == [(2, 1)]
 
 
+@pytest.mark.parametrize("problem", ["too few", "an error of its own"])
+def test_settle_that_keys_have_failed_can_be_done_again(problem: str) -> None:
+    """One request ends with the plan, another has its load: keys that fail cost the plan nothing, and nobody is forgotten."""
+    rig = Rig(blocks=12)
+    rig.fill("z", letters(8, "p"))
+    rig.forget_device()
+    gone: list[bool] = []
+
+    def fickle(group: int, start: int, stop: int) -> list[bytes]:
+        found = [key(group, letters(20)[: 4 * block + 4]) for block in range(start, stop)]
+        if gone and problem != "too few":
+            raise OSError("the keys are gone")
+        return found[:-1] if gone else found
+
+    rig.scheduler.add_request("a", fickle, prompt_tokens=9)
+    rig.let_in("a", 9)
+    rig.tick()
+    rig.scheduler.grow({"a": 1})
+    rig.add("b", letters(9, "p"))
+    rig.let_in("b")
+    plan = rig.plan()
+    rig.scheduler.finish("a")
+    gone.append(True)
+    before, reports = scheduler_key(rig.scheduler), rig.reports()
+    with pytest.raises((MisuseError, OSError)):
+        rig.scheduler.settle(plan.number, 1.0, completions=reports)
+
+    assert scheduler_key(rig.scheduler) == before
+    gone.clear()
+    settled = rig.scheduler.settle(plan.number, 1.0, completions=reports)
+    assert (settled.loaded, settled.ended) == (("b",), ("a",))
+
+
 @BOTH
 def test_who_finds_no_room_has_cost_nothing(contract: Contract) -> None:
     """Neither a hit nor a block is taken from anybody."""
@@ -779,6 +841,7 @@ def test_scheduler_remembers_nobody_who_is_over() -> None:
         state.states,
         state.waiting_loads,
         state.loading,
+        state.bringing,
     )
     kept += (
         state.pinned,
@@ -1293,20 +1356,22 @@ def test_a_foreign_request_grows_only_into_places_it_was_given() -> None:
 
 
 def test_foreign_requests_that_wait_for_their_plan_end_together() -> None:
-    """Their last content is stored, their blocks are given back, and the scheduler knows them no more."""
-    rig = Rig(blocks=9, own_pool=False)
+    """Their last content, not known when its plan was made, is stored; their blocks are given back, and nobody knows them."""
+    rig = Rig(blocks=9, own_pool=False, policies=Policies(plans_ahead=1))
     for name, blocks in (("a", (1, 2)), ("b", (3, 4))):
-        rig.add(name, letters(8, name))
-        hit = rig.scheduler.lookup(name, 8, device_tokens=0)
+        rig.add(name, letters(9, name), prompt=7)
+        hit = rig.scheduler.lookup(name, 7, device_tokens=0)
         rig.scheduler.place(name, [Placed(0, fresh=blocks)])
-        rig.scheduler.admit(name, hit, 8)
+        rig.scheduler.admit(name, hit, 7)
+    rig.plan()
+    rig.scheduler.grow()
     rig.plan()
     for name in "ab":
         rig.scheduler.finish(name)
-    ended = rig.settle().ended
+    ended = [rig.settle().ended, rig.settle().ended]
     rig.drain()
 
-    assert ended == ("a", "b")
+    assert ended == [(), ("a", "b")]
     assert rig.ledger.statistics().requests == 0
     assert not rig.scheduler.knows("a")
     assert [rig.ledger.blocks.refs(block) for block in (1, 2, 3, 4)] == [0, 0, 0, 0]

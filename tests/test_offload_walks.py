@@ -897,6 +897,32 @@ def test_walks_meet_everything_that_can_happen() -> None:
     assert [each for each in MUST_HAPPEN if not seen[each]] == []
 
 
+@pytest.mark.interpreted
+def test_stores_that_go_past_the_line_are_those_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing waits, what fills is stored at once: all that comes of it is as if it had stood in the line first."""
+    at_once, right = Counter[bool](), StoreLine._store_at_once
+
+    def store(line: StoreLine, filled: Sequence[Any]) -> bool:
+        found = right(line, filled)
+        at_once[found] += 1
+        return found
+
+    def walked(world: World, seed: int) -> tuple[object, ...]:
+        print(f"{world}, seed {seed}")
+        walker = Walker(world, seed).run()
+        saved = walker.scheduler.snapshot(walker.scheduler.canonical_names())
+        told = [(*each[:4], each.steps(), list(each.job_of_each())) for each in walker.ledger.journal]
+        return told, saved.ledger, saved.stores, saved.plans
+
+    for seed, world in enumerate([each for each in WORLDS if each.chunk == 1 and each.mode is Mode.EAGER][::2]):
+        monkeypatch.setattr(StoreLine, "_store_at_once", store)
+        past = walked(world, seed)
+        monkeypatch.setattr(StoreLine, "_store_at_once", lambda line, filled: False)
+
+        assert walked(world, seed) == past
+    assert min(at_once[True], at_once[False]) > 20
+
+
 # --- planted bugs -------------------------------------------------------------------------------------------------------
 
 
@@ -904,11 +930,11 @@ def plant_window_of_unsettled_tokens(patch: pytest.MonkeyPatch) -> None:
     """Blocks leave a window when tokens are scheduled, not when they are settled."""
     right = ProgressTable.first_needed
 
-    def wrong(table: ProgressTable, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        settled = table.computed
-        table.computed = settled + table.in_flight + table.wanted
-        found = right(table, rows)
-        table.computed = settled
+    def wrong(table: ProgressTable, group: int, row: int) -> int:
+        settled = int(table.computed[row])
+        table.computed[row] += table.in_flight[row] + table.wanted[row]
+        found = right(table, group, row)
+        table.computed[row] = settled
         return found
 
     patch.setattr(ProgressTable, "first_needed", wrong)
@@ -916,17 +942,17 @@ def plant_window_of_unsettled_tokens(patch: pytest.MonkeyPatch) -> None:
 
 def plant_store_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
     """Placeholders and drafts are stored as if they were known."""
-    right = SchedulerSteps.offer_filled
+    right = SchedulerSteps.plan_stores
 
     def wrong(core: SchedulerSteps, rows: np.ndarray[Any, Any]) -> None:
-        known = core._progress.known
-        core._progress.known = known + 8
+        known = core._progress.known.copy()
+        core._progress.known += 8
         try:
             right(core, rows)
         finally:
-            core._progress.known = known
+            core._progress.known[:] = known
 
-    patch.setattr(SchedulerSteps, "offer_filled", wrong)
+    patch.setattr(SchedulerSteps, "plan_stores", wrong)
 
 
 def plant_forgotten_epochs(patch: pytest.MonkeyPatch) -> None:
@@ -1079,6 +1105,7 @@ def findings(worlds: str, most: int = 60) -> str:
     return ""
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("plant", list(PLANTS), ids=lambda plant: plant.__name__.removeprefix("plant_"))
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one of them ends a walk, and the first line says what went wrong."""

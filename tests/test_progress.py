@@ -5,11 +5,13 @@ Method: small tables by hand, and the arithmetic against a count of tokens one b
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from blocklife.offload import Geometry, Policies
-from blocklife.offload._progress import ProgressTable
+from blocklife.offload._progress import NEVER, ProgressTable, Span
 
 GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", "mamba:4", "mamba:1"]
 
@@ -45,7 +47,7 @@ def test_first_needed_is_the_first_block_that_is_ever_read_again(groups: str) ->
     tokens = int(groups.split(":")[1])
     for computed in range(30):
         table.computed[1] = computed
-        ((first,),) = table.first_needed(rows(1)).tolist()
+        first = table.first_needed(0, 1)
         ahead = {at for at in read_from(groups, computed) if at * tokens < computed}
 
         assert first == min(ahead, default=computed // tokens)
@@ -56,7 +58,7 @@ def test_first_needed_looks_at_settled_tokens_only() -> None:
     table = table_of("swa:4:5,mamba:4")
     table.computed[0], table.in_flight[0], table.wanted[0] = 8, 8, 8
 
-    assert table.first_needed(rows(0)).tolist() == [[1], [1]]
+    assert [table.first_needed(group, 0) for group in (0, 1)] == [1, 1]
 
 
 def test_ends_and_missing_count_what_is_settled_in_flight_and_wanted() -> None:
@@ -79,7 +81,6 @@ def test_rows_are_looked_at_in_the_order_asked_for() -> None:
     assert table.ends(rows(3, 0)).tolist() == [4, 1]
     assert table.ends(rows()).tolist() == []
     assert table.missing(rows(), rows()).tolist() == [[]]
-    assert table.first_needed(rows()).tolist() == [[]]
 
 
 def columns(table: ProgressTable, row: int) -> list[int]:
@@ -124,3 +125,92 @@ def test_every_stay_has_a_serial_of_its_own() -> None:
 
     assert len(set(serials)) == len(serials)
     assert 0 not in serials
+
+
+# --- alarms -------------------------------------------------------------------------------------------------------------
+
+ALARMED = ["full:4", "full:4,swa:4:6", "swa:2:3,full:4", "full:4,mamba:4", "swa:4:9,mamba:4"]
+
+
+def alarms(table: ProgressTable, row: int) -> list[int]:
+    """At which token one request is looked at next: for room, for its window, for what fills, for what is final."""
+    return [int(alarm[:, row].min()) for alarm in (table.room_at, table.window_at, table.fill_at, table.final_at)]
+
+
+def by_hand(groups: str, table: ProgressTable, row: int) -> dict[str, list[Span]]:
+    """What there is to do for one request, group by group, without any alarm."""
+    found: dict[str, list[Span]] = {"leaving": [], "lacking": [], "filling": [], "finishing": []}
+    computed, known = int(table.computed[row]), int(table.known[row])
+    end = computed + int(table.in_flight[row] + table.wanted[row])
+    for group, text in enumerate(groups.split(",")):
+        kind, *sizes = text.split(":")
+        tokens, fills = int(sizes[0]), kind != "mamba"
+        placed, first = int(table.placed[group, row]), int(table.first[group, row])
+        behind = {"full": 1 << 40, "mamba": 1}.get(kind, int(sizes[-1]) - 1)
+        spans = {
+            "leaving": (first, min(max(0, computed - behind) // tokens, placed)),
+            "lacking": (placed, -(-end // tokens)),
+            "filling": (int(table.offered[group, row]), min(end, known) // tokens if fills else 0),
+            "finishing": (int(table.sealed[group, row]), computed // tokens if fills else 0),
+        }
+        for what, (start, stop) in spans.items():
+            if stop > start:
+                found[what].append((group, row, start, stop))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("groups", ALARMED)
+def test_alarms_ring_whenever_there_is_something_to_do(groups: str, seed: int) -> None:
+    """A request that computes on and on, by one token or by many: what is found is what is there, step by step."""
+    table, rnd = table_of(groups, 2), random.Random(seed)
+    table.enter(1, 64)
+    for step in range(200):
+        table.wanted[1] = rnd.choice([1, 1, 1, 2, 7])
+        table.known[1] = max(int(table.known[1]), int(table.ends(rows(1))[0]) - rnd.choice([0, 0, 1]))
+        expected = by_hand(groups, table, 1)
+        found = {"leaving": table.leaving(rows(1)), "lacking": table.lacking(rows(1)), "filling": table.filling(rows(1))}
+        found["finishing"] = table.finishing(rows(1), table.computed[rows(1)])
+        print(f"seed {seed}, step {step}: {found}")
+
+        assert found == expected
+        if rnd.random() < 0.8:  # else they are refused, and asked again
+            table.left(found["leaving"])
+            table.extended(found["lacking"])
+            table.offered_up_to(found["filling"])
+            table.sealed_up_to(found["finishing"])
+        table.computed[1] += table.wanted[1]
+
+
+def test_request_in_which_nothing_changes_is_not_looked_at() -> None:
+    """Between two boundaries no alarm rings, and one that has rung for nothing does not ring again."""
+    table = table_of("full:4,swa:4:6", 2)
+    table.enter(1, 9)
+    table.computed[1] = 9
+    table.extended(table.lacking(rows(1)))
+    table.left(table.leaving(rows(1)))
+    table.offered_up_to(table.filling(rows(1)))
+    table.sealed_up_to(table.finishing(rows(1), table.computed[rows(1)]))
+
+    assert alarms(table, 1) == [12, 13, 12, 12]
+    table.look(1)
+    assert alarms(table, 1) == [0, 0, 0, 0]
+    for found in (table.lacking(rows(1)), table.leaving(rows(1)), table.filling(rows(1))):
+        assert found == []
+    assert table.finishing(rows(1), table.computed[rows(1)]) == []
+    assert alarms(table, 1) == [12, 13, 12, 12]
+    table.clear(1)
+    assert alarms(table, 1) == [0, 0, 0, 0]
+
+
+def test_cap_silences_the_alarm_of_what_may_not_be_stored() -> None:
+    """Beyond the cap nothing fills; another cap makes the table look again."""
+    table = table_of("full:4", 2)
+    table.enter(1, 12)
+    table.cap(1, 4, None)
+    table.computed[1] = 12
+    table.offered_up_to(table.filling(rows(1)))
+
+    assert (table.filling(rows(1)), int(table.fill_at[0, 1])) == ([], NEVER)
+    table.cap(1, None, None)
+    assert table.filling(rows(1)) == [(0, 1, 1, 3)]

@@ -11,6 +11,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy as clone
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,11 +29,12 @@ from blocklife.engines.toy.workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Direction
 from blocklife.ledger._checks import Checks
-from blocklife.ledger._ids import ID_MASK, Lives, ids_of, select
+from blocklife.ledger._ids import ID_MASK, Ids, Lives, ids_of, select
 from blocklife.ledger._places import Blocks, Places
+from blocklife.ledger._rules import CountedEvent
 from blocklife.ledger._steps import Asked, Steps
 from blocklife.ledger.jobs import JobRow
-from blocklife.lifecycle import Event
+from blocklife.lifecycle import Event, Rows
 from blocklife.offload import Mode
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.states import MACHINES, Block, Job
@@ -584,7 +586,9 @@ def land_anywhere(patch: Patch) -> None:
         if job.direction is Direction.LOAD:
             for place in gone:
                 core._blocks.writes[int(place)] -= 1
-        return real(core, attrs.evolve(job, lives=select(job.lives, still), ids=select(job.ids, still)), ok)
+        part = clone(job)
+        part.lives, part.ids = select(job.lives, still), select(job.ids, still)
+        return real(core, part, ok)
 
     patch.setattr(Steps, "_land_blocks", land)
 
@@ -642,15 +646,15 @@ def half_is_enough(patch: Patch) -> None:
 
 def one_pin_leaks(patch: Patch) -> None:
     """(f) The blocks of one single job keep their pins."""
-    real, landings = Steps._land_blocks, iter(range(1 << 30))
+    real, landings = Blocks.write, iter(range(1 << 30))
 
-    def land(core: Steps, job: JobRow, ok: bool) -> Asked:
-        change, ids, rows = real(core, job, ok)
-        if next(landings) == 100:
-            change = attrs.evolve(change, pins=0)
-        return change, ids, rows
+    def write(blocks: Blocks, change: CountedEvent, ids: Ids, rows: Rows) -> list[int]:
+        if change.rule.name == "land" and next(landings) == 100:
+            change = clone(change)
+            change.pins = 0
+        return real(blocks, change, ids, rows)
 
-    patch.setattr(Steps, "_land_blocks", land)
+    patch.setattr(Blocks, "write", write)
 
 
 def slot_pins_leak(patch: Patch) -> None:

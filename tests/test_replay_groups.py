@@ -437,16 +437,16 @@ def test_replay_options_name_their_geometry() -> None:
 
 def seal_before_it_is_full(patch: Patch) -> None:
     """(h) A block is final with its first token, and a chunk is stored with its last block."""
-    real, offer = SchedulerSteps.seals, SchedulerSteps.offer_chunks
+    real, offer = ProgressTable.finishing, SchedulerSteps.offer_chunks
 
-    def seals(steps: SchedulerSteps, rows: Any, computed: Any) -> Any:
-        return real(steps, rows, computed + min(steps._geometry.block_tokens) - 1)
+    def finishing(table: ProgressTable, rows: Any, computed: Any) -> Any:
+        return real(table, rows, computed + min(table._sizes) - 1)
 
     def chunks(steps: SchedulerSteps, name: str, row: int, group: int, stop: int) -> None:
         held = steps._ledger.requests.size(name, group) // steps._geometry.blocks_per_chunk
         offer(steps, name, row, group, max(stop, held))
 
-    patch.setattr(SchedulerSteps, "seals", seals)
+    patch.setattr(ProgressTable, "finishing", finishing)
     patch.setattr(SchedulerSteps, "offer_chunks", chunks)
 
 
@@ -486,10 +486,8 @@ def window_leaves_too_early(patch: Patch) -> None:
     """(h) One block more is given back than the window has left."""
     real = ProgressTable.first_needed
 
-    def more(table: ProgressTable, rows: Any) -> Any:
-        found = real(table, rows)
-        found[1] += 1
-        return found
+    def more(table: ProgressTable, group: int, row: int) -> int:
+        return real(table, group, row) + (group == 1)
 
     patch.setattr(ProgressTable, "first_needed", more)
 
@@ -501,8 +499,7 @@ def states_are_taken_from_the_table(patch: Patch) -> None:
     def init(offload: OffloadScheduler, *rest: Any) -> None:
         real(offload, *rest)
         offload._state.attention = list(offload._state.groups)
-        for filled, tokens in (("_tokens_filled", "block_tokens"), ("_chunk_filled", "chunk_tokens")):
-            getattr(offload._progress, filled)[:, 0] = getattr(offload.geometry, tokens)
+        offload._progress._fills = [True for _ in offload._state.groups]
 
     patch.setattr(OffloadScheduler, "__init__", init)
     patch.setattr(OffloadScheduler, "hand_off", lambda *_: None)

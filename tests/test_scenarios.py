@@ -17,6 +17,7 @@ from attrs import evolve
 from blocklife.cli import main
 from blocklife.errors import MisuseError
 from blocklife.ledger.jobs import JobTable
+from blocklife.ledger.views import SlotsView
 from blocklife.offload import OffloadScheduler
 from blocklife.offload import _search as search
 from blocklife.offload._steps import SchedulerSteps
@@ -107,7 +108,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "dedup by content": (
         "S2",
         lambda patch: without(
-            patch, StoreLine, "is_stored", {".find_ready(": ".find("}
+            patch, SlotsView, "any_ready", {"_READY in [state[slot] for slot in slots]": "bool(slots)"}
         ),
         "state: expected block 1 of f to be IN_FLIGHT; it is SEALED",
     ),
@@ -212,6 +213,7 @@ def test_draft_on_a_state_is_refused_when_nothing_is_out() -> None:
     assert verdict.outcome is Outcome.HELD, verdict
 
 
+@pytest.mark.interpreted
 def test_draft_on_a_state_makes_the_device_read_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why it is refused: the token was not sampled as it was drafted, and the state has taken it in."""
     monkeypatch.setattr(SchedulerSteps, "check_no_drafts", lambda self, rows: None)

@@ -581,6 +581,7 @@ def test_lazy_content_that_was_used_again_is_no_longer_the_first_to_go() -> None
     assert listed(ledger._state.blocks.queue.peek(3))[-1] == place
 
 
+@pytest.mark.interpreted
 def test_sweeping_is_paid_for_by_what_has_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is full of what still waits is not looked through for each chunk that comes."""
     ledger, line = line_of(blocks=6)

@@ -20,6 +20,7 @@ CORE = (
     "ledger._ids",
     "ledger._journal",
     "ledger._ring",
+    "ledger._rules",
     "ledger._state",
     "ledger._steps",
     "ledger._edge",

@@ -30,8 +30,13 @@ JOB, REQUEST = JobLife.table.events, RequestLife.table.events
 PLEDGED = BlockLife.table.index[Block.PLEDGED]
 READY = SlotLife.table.index[Slot.READY]
 _FLUSHED = BlockLife.table.index[Block.FLUSHED]
+_INT = frozenset({int})
 _SPARSE = 4096
 """Below so many ids a sort is cheaper than a scratch column of the whole pool, whose memory is new at every call."""
+
+
+def _are_counts(values: list[int]) -> bool:
+    return _INT.issuperset(map(type, values)) and min(values, default=0) >= 0
 
 
 class Checks:
@@ -65,9 +70,26 @@ class Checks:
             self.group(group)
         return found
 
-    def tables_of(self, requests: Sequence[str], groups: Sequence[int]) -> list[array[int]]:
-        """The table of each of several requests, each in a group of its own."""
-        return [self.request(request).tables[group] for request, group in zip(requests, groups, strict=True)]
+    def table(self, request: str, group: int, own: bool) -> array[int]:
+        """The table of a request in one group, of a ledger that hands out blocks itself (*own*), or of one that is told."""
+        found = self.request(request)
+        if own is not self._state.own_pool:
+            self.pool(own)
+        if type(group) is not int or not 0 <= group < self._state.limits.num_groups:
+            self.group(group)
+        return found.tables[group]
+
+    def tables(self, requests: Sequence[str], groups: int | Sequence[int]) -> tuple[list[int], list[array[int]]]:
+        """Of each of several requests its group and its table; a single group is that of all."""
+        known = self._state.requests
+        if type(requests) is list and type(groups) is list and len(requests) == len(groups) and _are_counts(groups):
+            try:
+                return groups, [known[request].tables[group] for request, group in zip(requests, groups, strict=True)]
+            except (LookupError, TypeError):  # one of them is not there: which is said below
+                pass
+        requests = edge.texts(requests, "requests")
+        own = self.groups(groups, len(requests))
+        return own, [self.request(request).tables[group] for request, group in zip(requests, own, strict=True)]
 
     def group(self, group: int) -> None:
         if type(group) is not int:
@@ -224,7 +246,7 @@ class Checks:
         Where it is not so, the checks one by one find out whether something is wrong, and tell what.
         """
         blocks, table = self._blocks, SEAL.rule.tables[SEAL.at]
-        epoch, group_of, state, size = blocks.epoch, blocks.group, blocks.state, len(blocks.state)
+        epoch, group_of, state, size = blocks._epoch, blocks.group, blocks.state, len(blocks.state)
         seen: list[int] = []
         for seal in seals:
             lives, keys, group = seal.lives, seal.keys, seal.group
@@ -308,7 +330,7 @@ class Checks:
             return False
         if len(set(ids)) != count or len(set(slots)) != len(slots):
             return False
-        epoch, group_of, held = blocks.epoch, blocks.group, blocks.key
+        epoch, group_of, held = blocks._epoch, blocks.group, blocks.key
         for place, life, group, key in zip(ids, lives, stores.groups, stores.names, strict=True):
             if epoch[place] != life >> EPOCH_SHIFT or group_of[place] != group:
                 return False
@@ -320,7 +342,8 @@ class Checks:
         if len(set(contents)) != len(contents):
             return False
         state, indexes = self._slots.state, self._slots.index
-        return all((slot := indexes[group].get(key)) is None or state[slot] != READY for group, key in contents)
+        known = [indexes[group].get(key) for group, key in contents]
+        return READY not in [state[slot] for slot in known if slot is not None]
 
     @staticmethod
     def _are_host_places(places: Ids) -> bool:

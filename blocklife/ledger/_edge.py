@@ -21,7 +21,6 @@ from numbers import Real
 from typing import NoReturn, SupportsIndex, TypeGuard, TypeVar
 
 import numpy as np
-from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import BULK, Ids, Lives
@@ -121,6 +120,11 @@ def _are_whole(values: list[object]) -> TypeGuard[list[int]]:
     return _INT.issuperset(map(type, values))
 
 
+def _are_near(values: list[int]) -> bool:
+    """Whether whole numbers fit 64 bits."""
+    return min(values, default=0) >= -_LIFE and max(values, default=0) <= _LIFE
+
+
 # --- sequences ----------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +215,8 @@ def held(batch: object, name: str) -> Lives:
     _part(batch.group, name, ".group")
     lives: object = batch.lives
     if type(lives) is list and _INT.issuperset(map(type, lives)):
+        if not _are_near(lives):
+            refuse(f"{name}.lives", _MANY, lives)
         return lives
     return numbers(lives, f"{name}.lives")
 
@@ -334,7 +340,7 @@ def stores(values: object, name: str) -> list[Store]:
 
 
 def columns(value: object, name: str, num_groups: int) -> JobColumns:
-    """Jobs as columns, copied: each column is of one kind, and each job has a part of it (I15)."""
+    """Jobs as columns, which are handed over: each column is of one kind, and each job has a part of it (I15)."""
     found = member(value, JobColumns, name)
     _ids(found.lives, name, ".lives")
     _ids(found.slots, name, ".slots")
@@ -352,20 +358,19 @@ def columns(value: object, name: str, num_groups: int) -> JobColumns:
     _check_spans(found.groups, found.cuts, num_groups, name)
     if found.slot_groups is not found.groups or found.slot_cuts is not found.cuts:
         _check_spans(found.slot_groups, found.slot_cuts, num_groups, name)
-    blocks = len(found.lives) == len(found.places) == len(found.names) == len(found.groups)
-    slots = len(found.slots) == len(found.keys) == len(found.slot_groups)
-    jobs = len(found.owners) == len(found.sharers) == len(found.cuts) - 1 == len(found.slot_cuts) - 1
-    if not (blocks and slots and jobs):
+    same_blocks = len(found.lives) == len(found.places) == len(found.names) == len(found.groups)
+    same_slots = len(found.slots) == len(found.keys) == len(found.slot_groups)
+    same_jobs = len(found.owners) == len(found.sharers) == len(found.cuts) - 1 == len(found.slot_cuts) - 1
+    if not (same_blocks and same_slots and same_jobs):
         refuse(name, "columns that are as long as their cuts say (I15)", found)
-    chosen, named = found.slots.copy(), list(found.keys)  # they are kept, and the caller's stay the caller's
-    return evolve(
-        found,
-        lives=found.lives.copy(),
-        slots=chosen,
-        keys=named,
-        places=chosen if found.places is found.slots else found.places.copy(),
-        names=named if found.names is found.keys else list(found.names),
-    )
+    if type(found.lives) is type(found.slots) is type(found.places) is list:  # each job takes its part as a copy
+        return found
+    slots = found.slots.copy()  # a part of an array is no copy, and the caller's stay the caller's
+    return JobColumns(
+        found.owners, found.cuts, found.lives.copy(), found.groups,
+        slots if found.places is found.slots else found.places.copy(),
+        found.names, found.slot_cuts, slots, found.slot_groups, found.keys, found.sharers,
+    )  # fmt: skip
 
 
 def _check_spans(groups: object, cuts: Sequence[int], num_groups: int, name: str) -> None:
@@ -376,9 +381,11 @@ def _check_spans(groups: object, cuts: Sequence[int], num_groups: int, name: str
         refuse(name, f"columns with cuts that ascend from 0 to {len(groups)}", cuts)
     if num_groups > 1:
         for start, stop in pairwise(cuts):
-            own = groups[start:stop]
-            if own != bytes(sorted(own)):
-                refuse(name, "columns in which the groups of a job ascend", own)
+            last = 0
+            for group in groups[start:stop]:
+                if group < last:
+                    refuse(name, "columns in which the groups of a job ascend", groups[start:stop])
+                last = group
 
 
 def _check_near(values: Ids, name: str) -> None:
@@ -403,6 +410,8 @@ def _ids(values: object, name: str, part: str) -> None:
     if type(values) is list:
         if not _INT.issuperset(map(type, values)):
             numbers(values, name + part)
+        elif not _are_near(values):
+            refuse(name + part, _MANY, values)
         return
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
         return

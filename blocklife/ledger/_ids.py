@@ -31,8 +31,9 @@ EPOCH_MASK = (1 << 31) - 1
 NULL = 0
 """The null block, and the entry of a table that stands for it."""
 
-BULK = 48
-"""From this many ids on a batch is handled as an array. Arrays win from 40 to 60 ids on (`make bench`)."""
+BULK = 48 if __file__.endswith(".py") else 256
+"""From this many ids on a batch is handled as an array. Arrays win from 40 to 60 ids on, and over compiled loops from some
+hundreds (`make bench`)."""
 
 
 def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:

@@ -9,6 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 import functools
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -23,19 +24,22 @@ Listener: TypeAlias = Callable[[Committed], None]
 RefusalListener: TypeAlias = Callable[[Refusal], None]
 Entry: TypeAlias = tuple[int, int, str, str, Ids, Rows, list[int], int, Sequence[int], str]
 """The fields of a `Committed`."""
+_NONE: list[int] = []
+"""The epochs of what has none, or where nobody listens. It is never written."""
 
 P = ParamSpec("P")
 ReturnT = TypeVar("ReturnT")
 
 
 class Journal:
-    """The latest steps, as plain tuples: records are built for who asks.
+    """The latest steps, as plain tuples: records are built for who asks. *epochs* are those of all blocks.
 
     Invariant: ``size`` is the number of places in ``entries``, and at most ``most`` once a step has been noted.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, epochs: array[int]) -> None:
         self.most = most
+        self._epochs = epochs
         self.entries: deque[Entry] = deque()
         self.size = 0
         self.plan = 0
@@ -53,13 +57,15 @@ class Journal:
         event: str,
         ids: Ids,
         rows: Rows,
-        epochs: list[int],
         job: int = 0,
         jobs: Sequence[int] = (),
         name: str = "",
     ) -> None:
         """One step has been written; the fields are those of `Committed`."""
         self._sequence = number = self._sequence + 1
+        epochs = _NONE
+        if self.listeners and machine == "block":
+            epochs = [self._epochs[place] for place in ids]
         entry = (number, self.plan, machine, event, ids, rows, epochs, job, jobs, name)
         entries = self.entries
         entries.append(entry)

@@ -310,11 +310,15 @@ class Ledger(edge.NotCopied):
         IN_FLIGHT, STALE → FLUSHED (the wait goes into the next plan).
         Refuses: `CapacityError` if there are fewer; it says how many are free and how many are freeing soon.
         """
-        found = self._check.request(request)
-        self._check.pool(own=True)
-        self._check.group(group)
-        lives = self._steps.hand_out(self._steps.choose(f"request {request}", edge.whole(count, "count")), group)
-        extend(found.tables[group], lives)
+        table = self._check.table(request, group, True)
+        count = count if type(count) is int and count <= edge.MOST else edge.whole(count, "count")
+        if count < 1:
+            raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
+        lives = self._steps.hand_out(group, who=f"request {request}", count=count)
+        if type(lives) is list:
+            table.extend(lives)
+        else:
+            extend(table, lives)
         return Batch(lives, group)
 
     @verb
@@ -326,9 +330,7 @@ class Ledger(edge.NotCopied):
         *groups* is one group, or one for each of them; a request may come once for each of its groups.
         *skips* says how many null blocks go before those of each request, as `skip` would put them.
         """
-        requests = edge.texts(requests, "requests")
-        own_groups = self._check.groups(groups, len(requests))
-        tables = self._check.tables_of(requests, own_groups)
+        own_groups, tables = self._check.tables(requests, groups)
         self._check.pool(own=True)
         counts = edge.counts(counts, "counts")
         skips = () if type(skips) is tuple and not skips else edge.counts(skips, "skips")
@@ -339,7 +341,7 @@ class Ledger(edge.NotCopied):
         if not tables:
             return []
         who = f"request {requests[0]}" if len(tables) == 1 else f"{len(tables)} requests"
-        lives = listed(self._steps.hand_out_each(self._steps.choose(who, sum(counts)), own_groups, counts))
+        lives = listed(self._steps.hand_out_each(own_groups, counts, who=who, total=sum(counts)))
         given, start = [], 0
         for number, (table, count) in enumerate(zip(tables, counts, strict=True)):
             if skips and skips[number]:
@@ -390,9 +392,8 @@ class Ledger(edge.NotCopied):
         self, requests: Sequence[str], positions: Sequence[Sequence[int]], groups: int | Sequence[int] = 0
     ) -> None:
         """`release` for several requests at once, all or none; *groups* as in `allocate_many`."""
-        requests = edge.texts(requests, "requests")
-        own_groups = self._check.groups(groups, len(requests))
-        tables, positions = self._check.tables_of(requests, own_groups), edge.spans(positions, "positions")
+        own_groups, tables = self._check.tables(requests, groups)
+        positions = edge.spans(positions, "positions")
         if len(positions) != len(tables) or len(set(zip(requests, own_groups, strict=True))) != len(tables):
             raise MisuseError(
                 f"{len(tables)} requests and {len(positions)} lists of positions do not agree, or one comes twice"
@@ -415,7 +416,7 @@ class Ledger(edge.NotCopied):
             self._check.distinct(given, "seal")
             lives, names = self._check.still_fresh(given, keys)
             self._check.content(ids_of(lives), lives, names, held.group)
-        return Batch(self._steps.seal(given, keys, held.group, known_fresh=known_fresh), held.group)
+        return Batch(self._steps.seal(given, keys, held.group, known_fresh), held.group)
 
     @verb
     def seal_many(self, seals: Iterable[Seal]) -> None:
@@ -482,7 +483,7 @@ class Ledger(edge.NotCopied):
         self._check.pool(own=False)
         found = self._check.request(request)
         self._check.group(group)
-        lives = self._steps.hand_out(batch(self._check.blocks(blocks)), group)
+        lives = self._steps.hand_out(group, batch(self._check.blocks(blocks)))
         extend(found.tables[group], lives)
         return Batch(lives, group)
 
@@ -597,7 +598,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def plan_columns(self, stores: JobColumns) -> list[int]:
-        """`plan_stores` for who has its stores as columns; returns the numbers of the jobs."""
+        """`plan_stores` for who has its stores as columns, which the ledger keeps; returns the numbers of the jobs."""
         return [job.number for job in self._steps.plan_stores(edge.columns(stores, "stores", self.limits.num_groups))]
 
     def _make_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:

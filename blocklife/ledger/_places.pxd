@@ -2,6 +2,7 @@
 cimport cython
 
 from blocklife.ledger._ring cimport Ring
+from blocklife.ledger._rules cimport CountedEvent, Rule
 
 
 cdef class Places:
@@ -23,20 +24,25 @@ cdef class Blocks(Places):
     cdef unsigned char[::1] _pins, _writes, _overdue
     cdef int[::1] _job
 
+    @cython.locals(epoch=cython.uint[::1], found=list, life=cython.longlong, place=cython.longlong)
+    cpdef lives(self, ids)
     @cython.locals(epoch=cython.uint[::1], life=cython.longlong)
     cpdef fresh(self, lives)
+    @cython.locals(job=cython.int[::1], place=Py_ssize_t)
+    cpdef name_job(self, ids, Py_ssize_t row)
     @cython.locals(
-        state=bytearray, table=bytes, ours=bytes, looks=cython.int, rows=list, at=cython.int, place=Py_ssize_t,
-        refs=cython.longlong, pins=cython.longlong, writes=cython.longlong, overdue=cython.longlong,
+        rule=Rule, state=bytearray, table=bytes, ours=bytes, looks=cython.int, rows=list, at=cython.int, place=Py_ssize_t,
+        refs=cython.longlong, pins=cython.longlong, writes=cython.longlong, overdue=cython.longlong, count=cython.longlong,
         all_refs=cython.ushort[::1], all_pins=cython.uchar[::1], all_writes=cython.uchar[::1], all_overdue=cython.uchar[::1],
-        position=Py_ssize_t,
+        position=Py_ssize_t, fits=cython.bint,
     )
-    cpdef ask(self, change, ids, own=*)
+    cpdef ask(self, CountedEvent change, ids, own=*)
     @cython.locals(
-        state=bytearray, targets=bytes, meanings=bytes, taken=list, first=cython.int, target=cython.int, place=Py_ssize_t,
-        row=cython.int, meaning=cython.int, entering=list, leaving=list,
+        state=bytearray, targets=bytes, meanings=bytes, taken=list, place=Py_ssize_t, row=cython.int, meaning=cython.int,
+        entering=list, leaving=list, refs=cython.int, pins=cython.int, first=cython.int, target=cython.int, left=cython.int,
+        all_refs=cython.ushort[::1], all_pins=cython.uchar[::1],
     )
-    cpdef _take_rows(self, list ids, list rows, int left, list orphaned)
+    cpdef list write(self, CountedEvent change, ids, rows)
     cpdef _leave_free(self, ids)
     @cython.locals(state=bytearray, cached=cython.int, place=Py_ssize_t)
     cpdef _enter_free(self, ids)
@@ -46,3 +52,12 @@ cdef class Blocks(Places):
 cdef class Slots(Places):
     cdef public object on_change
     cdef public Ring queue
+    cdef unsigned short[::1] _slot_pins
+
+    @cython.locals(
+        rule=Rule, state=bytearray, table=bytes, refused=bytes, looks=cython.int, pins=cython.int, rows=list, at=cython.int,
+        place=Py_ssize_t, all_pins=cython.ushort[::1],
+    )
+    cpdef ask(self, CountedEvent change, ids, unwanted=*)
+    @cython.locals(state=bytearray, targets=bytes, taken=list, place=Py_ssize_t, row=cython.int)
+    cpdef list write(self, CountedEvent change, ids, rows)

@@ -40,6 +40,7 @@ from blocklife.states import Block, BlockLife, SlotLife
 
 _LARGEST = {"B": (1 << 8) - 1, "H": (1 << 16) - 1}
 """The largest count that a column of that type code holds."""
+_MOST_REFS, _MOST_PINS = _LARGEST["H"], _LARGEST["B"]
 
 
 class Places:
@@ -182,8 +183,11 @@ class Blocks(Places):
     def lives(self, ids: Ids) -> Lives:
         """The current life of each block."""
         if type(ids) is list:
-            epoch = self.epoch
-            return [epoch[place] << EPOCH_SHIFT | place for place in ids]
+            epoch, found = self._epoch, list[int]()
+            for place in ids:
+                life = epoch[place]
+                found.append(life << EPOCH_SHIFT | place)
+            return found
         return self.epoch_view[ids].astype(np.int64) << EPOCH_SHIFT | ids
 
     def fresh(self, lives: Lives) -> list[bool] | NDArray[np.bool_]:
@@ -197,36 +201,44 @@ class Blocks(Places):
 
     def ask(self, change: CountedEvent, ids: Ids, own: Sequence[bool] | NDArray[np.bool_] | None = None) -> Rows:
         """Find the row that each block takes, or refuse; ``own`` says which are still in the life that the caller means."""
-        if change.counted:
-            self._check_counts(change, ids)
         rule = change.rule
-        table, looks = rule.tables[change.at], rule.looks
         if type(ids) is not list:
             return self._ask_many(change, np.asarray(ids), own)
-        state = self.state
-        if not looks and own is None:
+        table, looks, state, fits = rule.tables[change.at], rule.looks, self.state, True
+        if own is None and not looks:
             rows = [table[state[place] << COUNTS] for place in ids]
+            if change.counted:
+                self._check_counts(change, ids)
         else:
+            rows = []
             ours = rule.tables[change.at | OWN] if own is not None else table
             all_refs, all_pins, all_writes, all_overdue = self._refs, self._pins, self._writes, self._overdue
             refs, pins, writes, overdue = change.seen_refs, change.pins, change.writes, change.overdue
-            rows = []
+            looks |= change.changes
             for position, place in enumerate(ids):
                 at = state[place] << COUNTS
-                if looks & 1 and all_refs[place] + refs:
+                if looks & 1 and (count := all_refs[place] + refs):
                     at |= 1
-                if looks & 2 and all_pins[place] + pins:
+                    fits = fits and 0 < count <= _MOST_REFS
+                if looks & 2 and (count := all_pins[place] + pins):
                     at |= 2
-                if looks & 4 and all_writes[place] + writes:
+                    fits = fits and 0 < count <= _MOST_PINS
+                if looks & 4 and (count := all_writes[place] + writes):
                     at |= 4
-                if looks & 8 and all_overdue[place] + overdue:
+                    fits = fits and 0 < count <= _MOST_PINS
+                if looks & 8 and (count := all_overdue[place] + overdue):
                     at |= 8
+                    fits = fits and 0 < count <= _MOST_PINS
                 rows.append((ours if own is not None and own[position] else table)[at])
+        if not fits:
+            self._check_counts(change, ids)
         if REFUSED in rows:
             self.column.refuse(rule.event, ids[rows.index(REFUSED)])
         return rows
 
     def _ask_many(self, change: CountedEvent, ids: NDArray[np.int64], own: Sequence[bool] | NDArray[np.bool_] | None) -> Rows:
+        if change.counted:
+            self._check_counts(change, ids)
         rule, looks = change.rule, change.rule.looks
         bits = self.column.view[ids] << np.uint8(COUNTS)
         for bit, view, delta in (
@@ -259,11 +271,49 @@ class Blocks(Places):
         orphaned: list[int] = []
         # refs belong to the life: those of an ended one are gone, and the change below must find what it takes away
         left = -change.refs if change.refs < 0 else 0
-        if type(ids) is list and type(rows) is list:
-            self._take_rows(ids, rows, left, orphaned)
-        else:
+        if type(ids) is not list or type(rows) is not list:
             self.column.commit(ids, rows)
             self._take_effects(ids, rows, left, orphaned)
+            self._change_counts(change, ids)
+            return orphaned
+        state, targets, meanings, taken = self.state, self._targets, self._meaning, self.taken
+        refs, pins, first = change.refs, change.pins, rows[0] if rows else 0
+        entering: list[int] = []
+        leaving: list[int] = []
+        if not meanings[first] and rows.count(first) == len(rows):
+            target = targets[first]
+            for place in ids:
+                state[place] = target
+            taken[first] += len(rows)
+        else:
+            for place, row in zip(ids, rows, strict=True):
+                state[place] = targets[row]
+                taken[row] += 1
+                if meaning := meanings[row]:
+                    if meaning & ENDS:
+                        self._end_life(place, left, orphaned)
+                    if meaning & ENTERS_FREE:
+                        entering.append(place)
+                    elif meaning & LEAVES_FREE:
+                        leaving.append(place)
+        if refs:
+            all_refs = self._refs
+            for place in ids:
+                all_refs[place] += refs
+        if pins:
+            all_pins = self._pins
+            for place in ids:
+                all_pins[place] += pins
+        if change.writes or change.overdue:
+            self._add(self.writes, self.writes_view, ids, change.writes)
+            self._add(self.overdue, self.overdue_view, ids, change.overdue)
+        if leaving:
+            self._leave_free(leaving)
+        if entering:
+            self._enter_free(entering)
+        return orphaned
+
+    def _change_counts(self, change: CountedEvent, ids: Ids) -> None:
         if change.refs:
             self._add(self.refs, self.refs_view, ids, change.refs)
         if change.pins:
@@ -272,34 +322,6 @@ class Blocks(Places):
             self._add(self.writes, self.writes_view, ids, change.writes)
         if change.overdue:
             self._add(self.overdue, self.overdue_view, ids, change.overdue)
-        return orphaned
-
-    def _take_rows(self, ids: list[int], rows: list[int], left: int, orphaned: list[int]) -> None:
-        """Write the new states of few blocks, and what their rows mean beyond them."""
-        state, targets, meanings, taken = self.state, self._targets, self._meaning, self.taken
-        first = rows[0]
-        if not meanings[first] and rows.count(first) == len(rows):
-            target = targets[first]
-            for place in ids:
-                state[place] = target
-            taken[first] += len(rows)
-            return
-        entering: list[int] = []
-        leaving: list[int] = []
-        for place, row in zip(ids, rows, strict=True):
-            state[place] = targets[row]
-            taken[row] += 1
-            if meaning := meanings[row]:
-                if meaning & ENDS:
-                    self._end_life(place, left, orphaned)
-                if meaning & ENTERS_FREE:
-                    entering.append(place)
-                elif meaning & LEAVES_FREE:
-                    leaving.append(place)
-        if leaving:
-            self._leave_free(leaving)
-        if entering:
-            self._enter_free(entering)
 
     def _take_effects(self, ids: Ids, rows: Rows, left: int, orphaned: list[int]) -> None:
         """What the rows of many blocks mean beyond their new states."""
@@ -353,7 +375,7 @@ class Blocks(Places):
     def name_job(self, ids: Ids, row: int) -> None:
         """Note which store has these lives as its source; 0 for none."""
         if type(ids) is list:
-            job = self.job
+            job = self._job
             for place in ids:
                 job[place] = row
         else:
@@ -389,6 +411,7 @@ class Slots(Places):
     def __init__(self, num_slots: int, num_groups: int) -> None:
         super().__init__(SlotLife.table, num_slots, num_groups, SLOT_MEANING)
         self.free = num_slots
+        self._slot_pins = self.pins
         self.queue = Ring(num_slots)
         self.queue.push_back(batch(np.arange(num_slots)))
         self.on_change: SlotWatcher | None = None
@@ -400,27 +423,22 @@ class Slots(Places):
             self._check_count("pins", self.pins, self.pins_view, ids, pins)
         table, refused, looks = rule.tables[change.at], rule.tables[0], rule.looks & 2
         if type(ids) is list:
-            state = self.state
-            if not looks and not unwanted:
-                rows = [table[state[place] << COUNTS] for place in ids]
-            else:
-                all_pins = self.pins
-                rows = [
-                    (refused if place in unwanted else table)[
-                        state[place] << COUNTS | (looks if all_pins[place] + pins > 0 else 0)
-                    ]
-                    for place in ids
-                ]
+            state, all_pins, rows = self.state, self._slot_pins, list[int]()
+            for place in ids:
+                at = state[place] << COUNTS
+                if looks and all_pins[place] + pins > 0:
+                    at |= looks
+                rows.append((refused if unwanted and place in unwanted else table)[at])
             if REFUSED in rows:
                 self.column.refuse(rule.event, ids[rows.index(REFUSED)])
             return rows
         bits = self.column.view[ids] << np.uint8(COUNTS)
         if looks:
             bits |= ((self.pins_view[ids] > -pins) if pins <= 0 else np.True_) << np.uint8(1)
-        at = bits.tobytes()
-        found = np.frombuffer(at.translate(table), dtype=np.uint8)
+        raw = bits.tobytes()
+        found = np.frombuffer(raw.translate(table), dtype=np.uint8)
         if unwanted:
-            other = np.frombuffer(at.translate(refused), dtype=np.uint8)
+            other = np.frombuffer(raw.translate(refused), dtype=np.uint8)
             found = np.where(np.isin(np.asarray(ids), list(unwanted)), other, found)
         return self._checked(change, ids, found)
 

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from attrs import field, frozen
 
 from blocklife.errors import DefinitionError
 from blocklife.lifecycle import Event, Table
@@ -93,32 +92,32 @@ SLOT_RULES: Mapping[str, Rule] = {name: Rule(event) for name, event in SlotLife.
 RULES: Mapping[str, Mapping[str, Rule]] = {"block": BLOCK_RULES, "slot": SLOT_RULES}
 
 
-@frozen(eq=False)
 class CountedEvent:
     """One event as a verb takes it: how the counts of each place change with it, and what holds for all of its places.
 
-    Guards see the counts as they will be afterwards; of a hand-out, whose guards ask about the life that ends, as they were.
+    Guards see the counts as they will be afterwards; of a hand-out, whose guards ask about the life that ends
+    (*about_old_life*), as they were. ``at`` says which of the rule's tables is asked, ``changes`` has the bits of the counts
+    that change for guards, ``counted`` whether there is one. *situation* are bits of a `Situation` that hold for all places.
     """
 
-    rule: Rule
-    refs: int = 0
-    pins: int = 0
-    writes: int = 0
-    overdue: int = 0
-    situation: int = 0
-    """`Situation` bits that hold for all places."""
-    about_old_life: bool = False
-    at: int = field(init=False)
-    """Which of the rule's tables is asked."""
-    counted: bool = field(init=False)
-    """Whether a count changes that guards see changed."""
-    seen_refs: int = field(init=False)
+    __slots__ = ("at", "changes", "counted", "overdue", "pins", "refs", "rule", "seen_refs", "writes")
 
-    def __attrs_post_init__(self) -> None:
-        seen = 0 if self.about_old_life else self.refs
-        object.__setattr__(self, "at", self.situation >> COUNTS)
-        object.__setattr__(self, "seen_refs", seen)
-        object.__setattr__(self, "counted", bool(seen or self.pins or self.writes or self.overdue))
+    def __init__(
+        self,
+        rule: Rule,
+        refs: int = 0,
+        pins: int = 0,
+        writes: int = 0,
+        overdue: int = 0,
+        situation: int = 0,
+        *,
+        about_old_life: bool = False,
+    ) -> None:
+        self.rule, self.refs, self.pins, self.writes, self.overdue = rule, refs, pins, writes, overdue
+        self.seen_refs = 0 if about_old_life else refs
+        self.at = situation >> COUNTS
+        self.changes = bool(self.seen_refs) | bool(pins) << 1 | bool(writes) << 2 | bool(overdue) << 3
+        self.counted = self.changes > 0
 
 
 def _landing(load: bool, expired: bool, ok: bool) -> CountedEvent:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 
-from attrs import define
-
-from blocklife.ledger import _edge as edge
+from blocklife.ledger._edge import NotCopied
 from blocklife.ledger._journal import Journal
 from blocklife.ledger._limits import Checking, Contract, Limits
 from blocklife.ledger._places import Blocks, Slots
@@ -17,7 +15,6 @@ from blocklife.lifecycle import Column
 from blocklife.states import RequestLife
 
 
-@define(eq=False)
 class RequestRow:
     """What the ledger keeps of one request besides its state.
 
@@ -25,13 +22,13 @@ class RequestRow:
     stands for a place outside the window. ``load`` is the number of its live load, 0 where it has none.
     """
 
-    row: int
-    name: str
-    tables: list[array[int]]
-    load: int = 0
+    __slots__ = ("load", "name", "row", "tables")
+
+    def __init__(self, row: int, name: str, tables: list[array[int]], load: int = 0) -> None:
+        self.row, self.name, self.tables, self.load = row, name, tables, load
 
 
-class LedgerData(edge.NotCopied):
+class LedgerData(NotCopied):
     """Everything that the verbs of one ledger read and write. What it is made of stays the same objects as long as it lives."""
 
     def __init__(
@@ -71,7 +68,7 @@ class LedgerData(edge.NotCopied):
         """Plans that are out, oldest first, with the jobs that each waits for."""
         self.deadlines: list[tuple[float, int]] = []
         """A heap; what is over is in it until its time comes."""
-        self.journal = Journal(limits.max_journal)
+        self.journal = Journal(limits.max_journal, self.blocks.epoch)
         self.verdicts = 0
         """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
         self.tally: Counter[str] = Counter()

@@ -10,11 +10,10 @@ Rules of this file:
 
 from __future__ import annotations
 
-import functools
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import NoReturn, TypeAlias
 
@@ -27,6 +26,7 @@ from blocklife.ledger._checks import JOB, PLEDGED, READY, Checks
 from blocklife.ledger._ids import (
     BULK,
     EPOCH_SHIFT,
+    ID_MASK,
     NULL,
     Ids,
     Lives,
@@ -43,7 +43,7 @@ from blocklife.ledger._ids import (
 from blocklife.ledger._rules import CountedEvent
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import JobColumns, JobRow
-from blocklife.ledger.records import Completion, Direction, Growth, Launched, Plan, Result, Seal, Transfer
+from blocklife.ledger.records import Completion, Direction, Growth, Launched, Plan, Result, Seal, Transfer, Transfers
 from blocklife.lifecycle import Event, Rows
 from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife, coupled
 
@@ -58,9 +58,17 @@ _INTO = [Job.PLANNED, *(Job[row.target.name] for row in JobLife.table.rows)]
 """Where each row of a job leads; the first is no row."""
 _FROM_STALE = frozenset(row.index for row in BlockLife.table.rows if row.event == "allocate" and row.source is Block.STALE)
 """The rows with which a block is handed out that a copy still touches although its life was over before."""
+_BLOCK_EFFECTS = frozenset({"block.land", "block.cancel", "block.expire"})
+_SLOT_CHANGES = {
+    "slot.cancel": rules.NOT_FILLED,
+    "slot.expire": rules.FILL_EXPIRED,
+    "slot.unpin": rules.UNPIN,
+    "slot.drop": rules.FORGET,
+}
+_SLOT_EFFECTS = frozenset({"slot.land", *_SLOT_CHANGES})
 _WANTED = frozenset(JobLife.table.index[state] for state in (Job.IN_FLIGHT, Job.AWAITED))
 """Jobs that the workers have and whose result somebody wants."""
-_PLANNED = JobLife.table.index[Job.PLANNED]
+_SUBMIT, _FINISH = JOB["submit"], JOB["finish"]
 MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
 
 Asked: TypeAlias = tuple[CountedEvent, Ids, Rows]
@@ -94,25 +102,18 @@ class Steps:
         self._journal = state.journal
         self._hand_out = rules.HAND_OUT[state.fence]
 
-    @functools.cached_property
-    def _block_effects(self) -> Mapping[str, Callable[[JobRow, bool], Asked]]:
-        """How the effects of a coupling on the blocks of a job are asked."""
-        return {
-            "block.land": self._land_blocks,
-            "block.cancel": self._cancel_blocks,
-            "block.expire": self._expire_blocks,
-        }
+    def _ask_block_effect(self, effect: str, job: JobRow, ok: bool) -> Asked:
+        """Ask what an effect of a coupling does to the blocks of a job."""
+        if effect == "block.land":
+            return self._land_blocks(job, ok)
+        return self._cancel_blocks(job) if effect == "block.cancel" else self._expire_blocks(job)
 
-    @functools.cached_property
-    def _slot_effects(self) -> Mapping[str, Callable[[JobRow, bool], Asked]]:
+    def _ask_slot_effect(self, effect: str, job: JobRow, ok: bool) -> Asked:
         """The same for its slots."""
-        return {
-            "slot.land": lambda job, ok: self._land_slots(job.slots, ok),
-            "slot.cancel": lambda job, ok: self._ask_slots(rules.NOT_FILLED, job.slots),
-            "slot.expire": lambda job, ok: self._ask_slots(rules.FILL_EXPIRED, job.slots),
-            "slot.unpin": lambda job, ok: self._ask_slots(rules.UNPIN, job.slots),
-            "slot.drop": lambda job, ok: self._ask_slots(rules.FORGET, job.slots),
-        }
+        if effect == "slot.land":
+            return self._land_slots(job.slots, ok)
+        change = _SLOT_CHANGES[effect]
+        return change, job.slots, self._slots.ask(change, job.slots)
 
     # --- writing and telling ------------------------------------------------------------------------------------------------
 
@@ -121,18 +122,14 @@ class Steps:
         if len(ids) == 0:
             return []
         orphans = self._blocks.write(change, ids, rows)
-        epochs: list[int] = []
-        if self._journal.listeners:
-            epoch = self._blocks.epoch
-            epochs = [epoch[place] for place in ids] if type(ids) is list else self._blocks.epoch_view[ids].tolist()
-        self._journal.note("block", change.rule.name, ids, rows, epochs, job, jobs)
+        self._journal.note("block", change.rule.name, ids, rows, job, jobs)
         return list(dict.fromkeys(orphans)) if orphans else orphans
 
     def take_slots(self, change: CountedEvent, ids: Ids, rows: Rows, job: int = 0, jobs: Sequence[int] = ()) -> None:
         """The same for slots."""
         if len(ids):
             self._slots.write(change, ids, rows)
-            self._journal.note("slot", change.rule.name, ids, rows, [], job, jobs)
+            self._journal.note("slot", change.rule.name, ids, rows, job, jobs)
 
     def move_blocks(self, change: CountedEvent, ids: Ids) -> list[int]:
         """Ask and write, where blocks move alone. Returns the rows of jobs whose source life ended."""
@@ -144,47 +141,46 @@ class Steps:
 
     def fire_request(self, request: RequestRow, event: str, job: int = 0) -> None:
         """One step of a request."""
-        row = self._check.ask_request(request, event)
-        self._state.request_column.commit([request.row], row)
-        self._journal.note("request", event, [request.row], [row], [], job, (), request.name)
+        row, column = self._check.ask_request(request, event), self._state.request_column
+        self._state.request_column.state[request.row] = RequestLife.table.targets[row]
+        column.taken[row] += 1
+        self._journal.note("request", event, [request.row], [row], job, (), request.name)
 
     def _fire_job(self, job: JobRow, event: str, facts: int = 0) -> None:
         self._write_job(job, JOB[event], self._check.ask_job(job, event, facts))
 
     def _write_job(self, job: JobRow, event: Event, row: int) -> None:
         self._jobs.column.commit([job.row], row)
-        self._journal.note("job", event.name, [job.number], [row], [], job.number)
+        self._journal.note("job", event.name, [job.number], [row], job.number)
 
     def _write_jobs(self, jobs: Sequence[JobRow], event: Event, rows: list[int]) -> list[int]:
         """Each job takes its row, in one step; all of them are told as one record. Returns their numbers."""
-        self._jobs.column.commit([job.row for job in jobs], rows)
-        numbers = [job.number for job in jobs]
-        one = numbers[0] if len(numbers) == 1 else 0
-        self._journal.note("job", event.name, numbers, rows, [], one, numbers)
+        taken, targets, numbers = self._jobs.column.taken, JobLife.table.targets, list[int]()
+        for job, row in zip(jobs, rows, strict=True):
+            self._jobs.column.state[job.row] = targets[row]
+            taken[row] += 1
+            numbers.append(job.number)
+        self._journal.note("job", event.name, numbers, rows, numbers[0] if len(numbers) == 1 else 0, numbers)
         return numbers
 
     # --- blocks and requests ------------------------------------------------------------------------------------------------
 
-    def choose(self, who: str, count: int) -> Ids:
-        """The next *count* blocks to hand out: free ones, and under fence those that a copy still reads."""
-        if count < 1:
-            raise MisuseError(f"{who}: cannot allocate {count} blocks (ask for at least 1)")
-        ids = self._blocks.queue.peek(count)
-        if (short := count - len(ids)) > 0:
-            copied = self.copied()
-            lent = self._blocks.lendable(copied)[:short].tolist() if self._state.fence else []
-            if len(lent) < short:
-                self._refuse_allocation(who, count, copied)
-            return packed([*listed(ids), *lent])
-        return ids
+    def hand_out(self, group: int, ids: Ids | None = None, who: str = "", count: int = 0) -> Lives:
+        """Give blocks to new tenants: these, or the next *count*. Couplings *life-ends* and *hand-out-flushes*.
 
-    def hand_out(self, ids: Ids, group: int) -> Lives:
-        """Give the blocks to new tenants; couplings *life-ends* and *hand-out-flushes*. Returns the new lives."""
+        Returns the new lives. The next are free ones, and under fence those that a copy still reads, if there are too few.
+        """
         blocks, change = self._blocks, self._hand_out
+        if ids is None:
+            ids = blocks.queue.peek(count)
+            if len(ids) < count:
+                ids = self._lend(who, count, ids)
         rows = blocks.ask(change, ids)
         late = not _FROM_STALE.isdisjoint(rows if type(rows) is list else np.unique(np.asarray(rows)).tolist())
         stale = {place for place in listed(ids) if blocks.at(place) is Block.STALE} if late else set()
-        for row in self.take_blocks(change, ids, rows):
+        orphans = self._blocks.write(change, ids, rows)
+        self._journal.note("block", change.rule.name, ids, rows)
+        for row in dict.fromkeys(orphans) if orphans else ():
             job = self._jobs.rows[row]
             if self._jobs.state(job) is Job.PLANNED:
                 self.end(job, "cancel", 0)
@@ -194,20 +190,39 @@ class Steps:
             for job in self._jobs.alive():
                 if self._jobs.state(job) is not Job.PLANNED and not stale.isdisjoint(listed(job.ids)):
                     self.flush(job, "handed out")
-        if type(ids) is list:
-            group_of, epoch = blocks.group, blocks.epoch
-            for place in ids:
-                group_of[place] = group
-            return [epoch[place] << EPOCH_SHIFT | place for place in ids]
-        blocks.group_view[ids] = group
-        return blocks.lives(ids)
+        if type(ids) is not list:
+            blocks.group_view[ids] = group
+            return blocks.lives(ids)
+        group_of, epoch, lives = blocks.group, blocks._epoch, list[int]()
+        for place in ids:
+            group_of[place] = group
+            life = epoch[place]
+            lives.append(life << EPOCH_SHIFT | place)
+        return lives
 
-    def hand_out_each(self, ids: Ids, groups: Sequence[int], counts: Sequence[int]) -> Lives:
+    def _lend(self, who: str, count: int, free: Ids) -> Ids:
+        """The free blocks, and behind them those that a copy still reads: under fence a plan waits for it."""
+        copied, short = self.copied(), count - len(free)
+        lent = self._blocks.lendable(copied)[:short].tolist() if self._state.fence else []
+        if len(lent) < short:
+            self._refuse_allocation(who, count, copied)
+        return packed([*listed(free), *lent])
+
+    def hand_out_each(
+        self, groups: Sequence[int], counts: Sequence[int], ids: Ids | None = None, who: str = "", total: int = 0
+    ) -> Lives:
         """`hand_out` of so many blocks for each of several groups, one behind the other."""
-        lives = self.hand_out(ids, groups[0])
-        if len(set(groups)) > 1:
-            each = np.repeat(np.array(groups, dtype=np.uint8), counts)
-            self._blocks.group_view[ids] = each
+        lives = self.hand_out(groups[0], ids, who=who, count=total)
+        if len(set(groups)) == 1:
+            return lives
+        if type(lives) is list:
+            group_of, start = self._blocks.group, 0
+            for group, count in zip(groups, counts, strict=True):
+                for life in lives[start : start + count]:
+                    group_of[life & ID_MASK] = group
+                start += count
+        else:
+            self._blocks.group_view[ids_of(lives)] = np.repeat(np.array(groups, dtype=np.uint8), counts)
         return lives
 
     def take_many(self, growth: Growth, tables: Sequence[array[int]], fresh: Ids) -> None:
@@ -238,7 +253,7 @@ class Steps:
     def hand_out_many(self, growth: Growth, tables: Sequence[array[int]], fresh: Ids) -> None:
         """Hand each block out to the table, and for the group, that it is for; nulls stay nulls."""
         sizes = [len(own) - own.count(NULL) for own in growth.fresh]
-        lives = iter(listed(self.hand_out_each(fresh, growth.groups, sizes)) if len(fresh) else ())
+        lives = iter(listed(self.hand_out_each(growth.groups, sizes, fresh)) if len(fresh) else ())
         for table, own in zip(tables, growth.fresh, strict=True):
             table.extend([next(lives) if block != NULL else NULL for block in own] if NULL in own else islice(lives, len(own)))
 
@@ -296,37 +311,36 @@ class Steps:
     def release_many(self, requests: Sequence[str], tables: Sequence[array[int]], positions: Sequence[Sequence[int]]) -> None:
         """`Ledger.release` of some places of several tables, all or none."""
         lives: list[int] = []
-        spans: list[slice | None] = []
         for request, table, chosen in zip(requests, tables, positions, strict=True):
             if type(chosen) is range and chosen.step == 1 and 0 <= chosen.start <= chosen.stop <= len(table):
-                spans.append(span := slice(chosen.start, chosen.stop))
-                lives += table[span]
+                lives += table[chosen.start : chosen.stop]
                 continue
             if len(set(chosen)) != len(chosen) or min(chosen, default=0) < 0 or max(chosen, default=-1) >= len(table):
                 raise MisuseError(
                     f"request {request}: positions must be distinct and below {len(table)}, not {list(chosen)[:8]}"
                 )
-            spans.append(None)
             lives += [table[each] for each in chosen]
         if NULL in lives:
             lives = [life for life in lives if life != NULL]
-        last = dict.fromkeys(reversed(lives))
-        for surplus in _surplus(lives) if len(last) < len(lives) else ():  # a life that several share is let go of by each
-            self.release(batch(surplus))
-        self.release(packed([*reversed(last)]))
-        for table, chosen, where in zip(tables, positions, spans, strict=True):
-            if where is not None:
-                table[where] = array("q", (NULL,)) * len(chosen)
-                continue
+        if len(set(lives)) < len(lives):  # a life that several share is let go of by each
+            last = dict.fromkeys(reversed(lives))
+            for surplus in _surplus(lives):
+                self.release(batch(surplus))
+            lives = [*reversed(last)]
+        self.release(packed(lives))
+        for table, chosen in zip(tables, positions, strict=True):
             for each in chosen:
                 table[each] = NULL
 
-    def seal(self, held: Lives, keys: Sequence[bytes], group: int, *, known_fresh: bool = False) -> Lives:
+    def seal(self, held: Lives, keys: Sequence[bytes], group: int, known_fresh: bool = False) -> Lives:
         """Seal what is not over; everything that could refuse it was asked before."""
         lives, names = (held, keys) if known_fresh else self._check.still_fresh(held, keys)
-        ids = ids_of(lives)
-        self.take_blocks(rules.SEAL, ids, self._blocks.ask(rules.SEAL, ids))
-        self._blocks.name(listed(ids), names, group)
+        ids: Ids = [life & ID_MASK for life in lives] if type(lives) is list else ids_of(lives)
+        if len(ids):
+            rows = self._blocks.ask(rules.SEAL, ids)
+            self._blocks.write(rules.SEAL, ids, rows)
+            self._blocks.name(ids if type(ids) is list else listed(ids), names, group)
+            self._journal.note("block", "seal", ids, rows)
         self._state.tally["stale"] += len(held) - len(lives)
         return lives
 
@@ -421,64 +435,61 @@ class Steps:
 
     def ripe(self) -> list[JobRow]:
         """The planned jobs whose content is final, oldest first."""
-        planned = list(self._jobs.planned.values())
-        count = 0
-        for job in planned:
-            count += len(job.ids)
-        if count < BULK:
-            state, found = self._blocks.state, list[JobRow]()
-            for job in planned:
-                for place in listed(job.ids):
+        state, found = self._blocks.state, list[JobRow]()
+        for job in self._jobs.planned.values():
+            if len(job.ids) < BULK:
+                for place in job.ids:
                     if state[place] == PLEDGED:
                         break
                 else:
                     found.append(job)
-            return found
-        ids = np.asarray(joined([job.ids for job in planned]), dtype=np.int64)
-        starts = cuts_of(job.ids for job in planned)[:-1]
-        pledged = np.logical_or.reduceat(self._blocks.column.view[ids] == PLEDGED, starts)
-        return [job for job, waits in zip(planned, pledged.tolist(), strict=True) if not waits]
+            elif not bool((self._blocks.column.view[job.ids] == PLEDGED).any()):
+                found.append(job)
+        return found
 
     def submit(self, jobs: Sequence[JobRow]) -> None:
         """Coupling *submitted*: the workers have these jobs from now on."""
         if not jobs:
             return
-        taken: list[int] = []
-        parts: list[Ids] = []
-        held: list[Lives] = []
-        for job in jobs:
-            taken.append(self._check.ask_job(job, "submit"))
-            parts.append(job.ids)
-            held.append(job.lives)
-        fresh = self._blocks.fresh(joined(held))
-        if not every(fresh):
+        lut, state, alone = _SUBMIT.lut, self._jobs.column.state, len(jobs) == 1
+        taken = [lut[state[job.row]] or self._check.ask_job(job, "submit") for job in jobs]
+        parts = [job.ids for job in jobs]
+        fresh = self._blocks.fresh(jobs[0].lives if alone else joined([job.lives for job in jobs]))
+        if not (all(fresh) if type(fresh) is list else every(fresh)):
             parts = [ids_of(self._current(job)) for job in jobs]
-        ids = joined(parts)
+        ids, cuts = parts[0] if alone else joined(parts), [0, *accumulate(map(len, parts))]
         rows = self._blocks.ask(rules.SUBMIT, ids)
-        numbers = self._write_jobs(jobs, JOB["submit"], taken)
+        self._blocks.write(rules.SUBMIT, ids, rows)
+        numbers = self._write_jobs(jobs, _SUBMIT, taken)
         for number in numbers:
             del self._jobs.planned[number]
-        self.take_blocks(rules.SUBMIT, ids, rows, *jobs_of_each(numbers, cuts_of(parts)))
+        if len(ids):
+            one, each = jobs_of_each(numbers, cuts)
+            self._journal.note("block", "submit", ids, rows, one, each)
 
     def _current(self, job: JobRow) -> Lives:
         """Those lives of a job that are not over."""
         fresh = self._blocks.fresh(job.lives)
         return job.lives if every(fresh) else select(job.lives, fresh)
 
-    def transfers(self, jobs: Sequence[JobRow]) -> list[Transfer]:
-        """What the workers get of each job. All of them look at two arrays: many small ones cost more than what is in them."""
+    def transfers(self, direction: Direction, jobs: Sequence[JobRow]) -> Sequence[Transfer]:
+        """What the workers get of jobs of one direction: two arrays, in which each job has its part."""
         if not jobs:
-            return []
-        blocks = np.array(joined([job.ids for job in jobs]), dtype=np.int64)
-        places = np.array(joined([job.places for job in jobs]), dtype=np.int64)
-        found, start = [], 0
-        for job in jobs:
-            stop = start + len(job.ids)
-            here = slice(start, stop)
-            source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
-            found.append(Transfer(self._state.id_of(job), job.direction, source[here], target[here], job.group_sizes))
-            start = stop
-        return found
+            return ()
+        alone, parts = len(jobs) == 1, [job.ids for job in jobs]
+        near = np.array(jobs[0].ids if alone else joined(parts), dtype=np.int64)
+        far = np.array(jobs[0].places if alone else joined([job.places for job in jobs]), dtype=np.int64)
+        source, target = (near, far) if direction is Direction.STORE else (far, near)
+        return Transfers(
+            self._state.incarnation,
+            direction,
+            [job.number for job in jobs],
+            source,
+            target,
+            [0, *accumulate(map(len, parts))],
+            [job.groups for job in jobs],
+            self._state.limits.num_groups,
+        )
 
     def dispatch(self, now: float) -> Plan:
         """Submit what is ripe, and start the deadline of every job that the plan waits for."""
@@ -486,22 +497,22 @@ class Steps:
         self._journal.plan += 1
         ripe = self.ripe()
         self.submit(ripe)
-        transfers = self.transfers(ripe)
-        loads: list[Transfer] = []
-        stores: list[Transfer] = []
-        for transfer in transfers:
-            (stores if transfer.direction is Direction.STORE else loads).append(transfer)
         flushed: list[JobRow] = []
-        waited: list[int] = []
         for number in state.to_flush:
             wanted = jobs.by_number.get(number)
             if wanted is not None and jobs.state(wanted) not in TERMINAL:
                 self.arm(wanted, now)
                 flushed.append(wanted)
-                waited.append(number)
         state.to_flush.clear()
-        state.waiting[self._journal.plan] = tuple(waited)
-        return Plan(self._journal.plan, tuple(loads), tuple(stores), tuple(map(state.id_of, flushed)))
+        state.waiting[self._journal.plan] = tuple([job.number for job in flushed])
+        stores = [job for job in ripe if job.direction is Direction.STORE]
+        loads = [job for job in ripe if job.direction is Direction.LOAD] if len(stores) < len(ripe) else []
+        return Plan(
+            self._journal.plan,
+            self.transfers(Direction.LOAD, loads) if loads else (),
+            self.transfers(Direction.STORE, stores) if stores else (),
+            tuple([state.id_of(job) for job in flushed]) if flushed else (),
+        )
 
     def arm(self, job: JobRow, now: float) -> None:
         """The deadline of a job starts, if it has not."""
@@ -526,14 +537,14 @@ class Steps:
         if "job.quiesce" in effects:
             self._prove_older(job)
         # One place can take two steps of one coupling (drop, then unpin), so that slots are asked and written in turn.
-        asked = [self._block_effects[effect](job, ok) for effect in effects if effect in self._block_effects]
+        asked = [self._ask_block_effect(effect, job, ok) for effect in effects if effect in _BLOCK_EFFECTS]
         own = self._blocks.fresh(job.lives)
         self._write_job(job, compiled, row)
         for change, ids, rows in asked:
             self.take_blocks(change, ids, rows, job.number)
         for effect in effects:
-            if effect in self._slot_effects:
-                self.take_slots(*self._slot_effects[effect](job, ok), job.number)
+            if effect in _SLOT_EFFECTS:
+                self.take_slots(*self._ask_slot_effect(effect, job, ok), job.number)
         self._state.verdicts += 1
         if into is Job.QUARANTINED:
             job.expired = True
@@ -602,9 +613,6 @@ class Steps:
         for job in self.older(load):
             self.end(job, "quiesce", 0)
 
-    def _ask_slots(self, change: CountedEvent, slots: Ids) -> Asked:
-        return change, slots, self._slots.ask(change, slots)
-
     def _land_blocks(self, job: JobRow, ok: bool) -> Asked:
         load = job.direction is Direction.LOAD
         change = rules.LAND[load, job.expired, ok]
@@ -637,7 +645,7 @@ class Steps:
             taken.add(content)
         return frozenset(duplicates)
 
-    def _cancel_blocks(self, job: JobRow, ok: bool) -> Asked:
+    def _cancel_blocks(self, job: JobRow) -> Asked:
         """Only lives that are not over go back to what they were; every place loses its pin."""
         fresh = self._blocks.fresh(job.lives)
         if not every(fresh):
@@ -645,7 +653,7 @@ class Steps:
         ids = select(job.ids, fresh)
         return rules.CANCEL, ids, self._blocks.ask(rules.CANCEL, ids)
 
-    def _expire_blocks(self, job: JobRow, ok: bool) -> Asked:
+    def _expire_blocks(self, job: JobRow) -> Asked:
         own = self._blocks.fresh(job.lives) if job.direction is Direction.LOAD else None
         return rules.EXPIRE, job.ids, self._blocks.ask(rules.EXPIRE, job.ids, own)
 
@@ -774,29 +782,34 @@ class Steps:
 
     def _finish_stores(self, jobs: Sequence[JobRow]) -> None:
         """The last worker has reported success for each of these stores: `end` of all of them in one go."""
-        if len(jobs) < 2:
-            for job in jobs:
-                self.end(job, "finish", ALL_OK)
+        if not jobs:
             return
-        taken = [self._check.ask_job(job, "finish", ALL_OK) for job in jobs]
+        lut, shift, state, alone = _FINISH.lut, len(_FINISH.guards), self._jobs.column.state, len(jobs) == 1
+        taken = [lut[state[job.row] << shift | ALL_OK] or self._check.ask_job(job, "finish", ALL_OK) for job in jobs]
+        parts, slot_parts = [job.ids for job in jobs], [job.slots for job in jobs]
+        cuts, slot_cuts = [0, *accumulate(map(len, parts))], [0, *accumulate(map(len, slot_parts))]
         land = rules.LAND[False, False, True]
-        ids, slots = joined([job.ids for job in jobs]), joined([job.slots for job in jobs])
+        ids, slots = (parts[0], slot_parts[0]) if alone else (joined(parts), joined(slot_parts))
+        fill, slots, slot_rows = self._land_slots(slots, True)
         rows = self._blocks.ask(land, ids)
-        filled = self._land_slots(slots, True)
-        own = self._blocks.fresh(joined([job.lives for job in jobs]))
-        numbers = self._write_jobs(jobs, JOB["finish"], taken)
-        cuts, slot_cuts = cuts_of(job.ids for job in jobs), cuts_of(job.slots for job in jobs)
-        whose = jobs_of_each(numbers, cuts)
-        self.take_blocks(land, ids, rows, *whose)
-        self.take_slots(*filled, *(whose if slot_cuts == cuts else jobs_of_each(numbers, slot_cuts)))
+        own = self._blocks.fresh(jobs[0].lives if alone else joined([job.lives for job in jobs]))
+        self._blocks.write(land, ids, rows)
         self._blocks.name_job(ids if every(own) else select(ids, own), 0)
+        self._slots.write(fill, slots, slot_rows)
+        numbers = self._write_jobs(jobs, _FINISH, taken)
+        one, each = jobs_of_each(numbers, cuts)
+        self._journal.note("block", "land", ids, rows, one, each)
+        if slot_cuts != cuts:
+            one, each = jobs_of_each(numbers, slot_cuts)
+        self._journal.note("slot", "land", slots, slot_rows, one, each)
         self._state.verdicts += len(jobs)
         self._state.ended[Job.DONE.name] += len(jobs)
         self._state.moved[Direction.STORE.name] += len(ids)
         for job in jobs:
             self._jobs.end(job)
             self._state.to_flush.pop(job.number, None)
-            if self._state.rechecks:
+        if self._state.rechecks:
+            for job in jobs:
                 self._check.couplings(job)
 
 

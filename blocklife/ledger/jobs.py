@@ -82,6 +82,10 @@ class Store:
     """Further requests that it is made for, where one store serves several."""
 
 
+_FEW = 16
+"""Below so many blocks of a job the one that is meant is found by looking at each."""
+
+
 @define(eq=False)
 class JobColumns:
     """Jobs that are about to be planned, one behind the other, as columns.
@@ -201,45 +205,58 @@ def _refuse_transfer(count: int, num_chunks: int, num_keys: int, num_places: int
     raise MisuseError(f"{count} blocks and {num_places} host places do not agree; each block has a place of its own")
 
 
-@define(eq=False)
 class JobRow:
     """What the ledger keeps of one job besides its state.
+
+    ``ids`` is the block of each life, ``places`` the host place of each block, ``groups`` its group, ``names`` its key, or None
+    where one is not known (a store of chunks of several blocks); ``slots``, ``slot_groups`` and ``keys`` say the same of slots.
+    ``sharers`` are requests besides the owner that a store is made for. ``reported`` has a bit for each worker that has
+    reported. ``expired`` says that it is past its deadline: one pin of each of its places is overdue.
 
     Invariant: while the job is not terminal, every block of ``ids`` and every slot of a load carry one pin of it.
     """
 
-    row: int
-    number: int
-    direction: Direction
-    owner: str | None
-    lives: Lives
-    ids: Ids
-    """The block of each life."""
-    slots: Ids
-    places: Ids
-    """The host place of each block."""
-    keys: Sequence[bytes]
-    """The key of each slot."""
-    names: Sequence[bytes] | None
-    """The key of each block; None where one is not known (a store of chunks of several blocks)."""
-    groups: bytes
-    """The group of each block."""
-    slot_groups: bytes
-    """The group of each slot."""
-    num_groups: int
-    reported: int = 0
-    """Bit per worker that has reported."""
-    failed: bool = False
-    expired: bool = False
-    """Past its deadline: one pin of each of its places is overdue."""
-    deadline: float | None = None
-    sharers: tuple[str, ...] = ()
-    """Requests besides the owner that a store is made for."""
-    _named: dict[int, bytes] | None = None
+    __slots__ = (
+        "_named", "deadline", "direction", "expired", "failed", "groups", "ids", "keys", "lives", "names", "num_groups",
+        "number", "owner", "places", "reported", "row", "sharers", "slot_groups", "slots",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        row: int,
+        number: int,
+        direction: Direction,
+        owner: str | None,
+        lives: Lives,
+        ids: Ids,
+        slots: Ids,
+        places: Ids,
+        keys: Sequence[bytes],
+        names: Sequence[bytes] | None,
+        groups: bytes,
+        slot_groups: bytes,
+        num_groups: int,
+        reported: int = 0,
+        failed: bool = False,
+        expired: bool = False,
+        deadline: float | None = None,
+        sharers: tuple[str, ...] = (),
+    ) -> None:
+        self.row, self.number, self.direction, self.owner = row, number, direction, owner
+        self.lives, self.ids, self.slots, self.places = lives, ids, slots, places
+        self.keys, self.names, self.groups, self.slot_groups = keys, names, groups, slot_groups
+        self.num_groups, self.sharers = num_groups, sharers
+        self.reported, self.failed, self.expired, self.deadline = reported, failed, expired, deadline
+        self._named: dict[int, bytes] | None = None
 
     def name_of(self, life: int) -> bytes | None:
         """The key under which the job moves one of its blocks; None where it is not known, or the block is none of them."""
         if self.names is None:
+            return None
+        if len(self.names) < _FEW:
+            for own, name in zip(self.lives, self.names, strict=True):
+                if own == life:
+                    return name
             return None
         if self._named is None:
             self._named = dict(zip(listed(self.lives), self.names, strict=True))
@@ -296,7 +313,7 @@ class JobTable:
         self.owned: dict[str, int] = {}
         self.max_jobs = max_jobs
         self._spare: deque[int] = deque(range(1, max_jobs + 1))
-        self._initial = JobLife.table.index[Job.PLANNED]
+        self._state, self._initial = self.column.state, JobLife.table.index[Job.PLANNED]
 
     def check_room(self, count: int = 1) -> None:
         """Refuse more jobs than there are rows for."""
@@ -337,7 +354,7 @@ class JobTable:
             )  # fmt: skip
             self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
             self.own(job)
-            self.column.state[row] = self._initial
+            self._state[row] = self._initial
             made.append(job)
         return made
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import NamedTuple, NewType
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, NewType, overload
 
 import numpy as np
 from attrs import define, field, frozen
@@ -74,6 +74,62 @@ class Transfer:
             )
 
 
+class Transfers(Sequence[Transfer]):
+    """The transfers of one direction in a plan, each made of columns when somebody looks at it.
+
+    Job *numbers[n]* moves from ``source[cuts[n]:cuts[n + 1]]`` to the same part of ``target``; its blocks are of ``groups[n]``.
+    """
+
+    __slots__ = ("_cuts", "_direction", "_groups", "_incarnation", "_made", "_num_groups", "_numbers", "_source", "_target")
+
+    def __init__(
+        self,
+        incarnation: int,
+        direction: Direction,
+        numbers: Sequence[int],
+        source: Ids,
+        target: Ids,
+        cuts: Sequence[int],
+        groups: Sequence[bytes],
+        num_groups: int,
+    ) -> None:
+        self._incarnation, self._direction, self._numbers = incarnation, direction, numbers
+        self._source, self._target, self._cuts = source, target, cuts
+        self._groups, self._num_groups = groups, num_groups
+        self._made: tuple[Transfer, ...] = ()
+
+    def _all(self) -> tuple[Transfer, ...]:
+        if not self._made:
+            made, start = list[Transfer](), 0
+            for number, stop, groups in zip(self._numbers, self._cuts[1:], self._groups, strict=True):
+                job, here = JobId(self._incarnation, number), slice(start, stop)
+                sizes = tuple([groups.count(group) for group in range(self._num_groups)])
+                made.append(Transfer(job, self._direction, self._source[here], self._target[here], sizes))
+                start = stop
+            self._made = tuple(made)
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int, /) -> Transfer: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> tuple[Transfer, ...]: ...
+    def __getitem__(self, at: int | slice, /) -> Transfer | tuple[Transfer, ...]:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._all())
+
+    def __reduce__(self) -> tuple[type[tuple[Transfer, ...]], tuple[tuple[Transfer, ...]]]:
+        """Who gets a copy in another process gets a plain tuple."""
+        return tuple, (self._all(),)
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
 @frozen
 class Completion:
     """One worker's final word about its share of a job."""
@@ -97,8 +153,8 @@ class Plan:
 
     number: int
     """Counts the plans of one ledger, from 1."""
-    loads: tuple[Transfer, ...]
-    stores: tuple[Transfer, ...]
+    loads: Sequence[Transfer]
+    stores: Sequence[Transfer]
     flushes: tuple[JobId, ...]
     """Jobs to wait for before anything else of this step writes; launched first where a worker still holds them back."""
 

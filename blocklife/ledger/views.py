@@ -8,7 +8,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -217,6 +217,12 @@ class SlotsView:
         slot = self._slots.index[group].get(key)
         return slot if slot is not None and self._slots.state[slot] == _READY else None
 
+    def any_ready(self, names: Iterable[tuple[int, bytes]]) -> bool:
+        """Whether one of these contents, named by group and key, can be read now."""
+        index, state = self._slots.index, self._slots.state
+        slots = [slot for group, key in names if (slot := index[group].get(key)) is not None]
+        return _READY in [state[slot] for slot in slots]
+
     def ready_among(self, group: int, keys: Set[bytes]) -> set[bytes]:
         """Those of some keys whose content can be read now."""
         index, state = self._slots.index[group], self._slots.state
@@ -353,6 +359,12 @@ class JobsView:
 
     def __init__(self, state: LedgerData) -> None:
         self._jobs = state.jobs
+        self._state = state
+
+    @property
+    def verdicts(self) -> int:
+        """As `Ledger.verdicts`: how often a job became terminal or passed its deadline."""
+        return self._state.verdicts
 
     @property
     def live(self) -> int:

@@ -146,7 +146,6 @@ class DecidedSteps:
     def device_hit(self, name: str, known_tokens: int, device_tokens: int) -> Hit:
         """In place of `lookup`: what the engine has on the device, and nothing of the host tier. `admit` takes it."""
         tracked = self._steps.tracked(name)
-        self._steps.check_open()
         self._steps.check_waiting(name, "LOOKUP")
         self._steps.unpin(name)
         self._progress.known[tracked.row] = known_tokens
@@ -281,7 +280,7 @@ class DecidedSteps:
             if table.serial[row] == serial and table.running[row] and not self._state.lost:
                 found = np.array([row])
                 for group in self._windows:
-                    going = min(int(table.first_needed(found)[group, 0]), int(table.sealed[group, row]))
+                    going = min(table.first_needed(group, row), int(table.sealed[group, row]))
                     start, stop = int(table.offered[group, row]), min(going, int(self._storing(found, group)[0]))
                     if self._direct and start < stop:
                         table.offered[group, row] = self._take_turn(group, row, start, stop)
@@ -292,7 +291,7 @@ class DecidedSteps:
         """The engine lets a request in for what its lookup found in the host tier: nobody else needs to load it."""
         tracked = self._steps.tracked(name)
         if tracked.hit is not None:
-            self._state.loading.update(dict.fromkeys(self._steps.brought(tracked, tracked.hit), name))
+            self._steps.expect(name, self._steps.brought(tracked, tracked.hit))
 
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:
         """The block of a Mamba group before token *boundary* holds the state there, by the end of this step or already."""
@@ -507,3 +506,4 @@ class DecidedSteps:
         for group in self._state.attention:
             named = rows[table.offered[group, rows] < NEVER]
             table.offered[group, named] = table.first[group, named] // self._geometry.blocks_per_chunk
+            table.fill_at[group, named] = 0

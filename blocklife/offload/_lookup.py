@@ -25,7 +25,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from math import lcm
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from attrs import define, field, frozen
 from attrs.validators import optional
@@ -77,6 +77,33 @@ class Unit:
             raise MisuseError(f"tail of a unit must be 1 to {self.size}, its size in blocks, not {self.tail}")
 
 
+class Units(Sequence[Unit]):
+    """The groups of a model as lookups go through them: made once, used by every lookup.
+
+    ``all`` are the units, by group; ``alignment`` is what every length is a multiple of; ``full`` are the groups that need all
+    of a prefix, ``windows`` those that slide, the largest window first.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        if not units:
+            raise MisuseError("a lookup needs units of at least 1, not 0")
+        self.all = tuple(units)
+        self.alignment = lcm(*[unit.tokens for unit in units])
+        self.full = [group for group, unit in enumerate(units) if unit.window is None]
+        spans = [(unit.window * unit.tokens, group) for group, unit in enumerate(units) if unit.window]
+        self.windows = [group for _, group in sorted(spans, key=lambda span: -span[0])]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @overload
+    def __getitem__(self, group: int, /) -> Unit: ...
+    @overload
+    def __getitem__(self, group: slice, /) -> tuple[Unit, ...]: ...
+    def __getitem__(self, group: int | slice, /) -> Unit | tuple[Unit, ...]:
+        return self.all[group]
+
+
 @frozen
 class Found:
     """The answer to a lookup."""
@@ -105,21 +132,18 @@ def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, ma
     after *max_rounds* passes over the sliding ones, that is a miss, and not deferred: no request waits for a quarrel.
     Raises MisuseError for a call without units, rounds or a start of at least 0.
     """
-    for name, value, least in (("units", len(units), 1), ("max_rounds", max_rounds, 1), ("start", start, 0)):
-        if value < least:
-            raise MisuseError(f"a lookup needs {name} of at least {least}, not {value}")
-    scan = _Scan(units, start, lcm(*[unit.tokens for unit in units]), ask)
-    length = doubtful = scan.aligned(limit)
-    for group, unit in enumerate(units):
-        if unit.window is None:
-            length, doubt = scan.prefix(group, length)
-            doubtful = min(doubtful, doubt)
-
-    spans = [(unit.window * unit.tokens, group) for group, unit in enumerate(units) if unit.window]
-    windows = [group for _, group in sorted(spans, key=lambda span: -span[0])]
+    if start < 0 or max_rounds < 1:
+        name, value, least = ("start", start, 0) if start < 0 else ("max_rounds", max_rounds, 1)
+        raise MisuseError(f"a lookup needs {name} of at least {least}, not {value}")
+    shape = units if type(units) is Units else Units(units)
+    scan, windows = _Scan(shape.all, start, shape.alignment, ask), shape.windows
+    length = doubtful = limit - limit % shape.alignment
+    for group in shape.full:
+        length, doubt = scan.prefix(group, length)
+        doubtful = min(doubtful, doubt)
     runs: dict[int, _Run] = {}
     rounds = 0
-    while length > start:
+    while length > start and windows:
         if any(group not in runs or runs[group].length != length for group in windows):
             if rounds == max_rounds:
                 return Found(start, False, rounds)
@@ -136,12 +160,14 @@ def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, ma
         else:
             deferred = not scan.hopeful or doubtful < length or any(run.pending for run in runs.values())
             return Found(length, deferred, rounds)
+    if length > start:
+        return Found(length, doubtful < length, rounds)
     return Found(start, not scan.hopeful, rounds)
 
 
 @define(eq=False)
 class _Scan:
-    """The questions of one lookup. Lengths and positions are in tokens."""
+    """The questions of one lookup. Lengths and positions are in tokens; lengths are multiples of ``alignment``."""
 
     units: Sequence[Unit]
     start: int
@@ -150,10 +176,6 @@ class _Scan:
     hopeful: bool = True
     """Whether RETRY counts as a hit in a sliding group."""
 
-    def aligned(self, length: int) -> int:
-        """The longest length up to *length* that is a multiple of every unit."""
-        return length - length % self.alignment
-
     def blocks_behind(self, unit: Unit) -> int:
         """How many blocks of the unit that contains ``start`` lie behind it; one that contains it counts."""
         return -(-(unit.tokens - self.start % unit.tokens) // (unit.tokens // unit.size))
@@ -161,13 +183,15 @@ class _Scan:
     def prefix(self, group: int, length: int) -> tuple[int, int]:
         """The longest length up to *length* on which a full group agrees, and where its first doubtful unit begins."""
         unit, ask, doubtful = self.units[group], self.ask, length
-        tokens, size, blocks = unit.tokens, unit.size, self.blocks_behind(unit)
+        tokens, size = unit.tokens, unit.size
+        blocks = self.blocks_behind(unit) if self.start else size
         for index in range(self.start // tokens, length // tokens):
             answer = ask(group, index, blocks)
             blocks = size  # only the first one can begin before the start
             if answer is not _HIT:
                 if answer is _MISS:
-                    return self.aligned(index * tokens), doubtful
+                    found = index * tokens
+                    return found - found % self.alignment, doubtful
                 doubtful = min(doubtful, index * tokens)
         return length, doubtful
 
@@ -184,7 +208,7 @@ class _Scan:
                 answer = self.ask(group, index, blocks)
                 if answer is _MISS or (answer is _RETRY and not self.hopeful):
                     # Every length between here and there reads this unit, and no fewer of its blocks.
-                    length = self.aligned(index * tokens)
+                    length = index * tokens - index * tokens % self.alignment
                     break
                 pending = pending or answer is _PENDING
                 retry = retry or answer is _RETRY

@@ -12,7 +12,8 @@ What is stored may look further, up to the tokens that are known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from blocklife.offload._groups import Geometry, Group, Mamba, SlidingWindow
 from blocklife.offload.records import Policies
 
 Rows = NDArray[np.int64]
+Span: TypeAlias = tuple[int, int, int, int]
+"""Some entries of a table: its group, the row of its request, the first of them and the one behind the last."""
 
 NEVER = 1 << 40
 """More tokens than a request has."""
@@ -33,6 +36,10 @@ class ProgressTable:
     included; entries before ``first[g]`` are null, those before ``sealed[g]`` are final or null; chunks before ``offered[g]``
     have had their turn. ``wanted`` is zero in every row whose ``step`` is not the step that is being made. ``most_stored`` and
     ``most_loaded`` are how many tokens of a request may be stored and loaded; these two say something of every row.
+
+    Four alarms a group say at which token of a request there is something to do, so that it is looked at only then: its table
+    lacks a block (``room_at``), a block leaves the window (``window_at``), a chunk is full (``fill_at``), a block is full
+    (``final_at``). Invariant: an alarm may ring too early, and never too late; `look` makes all of a request ring.
     """
 
     def __init__(self, size: int, geometry: Geometry, policies: Policies) -> None:
@@ -42,18 +49,32 @@ class ProgressTable:
             (7, size), dtype=np.int64
         )
         self.placed, self.first, self.sealed, self.offered = np.zeros((4, groups, size), dtype=np.int64)
-        self._block_tokens = _by_group(geometry.block_tokens)
-        self._tokens_behind = _by_group(map(_tokens_behind, geometry.groups))
+        self.room_at, self.window_at, self.fill_at, self.final_at = np.zeros((4, groups, size), dtype=np.int64)
+        # the same columns again, for who looks at one row: numpy is slow there
+        self._known, self._computed = self.known.data, self.computed.data
+        self._in_flight, self._wanted = self.in_flight.data, self.wanted.data
+        self._placed, self._first = self.placed.data, self.first.data
+        self._sealed, self._offered = self.sealed.data, self.offered.data
+        self._room_at, self._window_at = self.room_at.data, self.window_at.data
+        self._fill_at, self._final_at = self.fill_at.data, self.final_at.data
+        self._sizes, self._chunk_sizes = geometry.block_tokens, geometry.chunk_tokens
+        self._block_tokens = np.array(geometry.block_tokens, dtype=np.int64)[:, np.newaxis]
+        self._behind = tuple(map(_tokens_behind, geometry.groups))
+        self._slides = min(self._behind) < NEVER
         # a state fills no block with its tokens: it is handed off
-        attends = [not isinstance(group, Mamba) for group in geometry.groups]
-        self._tokens_filled = _by_group(np.where(attends, geometry.block_tokens, NEVER))
-        self._chunk_filled = _by_group(np.where(attends, geometry.chunk_tokens, NEVER))
+        self._fills = [not isinstance(each, Mamba) for each in geometry.groups]
         self._serial = 0
         self._prompt_only = policies.prompt_only
         self._max_stored = NEVER if policies.max_store_tokens is None else min(policies.max_store_tokens, NEVER)
         self._max_loaded = NEVER if policies.max_load_tokens is None else min(policies.max_load_tokens, NEVER)
         self.most_stored = np.full(size, self._max_stored, dtype=np.int64)
         self.most_loaded = np.full(size, self._max_loaded, dtype=np.int64)
+        self._most_stored = self.most_stored.data
+
+    def look(self, row: int) -> None:
+        """Something has changed: the request is looked at in the next step, whatever its alarms said."""
+        for alarm in (self.room_at, self.window_at, self.fill_at, self.final_at):
+            alarm[:, row] = 0
 
     def enter(self, row: int, prompt: int) -> None:
         """A request takes a row."""
@@ -67,6 +88,7 @@ class ProgressTable:
         most = min(self._max_stored, int(self.prompt[row])) if self._prompt_only else self._max_stored
         self.most_stored[row] = most if stored is None else min(stored, most)
         self.most_loaded[row] = self._max_loaded if loaded is None else min(loaded, self._max_loaded)
+        self.look(row)
 
     def clear(self, row: int) -> None:
         """The request holds nothing any more; plans that are out no longer speak of it."""
@@ -77,6 +99,7 @@ class ProgressTable:
             column[row] = 0
         for table in (self.placed, self.first, self.sealed, self.offered):
             table[:, row] = 0
+        self.look(row)
 
     def leave(self, row: int) -> None:
         """A request gives its row back."""
@@ -94,28 +117,101 @@ class ProgressTable:
         found: Rows = np.maximum((ends + self._block_tokens - 1) // self._block_tokens - self.placed[:, rows], 0)
         return found
 
-    def first_needed(self, rows: Rows) -> Rows:
-        """The first block that each request reads from its settled tokens on; all before it have left the window.
+    def first_needed(self, group: int, row: int) -> int:
+        """The first block that a request reads from its settled tokens on; all before it have left the window.
 
-        ``(groups, rows)``; in full attention it is always the first.
+        In full attention it is always the first.
         """
-        found: Rows = np.maximum(self.computed[rows] - self._tokens_behind, 0) // self._block_tokens
+        return max(0, self._computed[row] - self._behind[group]) // self._sizes[group]
+
+    # --- what there is to do ------------------------------------------------------------------------------------------------
+
+    def leaving(self, rows: Rows) -> list[Span]:
+        """The blocks that have left the windows of these requests, as far as tokens are settled."""
+        found: list[Span] = []
+        if not self._slides:
+            return found
+        groups, where = (self.computed[rows] >= self.window_at[:, rows]).nonzero()
+        for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):
+            start, stop = self._first[group, row], min(self.first_needed(group, row), self._placed[group, row])
+            if stop > start:
+                found.append((group, row, start, stop))
+            else:
+                self._window_at[group, row] = (start + 1) * self._sizes[group] + self._behind[group]
         return found
 
-    def filled_blocks(self, tokens: Rows) -> Rows:
-        """How many blocks so many tokens of each request fill, ``(groups, rows)``; none of a group of states."""
-        found: Rows = tokens // self._tokens_filled
+    def left(self, spans: Sequence[Span]) -> None:
+        """These blocks were given back."""
+        for group, row, _, stop in spans:
+            self._first[group, row] = stop
+            self._window_at[group, row] = (stop + 1) * self._sizes[group] + self._behind[group]
+
+    def lacking(self, rows: Rows) -> list[Span]:
+        """The entries that the tables of these requests lack for the step that is being made."""
+        found: list[Span] = []
+        groups, where = (self.ends(rows) > self.room_at[:, rows]).nonzero()
+        for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):
+            end, tokens = self._computed[row] + self._in_flight[row] + self._wanted[row], self._sizes[group]
+            start, stop = self._placed[group, row], (end + tokens - 1) // tokens
+            if stop > start:
+                found.append((group, row, start, stop))
+            else:
+                self._room_at[group, row] = start * tokens
         return found
 
-    def filled_chunks(self, tokens: Rows) -> Rows:
-        """The same in chunks."""
-        found: Rows = tokens // self._chunk_filled
+    def extended(self, spans: Sequence[Span]) -> None:
+        """These entries are there now."""
+        for group, row, _, stop in spans:
+            self._placed[group, row] = stop
+            self._room_at[group, row] = stop * self._sizes[group]
+
+    def bound(self, row: int, tokens: int) -> int:
+        """How many tokens of a request may be stored, of its first *tokens*, which have, or will have, content."""
+        return min(tokens, self._known[row], self._most_stored[row])
+
+    def filling(self, rows: Rows) -> list[Span]:
+        """The chunks of these requests that are full after the step that is being made, and may be stored."""
+        found: list[Span] = []
+        groups, where = (np.minimum(self.ends(rows), self.known[rows]) >= self.fill_at[:, rows]).nonzero()
+        for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):
+            bound = self.bound(row, self._computed[row] + self._in_flight[row] + self._wanted[row])
+            start, stop = self._offered[group, row], bound // self._chunk_sizes[group] if self._fills[group] else 0
+            if stop > start:
+                found.append((group, row, start, stop))
+            else:
+                self._set_fill_alarm(group, row)
         return found
 
+    def offered_up_to(self, spans: Sequence[Span]) -> None:
+        """These chunks have had their turn."""
+        for group, row, _, stop in spans:
+            self._offered[group, row] = stop
+            self._set_fill_alarm(group, row)
 
-def _by_group(numbers: Iterable[int]) -> Rows:
-    """One number for each group, to be held against a row for each request."""
-    return np.array(list(numbers), dtype=np.int64)[:, np.newaxis]
+    def _set_fill_alarm(self, group: int, row: int) -> None:
+        at = (self._offered[group, row] + 1) * self._chunk_sizes[group]
+        self._fill_at[group, row] = at if at <= self._most_stored[row] and self._fills[group] else NEVER
+
+    def finishing(self, rows: Rows, computed: Rows) -> list[Span]:
+        """The blocks of these requests that are final once so many tokens of each are computed."""
+        found: list[Span] = []
+        groups, where = (computed >= self.final_at[:, rows]).nonzero()
+        for group, row, end in zip(groups.tolist(), rows[where].tolist(), computed[where].tolist(), strict=True):
+            start, stop = self._sealed[group, row], end // self._sizes[group] if self._fills[group] else 0
+            if stop > start:
+                found.append((group, row, start, stop))
+            else:
+                self._set_final_alarm(group, row)
+        return found
+
+    def sealed_up_to(self, spans: Sequence[Span]) -> None:
+        """These blocks are final."""
+        for group, row, _, stop in spans:
+            self._sealed[group, row] = stop
+            self._set_final_alarm(group, row)
+
+    def _set_final_alarm(self, group: int, row: int) -> None:
+        self._final_at[group, row] = (self._sealed[group, row] + 1) * self._sizes[group] if self._fills[group] else NEVER
 
 
 def _tokens_behind(group: Group) -> int:

@@ -155,10 +155,10 @@ class OffloadScheduler(edge.NotCopied):
         Refuses: a request that runs or loads; a second plan without a settle; a scheduler that sleeps.
         """
         tracked = self._steps.tracked(name)
-        edge.whole(known_tokens, "known_tokens")
+        if type(known_tokens) is not int or known_tokens > edge.MOST:
+            edge.whole(known_tokens, "known_tokens")
         if device_tokens is not None:
             edge.whole(device_tokens, "device_tokens")
-        self._steps.check_open()
         self._steps.check_waiting(name, "LOOKUP")
         if (device_tokens is None) is not self.ledger.own_pool:
             expected = "the ledger looks the device up" if self.ledger.own_pool else "give the hit of your allocator"
@@ -173,9 +173,10 @@ class OffloadScheduler(edge.NotCopied):
                 f"request {name}: a hit of {device_tokens} tokens on the device must be a multiple of "
                 f"{self.geometry.block_alignment} and at most {most}"
             )
-        self._steps.unpin(name)
+        if name in self._state.pinned:
+            self._steps.unpin(name)
         self._progress.known[tracked.row] = known_tokens
-        asked = (self._state.given_up + self.ledger.verdicts, known_tokens, device_tokens)
+        asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         last = tracked.hit
         if last is not None and last.deferred and tracked.asked == asked:
             tracked.hit = evolve(last, step=self._state.step)  # nothing has ended since: the answer is the same
@@ -187,11 +188,12 @@ class OffloadScheduler(edge.NotCopied):
         if hit.deferred:
             self._state.counts["deferred"] += 1
             return hit
-        slots = [slot for own in hit.slots for slot in own]
-        if slots:
+        if hit.tokens > hit.device_tokens:
+            slots = [slot for own in hit.slots for slot in own]
             self.ledger.pin(f"lookup {name}", slots)
             self._state.pinned[name] = slots
-        self._steps.touch(tracked, hit.tokens)
+        if hit.tokens:
+            self._steps.touch(tracked, hit.tokens)
         return hit
 
     def admit(self, name: str, hit: Hit, tokens: int) -> bool:
@@ -204,15 +206,16 @@ class OffloadScheduler(edge.NotCopied):
         nothing then, and waits; what was placed for it is given back.
         """
         tracked = self._steps.tracked(name)
-        edge.member(hit, Hit, "hit")
-        edge.whole(tokens, "tokens")
-        self._steps.check_open()
+        if type(hit) is not Hit:
+            edge.member(hit, Hit, "hit")
+        if type(tokens) is not int or tokens > edge.MOST:
+            edge.whole(tokens, "tokens")
         self._steps.check_waiting(name, "ADMIT")
         if hit is not tracked.hit or hit.step != self._state.step:
             raise MisuseError(f"request {name}: its hit is not of this step (look it up, then admit it in the same step)")
         if hit.deferred:
             raise MisuseError(f"request {name}: its lookup is deferred (look it up again when a copy has landed)")
-        loads = bool(hit.host_tokens)
+        loads = hit.tokens > hit.device_tokens
         if not loads and tokens < 1:
             raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
         end = hit.tokens if loads else hit.compute_from + tokens
@@ -456,7 +459,7 @@ class OffloadScheduler(edge.NotCopied):
 
         A request whose known tokens are all computed has sampled one token, unless *sampled* says how many; fewer than were
         scheduled beyond the known ones are a rollback, which is refused where a Mamba state has taken in what it takes back.
-        Plans settle in order.
+        Plans settle in order. Where a request's key function fails, or gives too few keys, nothing has changed.
         """
         due = next(iter(self._state.plans), None)
         if edge.whole(plan, "plan") != due:
@@ -468,14 +471,16 @@ class OffloadScheduler(edge.NotCopied):
         current = table.serial[done.rows] == done.serials
         rows, tokens = done.rows[current], done.tokens[current]
         tokens_known, computed = self._steps.advance(rows, tokens, sampled)
-        seals, sealed = self._steps.seals(rows, computed)
+        final = table.finishing(rows, computed)
+        seals = self._steps.seals(final)
+        self._steps.ask_keys_of_ending(rows, tokens, computed)
         if done.handed:
             seals += self._steps.state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._state.plans[plan]
         table.known[rows], table.computed[rows] = tokens_known, computed
         table.in_flight[rows] -= tokens
-        table.sealed[:, rows] = sealed
+        table.sealed_up_to(final)
         loaded, failed = self._steps.hear_of_loads()
         if ended := self._steps.over():
             self._steps.end_many(ended)

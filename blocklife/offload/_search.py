@@ -15,9 +15,11 @@ from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.offload._groups import Geometry, SlidingWindow
 from blocklife.offload._host import HostTier
-from blocklife.offload._lookup import Answer, Found, Unit, common_length
+from blocklife.offload._lookup import Answer, Found, Unit, Units, common_length
 from blocklife.offload.records import FullHit, Hit, Keys, Policies
 from blocklife.states import Job
+
+_BYTES = frozenset({bytes})
 
 
 class Search:
@@ -41,8 +43,9 @@ class Search:
         # The token that is computed once more reads one token further back than the one behind the hit.
         extra = 1 if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else 0
         groups = range(len(geometry.groups))
-        self._device_units = [unit_of(geometry, group, 1, extra) for group in groups]
-        self._host_units = [unit_of(geometry, group, geometry.blocks_per_chunk, extra) for group in groups]
+        self._device_units = Units([unit_of(geometry, group, 1, extra) for group in groups])
+        self._host_units = Units([unit_of(geometry, group, geometry.blocks_per_chunk, extra) for group in groups])
+        self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(geometry.groups)
         # Where every token attends to itself only, a load has nothing to bring.
         self._loads = any(unit.window != 0 for unit in self._host_units)
         self.in_doubt = False
@@ -63,17 +66,21 @@ class Search:
         self.in_doubt = False
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
-        names = [edge.keys(keys(group, 0, limit // tokens), "keys") for group, tokens in enumerate(self._geometry.block_tokens)]
+        names: list[Sequence[bytes]] = []
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            given = keys(group, 0, limit // tokens)
+            names.append(given if type(given) is list and _BYTES.issuperset(map(type, given)) else edge.keys(given, "keys"))
         own = device_tokens is None
         device = self._on_device(names, limit) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
         if device.deferred:
             return Hit(name, device.length, device.length, device.length, True, step)
         start = device.length
-        host = host and self._loads and not self._is_in_doubt(name)
+        serves = self._ledger.jobs.serve(name)  # jobs that are out
+        host = host and self._loads and not (serves and self._is_in_doubt(name))
         # an allocator of the engine says what it has, and not what is on its way there
         last = limit if most is None else min(limit, start + most)
         found = self._in_host(names, start, last, {} if own else self._loading) if host else device
-        if found.deferred or (found.length > start and self._ledger.jobs.serve(name)):
+        if found.deferred or (found.length > start and serves):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, found.length, start, start, True, step)
         length = found.length
@@ -85,15 +92,13 @@ class Search:
             compute_from=compute_from,
             deferred=False,
             step=step,
-            lives=self._lives(names, start, compute_from) if own else (),
-            slots=self._slots(names, start, length, compute_from),
+            lives=() if not own else self._lives(names, start, compute_from) if start else self._nothing,
+            slots=self._slots(names, start, length, compute_from) if length > start else self._nothing,
         )
 
     def _is_in_doubt(self, name: str) -> bool:
         """Whether a copy of the request is in quarantine: it may not load, and a wait for the copy may have no end."""
         jobs = self._ledger.jobs
-        if not jobs.serve(name):
-            return False
         return any(job.serves(name) and jobs.state(job.number) is Job.QUARANTINED for job in jobs.alive())
 
     def _on_device(self, names: Sequence[Sequence[bytes]], limit: int) -> Found:
@@ -141,8 +146,6 @@ class Search:
         self, names: Sequence[Sequence[bytes]], start: int, length: int, compute_from: int
     ) -> tuple[tuple[int, ...], ...]:
         """The slots of the chunks that a load reads, by group."""
-        if length <= start:
-            return ((),) * len(self._geometry.groups)
         found = []
         size, find = self._geometry.blocks_per_chunk, self._ledger.slots.find
         for group, tokens in enumerate(self._geometry.block_tokens):

@@ -119,8 +119,8 @@ def _remembered(core: SchedulerState) -> list[int]:
             lives += chunk.lives
     for chunk in stores._candidates.values():
         lives += chunk.lives
-    for made in stores._made.values():
-        for chunk in made:
+    for number in stores._made:
+        for chunk in stores.made(number):
             lives += chunk.lives
     for exposed in stores._exposed.values():
         lives += exposed
@@ -242,9 +242,9 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
 
     line = tuple([(owner, places(own)) for owner, own in stores._line.items()]) if stores._line else ()
     made: list[tuple[int, tuple[int, ...]]] = []
-    for number, own in stores._made.items():
-        if number in numbers:
-            made.append((numbers[number], places(own)))
+    planned = {number: stores.made(number) for number in stores._made if number in numbers}  # kept, so that ids stay theirs
+    for number, own in planned.items():
+        made.append((numbers[number], places(own)))
     candidates: tuple[tuple[int, int], ...] = ()
     if stores._candidates:
         by_block = sorted([(names.blocks[block], block) for block in stores._candidates])
@@ -289,6 +289,9 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     core.loading.clear()
     for group, key, name in loading:
         core.loading[group, key] = name
+    core.bringing.clear()
+    for content, name in core.loading.items():
+        core.bringing.setdefault(name, []).append(content)
     core.pinned = {name: list(slots) for name, slots in pinned} if pinned else {}
     core.preempted = dict.fromkeys(preempted)
     core.ending, core.outlived, core.lost = set(ending), set(ended), set(lost)
@@ -301,7 +304,8 @@ def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], prog
     if b"".join(columns) != progress:
         ends = list(accumulate(map(len, columns), initial=0))
         write(columns, map(progress.__getitem__, map(slice, ends, ends[1:])))
-    table.step.fill(0)
+    for counted in (table.step, table.room_at, table.window_at, table.fill_at, table.final_at):
+        counted.fill(0)
     table.serial.fill(1)
     table._serial = 1  # only whether a plan and its request agree is ever asked
     core.requests, core.names = {}, {}

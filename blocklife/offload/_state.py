@@ -23,20 +23,26 @@ from blocklife.offload.records import FullHit, Hit, Keys, Policies
 Rows: TypeAlias = NDArray[np.int64]
 
 
-@define(eq=False)
 class Tracked:
-    """What the scheduler knows of one request besides its row in the columns."""
+    """What the scheduler knows of one request besides its row in the columns.
 
-    row: int
-    keys: Keys
-    hit: Hit | None = None
-    """The latest lookup; while it loads, what it loads."""
-    failures: int = 0
-    """Loads of it that were lost."""
-    ending: str = ""
-    """`finish` or `abort`, where its end waits for a plan that is out."""
-    asked: tuple[int, int, int | None] | None = None
-    """Its latest lookup that was answered: verdicts on jobs and loads given up by then, known tokens, tokens on the device."""
+    ``hit`` is the latest lookup; while it loads, what it loads. ``failures`` counts loads of it that were lost. ``ending`` is
+    `finish` or `abort`, where its end waits for a plan that is out. ``asked`` is its latest lookup that was answered: verdicts
+    on jobs and loads given up by then, known tokens, tokens on the device.
+    """
+
+    __slots__ = ("asked", "ending", "failures", "hit", "keys", "row")
+
+    def __init__(
+        self,
+        row: int,
+        keys: Keys,
+        hit: Hit | None = None,
+        failures: int = 0,
+        ending: str = "",
+        asked: tuple[int, int, int | None] | None = None,
+    ) -> None:
+        self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
 
 
 @define(eq=False)
@@ -55,7 +61,7 @@ class SchedulerState(edge.NotCopied):
 
     Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows.
     Invariant: ``plans`` holds the plans that are out, oldest first, at most ``plans_ahead`` + 1.
-    Invariant: ``loading`` maps what live loads bring, by group and key, to their request.
+    Invariant: ``loading`` maps what live loads bring, by group and key, to their request; ``bringing`` has it by request.
     """
 
     def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
@@ -81,6 +87,7 @@ class SchedulerState(edge.NotCopied):
         self.step = 1
         self.waiting_loads: dict[str, Hit] = {}
         self.loading: dict[tuple[int, bytes], str] = {}
+        self.bringing: dict[str, list[tuple[int, bytes]]] = {}
         self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading)
         self.pinned: dict[str, list[int]] = {}
         self.preempted: dict[str, None] = {}

@@ -21,15 +21,16 @@ from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
 from blocklife.offload._groups import FullAttention, Mamba
+from blocklife.offload._progress import Span
 from blocklife.offload._state import Rows, SchedulerState, Tracked
-from blocklife.offload._stores import Chunk
+from blocklife.offload._stores import Chunk, Filled
 from blocklife.offload.records import Hit, LastStep
 from blocklife.states import Block, Request
 
 _BYTES = frozenset({bytes})
 
-Content: TypeAlias = tuple[int, str, list[int], Sequence[bytes]]
-"""Neighbouring blocks of one request: their group, its name, their lives and keys."""
+Content: TypeAlias = tuple[Span, list[int], Sequence[bytes]]
+"""Neighbouring blocks of one request, their lives and their keys."""
 
 
 class StorePlanner(Protocol):
@@ -49,9 +50,7 @@ class SchedulerSteps:
         self._policies = state.policies
         self._progress = state.progress
         self._stores = state.stores
-        groups = state.geometry.groups
-        self._slides = any(blocks is not None for blocks in state.geometry.window_blocks)
-        self._keeps_one = np.array([isinstance(group, Mamba) for group in groups])
+        self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self.planner: StorePlanner | None = None
 
     # --- letting in ---------------------------------------------------------------------------------------------------------
@@ -133,7 +132,14 @@ class SchedulerSteps:
             transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
             self._state.host_hits[group] += len(lives)
         self._ledger.plan_group_load(name, transfers)
-        self._state.loading.update(dict.fromkeys(self.brought(tracked, hit), name))
+        self.expect(name, self.brought(tracked, hit))
+
+    def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
+        """A load of a request brings these: nobody else needs to load them."""
+        own = self._state.bringing.setdefault(name, [])
+        for content in contents:
+            own.append(content)
+            self._state.loading[content] = name
 
     def brought(self, tracked: Tracked, hit: Hit) -> Iterator[tuple[int, bytes]]:
         """What a load of this hit brings, by group and key."""
@@ -151,7 +157,8 @@ class SchedulerSteps:
     def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int) -> None:
         """The request is in: note where it stands."""
         row, table = tracked.row, self._progress
-        self.unpin(name)
+        if name in self._state.pinned:
+            self.unpin(name)
         for group in self._state.groups:
             self._state.device_hits[group] += len(hit.lives[group]) if hit.lives else 0
             held = self._ledger.requests.held(name, group)
@@ -173,55 +180,51 @@ class SchedulerSteps:
 
     def leave_windows(self, rows: Rows) -> None:
         """Give back what no settled token needs any more; tokens in flight can still be taken back."""
-        if not self._slides:
-            return
-        table = self._progress
-        first, needed = table.first[:, rows], np.minimum(table.first_needed(rows), table.placed[:, rows])
-        groups, moved = (needed > first).nonzero()
-        if not len(moved):
-            return
-        starts, stops = first[groups, moved], needed[groups, moved]
-        spans = list(map(range, starts.tolist(), stops.tolist()))
-        self._ledger.release_many(self._names_of(rows[moved]), spans, groups.tolist())
-        table.first[groups, rows[moved]] = stops
+        spans = self._progress.leaving(rows)
+        if spans:
+            names = self._state.names
+            self._ledger.release_many(
+                [names[row] for _, row, _, _ in spans],
+                [range(start, stop) for _, _, start, stop in spans],
+                [group for group, _, _, _ in spans],
+            )
+            self._progress.left(spans)
 
     def make_room(self, rows: Rows, order: Sequence[int]) -> list[int]:
         """Allocate what these requests lack: all of them at once, or one after the other. Returns the rows without room."""
-        table = self._progress
-        missing = table.missing(rows, table.ends(rows))
-        groups, lacking = missing.nonzero()
-        if not len(lacking):
+        spans = self._progress.lacking(rows)
+        if not spans:
             return []
-        blocks = self._blocks_of(groups, missing[groups, lacking])
-        if int(blocks.sum()) <= self._ledger.blocks.free:
-            self.allocate(rows[lacking], groups, missing[groups, lacking], blocks)
+        if sum(map(self._blocks_of, spans)) <= self._ledger.blocks.free:
+            self.allocate(spans)
             return []
-        by_row = {int(rows[position]): position for position in dict.fromkeys(sorted(lacking.tolist()))}
-        first = dict.fromkeys(row for row in order if row in by_row)
-        queue = [*first, *(row for row in by_row if row not in first)]
+        by_row: dict[int, list[Span]] = {}
+        for span in sorted(spans, key=_row_of):
+            by_row.setdefault(span[1], []).append(span)
+        first = dict.fromkeys([row for row in order if row in by_row])
+        queue = [*first, *[row for row in by_row if row not in first]]
         for at, row in enumerate(queue):
-            counts = missing[:, by_row[row]]
-            groups = counts.nonzero()[0]
-            blocks = self._blocks_of(groups, counts[groups])
             # all groups or none: the place of a state depends on where the step ends, and the next one may end elsewhere
-            if not self._ledger.has_room(int(blocks.sum())):
+            if not self._ledger.has_room(sum(map(self._blocks_of, by_row[row]))):
                 return queue[at:]
-            self.allocate(np.full(len(groups), row), groups, counts[groups], blocks)
+            self.allocate(by_row[row])
         return []
 
-    def _blocks_of(self, groups: Rows, counts: Rows) -> Rows:
-        """How many blocks stand for so many entries of tables: of a Mamba group only the last has one."""
-        return np.where(self._keeps_one[groups], 1, counts) if self._state.has_states else counts
+    def _blocks_of(self, span: Span) -> int:
+        """How many blocks stand for some entries of a table: of a Mamba group only the last has one."""
+        group, _, start, stop = span
+        return 1 if self._keeps_one[group] else stop - start
 
-    def allocate(self, rows: Rows, groups: Rows, counts: Rows, blocks: Rows) -> None:
+    def allocate(self, spans: Sequence[Span]) -> None:
         """Extend tables by so many entries, of which the last are blocks."""
-        skips = (counts - blocks).tolist() if self._state.has_states else ()
-        self._ledger.allocate_many(self._names_of(rows), blocks.tolist(), groups.tolist(), skips=skips)
-        self._progress.placed[groups, rows] += counts
-
-    def _names_of(self, rows: Rows) -> list[str]:
-        names = self._state.names
-        return [names[row] for row in rows.tolist()]
+        names, blocks = self._state.names, list(map(self._blocks_of, spans))
+        skips: Sequence[int] = ()
+        if self._state.has_states:
+            skips = [stop - start - count for (_, _, start, stop), count in zip(spans, blocks, strict=True)]
+        self._ledger.allocate_many(
+            [names[row] for _, row, _, _ in spans], blocks, [group for group, _, _, _ in spans], skips=skips
+        )
+        self._progress.extended(spans)
 
     # --- offering -----------------------------------------------------------------------------------------------------------
 
@@ -231,16 +234,16 @@ class SchedulerSteps:
         found: Rows = np.minimum(np.minimum(tokens, table.known[rows]), table.most_stored[rows])
         return found
 
-    def bound(self, row: int, tokens: int) -> int:
-        return int(self.bounds(np.array([row]), np.array([tokens]))[0])
-
     def plan_stores(self, rows: Rows) -> None:
         """Choose what is stored now, of what these requests fill and of what waits, and plan it."""
         if self.planner is not None:
             self.planner.plan_stores(rows)
             return
-        self.offer_filled(rows)
-        self.plan_waiting()
+        if self._state.lost or self._geometry.blocks_per_chunk > 1:
+            self.offer_filled(rows)
+            self.plan_waiting()
+        else:
+            self._stores.plan_filled(self.take_filled(rows))
 
     def plan_waiting(self) -> None:
         """Plan the stores of what waits in the line."""
@@ -249,35 +252,32 @@ class SchedulerSteps:
 
     def offer_filled(self, rows: Rows) -> None:
         """Offer the chunks that this step fills; only requests that cross a boundary are looked at."""
-        table = self._progress
-        chunks, offered = table.filled_chunks(self.bounds(rows, table.ends(rows))), table.offered[:, rows]
-        groups, where = (chunks > offered).nonzero()
-        if not len(where):
-            return
-        filled, starts, stops = rows[where], offered[groups, where], chunks[groups, where]
-        if self._geometry.blocks_per_chunk > 1 or self._state.lost:
-            for group, row, stop in zip(groups.tolist(), filled.tolist(), stops.tolist(), strict=True):
-                self.offer_chunks(self._state.names[row], row, group, stop)
-            return
-        found: list[Chunk] = []
-        for group, name, lives, keys in self.contents(groups, filled, starts, stops):
-            found += [Chunk(name, group, key, [life]) for life, key in zip(lives, keys, strict=True) if life != NULL]
-        table.offered[groups, filled] = stops
-        self._stores.offer(found)
+        for group, row, _, stop in self._progress.filling(rows):
+            self.offer_chunks(self._state.names[row], row, group, stop)
 
-    def contents(self, groups: Rows, rows: Rows, starts: Rows, stops: Rows) -> list[Content]:
-        """Of some requests, the lives and the keys of some of their blocks."""
+    def take_filled(self, rows: Rows) -> list[Filled]:
+        """The same, where a chunk is one block: they have had their turn."""
+        spans = self._progress.filling(rows)
+        if not spans:
+            return []
+        names = self._state.names
+        found = [(names[span[1]], span[0], lives, keys) for span, lives, keys in self.contents(spans)]
+        self._progress.offered_up_to(spans)
+        return found
+
+    def contents(self, spans: Sequence[Span]) -> list[Content]:
+        """The lives and the keys of some blocks of requests."""
         found: list[Content] = []
         names, tracked, held = self._state.names, self._state.requests, self._ledger.requests.held
-        columns = (groups.tolist(), rows.tolist(), starts.tolist(), stops.tolist())
-        for group, row, start, stop in zip(*columns, strict=True):
+        for span in spans:
+            group, row, start, stop = span
             name = names[row]
-            found.append((group, name, held(name, group, start, stop), keys_of(tracked[name], group, start, stop)))
+            found.append((span, held(name, group, start, stop), keys_of(tracked[name], group, start, stop)))
         return found
 
     def offer(self, name: str, tracked: Tracked, tokens: int) -> None:
         """Offer what a request leaves behind: the chunks of its first *tokens* that have not had their turn."""
-        bound = self.bound(tracked.row, tokens)
+        bound = self._progress.bound(tracked.row, tokens)
         for group in self._state.attention:
             chunks = bound // self._geometry.chunk_tokens[group]
             if chunks > self._progress.offered[group, tracked.row]:
@@ -296,7 +296,7 @@ class SchedulerSteps:
                 if table[(chunk + 1) * size - 1] != NULL:
                     lives = table[chunk * size : (chunk + 1) * size]
                     chunks.append(Chunk(name, group, keys[(chunk - start + 1) * size - 1], lives))
-        self._progress.offered[group, row] = stop
+        self._progress.offered_up_to([(group, row, start, stop)])
         self._stores.offer(chunks)
 
     def offer_states(self, name: str, row: int) -> None:
@@ -305,7 +305,7 @@ class SchedulerSteps:
         for group, boundary, life in self._state.states[name]:
             if boundary > self._progress.known[row]:
                 later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
-            elif boundary <= self.bound(row, boundary) and not self._state.lost:
+            elif boundary <= self._progress.bound(row, boundary) and not self._state.lost:
                 position = boundary // self._geometry.block_tokens[group] - 1
                 key = keys_of(self._state.requests[name], group, position, position + 1)[0]
                 chunks.append(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
@@ -346,22 +346,30 @@ class SchedulerSteps:
         computed = np.minimum(end, known + np.maximum(news - 1, 0))
         return known + news, computed
 
-    def seals(self, rows: Rows, computed: Rows) -> tuple[list[Seal], Rows]:
-        """The blocks that are full now, by group, with their keys; and how many are then final, ``(groups, rows)``."""
-        before = self._progress.sealed[:, rows]
-        full: Rows = np.maximum(self._progress.filled_blocks(computed), before)
-        groups, where = (full > before).nonzero()
-        if not len(where):
-            return [], full
+    def seals(self, spans: Sequence[Span]) -> list[Seal]:
+        """Blocks that are full now, by group, with their keys."""
         found: dict[int, tuple[list[int], list[bytes]]] = {}
-        for group, _, held, names in self.contents(groups, rows[where], before[groups, where], full[groups, where]):
+        for (group, _, _, _), held, names in self.contents(spans):
             if NULL in held:
-                names = [key for key, life in zip(names, held, strict=True) if life != NULL]
+                names = [key for key, life in zip(names, held, strict=False) if life != NULL]
                 held = [life for life in held if life != NULL]
             lives, keys = found.setdefault(group, ([], []))
             lives += held
             keys += names
-        return [Seal(group, lives, keys) for group, (lives, keys) in found.items() if lives], full
+        return [Seal(group, lives, keys) for group, (lives, keys) in found.items() if lives]
+
+    def ask_keys_of_ending(self, rows: Rows, tokens: Rows, computed: Rows) -> None:
+        """Ask for the keys of all that requests leave behind which end with this plan, before anything has changed.
+
+        What a request leaves behind is offered when the ledger has settled: an error of its keys would come too late there.
+        """
+        state, table = self._state, self._progress
+        for name in sorted(state.ending):
+            tracked = state.requests[name]
+            where = (rows == tracked.row).nonzero()[0]
+            if len(where) and table.in_flight[tracked.row] == tokens[where[0]]:
+                for group, size in enumerate(self._geometry.block_tokens):
+                    keys_of(tracked, group, 0, int(computed[where[0]]) // size)
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
         """The states that were handed off and reached, by group: who is over may not have got its last token."""
@@ -457,15 +465,17 @@ class SchedulerSteps:
     def drop(self, name: str, tracked: Tracked) -> None:
         """The request holds nothing any more: forget how far it was, and what it waited for."""
         if name in self._state.waiting_loads:
-            self.end_load(name)
             self._state.given_up += 1
+        self.end_load(name)
         self.unpin(name)
         self._state.states.pop(name, None)
         tracked.hit = None
         self._progress.clear(tracked.row)
 
     def end_load(self, name: str) -> None:
-        for content in self.brought(self._state.requests[name], self._state.waiting_loads.pop(name)):
+        """Nobody waits for the load of a request any more, or for one that was expected and never came."""
+        self._state.waiting_loads.pop(name, None)
+        for content in self._state.bringing.pop(name, ()):
             if self._state.loading.get(content) == name:
                 del self._state.loading[content]
 
@@ -557,10 +567,17 @@ class SchedulerSteps:
         )
 
     def check_waiting(self, name: str, what: str) -> None:
+        """Refuse what is done with a request that waits, in a step that can be made."""
+        if self._state.asleep or len(self._state.plans) > self._policies.plans_ahead:
+            self.check_open()
         state = self._ledger.requests.at(name)
         if state not in (Request.WAITING, Request.PREEMPTED):
             remedy = "its load must end first" if state is Request.LOADING else "grow it, or preempt it first"
             raise MisuseError(f"request {name}: cannot {what} while {state.name} ({remedy})")
+
+
+def _row_of(span: Span) -> int:
+    return span[1]
 
 
 def keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:

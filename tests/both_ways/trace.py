@@ -82,17 +82,22 @@ def columns_of(name: str, value: object) -> Iterator[tuple[str, str]]:
         yield from columns_of(f"{name}.{field}", found[0] if rows[0] is value else found)
 
 
+def told(ledger: Ledger) -> str:
+    """The journal; how many places make an array of a batch is another number where loops are compiled."""
+    return spell([(*each[:4], each.steps(), each.epochs, list(each.job_of_each()), each.name) for each in ledger.journal])
+
+
 def ledger_columns(ledger: Ledger) -> Iterator[tuple[str, str]]:
     """Everything that decides what a ledger does next, column by column, and what it has counted and told."""
     yield from columns_of("ledger", ledger.snapshot())
-    yield "journal", spell(list(ledger.journal))
+    yield "journal", told(ledger)
     yield "statistics", spell(ledger.statistics())
 
 
 def scheduler_columns(scheduler: OffloadScheduler) -> Iterator[tuple[str, str]]:
     """The same of a scheduler, and of its ledger."""
     yield from columns_of("scheduler", scheduler.snapshot())
-    yield "journal", spell(list(scheduler.ledger.journal))
+    yield "journal", told(scheduler.ledger)
     yield "statistics", spell(scheduler.ledger.statistics())
     yield "statistics of the scheduler", spell(scheduler.statistics())
 

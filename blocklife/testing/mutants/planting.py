@@ -313,10 +313,10 @@ def _drop_inside(owner: type, name: str, effect: str) -> Undo:
         if not (event in wanted and inside[0]):
             right["give_up"](self, request, event)
 
-    def take(self: Steps, change: CountedEvent, *args: Any) -> list[int]:
+    def write(places: Any, change: CountedEvent, *args: Any) -> list[int]:
         if inside[0] and change.rule.name in wanted:
             return []
-        return list(right[f"take_{machine}s"](self, change, *args) or ())
+        return list(right["write"](places, change, *args))
 
     instead: dict[str, Callable[..., Any]] = {}
     if machine == "job":
@@ -326,9 +326,10 @@ def _drop_inside(owner: type, name: str, effect: str) -> Undo:
     elif machine == "request":
         instead = {"give_up": give_up} if name == "reset" else {"fire_request": fire_request}
     else:
-        instead = {f"take_{machine}s": take}
-    right = {each: getattr(Steps, each) for each in instead}
-    return _patched([(owner, name, running), *((Steps, each, function) for each, function in instead.items())])
+        instead = {"write": write}
+    taker = {"block": Blocks, "slot": Slots}.get(machine, Steps)
+    right = {each: getattr(taker, each) for each in instead}
+    return _patched([(owner, name, running), *((taker, each, function) for each, function in instead.items())])
 
 
 def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:

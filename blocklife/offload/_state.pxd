@@ -1,0 +1,8 @@
+# Types of what a scheduler knows of a request, where it is compiled.
+
+
+cdef class Tracked:
+    cdef public Py_ssize_t row
+    cdef public object keys, hit, asked
+    cdef public long long failures
+    cdef public str ending

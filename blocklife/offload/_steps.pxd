@@ -1,0 +1,26 @@
+# Types of the parts of a scheduler's calls, where they are compiled.
+cimport cython
+
+from blocklife.offload._progress cimport ProgressTable
+from blocklife.offload._state cimport Tracked
+from blocklife.offload._stores cimport StoreLine
+
+
+cdef class SchedulerSteps:
+    cdef public object _state, _ledger, _geometry, _policies, planner
+    cdef public ProgressTable _progress
+    cdef public StoreLine _stores
+    cdef public list _keeps_one
+
+    cpdef leave_windows(self, rows)
+    cpdef list make_room(self, rows, order)
+    cpdef allocate(self, list spans)
+    cpdef plan_stores(self, rows)
+    cpdef offer_filled(self, rows)
+    cpdef list contents(self, list spans)
+    cpdef advance(self, rows, tokens, sampled)
+    cpdef list seals(self, list spans)
+
+
+@cython.locals(keys=object)
+cpdef keys_of(Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)

@@ -1,0 +1,44 @@
+# Types of the line of chunks, where it is compiled.
+cimport cython
+
+from blocklife.ledger.views cimport BlocksView, JobsView, SlotsView
+
+
+cdef class Chunk:
+    cdef public str owner
+    cdef public Py_ssize_t group, suffix
+    cdef public bytes key
+    cdef public list lives
+
+
+cdef class StoreLine:
+    cdef public object _ledger, _tier, _policies, counts
+    cdef public Py_ssize_t _size, _max_chunks, _entered
+    cdef public BlocksView _blocks
+    cdef public SlotsView _slots
+    cdef public JobsView _jobs
+    cdef tuple _required
+    cdef bint _lazy
+    cdef public dict _line, _candidates, _exposed, _made
+    cdef public bytearray suffix
+
+    cpdef offer(self, chunks)
+    @cython.locals(chunk=Chunk)
+    cpdef _enter(self, chunks)
+    cpdef bint is_stored(self, Py_ssize_t group, bytes key)
+    cpdef plan_filled(self, list filled)
+    @cython.locals(
+        by_owner=dict, own=tuple, lives=list, all_lives=list, all_keys=list, groups=bytearray, cuts=list, group=Py_ssize_t,
+        slots=list, slot=Py_ssize_t, suffix=bytearray, count=Py_ssize_t,
+    )
+    cpdef bint _store_at_once(self, list filled)
+    @cython.locals(orders=list, chunks=list, lives=set)
+    cpdef plan(self, owners=*)
+    @cython.locals(chosen=list, kept=list, names=set, chunk=Chunk)
+    cpdef list _ripe(self, str owner, set lives)
+    cpdef _judge(self, Chunk chunk)
+    @cython.locals(chunks=list)
+    cpdef bint _make(self, list orders)
+    cpdef _take_back(self)
+    @cython.locals(chunk=Chunk, chunks=list, slot=Py_ssize_t, size=Py_ssize_t, suffix=bytearray)
+    cpdef _columns(self, list orders, list slots)
