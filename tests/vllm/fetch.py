@@ -219,8 +219,13 @@ def unpack(archive: Path, target: Path, release: str) -> None:
                 top, *rest = PurePosixPath(member.name).parts
                 if top != f"vllm-{release}" or not rest or rest[0] not in KEPT:
                     continue
+                if ".." in rest or not (member.isfile() or member.isdir()):
+                    raise tarfile.TarError(f"{member.name}: it is no file of the package's own folder")
                 member.name = "/".join(rest)
-                opened.extract(member, target, filter="data")
+                if hasattr(tarfile, "data_filter"):
+                    opened.extract(member, target, filter="data")
+                else:  # Python 3.11.0 to 3.11.3: what the filter refuses is looked at above
+                    opened.extract(member, target)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise FetchError(f"vLLM {release}: the source package cannot be unpacked: {error}") from error
     if missing := [name for name in KEPT if not (target / name).exists()]:
