@@ -8,10 +8,8 @@ ARGS   ?=
 VLLM   ?= 0.33.0 0.21.0
 
 # What is tested both ways, interpreted and compiled: the ledger, the scheduler, and what explores them.
-BOTH_WAYS := both_ways test_acceptance.py test_check.py test_couplings.py test_edge.py test_explore.py test_groups.py \
-  test_host.py test_invariants.py test_journeys.py test_ledger.py test_ledger_bulk.py test_ledger_groups.py \
-  test_ledger_world.py test_lookup.py test_offload.py test_offload_walks.py test_progress.py test_scenarios.py test_search.py \
-  test_stores.py test_walk.py test_walks.py test_world.py test_worlds.py
+BOTH_WAYS := both_ways ledger offload cli/test_check.py \
+  $(addprefix testing/test_,explore.py ledger_world.py scenarios.py walk.py world.py worlds.py)
 
 .PHONY: help run test unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec format clean
 .DEFAULT_GOAL := help

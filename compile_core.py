@@ -1,4 +1,4 @@
-"""Compile the core with Cython: one source, interpreted or compiled. `blocklife/cli/built.py` says which modules that are.
+"""Compile the core with Cython: one source, interpreted or compiled. `blocklife/cli/_built.py` says which modules that are.
 
     python compile_core.py build/compiled               a copy of the project whose core runs compiled, for tests
     python compile_core.py build/shipped --as shipped   the same as wheels have it
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-BUILT = runpy.run_path(str(ROOT / "blocklife" / "cli" / "built.py"))
+BUILT = runpy.run_path(str(ROOT / "blocklife" / "cli" / "_built.py"))
 CORE: tuple[str, ...] = BUILT["CORE"]
 UNCHECKED: frozenset[str] = BUILT["UNCHECKED"]
 RECORD: str = BUILT["RECORD"]

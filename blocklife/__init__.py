@@ -6,8 +6,9 @@ or follows an engine (`blocklife.engines`) is asked for where it is.
 """
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from blocklife._doors import door
 
 if TYPE_CHECKING:
     from blocklife.errors import (
@@ -63,9 +64,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("errors", "lifecycle", "states", "ledger", "offload")
-"""Where the names come from; each of these knows only those before it, so that a name costs what its module needs."""
-
 __all__ = [
     "Batch",
     "Block",
@@ -112,23 +110,22 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
-
-    def __getattr__(name: str) -> object:
-        """Called for a name that is not there yet."""
-        if name in __all__:
-            for each in _MODULES:
-                module = import_module(f"{__name__}.{each}")
-                if hasattr(module, name):
-                    return globals().setdefault(name, getattr(module, name))
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "errors": "BlocklifeError CapacityError DefinitionError InvariantError LateError MisuseError RefusedError",
+            "lifecycle": "Lifecycle Pool edge guard",
+            "states": "Block Job Request Slot",
+            "ledger": (
+                "Batch Checking Completion Contract Direction JobId Launched Ledger Limits Plan Result Seal Transfer "
+                "Worker block_of"
+            ),
+            "offload": "Geometry Hit HostTier LastStep Mode OffloadScheduler Placed Policies Settled Step",
+        },
+    )
 
 _shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 if _shell is not None:  # in a notebook things show themselves without being asked; elsewhere nothing is imported here
-    from blocklife.drawing.notebook import enable
+    from blocklife.drawing._notebook import enable
 
     enable(_shell)

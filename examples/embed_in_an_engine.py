@@ -17,8 +17,7 @@ from hashlib import blake2b
 import numpy as np
 from attrs import define
 
-from blocklife.copiers.cpu import CpuCopier
-from blocklife.copiers.executor import Executor
+from blocklife.copiers import CpuCopier, Executor
 from blocklife.errors import CapacityError
 from blocklife.ledger import Ledger, Limits, Worker, block_of
 from blocklife.ledger.invariants import check

@@ -18,7 +18,7 @@ import enum
 
 import numpy as np
 
-from blocklife.drawing.tables import state_event_table
+from blocklife.drawing import state_event_table
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.lifecycle import Lifecycle, Pool, edge, guard
 from blocklife.machines import as_machine

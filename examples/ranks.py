@@ -18,19 +18,26 @@ from functools import partial
 import numpy as np
 from attrs import frozen
 
-from blocklife.copiers.cpu import CpuCopier
-from blocklife.copiers.executor import Executor
-from blocklife.engines.toy.engine import EngineOptions, Station, StepInFlight, ToyEngine
-from blocklife.engines.toy.forward import ForwardPass, check_and_write
-from blocklife.engines.toy.memory import Ids, Memory, Words
-from blocklife.engines.toy.traffic import Traffic
-from blocklife.engines.toy.workload import generate_workload
+from blocklife.copiers import CpuCopier, Executor
+from blocklife.engines.toy import (
+    EngineOptions,
+    ForwardPass,
+    Ids,
+    Memory,
+    Station,
+    StepInFlight,
+    ToyEngine,
+    Traffic,
+    Words,
+    check_and_write,
+    generate_workload,
+)
 from blocklife.ledger import Ledger, Limits, Worker
 from blocklife.offload import FullAttention, Geometry, HostTier, OffloadScheduler, Policies
 from blocklife.states import Slot
 
 try:
-    from blocklife.copiers.distributed import Link, LinkError, Ranks, connect, serve
+    from blocklife.copiers import Link, LinkError, Ranks, connect, serve
 except (ImportError, OSError) as problem:  # a torch that does not load raises either
     sys.exit(f"examples/ranks.py needs torch: {problem} (pip install 'blocklife[torch]')")
 

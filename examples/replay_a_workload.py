@@ -8,9 +8,8 @@ Prints::
 
 from __future__ import annotations
 
-from blocklife.copiers.faults import FaultRates
-from blocklife.engines.toy.replay import Replay, ReplayOptions
-from blocklife.engines.toy.workload import generate_workload
+from blocklife.copiers import FaultRates
+from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 
 
 def main() -> None:

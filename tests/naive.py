@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
-from blocklife.testing.worlds.device import CopyOrder, Landing, Orders, Pass
+from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
+from blocklife.testing.worlds._device import CopyOrder, Landing, Orders, Pass
 
 SIZE = 4
 

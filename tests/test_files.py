@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from blocklife.cli.common import MESSAGE_MAX
+from blocklife.cli._common import MESSAGE_MAX
 from blocklife.errors import MisuseError
 from blocklife.files import DEPTH_MAX, KEY_PARTS_MAX, NUMBER_MAX, TEXT_BYTES_MAX, parse_json, parse_toml, read_text
-from blocklife.recording.format import DamagedError, read_line
-from tests.test_cli import Capture, call, refused
+from blocklife.recording._format import DamagedError, read_line
+from tests.cli.test_cli import Capture, call, refused
 
 MEMORY_MAX = 1 << 30
 SECONDS_MAX = 60
@@ -63,17 +63,6 @@ def run_with_little(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, preexec_fn=limited, env=environ, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
-
-
-def test_string_without_end_in_a_trace_takes_little_memory(tmp_path: Path) -> None:
-    """A profile to merge into is looked through for its events as far as they can be."""
-    profile, recording = tmp_path / "profile.json", tmp_path / "run.jsonl"
-    profile.write_text('{"a": "' + "a" * (12 << 20))
-    assert run_with_little("replay", "--requests", "1", "--record", str(recording)).returncode == 0
-    ran = run_with_little("recording", "perfetto", str(recording), "--merge", str(profile))
-
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == f"blocklife: {profile}: it is no Chrome trace (no list of traceEvents in it)\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs /dev/zero")

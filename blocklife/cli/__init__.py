@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from blocklife import __version__
-from blocklife.cli.common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, complain
+from blocklife.cli._common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, complain
 from blocklife.errors import MisuseError
 
 COMMANDS: Mapping[str, str] = {
@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "recording": "check, tell, count and draw recorded runs",
     "workload": "generate request workloads",
     "draw": "draw lifecycles, as pictures, pages or tables",
-    "spec": "check or write the generated parts of specs/; print Promela or TLA+",
+    "spec": "check or write the generated parts of specs/; print a model for SPIN",
     "doctor": "say what is installed, what of it works here, and what to install for more",
 }
 """Each command with the line that the help has for it."""
@@ -44,7 +44,7 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> NoReturn:
         """The option is there."""
-        from blocklife.cli.built import examine
+        from blocklife.cli._built import examine
 
         print(f"blocklife {__version__} (core {examine()})")
         parser.exit()
@@ -54,7 +54,7 @@ def _parser() -> Parser:
     parser = Parser(prog="blocklife")
     parser.describe("Typed state machines for the life of every KV-cache block.", _STATUS)
     parser.add_argument("--version", action=_Version, nargs=0, help="say which version this is, and how its core runs")
-    add_commands(parser, COMMANDS, "blocklife.cli.")
+    add_commands(parser, COMMANDS, "blocklife.cli._")
     return parser
 
 

@@ -1,1 +1,57 @@
-"""Where bytes move: one protocol, and one module for each kind of memory."""
+"""Where bytes move: one protocol, and a copier for each kind of memory.
+
+A copier of torch tensors, on CUDA streams or the CPU, is in `blocklife.copiers.torch`; it alone imports torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from blocklife._doors import door
+
+if TYPE_CHECKING:
+    from blocklife.copiers._cpu import CpuCopier, CpuStatistics
+    from blocklife.copiers._distributed import (
+        ForwardError,
+        JointReport,
+        Link,
+        LinkError,
+        Loss,
+        Ranks,
+        RankStatistics,
+        connect,
+        serve,
+    )
+    from blocklife.copiers._executor import Executor, Report
+    from blocklife.copiers._faults import FaultRates, FaultStatistics, FaultyCopier
+    from blocklife.copiers._protocol import Copier
+
+__all__ = [
+    "Copier",
+    "CpuCopier",
+    "CpuStatistics",
+    "Executor",
+    "FaultRates",
+    "FaultStatistics",
+    "FaultyCopier",
+    "ForwardError",
+    "JointReport",
+    "Link",
+    "LinkError",
+    "Loss",
+    "RankStatistics",
+    "Ranks",
+    "Report",
+    "connect",
+    "serve",
+]
+
+if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "_cpu": "CpuCopier CpuStatistics",
+            "_distributed": "ForwardError JointReport Link LinkError Loss RankStatistics Ranks connect serve",
+            "_executor": "Executor Report",
+            "_faults": "FaultRates FaultStatistics FaultyCopier",
+            "_protocol": "Copier",
+        },
+    )

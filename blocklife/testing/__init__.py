@@ -1,1 +1,108 @@
 """Test tools, for engines that embed blocklife and for blocklife itself: exploration, scenarios, mutants, fake devices."""
+
+from typing import TYPE_CHECKING
+
+from blocklife._doors import door
+
+if TYPE_CHECKING:
+    from blocklife.testing._fake_device import FakeDevice, FakeEvent, FakeStream, StuckError
+    from blocklife.testing.exploring._explore import (
+        Bounds,
+        Broken,
+        Counterexample,
+        Exploration,
+        Kind,
+        Model,
+        Property,
+        Verdict,
+        explore,
+    )
+    from blocklife.testing.exploring._story import Story, retell, tell
+    from blocklife.testing.exploring._walk import Walked, walk
+    from blocklife.testing.plugin._hooks import MakeLedger, MakeVisit
+    from blocklife.testing.scenarios._driver import (
+        Driver,
+        EngineSetup,
+        EngineStep,
+        LookedUp,
+        Problem,
+        RequestProgress,
+        SettledPlan,
+        Unsupported,
+    )
+    from blocklife.testing.scenarios._format import Scenario, parse_scenario
+    from blocklife.testing.scenarios._our_driver import OurDriver
+    from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, run_files, run_scenario
+    from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, FrozenDevice, Landing, Orders, Pass
+    from blocklife.testing.worlds._pinned import pinned_world
+    from blocklife.testing.worlds._world import Action, Faults, State, World, WorldSettings
+
+__all__ = [
+    "Action",
+    "Bounds",
+    "Broken",
+    "CopyOrder",
+    "Counterexample",
+    "Device",
+    "DeviceFault",
+    "Driver",
+    "EngineSetup",
+    "EngineStep",
+    "Exploration",
+    "FakeDevice",
+    "FakeEvent",
+    "FakeStream",
+    "Faults",
+    "FrozenDevice",
+    "Kind",
+    "Landing",
+    "LookedUp",
+    "MakeLedger",
+    "MakeVisit",
+    "Model",
+    "Orders",
+    "OurDriver",
+    "Outcome",
+    "Pass",
+    "Problem",
+    "Property",
+    "RequestProgress",
+    "Scenario",
+    "ScenarioVerdict",
+    "SettledPlan",
+    "State",
+    "Story",
+    "StuckError",
+    "Unsupported",
+    "Verdict",
+    "Walked",
+    "World",
+    "WorldSettings",
+    "explore",
+    "parse_scenario",
+    "pinned_world",
+    "retell",
+    "run_files",
+    "run_scenario",
+    "tell",
+    "walk",
+]
+
+if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "_fake_device": "FakeDevice FakeEvent FakeStream StuckError",
+            "exploring._explore": "Bounds Broken Counterexample Exploration Kind Model Property Verdict explore",
+            "exploring._story": "Story retell tell",
+            "exploring._walk": "Walked walk",
+            "plugin._hooks": "MakeLedger MakeVisit",
+            "scenarios._driver": "Driver EngineSetup EngineStep LookedUp Problem RequestProgress SettledPlan Unsupported",
+            "scenarios._format": "Scenario parse_scenario",
+            "scenarios._our_driver": "OurDriver",
+            "scenarios._running": "Outcome ScenarioVerdict run_files run_scenario",
+            "worlds._device": "CopyOrder Device DeviceFault FrozenDevice Landing Orders Pass",
+            "worlds._pinned": "pinned_world",
+            "worlds._world": "Action Faults State World WorldSettings",
+        },
+    )

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import engine
 from engine import BLOCK, Engine
 
-from blocklife.testing.scenarios.driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
-from blocklife.testing.worlds.device import CopyOrder, Landing, Orders, Pass
+from blocklife.testing import CopyOrder, Driver, EngineSetup, EngineStep, Landing, Orders, Pass, SettledPlan, Unsupported
 
 
 class YourDriver(Driver):

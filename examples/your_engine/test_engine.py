@@ -6,7 +6,7 @@ from engine import Engine
 from watch import Watch
 
 from blocklife.ledger import Contract
-from blocklife.testing.plugin.hooks import MakeLedger, MakeVisit
+from blocklife.testing import MakeLedger, MakeVisit
 
 
 def test_block_is_not_handed_out_while_a_copy_reads_it(blocklife_ledger: MakeLedger, hasty: bool) -> None:

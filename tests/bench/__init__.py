@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
-from blocklife.cli.built import examine
+from blocklife.cli._built import examine
 
 RUNNING = "compiled" if examine().compiled else "interpreted"
 """How the core runs that is measured here."""

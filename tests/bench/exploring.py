@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 
-from blocklife.testing.exploring.explore import Exploration, Property, Verdict, explore
-from blocklife.testing.exploring.processes import usable_processors
-from blocklife.testing.worlds.format import make_world
-from blocklife.testing.worlds.pinned import pinned_world
-from blocklife.testing.worlds.world import Action, State, World, WorldSettings
+from blocklife.testing.exploring._explore import Exploration, Property, Verdict, explore
+from blocklife.testing.exploring._processes import usable_processors
+from blocklife.testing.worlds._format import make_world
+from blocklife.testing.worlds._pinned import pinned_world
+from blocklife.testing.worlds._world import Action, State, World, WorldSettings
 from tests.bench import Figure, Scale, nanoseconds
 from tests.bench.targets import EXPLORING
 

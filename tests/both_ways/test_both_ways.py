@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import pytest
 
-from blocklife.cli import built
+from blocklife.cli import _built as built
 from blocklife.ledger._snapshot import SavedBlocks, SavedJob, SavedSlots, Snapshot
 from blocklife.offload._snapshot import SavedScheduler
 from tests.both_ways.comparing import ROOT, first_difference, trace

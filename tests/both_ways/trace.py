@@ -4,8 +4,8 @@
     python -m tests.both_ways.trace scheduler 7
 
 One JSON object a call: the walk, the number of the call, the call, and the columns after it; of a long column its digest. The
-walks are those of `tests/test_walks.py` and `tests/test_offload_walks.py`, which judge the ledger and the scheduler there, and
-the steps of many requests in `tests/bench`. Here nobody judges them, they are compared.
+walks are those of `tests/ledger/test_walks.py` and `tests/offload/test_offload_walks.py`, which judge the ledger and the
+scheduler there, and the steps of many requests in `tests/bench`. Here nobody judges them, they are compared.
 
 With ``--interpreted`` the modules of the core are read from their sources, whatever lies beside those.
 """
@@ -23,7 +23,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
-from blocklife.cli import built
+from blocklife.cli import _built as built
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -121,7 +121,7 @@ def walk_ledger(seed: int, put: Callable[[str], object]) -> None:
     """Every verb of the ledger, under both contracts, with one worker and two; batches are walked, then gathered."""
     from blocklife.errors import BlocklifeError
     from blocklife.ledger import Contract
-    from tests.test_walks import Walker
+    from tests.ledger.test_walks import Walker
 
     class Written(Walker):
         """Is written down after each call, and judged by nobody."""
@@ -154,7 +154,7 @@ def walk_scheduler(seed: int, put: Callable[[str], object]) -> None:
     import random
 
     from blocklife.errors import BlocklifeError
-    from tests.test_offload_walks import WORLDS, Walker
+    from tests.offload.test_offload_walks import WORLDS, Walker
 
     class Written(Walker):
         """Is written down after each call."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from blocklife.copiers.torch.driver import cuda_driver
-from blocklife.copiers.torch.layout import CopyLayout
-from blocklife.copiers.torch.moves import BatchMover, KernelMover, Mover, RunMover, mover_for_cuda
-from blocklife.copiers.torch.streams import CudaDevice, CudaStream, HostDevice, HostStream, StreamDevice
+from blocklife.copiers.torch._driver import cuda_driver
+from blocklife.copiers.torch._layout import CopyLayout
+from blocklife.copiers.torch._moves import BatchMover, KernelMover, Mover, RunMover, mover_for_cuda
+from blocklife.copiers.torch._streams import CudaDevice, CudaStream, HostDevice, HostStream, StreamDevice
 
 SINGLE = ("slices", "batch", "kernel")
 """Each mover by itself, by the name that `CHOICES` has for it."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch.layout import CopyLayout
+from blocklife.copiers.torch._layout import CopyLayout
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
 from tests.gpu.movers import AbsentError
 from tests.gpu.stages import Stage

@@ -11,9 +11,9 @@ import torch
 from attrs import define
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch.layout import CopyLayout
-from blocklife.copiers.torch.moves import Mover
-from blocklife.copiers.torch.streams import StreamDevice
+from blocklife.copiers.torch._layout import CopyLayout
+from blocklife.copiers.torch._moves import Mover
+from blocklife.copiers.torch._streams import StreamDevice
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
 from tests.gpu.movers import AbsentError, forced, is_cuda, made
 from tests.gpu.shadow import Shadow, scatter

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blocklife.copiers.torch.layout import KvCache, Regions
-from blocklife.copiers.torch.moves import flat_bytes
+from blocklife.copiers.torch._layout import KvCache, Regions
+from blocklife.copiers.torch._moves import flat_bytes
 from blocklife.ledger.records import Direction, Transfer
 
 Bytes = NDArray[np.uint8]

@@ -1,7 +1,7 @@
 """Devices on which something can be slow on purpose, so that whoever does not wait for it comes too early.
 
 A `Stage` is what a scene is played on. `CudaStage` is a GPU: a kernel that only counts cycles keeps a stream busy. `FakeStage`
-is the fake device of `blocklife.testing.fake_device` with bytes: what was given to a slow stream lands after everything
+is the fake device of `blocklife.testing._fake_device` with bytes: what was given to a slow stream lands after everything
 else that may land. So each scene, and what decides whether its bytes are right, is tried without a GPU, too.
 """
 
@@ -14,11 +14,11 @@ from typing import Protocol, TypeVar
 import torch
 from attrs import define, field
 
-from blocklife.copiers.torch.layout import CopyLayout, Pages
-from blocklife.copiers.torch.moves import Mover, RunMover
-from blocklife.copiers.torch.streams import StreamDevice
+from blocklife.copiers.torch._layout import CopyLayout, Pages
+from blocklife.copiers.torch._moves import Mover, RunMover
+from blocklife.copiers.torch._streams import StreamDevice
 from blocklife.ledger.records import Direction
-from blocklife.testing.fake_device import FakeDevice, FakeStream, Operation
+from blocklife.testing._fake_device import FakeDevice, FakeStream, Operation
 from tests.gpu.movers import ForcedCuda, made
 
 NAP_MS = 15.0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from blocklife.copiers.torch.layout import CopyLayout, Pages
-from blocklife.copiers.torch.moves import RunMover
+from blocklife.copiers.torch._layout import CopyLayout, Pages
+from blocklife.copiers.torch._moves import RunMover
 from blocklife.ledger.records import Direction
 from tests.bench.gpu import measuring
 from tests.bench.gpu.arena import LOAD, SMOKE, STORE, Arena, Buffers, Work

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from blocklife.copiers.faults import FaultRates
-from blocklife.copiers.torch import HostMemory, memory
-from blocklife.copiers.torch.layout import Pages
-from blocklife.copiers.torch.moves import Mover
+from blocklife.copiers._faults import FaultRates
+from blocklife.copiers.torch import HostMemory
+from blocklife.copiers.torch import _memory as memory
+from blocklife.copiers.torch._layout import Pages
+from blocklife.copiers.torch._moves import Mover
 from blocklife.errors import CapacityError
 from blocklife.ledger.records import Direction
 from tests.gpu.movers import NAMES, is_cuda

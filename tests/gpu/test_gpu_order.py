@@ -16,8 +16,8 @@ import pytest
 import torch
 from attrs import frozen
 
-from blocklife.copiers.torch import order
-from blocklife.copiers.torch.order import WAITS, Order, Side, StreamMark, Use, Wait
+from blocklife.copiers.torch import _order as order
+from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
 from blocklife.ledger.records import Result
 from tests.gpu.movers import AbsentError
 from tests.gpu.play import Play

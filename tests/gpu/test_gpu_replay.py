@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from blocklife.cli import main
-from blocklife.copiers.faults import FaultRates
-from blocklife.engines.toy import tensors
-from blocklife.engines.toy.replay import Replay, ReplayOptions
-from blocklife.engines.toy.tensors import TensorDevice, TensorMemory
-from blocklife.engines.toy.workload import generate_workload
+from blocklife.copiers._faults import FaultRates
+from blocklife.engines.toy import _tensors as tensors
+from blocklife.engines.toy._replay import Replay, ReplayOptions
+from blocklife.engines.toy._tensors import TensorDevice, TensorMemory
+from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
-from tests.test_replay import BAD_DAY, assert_clean, run
-from tests.test_replay_copiers import CASES, check_agreement, check_case, check_wrong_copies, world
-from tests.test_replay_tensors import check_walk, check_wrong_bit
+from tests.toy.test_replay import BAD_DAY, assert_clean, run
+from tests.toy.test_replay_copiers import CASES, check_agreement, check_case, check_wrong_copies, world
+from tests.toy.test_replay_tensors import check_walk, check_wrong_bit
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,9 @@ import torch
 from attrs import asdict, evolve, field, frozen, validators
 
 from blocklife.copiers.torch import HostMemory, KvCache
-from blocklife.engines.vllm.connector.connector import BlocklifeConnector
-from blocklife.engines.vllm.connector.messages import StepPlan
-from blocklife.engines.vllm.connector.worker import MakeCopier
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._messages import StepPlan
+from blocklife.engines.vllm.connector._worker import MakeCopier
 from blocklife.ledger import Direction, Transfer, Worker
 from tests.vllm.lag_copier import LagCopier
 from tests.vllm.worlds import Lag

@@ -34,8 +34,8 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from blocklife.engines.vllm.connector.connector import BlocklifeConnector
-from blocklife.engines.vllm.connector.scheduler import ConnectorScheduler
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction
 from blocklife.ledger.invariants import check
 from tests.model.connectors import VARIABLE, Copies

@@ -29,22 +29,10 @@ from tests.vllm.run import OURS
 PAGE = PROJECT / "specs" / "source-mutants.md"
 
 NOT_JUDGES = frozenset(
-    # what draws, tells and prints: it executes the rooms only to have something to show
-    {"test_bench", "test_check", "test_cli", "test_diff", "test_doctor", "test_draw", "test_drawing", "test_layout"}
-    | {"test_notebook", "test_overlays", "test_perfetto", "test_picture", "test_plugin", "test_promela", "test_readme"}
-    | {"test_scxml", "test_sequence", "test_show", "test_specs", "test_statistics", "test_story", "test_svg", "test_tla"}
-    | {"test_viewer", "test_vllm_behaviour", "test_vllm_driver", "test_vllm_page"}
-    # what never executes them, or changes them itself
-    | {"test_layers", "test_startup", "test_typing", "test_mutants", "test_source_mutants"}
-    # the watch: a room of its own, over a ledger
-    | {
-        "test_watch_hooks",
-        "test_watch_engine",
-        "test_watch_mirror",
-        "test_watch_plans",
-        "test_watch_watching",
-        "test_watch_worker",
-    }
+    # what tells and prints: it executes the rooms only to have something to show
+    {"test_perfetto", "test_plugin", "test_promela", "test_statistics", "test_story", "test_vllm_driver"}
+    # what changes them itself
+    | {"test_mutants"}
 )
 """Files of tests that are not asked."""
 
@@ -75,7 +63,7 @@ _DECIDED = "blocklife/offload/_decided.py"
 """What an engine like vLLM tells the scheduler: its tests run under vLLM."""
 HERE = Part(
     ("blocklife/ledger", "blocklife/offload", "blocklife/lifecycle.py", "blocklife/copiers"),
-    ("tests/test_*.py",),
+    tuple(f"tests/{room}test_*.py" for room in ("", "ledger/", "offload/", "copiers/", "toy/", "recording/", "testing/")),
     ("--hypothesis-seed=0",),
     frozenset({_DECIDED}),
 )

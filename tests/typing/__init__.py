@@ -1,1 +1,1 @@
-"""Files that are judged by mypy (`tests/test_typing.py`)."""
+"""Files that are judged by mypy (`tests/project/test_typing.py`)."""

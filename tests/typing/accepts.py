@@ -1,4 +1,4 @@
-"""What the types let through: clean under mypy strict, and run by `tests/test_typing.py`."""
+"""What the types let through: clean under mypy strict, and run by `tests/project/test_typing.py`."""
 
 from __future__ import annotations
 

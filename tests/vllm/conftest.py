@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from blocklife.engines.vllm.versions import SUPPORTED, is_supported
+from blocklife.engines.vllm._versions import SUPPORTED, is_supported
 from tests.vllm.releases import MODEL
 
 NEED_NO_VLLM = {"test_tools.py"}

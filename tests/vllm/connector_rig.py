@@ -20,9 +20,9 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from blocklife.copiers.torch import HostMemory, KvCache
-from blocklife.engines.vllm.connector import scheduler
-from blocklife.engines.vllm.connector.connector import BlocklifeConnector
-from blocklife.engines.vllm.connector.scheduler import ConnectorScheduler
+from blocklife.engines.vllm.connector import _scheduler as scheduler
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction, Worker
 from blocklife.ledger.invariants import check
 from tests.vllm.device import Text

@@ -24,7 +24,7 @@ from vllm.v1.request import RequestStatus
 
 from blocklife.offload import FullAttention, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
-from blocklife.testing.vllm import making
+from blocklife.testing.vllm import _making as making
 from tests.vllm.worlds import GroupSpec, WorldSpec
 
 RELEASE: str = vllm.__version__

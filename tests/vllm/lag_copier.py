@@ -15,8 +15,8 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.copiers.torch import HostMemory, KvCache
-from blocklife.copiers.torch.layout import CopyLayout, Pages
-from blocklife.copiers.torch.moves import RunMover
+from blocklife.copiers.torch._layout import CopyLayout, Pages
+from blocklife.copiers.torch._moves import RunMover
 from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
 from tests.vllm.worlds import Lag
 

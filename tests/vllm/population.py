@@ -17,10 +17,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
-from blocklife.engines.vllm.connector.connector import WorkerMetadata
-from blocklife.engines.vllm.connector.messages import WorkerReport
+from blocklife.engines.vllm.connector._connector import WorkerMetadata
+from blocklife.engines.vllm.connector._messages import WorkerReport
 from blocklife.ledger import Completion, JobId, Launched, Result, Worker
-from blocklife.testing.vllm.making import MAX_MODEL_LEN
+from blocklife.testing.vllm._making import MAX_MODEL_LEN
 from tests.vllm.engine import Engine
 from tests.vllm.worlds import Connector, GroupSpec, WorldSpec
 

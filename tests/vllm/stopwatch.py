@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, field
 
-from blocklife.cli.common import stopping
+from blocklife.cli._common import stopping
 
 
 @define(eq=False)

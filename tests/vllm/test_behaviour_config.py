@@ -14,9 +14,9 @@ from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockStored
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from blocklife.engines.vllm.connector import cache
+from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.errors import MisuseError
-from blocklife.testing.vllm import making
+from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, WINDOW, Scene, prompt
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec

@@ -11,8 +11,8 @@ import pytest
 from attrs import evolve
 from vllm.v1.outputs import KVConnectorOutput
 
-from blocklife.engines.vllm.connector.connector import WorkerMetadata
-from blocklife.engines.vllm.connector.messages import WorkerReport
+from blocklife.engines.vllm.connector._connector import WorkerMetadata
+from blocklife.engines.vllm.connector._messages import WorkerReport
 from blocklife.ledger import Completion, Direction, Result, Worker
 from blocklife.states import Slot
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from blocklife.ledger import Direction
 from blocklife.offload._host import Name
-from blocklife.testing.vllm import making
+from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
 from tests.vllm.worlds import GroupSpec
 

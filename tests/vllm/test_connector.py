@@ -20,13 +20,13 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
-from blocklife.engines.vllm.connector import connector
-from blocklife.engines.vllm.connector.connector import BlocklifeConnector
+from blocklife.engines.vllm.connector import _connector as connector
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.ledger import Direction, Transfer
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.states import Slot
-from blocklife.testing.vllm import making
+from blocklife.testing.vllm import _making as making
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.drive import judge
 from tests.vllm.lag_copier import LagCopier

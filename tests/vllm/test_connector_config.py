@@ -12,8 +12,8 @@ import vllm
 from attrs import evolve
 
 import blocklife.engines.vllm
-from blocklife.engines.vllm import versions
-from blocklife.engines.vllm.connector.config import ConnectorConfig
+from blocklife.engines.vllm import _versions as versions
+from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.offload import FullHit, LastStep, Mode
@@ -176,7 +176,7 @@ def _pretend(config: object, path: str, value: object) -> None:
 )
 def test_connector_refuses_engines_that_are_not_offered(path: str, value: object, says: str) -> None:
     """What is not known to work is refused when the engine starts, with a remedy."""
-    from blocklife.engines.vllm.connector import cache
+    from blocklife.engines.vllm.connector import _cache as cache
 
     rig = ConnectorRig(evolve(WORLD, world_size=2))
     _pretend(rig.engine.config, path, value)
@@ -188,7 +188,7 @@ def test_connector_refuses_engines_that_are_not_offered(path: str, value: object
 
 def test_connector_refuses_a_drafter() -> None:
     """Layers of a drafter change with the next token: their blocks cannot be named by their content."""
-    from blocklife.engines.vllm.connector import cache
+    from blocklife.engines.vllm.connector import _cache as cache
 
     rig = ConnectorRig(WORLD)
     rig.engine.kv_cache_config.kv_cache_groups[0].is_eagle_group = True
@@ -199,7 +199,7 @@ def test_connector_refuses_a_drafter() -> None:
 
 def test_connector_refuses_a_model_without_layers_where_it_wants_some() -> None:
     """A stage of a pipeline without a layer of some kind has nothing to copy there, and a model without attention nowhere."""
-    from blocklife.engines.vllm.connector import cache
+    from blocklife.engines.vllm.connector import _cache as cache
 
     rig = ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"), GroupSpec("swa", window=8))))
     config, groups = rig.engine.kv_cache_config, rig.engine.kv_cache_config.kv_cache_groups
@@ -216,7 +216,7 @@ def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:
     import torch
     from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec
 
-    from blocklife.engines.vllm.connector import cache
+    from blocklife.engines.vllm.connector import _cache as cache
 
     rig = ConnectorRig(WORLD)
     group = rig.engine.kv_cache_config.kv_cache_groups[0]
@@ -236,7 +236,7 @@ def test_connector_refuses_a_group_of_several_kinds() -> None:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
 
-    from blocklife.engines.vllm.connector import cache
+    from blocklife.engines.vllm.connector import _cache as cache
 
     rig = ConnectorRig(WORLD)
     shape = {"block_size": 4, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
@@ -252,7 +252,7 @@ def test_block_takes_the_pages_of_all_layers_of_its_group() -> None:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
-    from blocklife.engines.vllm.connector import cache
+    from blocklife.engines.vllm.connector import _cache as cache
 
     rig = ConnectorRig(WORLD)
     config, group = rig.engine.kv_cache_config, rig.engine.kv_cache_config.kv_cache_groups[0]

@@ -13,9 +13,9 @@ import pytest
 from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_connector_metric_definitions
 
-from blocklife.engines.vllm.connector.connector import BlocklifeConnector
-from blocklife.engines.vllm.connector.messages import Moved
-from blocklife.engines.vllm.connector.metrics import METRICS, BlocklifeStats, Metric, MetricKind
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._messages import Moved
+from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats, Metric, MetricKind
 from blocklife.ledger import Direction
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.engines.vllm.connector.messages import Moved, StepPlan, WorkerReport
-from blocklife.engines.vllm.connector.worker import ConnectorWorker, EngineCopier, MakeCopier, WorkerShape, torch_copier
+from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._worker import ConnectorWorker, EngineCopier, MakeCopier, WorkerShape, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 

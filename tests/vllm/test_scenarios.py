@@ -18,8 +18,8 @@ from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios.driver import EngineSetup
-from blocklife.testing.scenarios.running import (
+from blocklife.testing.scenarios._driver import EngineSetup
+from blocklife.testing.scenarios._running import (
     Outcome,
     ScenarioVerdict,
     parse_scenario,
@@ -29,8 +29,8 @@ from blocklife.testing.scenarios.running import (
     summary,
     world_of,
 )
-from blocklife.testing.vllm.driver import VllmDriver
-from tests.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
+from blocklife.testing.vllm._driver import VllmDriver
+from tests.testing.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
 
 RELEASE = vllm.__version__
 
@@ -263,7 +263,7 @@ def test_store_that_its_own_step_waits_for_is_not_expressible() -> None:
 
 def test_release_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its name, and those that are taken."""
-    monkeypatch.setattr("blocklife.testing.vllm.engine.RELEASE", "0.99.1")
+    monkeypatch.setattr("blocklife.testing.vllm._engine.RELEASE", "0.99.1")
     with pytest.raises(MisuseError, match=r"^vLLM 0\.99\.1: scenarios run against 0\.21\.x"):
         VllmDriver()
 

@@ -22,7 +22,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.cli import main
-from blocklife.engines.vllm import versions
+from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.watch import Options, Watch, WatchError, WatchMode, attach, detach, watch_of
 from tests.interrupts import interruptible
 from tests.vllm import found
@@ -370,7 +370,7 @@ def test_an_error_that_breaks_no_rule_is_not_hidden(method: str) -> None:
 
 ENDED = """
 import os, signal, sys
-from blocklife.engines.vllm import versions
+from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.watch import Options, WatchMode, attach
 from tests.vllm.test_watch import BUSY, ROOMY, Rig, Traffic
 rig = Rig(ROOMY, 7)

@@ -4,6 +4,6 @@
 torch; nothing outside does.
 """
 
-from blocklife.copiers.torch.copier import TorchCopier as TorchCopier
-from blocklife.copiers.torch.layout import KvCache as KvCache
-from blocklife.copiers.torch.memory import HostMemory as HostMemory
+from blocklife.copiers.torch._copier import TorchCopier as TorchCopier
+from blocklife.copiers.torch._layout import KvCache as KvCache
+from blocklife.copiers.torch._memory import HostMemory as HostMemory

@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping
 from importlib import resources
 
-from blocklife.drawing import elements
-from blocklife.drawing.viewer.run import MAX_EVENTS, ViewSettings, told_run
-from blocklife.recording.checking import CheckVerdict
-from blocklife.recording.lives import Lives
+from blocklife.drawing import _elements as elements
+from blocklife.drawing.viewer._run import MAX_EVENTS, ViewSettings, told_run
+from blocklife.recording._checking import CheckVerdict
+from blocklife.recording._lives import Lives
 
 __all__ = ["MAX_EVENTS", "ViewSettings", "view"]
 

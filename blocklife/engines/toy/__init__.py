@@ -1,1 +1,50 @@
 """The reference engine: a small serving engine that replays a workload without a model."""
+
+from typing import TYPE_CHECKING
+
+from blocklife._doors import door
+
+if TYPE_CHECKING:
+    from blocklife.engines.toy._engine import EngineCounts, EngineOptions, Ordering, Station, StepInFlight, ToyEngine
+    from blocklife.engines.toy._forward import ForwardPass, check_and_write
+    from blocklife.engines.toy._memory import Ids, Memory, Words, WorkerMemory
+    from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
+    from blocklife.engines.toy._traffic import Traffic
+    from blocklife.engines.toy._workload import WorkloadError, WorkloadRequest, generate_workload, read_workload, write_workload
+
+__all__ = [
+    "EngineCounts",
+    "EngineOptions",
+    "ForwardPass",
+    "Ids",
+    "Memory",
+    "Ordering",
+    "Replay",
+    "ReplayOptions",
+    "ReplayReport",
+    "Station",
+    "StepInFlight",
+    "ToyEngine",
+    "Traffic",
+    "Words",
+    "WorkerMemory",
+    "WorkloadError",
+    "WorkloadRequest",
+    "check_and_write",
+    "generate_workload",
+    "read_workload",
+    "write_workload",
+]
+
+if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "_engine": "EngineCounts EngineOptions Ordering Station StepInFlight ToyEngine",
+            "_forward": "ForwardPass check_and_write",
+            "_memory": "Ids Memory Words WorkerMemory",
+            "_replay": "Replay ReplayOptions ReplayReport",
+            "_traffic": "Traffic",
+            "_workload": "WorkloadError WorkloadRequest generate_workload read_workload write_workload",
+        },
+    )

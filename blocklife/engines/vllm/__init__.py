@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from blocklife.engines.vllm.connector.connector import BlocklifeConnector as BlocklifeConnector
+    from blocklife.engines.vllm.connector._connector import BlocklifeConnector as BlocklifeConnector
 
 __all__ = ["BlocklifeConnector"]
 
@@ -20,9 +20,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import vllm
 
-    from blocklife.engines.vllm import versions
+    from blocklife.engines.vllm import _versions as versions
 
     versions.check(vllm.__version__)
-    from blocklife.engines.vllm.connector.connector import BlocklifeConnector
+    from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 
     return BlocklifeConnector

@@ -1,1 +1,20 @@
-"""Scenarios against a real vLLM: a driver of its scheduler, for `blocklife scenario run --driver`."""
+"""Scenarios against a real vLLM: `blocklife scenario run FILE --driver blocklife.testing.vllm:VllmDriver`."""
+
+from typing import TYPE_CHECKING
+
+from blocklife._doors import door
+
+if TYPE_CHECKING:
+    from blocklife.testing.vllm._driver import VllmDriver
+
+__all__ = [
+    "VllmDriver",
+]
+
+if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "_driver": "VllmDriver",
+        },
+    )

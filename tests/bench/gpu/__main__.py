@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from blocklife.copiers.torch.memory import available_bytes
+from blocklife.copiers.torch._memory import available_bytes
 from blocklife.errors import BlocklifeError
 from tests.bench.gpu.arena import FULL
 from tests.bench.gpu.measuring import PAGES, Wish, measure

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 
 from blocklife.copiers.torch import TorchCopier
-from blocklife.copiers.torch.layout import CopyLayout
-from blocklife.copiers.torch.moves import ChoosingMover, Mover
+from blocklife.copiers.torch._layout import CopyLayout
+from blocklife.copiers.torch._moves import ChoosingMover, Mover
 from blocklife.ledger.records import Direction, JobId, Result, Transfer, Worker
 from tests.bench.gpu.arena import LOAD, STORE, Arena, Work
 from tests.bench.gpu.records import EACH, GATHER, LIMIT, NEIGHBOURS

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from attrs import define, evolve, field, frozen
 
-from blocklife.copiers.torch.layout import CopyLayout
-from blocklife.copiers.torch.moves import ChoosingMover
+from blocklife.copiers.torch._layout import CopyLayout
+from blocklife.copiers.torch._moves import ChoosingMover
 from blocklife.ledger.records import Direction
 from tests.bench.gpu.arena import FULL, Arena, Buffers, Sizes
 from tests.bench.gpu.competitors import DIRECTIONS, PEERS, Competitor, Ours

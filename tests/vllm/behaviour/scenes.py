@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
-from blocklife.engines.vllm.connector.messages import StepPlan
+from blocklife.engines.vllm.connector._messages import StepPlan
 from blocklife.ledger import Direction, Transfer
 from blocklife.offload._lookup import Answer
 from tests.vllm.connector_rig import ConnectorRig

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * The table is data (``table.toml``). What it says is checked where it can be: by the plugin, which runs vLLM's tests, and by
-  ``tests/test_vllm_behaviour.py``, which needs no vLLM.
+  ``tests/project/test_vllm_behaviour.py``, which needs no vLLM.
 * It imports nothing but the standard library: the plugin reads it where another package is called ``tests``.
 """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from attrs import asdict
 
-from blocklife.engines.vllm.versions import SUPPORTED, is_supported
+from blocklife.engines.vllm._versions import SUPPORTED, is_supported
 from tests.vllm.planted import SETS, Bed, Planted, all_planted
 from tests.vllm.programs import importing, natural, positive, refused, target
 

@@ -9,7 +9,7 @@ from random import Random
 from attrs import define, evolve, frozen
 from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_idx
 
-from blocklife.testing.vllm import making
+from blocklife.testing.vllm import _making as making
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.planted import Bed, Planted
 from tests.vllm.rig import Rig

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from blocklife.engines.vllm import watch
-from blocklife.engines.vllm.watch import plugin
+from blocklife.engines.vllm.watch import _plugin as plugin
 
 _WATCHES = pytest.StashKey[list[watch.Watch]]()
 _WORKERS = pytest.StashKey[list[watch.WorkerWatch]]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blocklife.engines.vllm.connector.metrics import BlocklifeStats
+from blocklife.engines.vllm.connector._metrics import BlocklifeStats
 
 
 class AdaptedStats(BlocklifeStats):

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from attrs import field, frozen
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadKey, make_offload_key
 
-from blocklife.engines.vllm.connector.connector import StepMetadata
-from blocklife.engines.vllm.connector.messages import StepPlan
+from blocklife.engines.vllm.connector._connector import StepMetadata
+from blocklife.engines.vllm.connector._messages import StepPlan
 from blocklife.ledger import Direction, Ledger, Transfer
 
 THEIRS = "tests.v1.kv_connector.unit.offloading_connector.utils"

@@ -1,0 +1,408 @@
+"""`blocklife doctor`: what is installed, what of it works here, and what to install for more.
+
+Rules of this file:
+
+* Nothing is taken for working because it is installed: copiers move bytes both ways and they are compared, a drawing is drawn.
+* A check that goes wrong, in whatever way, is a line of the answer and never the end of the others.
+* A figure of a device is measured in this very run, or not told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from blocklife import __version__
+from blocklife.cli import _built as built
+from blocklife.cli._common import OK, WRONG, Parser, put_out
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from blocklife.copiers._protocol import Copier
+
+_EXAMPLES = """\
+examples:
+  blocklife doctor                                  one line a fact
+  blocklife doctor --json | jq .ok                  the same for machines
+exit status: 0 all that is installed works; 1 something installed does not
+"""
+
+_LINK_BYTES = 64 << 20
+"""How much is copied at once where the speed of a link is measured."""
+_LINK_ROUNDS = 5
+
+_INSTALL_TORCH = "pip install 'blocklife[torch]'"
+
+_NVIDIA = Path("/proc/driver/nvidia/version")
+
+
+class CheckOutcome(enum.Enum):
+    """What came of one check."""
+
+    FACT = "nothing to be tried"
+    WORKS = "it was tried"
+    ABSENT = "not there"
+    BROKEN = "installed, and does not work"
+
+
+@attrs.frozen
+class Diagnosis:
+    """One line of the answer."""
+
+    name: str
+    verdict: CheckOutcome
+    says: str
+    install: str = ""
+    """What to do for more; empty where there is nothing to do."""
+
+    def __str__(self) -> str:
+        mark = {CheckOutcome.WORKS: "works: ", CheckOutcome.BROKEN: "BROKEN: "}.get(self.verdict, "")
+        return f"{self.name:<{_NAME_WIDTH}} {mark}{self.says}" + (f" ({self.install})" if self.install else "")
+
+    def as_json(self) -> dict[str, str]:
+        """The same for machines."""
+        return {"name": self.name, "verdict": self.verdict.name.lower(), "says": self.says, "install": self.install}
+
+
+_NAME_WIDTH = 15
+
+
+class _AbsentError(Exception):
+    """What a check needs is not there: what is missing, and what to install."""
+
+    def __init__(self, says: str, install: str = "") -> None:
+        super().__init__(says)
+        self.says = says
+        self.install = install
+
+
+def add_options(parser: Parser) -> None:
+    """Its options."""
+    parser.describe(
+        "Say what is installed and what of it works on this machine: every copier moves a few bytes in both "
+        "directions, and they are compared. Where there is a GPU, its link is measured.",
+        _EXAMPLES,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    found: list[Diagnosis] = []
+    for name, check in CHECKS:
+        finding = examine(name, check)
+        found.append(finding)
+        if not args.json:
+            put_out(f"{finding}\n")
+    broken = [finding.name for finding in found if finding.verdict is CheckOutcome.BROKEN]
+    if args.json:
+        findings = [finding.as_json() for finding in found]
+        put_out(json.dumps({"ok": not broken, "findings": findings, "core": core_as_json(built.examine())}) + "\n")
+    else:
+        put_out(f"\n{'broken: ' + ', '.join(broken) if broken else 'all that is installed works'}\n")
+    return WRONG if broken else OK
+
+
+def examine(name: str, check: Callable[[], Diagnosis]) -> Diagnosis:
+    """One check; whatever it raises is its answer."""
+    try:
+        return check()
+    except _AbsentError as absent:
+        return Diagnosis(name, CheckOutcome.ABSENT, absent.says, absent.install)
+    except Exception as problem:  # a broken package raises whatever it likes, from its import on
+        told = " ".join(str(problem).split()) or "no message"
+        return Diagnosis(name, CheckOutcome.BROKEN, f"{type(problem).__name__}: {told[:300]}")
+
+
+# --- what is installed -------------------------------------------------------------------------------------------------
+
+
+def _python() -> Diagnosis:
+    return Diagnosis(
+        "python", CheckOutcome.FACT, f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    )
+
+
+def _platform() -> Diagnosis:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Diagnosis("platform", CheckOutcome.FACT, f"{platform.platform()}, {cores} cores, {memory / 2**30:.1f} GiB of memory")
+
+
+def _blocklife() -> Diagnosis:
+    return Diagnosis("blocklife", CheckOutcome.FACT, __version__)
+
+
+def _core() -> Diagnosis:
+    """Whether the core runs compiled. Where it does each module was imported, and one verb has run."""
+    core = built.examine()
+    if not core.compiled:
+        return Diagnosis("core", CheckOutcome.FACT, str(core))
+    if core.stale:
+        raise ValueError(f"compiled from another source than lies here: {', '.join(core.stale)} (install it again)")
+    for name in core.compiled:
+        file = str(import_module(f"blocklife.{name}").__file__)
+        if not file.endswith(tuple(EXTENSION_SUFFIXES)):
+            raise ValueError(f"{name} is compiled, and Python runs {file}")
+    try_core()
+    others = [each.name for each in core.modules if not each.compiled]
+    rest = f"; interpreted: {', '.join(others)}" if others else ""
+    return Diagnosis("core", CheckOutcome.WORKS, f"{core}: {', '.join(core.compiled)}{rest}")
+
+
+def try_core() -> None:
+    """One verb, and its refusal. Raises ValueError where either is not as it should be."""
+    from blocklife.errors import CapacityError
+    from blocklife.ledger import Ledger, Limits
+
+    ledger = Ledger(Limits(num_blocks=3, num_slots=1))
+    ledger.add_request("a")
+    if len(ledger.allocate("a", 2)) != 2 or ledger.free != 0:
+        raise ValueError(f"two of two blocks were allocated, and {ledger.free} are free")
+    try:
+        ledger.allocate("a", 1)
+    except CapacityError:
+        return
+    raise ValueError("a third of two blocks was allocated")
+
+
+def core_as_json(core: built.InstalledCore) -> dict[str, object]:
+    """Module by module, for machines."""
+    return {"by": core.by, "modules": {each.name: str(each) for each in core.modules}}
+
+
+def _numpy() -> Diagnosis:
+    return Diagnosis("numpy", CheckOutcome.FACT, np.__version__)
+
+
+def _torch() -> Diagnosis:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    cuda = torch.version.cuda
+    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
+    install = "" if cuda or not _NVIDIA.exists() else "this machine has an NVIDIA driver: install a torch with CUDA"
+    if int(torch.arange(5).sum()) != 10:
+        raise ArithmeticError("torch cannot add")
+    return Diagnosis("torch", CheckOutcome.WORKS, f"{torch.__version__}, {built}", install)
+
+
+def _drawing() -> Diagnosis:
+    """Needs all packages of the extra; the two kinds of drawing that need them are drawn."""
+    parts = {"pygraphviz": "pygraphviz", "pymupdf-fonts": "pymupdf_fonts", "resvg-py": "resvg_py"}
+    missing = [package for package, module in parts.items() if find_spec(module) is None]
+    if missing:
+        raise _AbsentError(f"{', '.join(missing)} not installed", "pip install 'blocklife[draw]'")
+    from blocklife.drawing._picture import Panel, picture
+    from blocklife.drawing._png import png
+    from blocklife.states import SlotLife
+
+    if not png([Panel(picture(SlotLife.table))]).startswith(b"\x89PNG"):
+        raise ValueError("a drawing did not become a picture")
+    told = ", ".join(f"{package} {version(package)}" for package in parts)
+    return Diagnosis("drawing", CheckOutcome.WORKS, f"{told}; one picture drawn")
+
+
+def _need(module: str, install: str) -> None:
+    if find_spec(module) is None:
+        raise _AbsentError("not installed", install)
+
+
+# --- copiers -----------------------------------------------------------------------------------------------------------
+
+
+_BLOCKS, _PLACES, _TARGETS = (0, 1, 2, 3), (5, 2, 7, 0), (4, 5, 6, 7)
+"""Blocks that are stored, the host places that they go to, and the blocks that they are loaded into."""
+_NUM_PLACES, _PAGE_BYTES = 8, 512
+
+
+def there_and_back(copier: Copier) -> None:
+    """A store, and a load of what it stored. Raises ValueError where one of them is not reported as it should be."""
+    from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer
+
+    blocks, places, targets = (np.array(ids, dtype=np.int64) for ids in (_BLOCKS, _PLACES, _TARGETS))
+    for number, direction, source, target in ((1, Direction.STORE, blocks, places), (2, Direction.LOAD, places, targets)):
+        job = JobId(1, number)
+        copier.launch(Transfer(job, direction, source, target, (len(source),)))
+        copier.wait([job])
+        if (reported := copier.poll()) != [Completion(job, copier.worker, Result.OK)]:
+            raise ValueError(f"a {direction.name.lower()} was reported as {reported}")
+
+
+def compare(device: NDArray[np.uint8], host: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
+    """Whether everything lies where it should after `there_and_back`. Raises ValueError where it does not."""
+    for what, found in (("stored", host[list(_PLACES)]), ("loaded", device[list(_TARGETS)]), ("kept", device[list(_BLOCKS)])):
+        if not np.array_equal(found, content):
+            raise ValueError(
+                f"the bytes that were {what} are not those that went ({np.count_nonzero(found != content)} differ)"
+            )
+
+
+def _content() -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(256, size=(len(_BLOCKS), _PAGE_BYTES), dtype=np.uint8)
+
+
+def _copier_cpu() -> Diagnosis:
+    from blocklife.copiers._cpu import CpuCopier
+    from blocklife.ledger.records import Worker
+
+    content = _content()
+    device, host = (np.zeros((_NUM_PLACES, _PAGE_BYTES // 8), dtype=np.uint64) for _ in range(2))
+    device[list(_BLOCKS)] = content.view(np.uint64)
+    copier = CpuCopier(device, host, worker=Worker(0))
+    try:
+        there_and_back(copier)
+    finally:
+        copier.close()
+    compare(device.view(np.uint8), host.view(np.uint8), content)
+    return Diagnosis("copier cpu", CheckOutcome.WORKS, f"{content.nbytes:,} bytes there and back, compared")
+
+
+def _copier_torch() -> Diagnosis:
+    return Diagnosis("copier torch", CheckOutcome.WORKS, _try_torch("cpu"))
+
+
+def _copier_cuda() -> Diagnosis:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("not tried: no GPU")
+    return Diagnosis("copier cuda", CheckOutcome.WORKS, _try_torch("cuda"))
+
+
+def _try_torch(device: str) -> str:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    from blocklife.copiers.torch._copier import TorchCopier
+    from blocklife.copiers.torch._layout import KvCache
+    from blocklife.copiers.torch._memory import HostMemory
+    from blocklife.ledger.records import Worker
+
+    content = _content()
+    cache = torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device=device)
+    cache[list(_BLOCKS)] = torch.from_numpy(content).to(device)
+    with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=device == "cuda") as host:
+        copier = TorchCopier(KvCache([[cache]]), host, worker=Worker(0))
+        try:
+            copier.computed()
+            there_and_back(copier)
+        finally:
+            copier.close()
+        compare(cache.cpu().numpy(), host.region(0).numpy(), content)
+    return f"{content.nbytes:,} bytes between {device} tensors and host memory and back, compared"
+
+
+def _movers() -> Diagnosis:
+    """How the cuda copier moves bytes on this machine: each mover that is named has carried some there and back."""
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("not tried: no GPU")
+    from blocklife.copiers.torch._layout import CopyLayout, KvCache
+    from blocklife.copiers.torch._memory import HostMemory
+    from blocklife.copiers.torch._moves import mover_for_cuda
+
+    cache = KvCache([[torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device="cuda")]])
+    with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=True) as host:
+        mover = mover_for_cuda(CopyLayout(cache, host))
+    return Diagnosis("movers", CheckOutcome.WORKS, told_of_movers(mover.names, mover.left_out))
+
+
+def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:
+    """Which there are, and why others are not."""
+    reasons = "; ".join(f"{name} ({why})" for name, why in left_out.items())
+    return ", ".join(names) + (f"; copies are slower without {reasons}" if reasons else "")
+
+
+def _ranks() -> Diagnosis:
+    """What `torch.distributed` needs for ranks on this machine."""
+    _need("torch", _INSTALL_TORCH)
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        raise _AbsentError("torch is built without gloo", "install a torch with torch.distributed and gloo")
+    return Diagnosis("ranks", CheckOutcome.FACT, "torch.distributed with gloo; start them with torchrun")
+
+
+# --- the device --------------------------------------------------------------------------------------------------------
+
+
+def _gpu() -> Diagnosis:
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("torch sees none" if torch.version.cuda else "torch is built without CUDA, and looks for none")
+    told = []
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        told.append(f"{index}: {about.name}, {about.total_memory / 2**30:.1f} GiB, capability {about.major}.{about.minor}")
+    return Diagnosis("gpu", CheckOutcome.FACT, "; ".join(told))
+
+
+def _link() -> Diagnosis:
+    """Best of some rounds in each direction, from and to pinned memory: what a copier can hope for at most."""
+    _need("torch", _INSTALL_TORCH)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _AbsentError("not measured: no GPU")
+    host = torch.ones(_LINK_BYTES, dtype=torch.uint8).pin_memory()
+    device = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device="cuda")
+
+    def measure(target: torch.Tensor, source: torch.Tensor) -> float:
+        best = float("inf")
+        for _ in range(_LINK_ROUNDS):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - begin)
+        return _LINK_BYTES / best / 1e9
+
+    to_device = measure(device, host)
+    host.zero_()
+    to_host = measure(host, device)
+    if not bool(host.all()):
+        raise ValueError("the bytes that came back are not those that went")
+    how = f"{_LINK_BYTES >> 20} MiB, pinned, best of {_LINK_ROUNDS}"
+    says = f"{to_device:.1f} GB/s to the device, {to_host:.1f} GB/s to the host ({how})"
+    return Diagnosis("link", CheckOutcome.WORKS, says)
+
+
+CHECKS: Iterable[tuple[str, Callable[[], Diagnosis]]] = (
+    ("python", _python),
+    ("platform", _platform),
+    ("blocklife", _blocklife),
+    ("core", _core),
+    ("numpy", _numpy),
+    ("torch", _torch),
+    ("drawing", _drawing),
+    ("copier cpu", _copier_cpu),
+    ("copier torch", _copier_torch),
+    ("copier cuda", _copier_cuda),
+    ("movers", _movers),
+    ("ranks", _ranks),
+    ("gpu", _gpu),
+    ("link", _link),
+)
+"""Every check by its name, in the order in which they are told."""

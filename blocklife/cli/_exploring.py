@@ -1,0 +1,255 @@
+"""`blocklife check`, the search itself: explore one world, and say what was found."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from blocklife.cli._common import INCOMPLETE, INTERRUPTED, OK, WRONG, on_terminal, refuse_overwriting, stopping
+from blocklife.errors import MisuseError
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+    from blocklife.testing.exploring._explore import Bounds, Counterexample, Exploration
+    from blocklife.testing.exploring._story import Story
+    from blocklife.testing.worlds._world import Action, World, WorldSettings
+
+FILES = ("story.txt", "counterexample.toml", "counterexample.py", "counterexample.mmd")
+"""What `--write` writes."""
+
+
+@frozen(kw_only=True)
+class Refuted:
+    """One counterexample with its story, and the files that tell it."""
+
+    counterexample: Counterexample[Action]
+    story: Story
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    """What could not be written, and why."""
+
+
+def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
+    """Explore a world within the bounds of the options, and print what was found."""
+    from blocklife.testing.exploring._explore import explore
+    from blocklife.testing.worlds._world import World
+
+    bounds = _bounds(args)
+    if args.processes is not None and args.processes < 1:
+        raise MisuseError(f"--processes must be at least 1, not {args.processes}")
+    folder = folder_for(args.write, args.file)
+    world = World(settings)
+    with stopping() as stop, _progress() as progress:
+        exploration = explore(world, bounds, every=args.all, progress=progress, stop=stop, processes=args.processes)
+        found = [_told(world, each, folder, many=args.all) for each in exploration.counterexamples]
+    if args.json:
+        print(json.dumps(_record(world, args.world, exploration, found)))
+    else:
+        _print(world, exploration, found)
+    return _status(exploration)
+
+
+def _status(exploration: Exploration[Action]) -> int:
+    from blocklife.testing.exploring._explore import Verdict
+
+    if exploration.interrupted and exploration.verdict is not Verdict.VIOLATED:
+        return INTERRUPTED
+    return {Verdict.HOLDS: OK, Verdict.VIOLATED: WRONG, Verdict.UNKNOWN: INCOMPLETE}[exploration.verdict]
+
+
+def _bounds(args: argparse.Namespace) -> Bounds:
+    from blocklife.testing.exploring._explore import Bounds
+
+    for option, least in (("max_states", 1), ("max_depth", 0)):
+        value = getattr(args, option)
+        if value is not None and value < least:
+            raise MisuseError(f"--{option.replace('_', '-')} must be at least {least}, not {value}")
+    if args.max_seconds is not None and not 0 < args.max_seconds < float("inf"):
+        raise MisuseError(f"--max-seconds must be above 0, not {args.max_seconds}")
+    return Bounds(args.max_states, args.max_depth, args.max_seconds)
+
+
+def folder_for(name: str | None, world: str | None) -> Path | None:
+    """Where counterexamples go, but not over the *world*; made before a search that may take long."""
+    if name is None:
+        return None
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise MisuseError(f"{name}: {problem.strerror or problem}") from problem
+    for each in FILES:
+        refuse_overwriting(str(folder / each), world)
+    return folder
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int, int], None] | None]:
+    with on_terminal(_columns) as bar:
+        if bar is None:
+            yield None
+            return
+        task = bar.add_task("", total=None, states=0, edges=0, depth=0)
+
+        def update(states: int, edges: int, depth: int) -> None:
+            bar.update(task, states=states, edges=edges, depth=depth)
+
+        yield update
+
+
+def _columns() -> list[str | ProgressColumn]:
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    counts = "{task.fields[states]:,} states, {task.fields[edges]:,} edges, depth {task.fields[depth]}"
+    return [TextColumn("check"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]
+
+
+# --- counterexamples --------------------------------------------------------------------------------------------------------
+
+
+def _told(world: World, counterexample: Counterexample[Action], folder: Path | None, *, many: bool) -> Refuted:
+    """The story of a counterexample, and its files; with *many* each rule gets a folder of its own."""
+    from blocklife.testing.exploring._story import retell
+
+    story = retell(world, counterexample)
+    if folder is None:
+        return Refuted(counterexample=counterexample, story=story)
+    where = folder / counterexample.rule.replace(" ", "-") if many else folder
+    try:
+        files, notes = write_story(story, where)
+    except OSError as problem:
+        raise MisuseError(f"{problem.filename or where}: {problem.strerror or problem}") from problem
+    return Refuted(counterexample=counterexample, story=story, files=files, notes=notes)
+
+
+def write_story(story: Story, where: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write all forms; a scenario that does not show the same is written all the same, and said to be so."""
+    from blocklife.testing.exploring._story_forms import diagram, program, replayed, scenario_text
+
+    where.mkdir(parents=True, exist_ok=True)
+    notes: list[str] = []
+    forms: dict[str, str] = {FILES[0]: str(story), FILES[2]: program(story), FILES[3]: diagram(story)}
+    try:
+        forms[FILES[1]] = scenario_text(story)
+        if problem := replayed(story):
+            notes.append(f"{where / FILES[1]}: {problem}")
+    except MisuseError as problem:
+        notes.append(f"{where / FILES[1]} was not written: {problem}")
+    for name, text in forms.items():
+        (where / name).write_text(text, encoding="utf-8")
+    return tuple(str(where / name) for name in FILES if name in forms), tuple(notes)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------------
+
+
+def _never(world: World) -> dict[str, list[str]]:
+    """The rows of each table that were never taken."""
+    return {name: [str(row) for row, times in rows.items() if not times] for name, rows in world.coverage().items()}
+
+
+def _record(world: World, pinned: str | None, found: Exploration[Action], stories: Sequence[Refuted]) -> dict[str, object]:
+    from blocklife.testing.worlds._format import words_of
+
+    never = _never(world)
+    return {
+        "world": words_of(world.settings),
+        "name": pinned,
+        "verdict": found.verdict.name.lower(),
+        "complete": found.complete,
+        "interrupted": found.interrupted,
+        "bounds_hit": list(found.bounds_hit),
+        "states": found.states,
+        "edges": found.edges,
+        "depth": found.depth,
+        "seconds": round(found.seconds, 3),
+        "states_per_second": round(found.states_per_second),
+        "calls": world.core_calls,
+        "properties": [
+            {"name": name, "kind": found.kinds.get(name, "step"), "verdict": verdict.name.lower()}
+            for name, verdict in found.verdicts.items()
+        ],
+        "counterexamples": [
+            {
+                "rule": each.counterexample.rule,
+                "message": each.story.message,
+                "actions": [str(step.named) for step in each.story.steps],
+                "story": str(each.story),
+                "files": list(each.files),
+                "notes": list(each.notes),
+            }
+            for each in stories
+        ],
+        "rows": {name: len(rows) for name, rows in world.coverage().items()},
+        "rows_never_taken": never,
+    }
+
+
+def _print(world: World, found: Exploration[Action], stories: Sequence[Refuted]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from blocklife.testing.worlds._format import said
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
+    console.print(f"{said(world.settings)}\n")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("states", f"{found.states:,}")
+    table.add_row("edges", f"{found.edges:,}")
+    table.add_row("depth", f"{found.depth:,}")
+    table.add_row("speed", f"{found.states_per_second:,.0f} states a second, {found.seconds:.1f} s")
+    table.add_row("calls", f"{world.core_calls:,} of the real code")
+    console.print(table)
+    console.print()
+    _print_rows(console.print, world)
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    for title in ("property", "kind", "verdict"):
+        table.add_column(title)
+    for name, verdict in found.verdicts.items():
+        told = verdict.name if verdict.name == "VIOLATED" else verdict.name.lower()
+        table.add_row(name, found.kinds.get(name, "step").replace("_", " "), told)
+    console.print(table)
+    for each in stories:
+        console.print(f"\n--- {each.counterexample.rule}: {len(each.story.steps)} steps ---\n\n{each.story}")
+        for name in each.files:
+            console.print(f"wrote {name}")
+        for note in each.notes:
+            console.print(f"note: {note}")
+    for bound in found.bounds_hit:
+        console.print(f"bound hit: {bound}")
+    console.print(f"\n{_conclusion(found)}")
+    print(console.end_capture(), end="")
+
+
+def _print_rows(say: Callable[[str], None], world: World) -> None:
+    """How many rows of the tables were taken, and which were not."""
+    never = _never(world)
+    rows = sum(map(len, world.coverage().values()))
+    missing = sum(map(len, never.values()))
+    say(f"{rows - missing} of {rows} rows of the tables were taken" + (", never:" if missing else ""))
+    for name, each in never.items():
+        for row in each:
+            say(f"  {name} {row}")
+
+
+def _conclusion(found: Exploration[Action]) -> str:
+    from blocklife.testing.exploring._explore import Verdict
+
+    if found.verdict is Verdict.VIOLATED:
+        return "VIOLATED"
+    if found.interrupted:
+        return "interrupted: nothing is violated so far; the figures are those so far"
+    if not found.complete:
+        return "INCOMPLETE: nothing is violated so far, and not every state was visited"
+    return "holds: every state was visited"

@@ -1,0 +1,373 @@
+"""`blocklife replay`: a workload through explicit lifecycles, with every byte verified."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+import attrs
+
+from blocklife.cli._common import (
+    INTERRUPTED,
+    OK,
+    WRONG,
+    Parser,
+    file,
+    number,
+    on_terminal,
+    refuse_overwriting,
+    stopping,
+    whole,
+)
+from blocklife.cli._workload import DEFAULT_REQUESTS
+from blocklife.errors import MisuseError
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+    from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
+    from blocklife.engines.toy._workload import WorkloadRequest
+
+_REPLAY_EXAMPLES = """\
+examples:
+  blocklife replay                                  generate a workload and replay it
+  blocklife replay workload.jsonl --requests 300    the first 300 requests of a workload
+  blocklife replay --faults --seed 7                copies that fail, come late, twice, out of order or never
+  blocklife replay --faults fail=0.1,never=0.05     the same, with rates of your own
+  blocklife replay --workers 2 --contract hold      two ranks; a busy block waits for its copy
+  blocklife replay --groups full:16,swa:16:1024 --blocks-per-chunk 4
+                                                    a hybrid model; slots of 4 blocks of one group
+  blocklife replay --groups full:64,mamba:512 --async --mode lazy --policy arc
+                                                    plan ahead; store what is about to go; forget by ARC
+  blocklife replay --copier cuda                    blocks on a GPU, verified there; torch: the same on CPU tensors
+  blocklife replay --json | jq .tokens_hit_host     one report for machines
+  blocklife workload generate | blocklife replay -  read the workload from standard input
+  blocklife replay --record - | blocklife recording check -
+                                                    is every step of it legal?
+"""
+
+
+def add_options(parser: Parser) -> None:
+    """Its options."""
+    from blocklife.engines.toy._replay import ReplayOptions
+
+    parser.describe(
+        "Replay a workload through a paged KV cache with host offload, in which every block, slot, job and request "
+        "is an explicit state machine. Every block that a step reads is verified.",
+        _REPLAY_EXAMPLES,
+    )
+    defaults = ReplayOptions()
+    add = parser.add_argument
+    add("workload", nargs="?", type=file, metavar="WORKLOAD", help="JSON lines; - is standard input; none: generate one")
+    add("--requests", type=whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
+    sizes: tuple[tuple[str, str], ...] = (
+        ("gpu-blocks", "blocks on the device, the null block included"),
+        ("host-slots", "slots in host memory; a slot holds one chunk"),
+        ("block-bytes", "bytes of a block"),
+        ("workers", "ranks; each has its own memory and copies its share of every job"),
+        ("step-tokens", "tokens that a step computes at most"),
+        ("max-running", "requests that run or load at the same time"),
+        ("link-blocks", "blocks that the link of --copier cpu moves in a step, per direction; the others move all they can"),
+        ("max-jobs", "jobs that can be out at the same time"),
+        ("deadline", "steps that a job may run"),
+    )
+    for name, meaning in sizes:
+        default = getattr(defaults, name.replace("-", "_"))
+        add(f"--{name}", type=whole, metavar="N", default=default, help=f"{meaning} (default {default})")
+    _add_groups(parser)
+    _add_copies(parser)
+    add("--seed", type=whole, default=0, metavar="N", help="of faults, aborts, sampling and the generated workload (default 0)")
+    add(
+        "--speed",
+        type=number,
+        metavar="MS",
+        help="milliseconds of the workload that pass in a step (default: all have arrived)",
+    )
+    add("--verify", type=number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
+    add(
+        "--record",
+        type=file,
+        metavar="FILE",
+        help="write every committed transition as a JSON line, to a file that no other run is writing to; - is standard "
+        "output, and the report goes to standard error",
+    )
+    add("--times", action="store_true", help="with --record: write also when it happened, by a clock that begins with the run")
+    add("--json", action="store_true", help="print one JSON report instead of tables")
+    parser.set_defaults(run=_replay)
+
+
+def _add_groups(parser: Parser) -> None:
+    """What the model is like, and how it is offloaded."""
+    from blocklife.engines.toy._replay import DEFAULT_BLOCK_TOKENS
+
+    add = parser.add_argument
+    add(
+        "--groups",
+        metavar="GROUPS",
+        help="full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK, in tokens, with commas between; blocks divide 512",
+    )
+    add(
+        "--block-tokens",
+        type=whole,
+        metavar="N",
+        help=f"short for --groups full:N (default {DEFAULT_BLOCK_TOKENS}; not together with --groups)",
+    )
+    add("--blocks-per-chunk", type=whole, default=1, metavar="N", help="blocks that are offloaded as one (default 1)")
+    add(
+        "--mode",
+        choices=("eager", "lazy"),
+        default="eager",
+        help="store content as it fills, or when it is about to go (default eager)",
+    )
+    add("--async", dest="asynchronous", action="store_true", help="plan each step while the one before it runs")
+    add("--policy", choices=("lru", "arc"), default="lru", help="what the host tier forgets first (default lru)")
+
+
+def _add_copies(parser: Parser) -> None:
+    """Who copies, and what may happen meanwhile."""
+    from blocklife.engines.toy._replay import COPIERS
+
+    add = parser.add_argument
+    add(
+        "--copier",
+        choices=COPIERS,
+        default="cpu",
+        help="who moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
+        "current GPU and pinned host memory (default cpu)",
+    )
+    add(
+        "--contract",
+        choices=("fence", "hold"),
+        default="fence",
+        help="what may happen to a block that a copy reads (default fence)",
+    )
+    add(
+        "--checking",
+        choices=("strict", "count", "off"),
+        default="strict",
+        help="what a broken rule does (default strict: stop)",
+    )
+    add(
+        "--faults",
+        nargs="?",
+        const="default",
+        metavar="RATES",
+        help="misbehaving copies: fail, late, twice, reorder, never=SHARE",
+    )
+    add(
+        "--abort",
+        type=number,
+        metavar="SHARE",
+        help="share of requests whose client goes away (default 0; 0.02 with --faults)",
+    )
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from blocklife.engines.toy._replay import Replay
+    from blocklife.recording import Recorder
+
+    if args.times and not args.record:
+        raise MisuseError("--times tells a recording when things happened, and none is written (add --record FILE)")
+    printed = args.record == "-"
+    if printed and args.json:
+        raise MisuseError("--json and --record - both take standard output (record to a file)")
+    refuse_overwriting(args.record, args.workload)
+    options = _options(args)
+    workload = _workload(args)
+    try:
+        with _record(args.record) as stream:
+            with _preparing() as preparing:
+                replay = Replay(workload, options, preparing=preparing)  # holds threads and memory until it has run to its end
+            recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
+            if recorder is not None:
+                recorder.begin(replay.ledger)
+            report = _run(replay)
+            if recorder is not None:
+                recorder.end()
+    except OSError as problem:
+        if printed:  # a reader that has gone, or a full disk, is told as ever
+            raise
+        raise MisuseError(f"{args.record or 'replay'}: {problem.strerror or problem}") from problem
+    if args.json:
+        print(json.dumps(attrs.asdict(report)))
+    else:
+        _print_report(report, options, sys.stderr if printed else sys.stdout)
+    if report.interrupted:
+        return INTERRUPTED
+    return OK if report.clean else WRONG
+
+
+@contextlib.contextmanager
+def _record(name: str | None) -> Iterator[TextIO | None]:
+    """Where the recording goes; None where none is written."""
+    if name is None or name == "-":
+        yield None if name is None else sys.stdout
+        return
+    from blocklife.recording import open_file
+
+    with open_file(name) as stream:
+        yield stream
+
+
+def _clock() -> Callable[[], int]:
+    """Nanoseconds from now on: where a machine's own clock began says nothing to who reads a recording."""
+    began = time.monotonic_ns()
+    return lambda: time.monotonic_ns() - began
+
+
+def _options(args: argparse.Namespace) -> ReplayOptions:
+    from blocklife.copiers._faults import FaultRates
+    from blocklife.engines.toy._replay import ReplayOptions
+    from blocklife.ledger import Checking, Contract
+    from blocklife.offload import Mode
+
+    if args.requests is not None and args.requests < 1:
+        raise MisuseError(f"--requests must be at least 1, not {args.requests}")
+    return ReplayOptions(
+        gpu_blocks=args.gpu_blocks,
+        host_slots=args.host_slots,
+        block_bytes=args.block_bytes,
+        block_tokens=args.block_tokens,
+        groups=args.groups,
+        blocks_per_chunk=args.blocks_per_chunk,
+        mode=Mode[args.mode.upper()],
+        asynchronous=args.asynchronous,
+        policy=args.policy,
+        workers=args.workers,
+        copier=args.copier,
+        step_tokens=args.step_tokens,
+        max_running=args.max_running,
+        link_blocks=args.link_blocks,
+        max_jobs=args.max_jobs,
+        deadline=args.deadline,
+        contract=Contract[args.contract.upper()],
+        checking=Checking[args.checking.upper()],
+        faults=None if args.faults is None else FaultRates.parse(args.faults),
+        abort=args.abort,
+        seed=args.seed,
+        speed=args.speed,
+        verify=args.verify,
+    )
+
+
+def _workload(args: argparse.Namespace) -> list[WorkloadRequest]:
+    from blocklife.engines.toy._workload import generate_workload, read_workload
+
+    if args.workload is None:
+        return generate_workload(requests=args.requests or DEFAULT_REQUESTS, seed=args.seed)
+    return read_workload(args.workload, args.requests)
+
+
+def _run(replay: Replay) -> ReplayReport:
+    """Run with a progress bar on a terminal."""
+    with stopping() as stop, _progress(replay) as progress:
+        return replay.run(stop=stop, progress=progress)
+
+
+@contextlib.contextmanager
+def _preparing() -> Iterator[Callable[[int, int], None]]:
+    """Progress while host memory is made, which takes long where much is pinned."""
+
+    def columns() -> list[ProgressColumn]:
+        from rich.progress import BarColumn, DownloadColumn, TextColumn
+
+        return [TextColumn("host memory"), BarColumn(), DownloadColumn(binary_units=True)]
+
+    with on_terminal(columns) as bar:
+        if bar is None:
+            yield lambda _done, _total: None
+            return
+
+        def update(done: int, total: int) -> None:
+            for task in bar.task_ids or [bar.add_task("", total=total)]:
+                bar.update(task, completed=done)
+
+        yield update
+
+
+@contextlib.contextmanager
+def _progress(replay: Replay) -> Iterator[Callable[[], None]]:
+    with on_terminal(_columns) as bar:
+        if bar is None:
+            yield lambda: None
+            return
+        task = bar.add_task("", total=replay.total, steps=0)
+
+        def update() -> None:
+            steps = replay.engine.counts.steps
+            if steps % 64 == 0:
+                bar.update(task, completed=replay.finished, steps=steps)
+
+        yield update
+
+
+def _columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    return [
+        TextColumn("replay"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[steps]} steps"),
+        TimeElapsedColumn(),
+    ]
+
+
+_SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("requests", ("requests", "skipped_requests", "aborted_requests", "preemptions", "deferred_lookups", "steps", "seconds",
+                  "scheduler_us_per_step")),
+    ("tokens", ("tokens_computed", "tokens_hit_gpu", "tokens_hit_host")),
+    ("copies", ("blocks_stored", "blocks_loaded", "bytes_stored", "bytes_loaded", "already_stored", "already_in_flight",
+                "partial_chunks", "refused_stores", "stale_entries", "flushes", "failed_loads", "late_completions",
+                "duplicate_completions", "unknown_completions", "stale_detected")),
+    ("proof", ("verified_blocks", "corrupt_blocks", "leaked_places", "violations")),
+)  # fmt: skip
+
+
+def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if stream is None:  # standard error may be closed, and print would take standard output for it
+        return
+    console = Console(file=stream, highlight=False, soft_wrap=True)
+    console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
+    values = attrs.asdict(report)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("copier", "", report.copier)
+    for title, names in _SECTIONS:
+        for at, name in enumerate(names):
+            table.add_row(title if at == 0 else "", name.replace("_", " "), f"{values[name]:,}")
+            if name == "flushes":
+                for cause, count in report.flushes_by_cause.items():
+                    table.add_row("", f"flushes, {cause}", f"{count:,}")
+        if title == "copies":
+            for state, count in report.jobs.items():
+                table.add_row("", f"jobs {state}", f"{count:,}")
+        if title == "tokens":
+            hits = zip(report.groups.split(","), report.blocks_hit_gpu, report.blocks_hit_host, strict=True)
+            for at, (group, gpu, host) in enumerate(hits):
+                table.add_row("blocks hit" if at == 0 else "", f"{group} gpu", f"{gpu:,}")
+                table.add_row("", f"{group} host", f"{host:,}")
+    console.print(table)
+    counts = [count for rows in report.transitions.values() for count in rows.values() if count]
+    console.print(f"\n{sum(counts):,} transitions over {len(counts)} edges ({options.contract.name.lower()} contract)")
+    for message in report.violation_messages:
+        console.print(f"violation: {message}", markup=False)
+    if report.interrupted:
+        console.print("interrupted: every request was aborted and every copy has landed; the figures are those so far")
+    elif report.clean:
+        console.print("clean: nothing corrupt, nothing leaked, no violation")
+        if report.requests and report.skipped_requests == report.requests:
+            console.print("but nothing ran: no request fits into the device (raise --gpu-blocks)")
+    else:
+        console.print("NOT clean")
+    print(console.end_capture(), end="", file=stream)

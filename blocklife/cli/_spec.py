@@ -1,0 +1,67 @@
+"""`blocklife spec`: the generated parts of specs/, and the same rules for other judges."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from blocklife.cli._common import OK, WRONG, Parser
+from blocklife.errors import MisuseError
+
+_SPEC_EXAMPLES = """\
+examples:
+  blocklife spec --check            is every generated part of specs/ fresh?
+  blocklife spec --write            write them anew
+  blocklife spec --promela > world.pml
+                                    a small world of the ledger, for SPIN
+"""
+
+
+SMALLEST = "smallest"
+
+
+def add_options(parser: Parser) -> None:
+    """Its options."""
+    parser.describe(
+        "The tables and drawings in specs/ are generated from the machines; Python is the source. The same tables "
+        "can be printed as a model for SPIN (Promela).",
+        _SPEC_EXAMPLES,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="exit 1 and name what is stale")
+    what.add_argument("--write", action="store_true", help="write what is stale")
+    what.add_argument("--promela", action="store_true", help="print a world of the ledger for SPIN")
+    parser.add_argument(
+        "--world", metavar="WORLD", help=f"which: a name, sizes like blocks=2,contract=hold, or both ({SMALLEST})"
+    )
+    parser.add_argument("--root", default="specs", metavar="DIR", help="(default specs)")
+    parser.set_defaults(run=_spec)
+
+
+def _spec(args: argparse.Namespace) -> int:
+    if args.promela:
+        return _print_model(args)
+    if args.world is not None:
+        raise MisuseError(f"--world {args.world}: it goes with --promela")
+    from blocklife.drawing._spec import stale, write
+
+    root = Path(args.root)
+    if not os.path.isdir(root):
+        raise MisuseError(f"{root}: no such folder (name it with --root)")
+    if args.write:
+        for name in write(root):
+            print(f"wrote {name}")
+    problems = stale(root)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return WRONG if problems else OK
+
+
+def _print_model(args: argparse.Namespace) -> int:
+    from blocklife.testing.judges._model import ModelSettings
+    from blocklife.testing.judges._promela import promela
+
+    print(promela(ModelSettings.parse(SMALLEST if args.world is None else args.world)), end="")
+    return OK

@@ -1,0 +1,138 @@
+"""Runs one worker's share of every plan, in the order that both contracts rest on.
+
+The order of one step is: stores that the previous step left; the waits; the forward pass; loads; the step's own stores are
+left for the next step, so that they never delay the forward pass. Stores after the waits, or loads before them, would let a
+new tenant write what a copy still reads.
+
+Each share is a machine of its own, with the very table of the ledger's jobs, and the copy is launched from the hook on its
+`submit` edge. A launch that raises cannot take the commit back: the share takes its failing edge, and the ledger hears FAILED.
+A launch that the copier refuses as misuse is the engine's mistake, and would fail every copy in silence: the step is carried
+out to its end, and then the refusal is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from attrs import define, frozen
+
+from blocklife.copiers._protocol import Copier
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, Transfer
+from blocklife.states import JobLife
+
+
+@define(eq=False)
+class _WorkerShare:
+    """One worker's part of one job."""
+
+    transfer: Transfer
+    life: JobLife
+
+
+@frozen(eq=False)
+class Report:
+    """What one worker says after a step."""
+
+    launched: tuple[Launched, ...]
+    completions: tuple[Completion, ...]
+
+
+class Executor:
+    """Executes plans on one worker. It holds no ledger, and what it takes and gives can be pickled.
+
+    Invariant: ``_deferred`` and ``_running`` are disjoint; together they hold the shares that are not over.
+    """
+
+    def __init__(self, copier: Copier) -> None:
+        self.copier = copier
+        self._deferred: list[_WorkerShare] = []
+        self._running: dict[JobId, _WorkerShare] = {}
+        self._launched: list[Launched] = []
+        self._failed: list[Completion] = []
+        self._misuse: MisuseError | None = None
+
+    def execute(self, plan: Plan, forward: Callable[[], None]) -> Report:
+        """Run one step: waits before anything writes, then the forward pass, then loads. Returns what there is to report.
+
+        Raises what the forward pass raises, and the MisuseError of a launch that the copier refused. The plan counts as
+        executed then too, and no job of it is lost: its loads run, its stores are left for the next step, and the next `report`
+        says so. Never execute a plan twice.
+        """
+        quiet = False
+        try:
+            while self._deferred:
+                self._submit(self._deferred.pop(0))
+            self.wait(plan.flushes)
+            quiet = True
+            forward()
+        finally:
+            self._deferred += [_WorkerShare(transfer, JobLife()) for transfer in plan.stores]
+            for transfer in plan.loads:
+                if quiet:
+                    self._submit(_WorkerShare(transfer, JobLife()))
+                else:  # its target may still be read: it is never launched, and so fails quietly
+                    self._failed.append(Completion(transfer.job, self.copier.worker, Result.FAILED))
+        misuse, self._misuse = self._misuse, None
+        if misuse is not None:
+            raise misuse
+        return self.report()
+
+    def wait(self, jobs: Iterable[JobId]) -> None:
+        """Block until these jobs are quiet: a share that is still held back is launched first.
+
+        A launch that fails is in the next `report`; one that was refused as misuse is raised by the next `execute`, too.
+        """
+        wanted = tuple(jobs)
+        if not wanted:
+            return
+        held_back = [share for share in self._deferred if share.transfer.job in wanted]
+        for share in held_back:
+            self._deferred.remove(share)
+            self._submit(share)
+        for job in wanted:
+            running = self._running.get(job)
+            if running is not None and running.life.can(JobLife.flush.name):
+                running.life.flush()
+        self.copier.wait(wanted)
+
+    def report(self) -> Report:
+        """What was launched and what landed since the last report."""
+        completions = [*self._failed, *self.copier.poll()]
+        for completion in completions:
+            share = self._running.get(completion.job)
+            if share is None:
+                continue
+            share.life.finish(outstanding=0, ok=completion.result is Result.OK)
+            del self._running[completion.job]
+        launched = tuple(self._launched)
+        self._launched, self._failed = [], []
+        return Report(launched, tuple(completions))
+
+    def forget(self, jobs: Iterable[JobId]) -> None:
+        """Drop shares that were proven quiet and will never report."""
+        for job in jobs:
+            self._running.pop(job, None)
+
+    def busy(self) -> bool:
+        """Whether a later report may say something without any new plan."""
+        return bool(self._deferred) or self.copier.busy()
+
+    def close(self) -> None:
+        """Drain the copier. Shares that were never launched are dropped: nobody has touched their places."""
+        self._deferred = []
+        self.copier.close()
+
+    def _submit(self, share: _WorkerShare) -> None:
+        copier, transfer, job = self.copier, share.transfer, share.transfer.job
+        share.life.on(JobLife.submit, lambda: copier.launch(transfer))  # not the share: what is over should go at once
+        self._launched.append(Launched(job, self.copier.worker))
+        try:
+            share.life.submit()
+        except Exception as error:  # whatever a driver raises must not reach the engine's loop
+            if isinstance(error, MisuseError):
+                self._misuse = self._misuse or error
+            share.life.finish(outstanding=0, ok=False)
+            self._failed.append(Completion(job, self.copier.worker, Result.FAILED))
+            return
+        self._running[job] = share

@@ -1,0 +1,275 @@
+"""A copier that misbehaves on purpose, reproducibly, around one that does not.
+
+*Theory.* The fate of a job is drawn once, when it is launched, from the seed, the worker and the job's own name: never from the
+time of a call, nor from what happened to other jobs. So the same jobs meet the same faults in every run, and a run may be
+shortened without changing the fate of those that remain. All numbers are drawn for every job, whatever the rates: raising one
+rate leaves the other faults where they were.
+
+=========  ==============================================================  =============================
+fault      what really happens to the bytes                                what is reported
+=========  ==============================================================  =============================
+fail       only the first half of the blocks moves (of one block: none)    FAILED, when that half landed
+late       all move                                                        held back for some polls
+twice      all move                                                        again, some polls later
+reorder    all move                                                        after a job launched later
+never      as with fail, and then the job hangs                            nothing, ever
+=========  ==============================================================  =============================
+
+*fail*, *late*, *twice* and *reorder* may meet in one job; *never* silences the others. `wait` proves quiet as everywhere: it
+ends the moving, not the holding back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import attrs
+import numpy as np
+
+from blocklife.copiers._protocol import Copier
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Completion, JobId, Result, Transfer, Worker
+
+
+def _is_share(_rates: object, attribute: attrs.Attribute[float], value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise MisuseError(f"fault rate {attribute.name}: {value} is no share of the jobs (give 0 to 1)")
+
+
+@attrs.frozen(str=False)
+class FaultRates:
+    """The share of jobs that meet each fault, each from 0 to 1; none unless told."""
+
+    fail: float = attrs.field(default=0.0, validator=_is_share)
+    late: float = attrs.field(default=0.0, validator=_is_share)
+    twice: float = attrs.field(default=0.0, validator=_is_share)
+    reorder: float = attrs.field(default=0.0, validator=_is_share)
+    never: float = attrs.field(default=0.0, validator=_is_share)
+
+    @classmethod
+    def default(cls) -> FaultRates:
+        """A bad day: rare enough to get work done, often enough to see every fault in a few hundred jobs."""
+        return cls(fail=0.02, late=0.02, twice=0.02, reorder=0.02, never=0.01)
+
+    @classmethod
+    def parse(cls, text: str) -> FaultRates:
+        """Read ``fail=0.01,late=0.02``; what is not named is 0; ``default`` means `default`.
+
+        Refuses: MisuseError for an unknown or repeated name, and for what is no number from 0 to 1.
+        """
+        if text.strip() == "default":
+            return cls.default()
+        known = [rate.name for rate in attrs.fields(cls)]
+        rates: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, number = (piece.strip() for piece in part.partition("="))
+            if name not in known or name in rates:
+                trouble = "named twice" if name in rates else "unknown"
+                raise MisuseError(f"fault rate {name!r}: {trouble} (write {'=0.01,'.join(known)}=0.01, each at most once)")
+            try:
+                rates[name] = float(number)
+            except ValueError:
+                raise MisuseError(f"fault rate {name}: {number!r} is no number (give 0 to 1)") from None
+        return cls(**rates)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={rate!r}" for name, rate in attrs.asdict(self).items())
+
+
+@attrs.frozen
+class FaultStatistics:
+    """The faults that really happened so far, in jobs."""
+
+    num_launched: int
+    num_failed: int
+    """Cut short, to be reported FAILED."""
+    num_late: int
+    """Held back after they had landed."""
+    num_twice: int
+    """Reported a second time."""
+    num_reordered: int
+    """Reported after a job that was launched later, as their fate wanted."""
+    num_never: int
+    """Cut short and silent."""
+
+
+@attrs.frozen
+class _PlannedFault:
+    """What will happen to one job."""
+
+    order: int
+    fails: bool
+    hangs: bool
+    late_polls: int
+    repeat_polls: int
+    reorders: bool
+
+
+@attrs.frozen(eq=False)
+class _Held:
+    """A landed job on its way to being reported; ``due`` and ``expires`` count polls."""
+
+    fate: _PlannedFault
+    completion: Completion
+    due: int
+    expires: int
+
+
+class FaultyCopier:
+    """A `Copier` that injects faults into another one; owns it, and closes it."""
+
+    def __init__(self, inner: Copier, rates: FaultRates, rng: np.random.Generator, *, late_polls_max: int = 24) -> None:
+        if late_polls_max < 1:
+            raise MisuseError(f"faulty copier: late by at most {late_polls_max} polls is not late (give 1 or more)")
+        self._inner = inner
+        self._rates = rates
+        self._seed = int(rng.integers(1 << 62))
+        self._late_polls_max = late_polls_max
+        self._closed = False
+        self._num_polls = 0
+        # Invariant: a job that will be reported is in `_out` until it lands, then in `_held` until it is reported, then, if
+        # it repeats, in `_repeats` until it is reported again. `_stillborn` are those of `_out` that the inner copier never
+        # saw. A hung job is in `_hung` until the inner copier has let go of it. Initially all are empty.
+        self._out: dict[JobId, _PlannedFault] = {}
+        self._stillborn: list[Completion] = []
+        self._held: list[_Held] = []
+        self._repeats: list[tuple[int, Completion]] = []
+        self._hung: set[JobId] = set()
+        self._newest_reported = 0
+        self._num_launched = self._num_failed = self._num_late = 0
+        self._num_twice = self._num_reordered = self._num_never = 0
+
+    @property
+    def worker(self) -> Worker:
+        """The rank whose share is moved here."""
+        return self._inner.worker
+
+    def launch(self, transfer: Transfer) -> None:
+        """Draw the job's fate and launch what that fate leaves of it.
+
+        Refuses: as the inner copier does.
+        """
+        job = transfer.job
+        if self._closed:
+            raise MisuseError(f"job {job}: cannot LAUNCH while the copier is CLOSED (make a new copier)")
+        if job in self._out or job in self._hung:
+            raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
+        fate = self._draw(job)
+        moved = len(transfer.source)
+        if fate.fails or fate.hangs:
+            moved //= 2
+        if moved:
+            self._inner.launch(_first(transfer, moved))
+        self._num_launched += 1
+        if fate.hangs:
+            self._num_never += 1
+            if moved:
+                self._hung.add(job)
+            return
+        self._num_failed += fate.fails
+        self._out[job] = fate
+        if not moved:
+            self._stillborn.append(Completion(job, self.worker, Result.FAILED))
+
+    def poll(self) -> list[Completion]:
+        """Report what the faults let through, and what they repeat."""
+        self._num_polls += 1
+        stillborn, self._stillborn = self._stillborn, []
+        reports: list[Completion] = []
+        for completion in (*stillborn, *self._inner.poll()):
+            if completion.job in self._hung:
+                self._hung.discard(completion.job)
+            elif completion.job in self._out:
+                self._hold(self._out.pop(completion.job), completion)
+            else:
+                reports.append(completion)
+        due = [held for held in self._held if held.due <= self._num_polls]
+        reports += [self._report(held) for held in due if not held.fate.reorders]
+        reports += self._report_reordered([held for held in due if held.fate.reorders])
+        return reports + self._repeat()
+
+    def wait(self, jobs: Collection[JobId]) -> None:
+        """Block until these jobs are quiet; what their fate still allows to move has moved then."""
+        self._inner.wait(jobs)
+
+    def busy(self) -> bool:
+        """Whether further polls may still report something; what hangs is not waited for."""
+        landed = bool(self._stillborn or self._held or self._repeats)
+        return landed or (bool(self._out) and self._inner.busy())
+
+    def close(self) -> None:
+        """Close the inner copier. What is held back may still be polled."""
+        self._closed = True
+        self._inner.close()
+
+    def statistics(self) -> FaultStatistics:
+        """The faults that happened since the start."""
+        return FaultStatistics(
+            num_launched=self._num_launched,
+            num_failed=self._num_failed,
+            num_late=self._num_late,
+            num_twice=self._num_twice,
+            num_reordered=self._num_reordered,
+            num_never=self._num_never,
+        )
+
+    def _draw(self, job: JobId) -> _PlannedFault:
+        rng = np.random.default_rng([self._seed, self.worker, job.incarnation, job.number])
+        fail, late, twice, reorder, never = rng.random(5)
+        late_polls, repeat_polls = (int(polls) for polls in rng.integers(1, self._late_polls_max, size=2, endpoint=True))
+        rates = self._rates
+        return _PlannedFault(
+            order=self._num_launched + 1,
+            fails=bool(fail < rates.fail),
+            hangs=bool(never < rates.never),
+            late_polls=late_polls if late < rates.late else 0,
+            repeat_polls=repeat_polls if twice < rates.twice else 0,
+            reorders=bool(reorder < rates.reorder),
+        )
+
+    def _hold(self, fate: _PlannedFault, completion: Completion) -> None:
+        if fate.fails:
+            completion = attrs.evolve(completion, result=Result.FAILED)
+        self._num_late += fate.late_polls > 0
+        due = self._num_polls + fate.late_polls
+        self._held.append(_Held(fate, completion, due, due + self._late_polls_max))
+
+    def _report(self, held: _Held) -> Completion:
+        self._held.remove(held)
+        self._newest_reported = max(self._newest_reported, held.fate.order)
+        if held.fate.repeat_polls:
+            self._repeats.append((self._num_polls + held.fate.repeat_polls, held.completion))
+        return held.completion
+
+    def _report_reordered(self, held_back: list[_Held]) -> list[Completion]:
+        """Let each one out once a later job was reported before it; two of them overtake each other.
+
+        One that nobody overtakes comes out alone when its hold-back expires: reordering must not turn into *never*.
+        """
+        reports = []
+        for held in sorted(held_back, key=lambda held: -held.fate.order):
+            overtaken = self._newest_reported > held.fate.order
+            if overtaken or len(held_back) > 1 or held.expires <= self._num_polls:
+                self._num_reordered += overtaken
+                reports.append(self._report(held))
+        return reports
+
+    def _repeat(self) -> list[Completion]:
+        repeats = [completion for due, completion in self._repeats if due <= self._num_polls]
+        self._repeats = [(due, completion) for due, completion in self._repeats if due > self._num_polls]
+        self._num_twice += len(repeats)
+        return repeats
+
+
+def _first(transfer: Transfer, num_places: int) -> Transfer:
+    """The same transfer, of its first places only."""
+    group_sizes, left = [], num_places
+    for size in transfer.group_sizes:
+        group_sizes.append(min(size, left))
+        left -= group_sizes[-1]
+    return attrs.evolve(
+        transfer,
+        source=transfer.source[:num_places],
+        target=transfer.target[:num_places],
+        group_sizes=tuple(group_sizes),
+    )

@@ -1,0 +1,374 @@
+"""Copies between a torch device and host memory, each ordered by events and none by the host.
+
+*Rules of this file.* Only `wait` and `close` block the host. No copy's trouble is raised in the engine's loop: it becomes the
+job's verdict. A completion comes out of `poll` only when its places are proven quiet, FAILED ones like the others.
+
+*Theory.* The engine says where it stands: `computed` after it has queued a forward pass, `before_forward` before it queues the
+next. A launch makes its stream wait for whoever was at its places (`order`), queues the runs of bytes, and marks the places.
+Nothing else is remembered about time: when the event behind a mark has passed, the job and all before it in its direction are
+quiet, and are reported. How long the bytes took is the device's to say (`Timer`); where it keeps no time, it is what the host
+saw: from the launch until the job was found quiet.
+
+*When something goes wrong.* There are four ways: a launch raises, an event answers with an error, the deadline passes, the
+device gives no event. In each the **verdict** is FAILED from then on, whatever the bytes do later, and the job is listed by
+`suspect` with its places. It is reported once the device is proven quiet: its own event or a later one of its direction has
+passed, or `wait` has returned, or the engine said `proven`. A job whose bytes were never queued is reported by the next poll.
+
+*Why FAILED is not reported at once.* Whoever reads a completion gives the places to others: the protocol promises that reported
+implies quiet. Failing a request early, with its places still held, is what the ledger's own deadline does; it needs no report.
+
+*What wait can promise.* A copy that hangs on a device cannot be aborted from here. `wait` then does not return, and can be
+interrupted from the keyboard; if the device answers with errors only, it raises DeviceLostError. Returning is the proof.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+
+from attrs import define, frozen
+
+from blocklife.copiers.torch._layout import CopyLayout, KvCache, Regions
+from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
+from blocklife.copiers.torch._streams import DeviceLostError, Stream, StreamDevice, Timer, device_for
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
+
+_USE = {Direction.STORE: Use.STORE, Direction.LOAD: Use.LOAD}
+
+
+@frozen(eq=False)
+class Suspect:
+    """A job that has failed and whose places are not proven quiet."""
+
+    job: JobId
+    direction: Direction
+    blocks: Ids
+    places: Ids
+    num_bytes: int
+    why: str
+
+
+@frozen(eq=False)
+class TorchStatistics:
+    """What a `TorchCopier` has done so far."""
+
+    num_launched: int
+    num_landed: int
+    num_failed: int
+    num_suspect: int
+    """Failed jobs whose places are not proven quiet yet; not among the landed ones."""
+    num_runs: int
+    """Runs of bytes queued, after neighbours were merged."""
+    num_bytes: int
+    """Bytes queued."""
+    num_events: int
+    """Events made; used again and again."""
+    last_error: str
+    """Why the latest failed job failed; empty if none did."""
+    left_out: dict[str, str]
+    """The ways to move bytes that do not work here, and why: copies go on without them, slower."""
+
+
+@define(eq=False)
+class _GpuShare:
+    """One job on its way. Lives in its direction's queue from its launch until it is proven quiet."""
+
+    order: int
+    job: JobId
+    direction: Direction
+    blocks: Ids
+    places: Ids
+    num_bytes: int
+    mark: StreamMark
+    timer: Timer | None
+    """The device's; None where it keeps no time."""
+    launched: float
+    due: float
+    why: str
+    """Why it has failed; empty while it has not."""
+    stuck: bool
+    """Whether nobody should tick for it: its event hangs, answers with an error, or does not exist."""
+
+
+class TorchCopier:
+    """A `Copier` between the tensors of a cache and the host's regions. It owns its streams; cache and host are the caller's.
+
+    ``deadline_s`` bounds how long a job may take, from its launch, before it is suspect; None for never.
+    """
+
+    def __init__(
+        self,
+        cache: KvCache,
+        host: Regions,
+        *,
+        worker: Worker,
+        device: StreamDevice | None = None,
+        deadline_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if deadline_s is not None and not deadline_s > 0:
+            raise MisuseError(
+                f"torch copier: a deadline of {deadline_s} s is over before it begins (give more than 0, or None)"
+            )
+        if cache.device.type == "cuda" and not host.pinned:
+            raise MisuseError("torch copier: copies of a CUDA device to pageable memory block the host (give pinned memory)")
+        self._layout = CopyLayout(cache, host)
+        self._device = device_for(self._layout, clock) if device is None else device
+        self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
+        self._streams = {use: self._device.stream(use.name.lower()) for use in Use}
+        self._worker = worker
+        self._deadline_s = float("inf") if deadline_s is None else deadline_s
+        self._clock = clock
+        # Invariant: a job is in `_out` exactly while its share is in a queue; `_landed` holds what no poll has reported yet.
+        # `_knows` says whether a mark stands for all that the engine has queued. Initially nothing was computed or launched.
+        self._queues: dict[Direction, deque[_GpuShare]] = {direction: deque() for direction in Direction}
+        self._out: dict[JobId, _GpuShare] = {}
+        self._landed: list[tuple[int, Completion]] = []
+        self._took: dict[JobId, float] = {}
+        self._durations: dict[JobId, float] = {}
+        self._timers: list[Timer] = []
+        self._knows = False
+        self._closed = False
+        self._num_launched = self._num_landed = self._num_failed = self._num_runs = self._num_bytes = 0
+        self._last_error = ""
+
+    @property
+    def worker(self) -> Worker:
+        """The rank whose share is moved here."""
+        return self._worker
+
+    # The engine's part.
+
+    def computed(self, engine: object = None) -> None:
+        """Take note of what the engine has queued so far; what is launched from now on comes after it.
+
+        *engine* is one of its streams or events, as the device knows them; None for where the calling thread computes now.
+        Say it after each forward pass, and once before the first launch. Several streams: once for each, one after the other.
+        Refuses: MisuseError for what is neither; raises what the device raises, and nothing may be launched then.
+        """
+        knew, self._knows = self._knows, False
+        try:
+            self._device.follow(self._streams[Use.COMPUTE], engine)
+        except MisuseError:
+            self._knows = knew
+            raise
+        self._order.sweep(Use.COMPUTE)
+        self._order.mark(Use.COMPUTE, self._streams[Use.COMPUTE])
+        self._knows = True
+
+    def before_forward(self, engine: object = None, blocks: Sequence[int] | Ids | None = None) -> None:
+        """Let what the engine queues next run after the loads into these blocks (None: after all loads).
+
+        *engine* is a stream, None for the current one. Next: the forward pass, and then `computed`; nothing may be launched
+        between them. Refuses: MisuseError for a block that does not exist, DeviceLostError if the loads cannot be waited for.
+        """
+        ids = None if blocks is None else checked(blocks, self._layout.cache.num_blocks)
+        for event in self._order.before(Use.COMPUTE, ids, None):
+            self._device.precede(event, engine)
+        self._knows = False
+
+    # The copier's protocol.
+
+    def launch(self, transfer: Transfer) -> None:
+        """Queue a transfer on the stream of its direction, behind everybody who was at its places before.
+
+        Refuses: MisuseError after `close`, for a job that is still out, and before the engine has said `computed`.
+        """
+        job, direction = transfer.job, transfer.direction
+        if self._closed:
+            raise MisuseError(f"job {job}: cannot LAUNCH while the copier is CLOSED (make a new copier)")
+        if job in self._out:
+            raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
+        if not self._knows:
+            raise MisuseError(f"job {job}: cannot LAUNCH without knowing what it comes after (call computed() first)")
+        self._num_launched += 1
+        order, use, stream = self._num_launched, _USE[direction], self._streams[_USE[direction]]
+        try:
+            blocks, places = self._layout.ends(transfer)
+            pages = self._layout.pages(transfer, blocks, places)
+            for event in self._order.before(use, blocks, places):
+                stream.wait(event)
+        except Exception as error:  # no byte was queued: it has failed, and is quiet
+            self._land(order, job, f"job {job}: {error!r}")
+            return
+        why, launched, timer = "", self._clock(), self._started(stream)
+        try:
+            stream.copy(pages, direction)
+        except Exception as error:  # some of it may be under way
+            why = f"job {job}: {error!r}"
+        timer = self._stopped(timer, stream)
+        mark = self._order.mark(use, stream, blocks, places)
+        why = why or (mark.error and f"job {job}: {mark.error}")
+        due = launched + self._deadline_s
+        share = _GpuShare(order, job, direction, blocks, places, pages.total, mark, timer, launched, due, why, bool(mark.error))
+        self._num_runs += len(pages)
+        self._num_bytes += pages.total
+        self._last_error = why or self._last_error
+        self._queues[direction].append(share)
+        self._out[job] = share
+
+    def poll(self) -> list[Completion]:
+        """Report the jobs that are over and quiet since the last poll, in launch order. Asks the device, and blocks nobody."""
+        for direction in Direction:
+            self._advance(direction)
+        completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
+        self._landed.clear()
+        self._took, self._durations = {}, self._took
+        return completions
+
+    def durations(self) -> dict[JobId, float]:
+        """Seconds that the copies took which the last `poll` has reported; those that have failed are left out."""
+        return self._durations
+
+    def wait(self, jobs: Collection[JobId]) -> None:
+        """Block until these jobs, and those before them in their direction, are quiet. See the head of the file.
+
+        Raises DeviceLostError if the device can prove nothing any more.
+        """
+        wanted = self._out.keys() & set(jobs)
+        for direction, queue in self._queues.items():
+            reach = max((count for count, share in enumerate(queue, 1) if share.job in wanted), default=0)
+            if reach:
+                self._prove(queue[reach - 1])
+                self._settle(direction, reach)
+
+    def busy(self) -> bool:
+        """Whether further polls may still report something; what is stuck is not waited for."""
+        return bool(self._landed) or any(not share.stuck for share in self._out.values())
+
+    def close(self) -> None:
+        """Wait for all that is out; then nothing may be launched. What landed may still be polled.
+
+        Raises DeviceLostError as `wait` does; once the engine has said `proven`, or the device answers again, repeat it.
+        """
+        self._closed = True
+        self.wait([*self._out])
+
+    # What went wrong.
+
+    def suspect(self) -> tuple[Suspect, ...]:
+        """The jobs that have failed and whose places may still be read or written, in launch order."""
+        shares = sorted((share for share in self._out.values() if share.why), key=lambda share: share.order)
+        return tuple(
+            Suspect(share.job, share.direction, share.blocks, share.places, share.num_bytes, share.why) for share in shares
+        )
+
+    def proven(self) -> None:
+        """The engine has proven from outside that the device is quiet: it was reset, or all that ran on it has ended.
+
+        Every job that is out is over: FAILED, unless its event says that it had passed.
+        """
+        for direction in Direction:
+            self._advance(direction)
+            for share in self._queues[direction]:
+                share.why = share.why or f"job {share.job}: still out when the device was proven quiet"
+            self._settle(direction, len(self._queues[direction]))
+        self._order.forget()
+        self._knows = False
+
+    def statistics(self) -> TorchStatistics:
+        """Counts since the start."""
+        return TorchStatistics(
+            num_launched=self._num_launched,
+            num_landed=self._num_landed,
+            num_failed=self._num_failed,
+            num_suspect=sum(bool(share.why) for share in self._out.values()),
+            num_runs=self._num_runs,
+            num_bytes=self._num_bytes,
+            num_events=self._order.num_events,
+            last_error=self._last_error,
+            left_out=self._device.left_out,
+        )
+
+    def _advance(self, direction: Direction) -> None:
+        """Settle what the events of one direction prove, and find what is overdue."""
+        queue, quiet = self._queues[direction], 0
+        for count, share in enumerate(queue, 1):
+            event = share.mark.event
+            try:
+                if event is None:
+                    continue  # a later event of this direction may stand for it
+                if not event.query():
+                    break
+            except Exception as error:
+                share.mark.error = repr(error)
+                self._suspect(share, share.mark.error)
+                continue
+            quiet = count
+        self._settle(direction, quiet)
+        now = self._clock()
+        for share in queue:
+            if now < share.due:
+                break
+            self._suspect(share, f"not over after {self._deadline_s:g} s")
+
+    def _suspect(self, share: _GpuShare, why: str) -> None:
+        share.why = share.why or f"job {share.job}: {why}"
+        share.stuck = True
+        self._last_error = share.why
+
+    def _prove(self, share: _GpuShare) -> None:
+        """Return only when this share, and those before it in its direction, are quiet."""
+        mark = share.mark
+        if mark.event is not None:
+            try:
+                mark.event.synchronize()
+                return
+            except Exception as error:
+                mark.error = repr(error)
+                self._suspect(share, mark.error)
+        try:
+            self._device.synchronize()
+        except Exception as raised:
+            raise DeviceLostError(
+                f"job {share.job}: cannot be proven quiet: {mark.error}, then {raised!r} (give the worker up, or say proven())"
+            ) from raised
+
+    def _settle(self, direction: Direction, count: int) -> None:
+        """The first *count* shares of a direction are quiet."""
+        queue = self._queues[direction]
+        if count:
+            self._order.passed(_USE[direction], queue[count - 1].mark)
+        for share in [*islice(queue, count)]:
+            queue.popleft()
+            del self._out[share.job]
+            if not share.why:
+                self._took[share.job] = self._seconds(share)
+            self._land(share.order, share.job, share.why)
+
+    def _started(self, stream: Stream) -> Timer | None:
+        """A timer of what the stream is given next; None where the device has none, or gives none now."""
+        try:
+            timer = self._timers.pop() if self._timers else self._device.timer()
+            if timer is not None:
+                timer.start(stream)
+        except Exception:  # that the time of a copy is not known is no trouble of the copy
+            return None
+        return timer
+
+    def _stopped(self, timer: Timer | None, stream: Stream) -> Timer | None:
+        try:
+            if timer is not None:
+                timer.stop(stream)
+        except Exception:  # as above
+            return None
+        return timer
+
+    def _seconds(self, share: _GpuShare) -> float:
+        """How long a copy took that is over."""
+        if share.timer is not None:
+            with contextlib.suppress(Exception):  # as above
+                seconds = share.timer.seconds()
+                self._timers.append(share.timer)
+                return seconds
+        return self._clock() - share.launched
+
+    def _land(self, order: int, job: JobId, why: str) -> None:
+        self._num_landed += 1
+        self._num_failed += bool(why)
+        self._last_error = why or self._last_error
+        self._landed.append((order, Completion(job, self._worker, Result.FAILED if why else Result.OK)))

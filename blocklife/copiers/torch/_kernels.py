@@ -1,0 +1,100 @@
+"""The kernel that copies: it reads and writes device memory and page-locked host memory alike, by address. Needs Triton.
+
+*Rules of this file.* Imported only where the kernel is wanted: Triton takes a second to load, and is not everywhere. The kernel
+knows pieces and words; it knows nothing of layers, blocks or directions.
+
+*Why few programs.* A copy is held up by the link, not by arithmetic, and shares the device with the engine's forward pass. Each
+program takes registers and threads from one multiprocessor as long as the copy lasts, and one multiprocessor that is late can
+hold up a whole matrix product. So a handful of programs goes through all pieces: each has `TILE_BYTES` under way at a time,
+16 times 16 KiB together, which is more than a link of 64 GB/s has between question and answer if an answer takes 2 µs.
+
+*Hints.* Nothing is read or written twice. So loads pass the first level of cache by (``.cg``), and stores mark their lines as
+the first to go (``.cs``): the engine's own lines stay. Both are hints, and change no byte.
+
+*One kernel for one cache.* Everything but the table and its length is fixed when the kernel is compiled, and Triton is told to
+compile for no length (one of 1, or a multiple of 16, would be a kernel of its own): nothing is compiled in the middle of a run.
+
+*Open.* Compiled for devices of compute capability 8.0, 9.0 and 10.0 with Triton 3.6 and 3.9 (16 bytes a load, no shared memory,
+no spills), and run by Triton's interpreter on the host; not yet seen on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blocklife.copiers.torch._pieces import TILE_BYTES
+
+triton: Any = importlib.import_module("triton")
+tl: Any = importlib.import_module("triton.language")
+
+if TYPE_CHECKING:
+    constexpr = int
+    address = int
+else:  # Triton reads the annotations, some versions by their names
+    constexpr, address = tl.constexpr, tl.tensor
+
+PROGRAMS = 16
+"""How many programs a copy has at most: see above. A first guess, to be confirmed by ``make bench-gpu``."""
+
+OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+"""How Triton compiles it: 256 threads a program. There is no arithmetic to fuse, and Triton 3.9 warns who does not say so."""
+
+_ELEMENTS = {16: (tl.int32, 4, 4), 8: (tl.int64, 8, 1), 4: (tl.int32, 4, 1), 1: (tl.int8, 1, 1)}
+"""Of each word: the numbers that it is made of, the bytes of one, and how many of them it has."""
+
+
+def copy_pieces(
+    table: address,
+    count: int,
+    element: constexpr,
+    size: constexpr,
+    vector: constexpr,
+    rows: constexpr,
+    columns: constexpr,
+) -> None:
+    """Copy *count* pieces, *rows* at a time, of at most *columns* elements. *table*: all sources, all targets, all lengths."""
+    column = tl.arange(0, columns)[None, :]
+    first = tl.program_id(0) * rows
+    while first < count:
+        piece = first + tl.arange(0, rows)
+        there = piece < count
+        source = tl.load(table + piece, mask=there, other=0).to(tl.pointer_type(element))
+        target = tl.load(table + count + piece, mask=there, other=0).to(tl.pointer_type(element))
+        length = tl.load(table + 2 * count + piece, mask=there, other=0) // size
+        # What the compiler cannot see: every piece begins and ends at a border of words. It copies words then.
+        source = tl.multiple_of(source, size * vector)
+        target = tl.multiple_of(target, size * vector)
+        length = tl.multiple_of(length, vector)
+        inside = column < length[:, None]
+        data = tl.load(source[:, None] + column, mask=inside, cache_modifier=".cg")
+        tl.store(target[:, None] + column, data, mask=inside, cache_modifier=".cs")
+        first += tl.num_programs(0) * rows
+
+
+kernel: Any = triton.jit(copy_pieces, do_not_specialize=["count"])
+
+
+def is_interpreted() -> bool:
+    """Whether Triton was told to interpret kernels on the host: it reads no address of a device then."""
+    return not isinstance(kernel, triton.JITFunction)
+
+
+def compiled_for(word: int, piece: int) -> dict[str, object]:
+    """What is fixed when the kernel is compiled, for words and pieces of so many bytes."""
+    element, size, vector = _ELEMENTS[word]
+    return {
+        "element": element,
+        "size": size,
+        "vector": vector,
+        "rows": TILE_BYTES[word] // piece,
+        "columns": piece // size,
+    }
+
+
+def launch(table: torch.Tensor, count: int, *, word: int, piece: int) -> None:
+    """Queue one copy of *count* pieces of at most *piece* bytes on the current stream of the current device."""
+    tiles = -(-count * piece // TILE_BYTES[word])
+    kernel[(min(PROGRAMS, tiles),)](table, count, **compiled_for(word, piece), **OPTIONS)

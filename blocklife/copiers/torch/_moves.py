@@ -1,0 +1,273 @@
+"""How runs of bytes travel: slice by slice through torch, many in one call of the CUDA driver, or by a kernel that copies.
+
+*Rules of this file.* A mover queues on the current stream of the calling thread and returns; where there are no streams it has
+moved the bytes then. What is faster and does not work here is left out and costs no job: its runs go by the next mover, and the
+reason is kept.
+
+*Theory.* Two things decide: what a run costs the host to queue, and what it costs the device to move. Slices cost the host some
+microseconds a run. A batch costs it less than one, moves by the copy engines, and takes nothing from the engine's forward pass;
+small runs starve it. A kernel costs the host the same for any number of runs, and small runs do not matter to it; it takes
+multiprocessors as long as it lasts. `CHOICES` weighs that, per transfer.
+
+*Why a second try is harmless.* A mover that raises may have queued some of its runs. The next one queues them again behind
+them, on the same stream, and they write the same bytes from the same sources.
+
+*Open.* `BatchMover` and `KernelMover` have been tried on a fake driver and in Triton's interpreter, not yet on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from blocklife.copiers.torch._driver import CudaDriver, cuda_driver
+from blocklife.copiers.torch._layout import CopyLayout, Pages
+from blocklife.copiers.torch._pieces import TILE_BYTES, CopyTables, cut, piece_of_layout, word_of_layout, word_of_pages
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Direction
+
+
+class Mover(Protocol):
+    """Queues the runs of one copy."""
+
+    def move(self, pages: Pages, direction: Direction) -> None:
+        """Queue them all. One that raises may have queued some."""
+        ...
+
+
+class RunMover:
+    """One `copy_` for each run, between slices of the layers and the regions."""
+
+    def __init__(self, layout: CopyLayout) -> None:
+        self._layout = layout
+        self._layers = [flat_bytes(tensor) for tensor in layout.cache.layers]
+        regions = [flat_bytes(region) for region in layout.regions]
+        self._regions = [regions[index] for index in layout.region_of_layer]
+
+    def move(self, pages: Pages, direction: Direction) -> None:
+        """Queue them in their order."""
+        device, host = self._layout.offsets(pages, direction)
+        runs = zip(pages.layer.tolist(), device.tolist(), host.tolist(), pages.nbytes.tolist(), strict=True)
+        for layer, device_start, host_start, nbytes in runs:
+            block = self._layers[layer][device_start : device_start + nbytes]
+            place = self._regions[layer][host_start : host_start + nbytes]
+            source, target = (block, place) if direction is Direction.STORE else (place, block)
+            target.copy_(source, non_blocking=True)
+
+
+class BatchMover:
+    """All runs in one call of the driver, or a few. Not yet seen on a GPU."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        if not driver.knows_batches:
+            raise RuntimeError("the driver knows no batched copies: it must be of CUDA 12.8 or later")
+        self._driver = driver
+
+    def move(self, pages: Pages, direction: Direction) -> None:
+        """Queue them: a batch runs in its stream's order, and within it in any. Refuses: MisuseError on the default stream."""
+        stream = torch.cuda.current_stream()
+        self._driver.copy_batch(pages.target, pages.source, pages.nbytes, device=stream.device_index, stream=stream.cuda_stream)
+
+
+class KernelMover:
+    """All runs by one kernel, between the device and memory of the host that it reaches. Not yet seen on a GPU.
+
+    Refuses: RuntimeError for host memory that has another address on the device, or none. On CPU tensors it works where Triton
+    interprets its kernels.
+    """
+
+    def __init__(self, layout: CopyLayout) -> None:
+        self._device = layout.cache.device
+        self._kernels = importlib.import_module("blocklife.copiers.torch._kernels")
+        if self._device.type == "cuda":
+            if self._kernels.is_interpreted():
+                raise RuntimeError("Triton interprets its kernels, which reach no device (unset TRITON_INTERPRET)")
+            check_reach(layout)
+        self._word = word_of_layout(layout)
+        self._piece = piece_of_layout(layout, self._word)
+        self._tables = CopyTables(self._device)
+
+    def move(self, pages: Pages, direction: Direction) -> None:
+        """Queue a table of their pieces, and the kernel behind it."""
+        word = min(self._word, word_of_pages(pages))
+        piece = min(self._piece, TILE_BYTES[word])
+        columns = cut(pages, piece)
+        with _current(self._device), self._tables.sent(direction, columns) as table:
+            self._kernels.launch(table, len(columns[0]), word=word, piece=piece)
+
+
+def check_reach(layout: CopyLayout) -> None:
+    """That the device finds the regions where the host has them. Page-locked memory can have an address of its own there."""
+    driver = cuda_driver()
+    if driver is None:
+        raise RuntimeError("there is no driver to ask where the device finds the host's memory")
+    for number, region in enumerate(layout.regions):
+        for at in (region.data_ptr(), region.data_ptr() + region.nbytes - 1):
+            if (found := driver.address_on_device(at)) != at:
+                raise RuntimeError(f"host region {number}: its byte at {at:#x} is at {found:#x} for the device")
+
+
+# --- which one ------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Choice:
+    """One row: who moves transfers of a direction that have as many runs at least, of fewer bytes on the average."""
+
+    mover: str
+    direction: Direction
+    runs_min: int
+    mean_bytes_below: float
+
+
+CHOICES: tuple[Choice, ...] = (
+    Choice("kernel", Direction.LOAD, 32, 28 << 10),
+    Choice("kernel", Direction.STORE, 64, 8 << 10),
+    Choice("batch", Direction.LOAD, 2, math.inf),
+    Choice("batch", Direction.STORE, 2, math.inf),
+    Choice("kernel", Direction.LOAD, 32, math.inf),  # where there are no batches
+    Choice("kernel", Direction.STORE, 32, math.inf),
+    Choice("slices", Direction.LOAD, 0, math.inf),
+    Choice("slices", Direction.STORE, 0, math.inf),
+)
+"""The first row that fits, and whose mover is there, decides.
+
+First guesses, to be confirmed or replaced by ``make bench-gpu``. They follow what others report of an H100: batches towards the
+device lose most of the link below 28 KiB a run, a kernel is worth its launch from some tens of runs on, and a batch costs the
+host half a microsecond a run. Stores run beside the forward pass: a kernel gets only what is so small that telling the driver
+takes longer than moving it.
+"""
+
+
+class ChoosingMover:
+    """Each transfer by the mover that suits it best, of those that work. *movers* has ``slices`` at least."""
+
+    def __init__(self, movers: Mapping[str, Mover], left_out: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._movers = dict(movers)
+        # Invariant: a mover that was left out is in `_movers` too: the device may still read what it has sent.
+        self._left_out = dict(left_out)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The movers that work, as far as is known."""
+        return tuple(name for name in self._movers if name not in self._left_out)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The movers that do not work here, and why."""
+        return dict(self._left_out)
+
+    def move(self, pages: Pages, direction: Direction) -> None:
+        """Queue them by the best; one that raises is left out from then on, except the last, which is all that there is."""
+        for name in self.order(len(pages), pages.total, direction):
+            try:
+                self._movers[name].move(pages, direction)
+                return
+            except MisuseError:
+                raise
+            except Exception as problem:
+                if name == "slices":
+                    raise
+                self._left_out[name] = reason(problem)
+
+    def order(self, num_runs: int, num_bytes: int, direction: Direction) -> Iterator[str]:
+        """The movers for a transfer of this size, the best first; who is left out meanwhile is passed over."""
+        for choice in CHOICES:
+            there = choice.mover in self._movers and choice.mover not in self._left_out
+            fits = choice.direction is direction and num_runs >= choice.runs_min
+            if there and fits and num_bytes < choice.mean_bytes_below * num_runs:
+                yield choice.mover
+
+
+def mover_for_cuda(layout: CopyLayout) -> ChoosingMover:
+    """All that work between these bytes; each has carried some there and back. Takes the time to compile a kernel."""
+
+    def batch() -> Mover:
+        driver = cuda_driver()
+        if driver is None:
+            raise RuntimeError("there is no driver to load")
+        return BatchMover(driver)
+
+    kinds: dict[str, Callable[[], Mover]] = {"kernel": lambda: KernelMover(layout), "batch": batch}
+    movers: dict[str, Mover] = {}
+    left_out: dict[str, str] = {}
+    for name, kind in kinds.items():
+        try:
+            mover = kind()
+            prove(mover, layout.cache.device)
+        except Exception as problem:
+            left_out[name] = reason(problem)
+        else:
+            movers[name] = mover
+    return ChoosingMover({**movers, "slices": RunMover(layout)}, left_out)
+
+
+def reason(problem: Exception) -> str:
+    """What went wrong, in one line."""
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0][:200]}" if lines else type(problem).__name__
+
+
+# --- proof ----------------------------------------------------------------------------------------------------------------
+
+
+_PROOF_BYTES = 64 << 10
+_PROOF_RUNS = ((0, 32 << 10), (33 << 10, 16), (40 << 10, 5_008))
+"""Where each run of a proof begins, and how long it is."""
+
+
+def prove(mover: Mover, device: torch.device) -> None:
+    """Let a mover that takes addresses carry bytes to the host and back, on a stream of its own, and wait for them.
+
+    Raises RuntimeError if other bytes are there than should be, and whatever the mover raises.
+    """
+    cuda = device.type == "cuda"
+    content = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _PROOF_BYTES, np.uint8))
+    sent = content.to(device)
+    host = torch.zeros(_PROOF_BYTES, dtype=torch.uint8, pin_memory=cuda)
+    back = torch.zeros_like(sent)
+    starts, nbytes = (np.array(column, np.int64) for column in zip(*_PROOF_RUNS, strict=True))
+
+    def pages(source: torch.Tensor, target: torch.Tensor) -> Pages:
+        return Pages(source.data_ptr() + starts, target.data_ptr() + starts, nbytes, np.zeros(len(nbytes), np.int64))
+
+    with _aside(device):
+        try:
+            mover.move(pages(sent, host), Direction.STORE)
+            mover.move(pages(host, back), Direction.LOAD)
+        finally:  # one that raises may have queued some, and the memory is let go below
+            if cuda:
+                torch.cuda.current_stream().synchronize()
+    wanted = torch.zeros_like(content)
+    for start, length in _PROOF_RUNS:
+        wanted[start : start + length] = content[start : start + length]
+    for end, found in (("the host", host), ("the device", back.cpu())):
+        if wrong := int((found != wanted).sum()):
+            raise RuntimeError(f"{wrong} bytes at {end} are not what they should be after a copy")
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """A device as the current one; nothing where there is only the host."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _aside(device: torch.device) -> AbstractContextManager[object]:
+    """A stream of a device that runs behind what the current one was given; nothing where there are no streams."""
+    if device.type != "cuda":
+        return nullcontext()
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(stream)
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor whose elements fill its memory, in the order in which they lie there; no copy is made."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,0 +1,480 @@
+"""Replay a workload through the engine and say what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from blocklife.copiers._cpu import CpuCopier
+from blocklife.copiers._executor import Executor
+from blocklife.copiers._faults import FaultRates, FaultyCopier
+from blocklife.copiers._protocol import Copier
+from blocklife.engines.toy._engine import EngineOptions, Ordering, Station, ToyEngine
+from blocklife.engines.toy._memory import WORD_BYTES, Memory, WorkerMemory
+from blocklife.engines.toy._traffic import Traffic
+from blocklife.engines.toy._workload import HASH_TOKENS, WorkloadRequest
+from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
+from blocklife.ledger.views import View
+from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
+from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
+from blocklife.offload.replacement import replacement
+
+if TYPE_CHECKING:
+    from blocklife.engines.toy._tensors import TensorDevice
+
+MAX_WORKERS = 64
+SPARE_REQUESTS = 1024
+"""Requests that the ledger can know beyond those that run: the preempted wait with their names."""
+MAX_RUNNING = (1 << 16) - 1 - SPARE_REQUESTS
+MAX_DEADLINE = 1 << 16
+"""A copy that hangs holds its request for so many steps."""
+LEDGER_BYTES = 96
+"""Bytes that one place costs besides its content, while the ledger is made: columns, queues, keys."""
+MAX_VIOLATIONS_SHOWN = 20
+ABORT_WITH_FAULTS = 0.02
+DEFAULT_BLOCK_TOKENS = 128
+"""Tokens of a block where nobody says anything about groups."""
+COPIERS = ("cpu", "torch", "cuda")
+"""Who moves the bytes: between numpy arrays, CPU tensors and host memory, or a CUDA device and pinned host memory."""
+IDLE_S = 0.0005
+"""How long the engine rests after a step that computed nothing while a device copies: deadlines count steps."""
+
+
+@attrs.frozen(kw_only=True)
+class ReplayOptions:
+    """Everything that decides what a replay does; the workload aside.
+
+    Refuses, with `MisuseError`, what cannot work, naming the option as the command line spells it.
+    """
+
+    gpu_blocks: int = 2048
+    host_slots: int = 8192
+    block_bytes: int = 128
+    block_tokens: int | None = None
+    """The short form of one group with full attention; not together with ``groups``."""
+    groups: Geometry | str | None = None
+    """The groups of the model, or a text like ``full:16,swa:16:1024,mamba:16``."""
+    blocks_per_chunk: int | None = None
+    """Blocks that are offloaded as one; a slot holds so many. None: as the groups say, or 1."""
+    mode: Mode = Mode.EAGER
+    asynchronous: bool = False
+    """Whether each step is planned while the one before it runs."""
+    policy: str = "lru"
+    """What the host tier forgets first."""
+    workers: int = 1
+    copier: str = "cpu"
+    """One of `COPIERS`."""
+    contract: Contract = Contract.FENCE
+    checking: Checking = Checking.STRICT
+    faults: FaultRates | None = None
+    seed: int = 0
+    step_tokens: int = 8192
+    max_running: int = 256
+    link_blocks: int = 24
+    """Blocks that the link of the cpu copier moves in a step, per direction; the other copiers take what link there is."""
+    max_jobs: int = 32
+    deadline: int = 128
+    """Steps that a job may run before it is given up."""
+    speed: float | None = None
+    """Milliseconds of the workload that pass in a step."""
+    verify: float = 1.0
+    abort: float | None = None
+    """The share of requests whose client goes away; None: none, or 2 % with faults."""
+    geometry: Geometry = attrs.field(init=False, eq=False)
+    """What ``groups``, ``block_tokens`` and ``blocks_per_chunk`` amount to."""
+
+    @geometry.default
+    def _geometry(self) -> Geometry:
+        return _geometry(self.groups, self.block_tokens, self.blocks_per_chunk)
+
+    def __attrs_post_init__(self) -> None:
+        for name, most in (
+            ("gpu_blocks", 1 << 31), ("host_slots", 1 << 31), ("block_bytes", 1 << 30),
+            ("workers", MAX_WORKERS), ("step_tokens", 1 << 40), ("max_running", MAX_RUNNING), ("link_blocks", 1 << 31),
+            ("max_jobs", 1 << 16), ("deadline", MAX_DEADLINE),
+        ):  # fmt: skip
+            _check_range(name, getattr(self, name), most)
+        if self.gpu_blocks < 2:
+            raise MisuseError("--gpu-blocks must be at least 2: block 0 is the null block and is never handed out")
+        if self.block_bytes % WORD_BYTES:
+            raise MisuseError(f"--block-bytes must be a multiple of {WORD_BYTES}, not {self.block_bytes}")
+        replacement(self.policy, 1)  # refuses a name that nobody has registered
+        if not 0.0 <= self.verify <= 1.0:
+            raise MisuseError(f"--verify must be a share from 0 to 1, not {self.verify}")
+        if self.abort is not None and not 0.0 <= self.abort <= 1.0:
+            raise MisuseError(f"--abort must be a share from 0 to 1, not {self.abort}")
+        if self.speed is not None and not 0.0 < self.speed < 1e12:
+            raise MisuseError(f"--speed must be above 0 milliseconds a step, not {self.speed}")
+        if not 0 <= self.seed < 1 << 63:
+            raise MisuseError(f"--seed must be from 0 to {(1 << 63) - 1}, not {self.seed}")
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """What the machine and its device have room for; a copier that cannot run is refused too."""
+        size, on_device = self.geometry.blocks_per_chunk, self.gpu_blocks * self.workers * self.block_bytes
+        if self.copier not in COPIERS:
+            raise MisuseError(f"--copier must be one of {', '.join(COPIERS)}, not {self.copier!r}")
+        device = _device_for(self.copier)
+        room = None if device is None else device.room()
+        if room is not None and on_device > room:
+            raise MisuseError(
+                f"--workers {self.workers} x --gpu-blocks {self.gpu_blocks} x --block-bytes {self.block_bytes} "
+                f"need {on_device / 2**30:.1f} GiB, and the device has room for {room / 2**30:.1f} GiB (lower one)"
+            )
+        needed = (self.gpu_blocks + self.host_slots * size) * (self.workers * self.block_bytes + LEDGER_BYTES)
+        needed -= on_device * (room is not None)
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > 0.8 * there:
+            slots = f"--host-slots {self.host_slots}" + f" x --blocks-per-chunk {size}" * (size > 1)
+            raise MisuseError(
+                f"--workers {self.workers} x (--gpu-blocks {self.gpu_blocks} + {slots}) x --block-bytes {self.block_bytes} "
+                f"need {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB (lower one)"
+            )
+
+
+def _device_for(copier: str) -> TensorDevice | None:
+    """Where the blocks lie if not in numpy. Refuses: MisuseError for a copier that cannot run here."""
+    if copier == "cpu":
+        return None
+    try:
+        from blocklife.engines.toy._tensors import TensorDevice
+    except (ImportError, OSError) as problem:  # a torch that does not load raises either
+        why = (str(problem).splitlines() or ["no message"])[0]
+        raise MisuseError(f"--copier {copier} needs torch: {why} (pip install 'blocklife[torch]')") from None
+    return TensorDevice(copier)
+
+
+def _check_range(name: str, value: int, most: int) -> None:
+    option = "--" + name.replace("_", "-")
+    if value < 1:
+        raise MisuseError(f"{option} must be at least 1, not {value}")
+    if value > most:
+        raise MisuseError(f"{option} can be at most {most}, not {value}")
+
+
+def _geometry(groups: Geometry | str | None, block_tokens: int | None, blocks_per_chunk: int | None) -> Geometry:
+    """What these options amount to; `MisuseError` where they do not fit together."""
+    if blocks_per_chunk is not None:
+        _check_range("blocks_per_chunk", blocks_per_chunk, MAX_BLOCKS_PER_CHUNK)
+    if groups is None:
+        block_tokens = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
+        _check_range("block_tokens", block_tokens, HASH_TOKENS)
+        if HASH_TOKENS % block_tokens:
+            raise MisuseError(f"--block-tokens must divide {HASH_TOKENS}, the tokens of one hash; {block_tokens} does not")
+        return Geometry([FullAttention(block_tokens)], blocks_per_chunk or 1)
+    if block_tokens is not None:
+        raise MisuseError(f"--block-tokens {block_tokens} and --groups {groups} both name the groups (give one of them)")
+    if isinstance(groups, Geometry):
+        found, size = groups, groups.blocks_per_chunk
+        if blocks_per_chunk not in (None, size):
+            raise MisuseError(f"--blocks-per-chunk {blocks_per_chunk} and groups with blocks_per_chunk {size} do not agree")
+    else:
+        try:
+            found = Geometry.parse(groups, blocks_per_chunk or 1)
+        except MisuseError as problem:
+            raise MisuseError(f"--groups: {problem}") from None
+    for each in found.groups:
+        if HASH_TOKENS % each.block_tokens:
+            raise MisuseError(f"--groups: {each} has blocks that do not divide {HASH_TOKENS}, the tokens of one hash")
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class ReplayReport:
+    """What happened, in the order in which people read it. Counts are of the whole run unless a unit says otherwise."""
+
+    copier: str
+    """Who moved the bytes, and on which device."""
+    groups: str
+    """The groups of the model, in the order of all tuples by group."""
+    blocks_per_chunk: int
+    requests: int
+    skipped_requests: int
+    """Requests that no memory of this size can hold."""
+    aborted_requests: int
+    steps: int
+    tokens_computed: int
+    tokens_hit_gpu: int
+    tokens_hit_host: int
+    blocks_hit_gpu: tuple[int, ...]
+    """Blocks found on the device, by group."""
+    blocks_hit_host: tuple[int, ...]
+    """Blocks that loads were planned for, by group; those of loads that failed too."""
+    blocks_stored: int
+    """Blocks of stores that are DONE; each worker has moved its share."""
+    blocks_loaded: int
+    bytes_stored: int
+    """Over all workers."""
+    bytes_loaded: int
+    jobs: dict[str, int]
+    """Jobs by terminal state."""
+    preemptions: int
+    flushes: int
+    flushes_by_cause: dict[str, int]
+    stale_detected: int
+    late_completions: int
+    duplicate_completions: int
+    unknown_completions: int
+    refused_stores: int
+    already_stored: int
+    """Chunks that were not stored because the host tier had their content."""
+    already_in_flight: int
+    """Chunks that were not stored because a store of their blocks was under way."""
+    partial_chunks: int
+    """Chunks that were not stored because a hit could have needed what they lacked."""
+    stale_entries: int
+    """Blocks of chunks whose life was over when their turn to be stored came."""
+    deferred_lookups: int
+    failed_loads: int
+    verified_blocks: int
+    """Blocks read by a step, and slots READY at the end, of which every written word was checked; over all workers.
+
+    A block whose tokens do not fill a word yet is not counted.
+    """
+    corrupt_blocks: int
+    leaked_places: int
+    violations: int
+    violation_messages: list[str]
+    """The first of them."""
+    transitions: dict[str, dict[str, int]]
+    """By machine and row: ``SEALED --plan_store--> PENDING_STORE``, with the guard in brackets."""
+    scheduler_us_per_step: float
+    seconds: float
+    interrupted: bool
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was corrupted, lost or violated."""
+        return not (self.corrupt_blocks or self.leaked_places or self.violations)
+
+
+class Replay:
+    """A workload on its way through an engine. Whatever it holds, threads and memory, goes at the end of `run`."""
+
+    def __init__(
+        self,
+        workload: Items[WorkloadRequest],
+        options: ReplayOptions,
+        *,
+        preparing: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
+        """Take the memory. Where it is tensors, *preparing* hears the bytes of host memory that are ready, and all of them.
+
+        Refuses: MisuseError for memory that cannot be had.
+        """
+        self.options = options
+        self.ledger = Ledger(
+            Limits(
+                num_blocks=options.gpu_blocks,
+                num_slots=options.host_slots,
+                max_jobs=options.max_jobs,
+                max_requests=options.max_running + SPARE_REQUESTS,
+                num_groups=len(options.geometry.groups),
+                num_workers=options.workers,
+            ),
+            contract=options.contract,
+            checking=options.checking,
+            deadline=float(options.deadline),
+        )
+        plans_ahead = int(options.asynchronous)
+        self.offload = OffloadScheduler(
+            self.ledger,
+            HostTier(self.ledger, options.policy),
+            options.geometry,
+            Policies(
+                mode=options.mode,
+                plans_ahead=plans_ahead,
+                # even a full queue of stores drains before its last one is given up; copiers that are not paced get jobs of
+                # the same size, so that runs can be compared
+                max_job_blocks=max(1, options.link_blocks * options.deadline // options.max_jobs),
+            ),
+        )
+        self._held = contextlib.ExitStack()
+        self._device = _device_for(options.copier)
+        try:
+            self.stations = [self._station(rank, preparing) for rank in range(options.workers)]
+        except BlocklifeError as problem:
+            self._held.close()
+            raise MisuseError(f"--copier {options.copier}: {problem}") from problem
+        except BaseException:
+            self._held.close()
+            raise
+        self.engine = ToyEngine(
+            self.ledger,
+            self.offload,
+            self.stations,
+            EngineOptions(
+                geometry=options.geometry,
+                step_tokens=options.step_tokens,
+                max_running=options.max_running,
+                verify=options.verify,
+                check_every=256,
+                prove_every=32,
+                ms_per_step=options.speed,
+                abort=options.abort if options.abort is not None else ABORT_WITH_FAULTS * (options.faults is not None),
+                seed=options.seed,
+                plans_ahead=plans_ahead,
+            ),
+        )
+        self._workload = workload
+        self.total = len(workload)
+        self._seconds = 0.0
+        self._leaked = 0
+        self._interrupted = False
+
+    def _station(self, rank: int, preparing: Callable[[int, int], None]) -> Station:
+        options = self.options
+        size = options.geometry.blocks_per_chunk
+        memory, copier, ordering = self._ends(rank, preparing)
+        if options.faults is not None:
+            copier = FaultyCopier(
+                copier, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline
+            )
+        traffic = Traffic(copier, options.gpu_blocks, options.host_slots, size)
+        return Station(memory, Executor(traffic), traffic, ordering)
+
+    def _ends(self, rank: int, preparing: Callable[[int, int], None]) -> tuple[WorkerMemory, Copier, Ordering | None]:
+        """The memory of one worker, the copier between its ends, and who orders its copies; all held until the end."""
+        options, worker = self.options, Worker(rank)
+        num_places = options.host_slots * options.geometry.blocks_per_chunk
+        if self._device is None:
+            rows = Memory(options.gpu_blocks, num_places, options.block_bytes, rank)
+            paced = CpuCopier(rows.device, rows.host, worker=worker, blocks_per_poll=options.link_blocks)
+            self._held.callback(paced.close)
+            return rows, paced, None
+        memory, copier, ordering = self._device.ends(
+            options.gpu_blocks,
+            num_places,
+            options.block_bytes,
+            worker,
+            num_groups=len(options.geometry.groups),
+            progress=lambda done, total: preparing(rank * total + done, options.workers * total),
+        )
+
+        def give_back() -> None:
+            copier.close()  # where this raises, copies may go on, and memory must not go from under them
+            memory.close()
+
+        self._held.callback(give_back)
+        return memory, copier, ordering
+
+    @property
+    def finished(self) -> int:
+        """Requests that are over."""
+        return self.total - self.engine.unfinished
+
+    def run(self, *, stop: Callable[[], bool] = lambda: False, progress: Callable[[], None] = lambda: None) -> ReplayReport:
+        """Run to the end, or until *stop* says so between two steps: then all requests are aborted and their copies land.
+
+        A broken rule ends the run too, and is named in the report; nothing is raised for it.
+        """
+        begin = time.perf_counter()
+        engine = self.engine
+        try:
+            with self._held:
+                if self._device is not None:
+                    self._held.enter_context(self._device.computing())
+                try:
+                    self._run(stop, progress)
+                except BlocklifeError as problem:
+                    self._note(problem)
+                finally:
+                    self._seconds = time.perf_counter() - begin
+                    engine.close()
+                self._leaked = engine.audit()
+        except BlocklifeError as problem:  # a device that proves nothing any more: what lies in the slots is not known
+            self._note(problem)
+        return self.report()
+
+    def _run(self, stop: Callable[[], bool], progress: Callable[[], None]) -> None:
+        engine = self.engine
+        for request in self._workload:
+            engine.add(request)
+        while not engine.idle:
+            if not self._interrupted and stop():
+                self._interrupted = True
+                engine.abort_all()
+                continue
+            tokens = engine.counts.tokens_computed
+            engine.step()
+            if not engine.unfinished:
+                self._settle_the_rest()
+            if engine.counts.tokens_computed == tokens:
+                self._rest()
+            progress()
+        engine.check()
+
+    def _note(self, problem: BlocklifeError) -> None:
+        self.engine.counts.violations.append(f"{type(problem).__name__}: {problem}")
+
+    def _rest(self) -> None:
+        """Let a device copy: steps that compute nothing take no time, and with them its jobs would run out of theirs."""
+        if any(station.ordering is not None and station.ordering.busy() for station in self.stations):
+            time.sleep(IDLE_S)
+
+    def _settle_the_rest(self) -> None:
+        """No request is left: copies that will never report have passed their deadline sooner or later."""
+        if self.ledger.jobs.live and not any(station.executor.busy() for station in self.stations):
+            self.engine.prove_quiet()
+
+    def report(self) -> ReplayReport:
+        """What has happened so far; changes nothing. Places can be called leaked only when `run` is over."""
+        ledger, counts = self.ledger, self.engine.counts
+        machines: tuple[View, ...] = (ledger.blocks, ledger.slots, ledger.jobs, ledger.requests)
+        counted = dict(zip(("block", "slot", "job", "request"), machines, strict=True))
+        taken = {name: {str(row): count for row, count in each.row_counts()} for name, each in counted.items()}
+        offload, statistics = self.offload.statistics(), ledger.statistics()
+        moved = ledger.moved
+        block_bytes = self.options.block_bytes * self.options.workers
+        # a rule that the ledger finds broken ends a strict run, and its message is among the others already
+        only_counted = 0 if ledger.checking is Checking.STRICT else statistics.violations
+        return ReplayReport(
+            copier="cpu" if self._device is None else self._device.name,
+            groups=str(self.options.geometry),
+            blocks_per_chunk=self.options.geometry.blocks_per_chunk,
+            requests=counts.requests,
+            skipped_requests=counts.skipped_requests,
+            aborted_requests=counts.aborted_requests,
+            steps=counts.steps,
+            tokens_computed=counts.tokens_computed,
+            tokens_hit_gpu=counts.tokens_hit_gpu,
+            tokens_hit_host=counts.tokens_hit_host,
+            blocks_hit_gpu=offload.device_hits,
+            blocks_hit_host=offload.host_hits,
+            blocks_stored=moved["STORE"],
+            blocks_loaded=moved["LOAD"],
+            bytes_stored=moved["STORE"] * block_bytes,
+            bytes_loaded=moved["LOAD"] * block_bytes,
+            jobs={state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")},
+            preemptions=counts.preemptions,
+            flushes=sum(ledger.flushes.values()),
+            flushes_by_cause=dict(sorted(ledger.flushes.items())),
+            stale_detected=statistics.stale + offload.stale,
+            late_completions=statistics.late,
+            duplicate_completions=statistics.duplicate,
+            unknown_completions=statistics.unknown,
+            refused_stores=offload.refused_stores,
+            already_stored=offload.already_stored,
+            already_in_flight=offload.in_flight,
+            partial_chunks=offload.partial,
+            stale_entries=offload.stale,
+            deferred_lookups=offload.deferred,
+            failed_loads=counts.failed_loads,
+            verified_blocks=counts.verified_blocks + counts.verified_slots,
+            corrupt_blocks=counts.corrupt_blocks,
+            leaked_places=self._leaked,
+            violations=len(counts.violations) + only_counted,
+            violation_messages=counts.violations[:MAX_VIOLATIONS_SHOWN],
+            transitions=taken,
+            scheduler_us_per_step=round(counts.scheduler_s / max(1, counts.steps) * 1e6, 1),
+            seconds=round(self._seconds, 3),
+            interrupted=self._interrupted,
+        )

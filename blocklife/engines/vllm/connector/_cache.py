@@ -1,0 +1,162 @@
+"""What vLLM says of the model and of itself, read once: what the connector can work with, and what it refuses.
+
+Rules of this file:
+
+* What is not known to work is refused here, when the engine starts, and never met later. Each refusal says what to do.
+* Kinds of groups are compared exactly: a subclass has another idea of what a block holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled, resolve_kv_cache_block_sizes
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    iter_layer_specs,
+)
+
+from blocklife.engines.vllm.connector._config import ConnectorConfig
+from blocklife.engines.vllm.connector._scheduler import incarnation_of
+from blocklife.engines.vllm.connector._shapes import CacheShape
+from blocklife.errors import MisuseError
+from blocklife.offload import FullAttention, FullHit, Geometry, Mamba, SlidingWindow
+from blocklife.offload._groups import Group
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+
+def _refuse(what: str, remedy: str) -> MisuseError:
+    return MisuseError(f"blocklife connector: {what} ({remedy})")
+
+
+def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Refuse what the connector does not offer, whatever kinds of groups there are."""
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
+    role = None if transfer is None else transfer.kv_role
+    if role != "kv_both":
+        raise _refuse(f"kv_role={role!r} is not offered", "use kv_role='kv_both'")
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name)) > 1:
+            raise _refuse(f"{name}={size} is not offered", "use 1")
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise _refuse(f"external_launcher with {parallel.world_size} workers is not offered", "use mp or ray")
+    if parallel.enable_fault_tolerance:
+        raise _refuse("fault tolerance is not offered: a step that fails takes the workers' reports with it", "switch it off")
+    if not kv_cache_config.kv_cache_groups:
+        raise _refuse("there is nothing to offload of a model without a KV cache", "leave the connector out")
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        if not group.layer_names:
+            raise _refuse(
+                f"group {number} has no layer on this stage",
+                "use a pipeline_parallel_size that gives every stage layers of every kind",
+            )
+    if kv_cache_config.hisparse_host_num_blocks is not None:
+        raise _refuse("HiSparse is not offered", "switch it off")
+    if vllm_config.aux_output_config.enabled:
+        raise _refuse("auxiliary outputs are not offered", "switch them off")
+    if vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing:
+        raise _refuse(
+            "model runner V2 zeroes new blocks before the connector can wait for copies that read them",
+            "set VLLM_USE_V2_MODEL_RUNNER=0 for this model",
+        )
+    if vllm_config.model_config.is_diffusion:
+        raise _refuse("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
+    spec = vllm_config.speculative_config
+    if spec is not None and (spec.use_eagle() or vllm_config.num_hash_lookahead_tokens):
+        raise _refuse(f"speculative decoding with {spec.method!r} is not offered", "use ngram, or none")
+    if spec is not None and kv_cache_config.has_mamba_layers:
+        raise _refuse("speculative decoding with Mamba layers is not offered", "switch it off")
+
+
+def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> Geometry:
+    """The groups of the model. Refuses kinds of groups that the offload scheduler does not know."""
+    groups = [_group(number, group) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
+    if config.full_hit is FullHit.RECOMPUTE_LAST_TOKEN and any(not isinstance(each, FullAttention) for each in groups):
+        raise _refuse("full_hit=recompute_last_token needs full attention in every group", "use drop_last_block")
+    return Geometry(groups, config.blocks_per_chunk)
+
+
+def _group(number: int, group: KVCacheGroupSpec) -> Group:
+    if group.is_eagle_group:
+        raise _refuse(f"group {number} holds layers of a drafter, which is not offered", "switch speculative decoding off")
+    if group.host_resident or not group.enable_kv_transfer or not group.kv_cache_spec.prefix_cacheable:
+        raise _refuse(
+            f"group {number} has blocks that cannot be cached by their content, which is not offered", "use another connector"
+        )
+    kinds = {_kind(number, spec) for spec in iter_layer_specs(group.kv_cache_spec)}
+    if len(kinds) != 1:
+        raise _refuse(f"group {number} has layers of {len(kinds)} kinds, which is not offered", "use another connector")
+    return kinds.pop()
+
+
+def _kind(number: int, spec: KVCacheSpec) -> Group:
+    """What the layers of one spec are."""
+    what = f"group {number} ({type(spec).__name__})"
+    if type(spec) is MambaSpec:
+        if spec.mamba_cache_mode != "align" or spec.num_speculative_blocks:
+            raise _refuse(
+                f"{what} has mamba_cache_mode={spec.mamba_cache_mode!r} and {spec.num_speculative_blocks} speculative blocks",
+                "use mamba_cache_mode='align', which prefix caching brings, and no speculative decoding",
+            )
+        return Mamba(spec.block_size)
+    if type(spec) is SlidingWindowSpec:
+        if spec.extra_retained_tokens:
+            raise _refuse(f"{what} keeps {spec.extra_retained_tokens} tokens behind its window", "switch MTP off")
+        return SlidingWindow(spec.block_size, spec.sliding_window)
+    if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
+        return FullAttention(spec.block_size)
+    raise _refuse(f"{what} is no kind of group that is offered", "full attention, MLA, sliding windows and Mamba are")
+
+
+def block_bytes(kv_cache_config: KVCacheConfig) -> int:
+    """What one block takes on one worker, over all layers; equal on the scheduler's side and on the workers'."""
+    if kv_cache_config.kv_cache_tensors:
+        return int(kv_cache_config.kv_cache_tensors[0].size) // int(kv_cache_config.num_blocks)
+    return max(_group_bytes(group) for group in kv_cache_config.kv_cache_groups)
+
+
+def _group_bytes(group: KVCacheGroupSpec) -> int:
+    spec = group.kv_cache_spec
+    layers = 1 if isinstance(spec, UniformTypeKVCacheSpecs) else len(group.layer_names)
+    return int(spec.page_size_bytes) * layers
+
+
+def num_slots(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> int:
+    """How many chunks every worker has room for. Refuses bytes where workers have blocks of different sizes."""
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages > 1 and config.host_blocks is None:
+        raise _refuse(f"host_bytes with pipeline_parallel_size={stages}: blocks differ in size", "give host_blocks")
+    return config.num_slots(block_bytes(kv_cache_config), vllm_config.parallel_config.world_size)
+
+
+def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> CacheShape:
+    """What the scheduler's side needs. Refuses everything that is not offered."""
+    check_engine(vllm_config, kv_cache_config)
+    geometry = geometry_of(kv_cache_config, config)
+    events = vllm_config.kv_events_config
+    transfer = vllm_config.kv_transfer_config
+    hash_tokens = kv_cache_config.hash_block_size or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
+    if partial_hash_hits_enabled(kv_cache_config.kv_cache_groups, hash_tokens):
+        raise _refuse(
+            f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered",
+            "leave prefix_match_unit at the block size",
+        )
+    return CacheShape(
+        geometry=geometry,
+        hashes_per_block=tuple(tokens // hash_tokens for tokens in geometry.block_tokens),
+        num_blocks=kv_cache_config.num_blocks,
+        num_slots=num_slots(vllm_config, kv_cache_config, config),
+        num_workers=vllm_config.parallel_config.world_size,
+        max_running=vllm_config.scheduler_config.max_num_seqs,
+        max_batches=vllm_config.max_concurrent_batches,
+        incarnation=incarnation_of((transfer.engine_id if transfer else None) or ""),
+        one_a_step=vllm_config.speculative_config is None and vllm_config.model_config.runner_type == "generate",
+        events=events is not None and bool(events.enable_kv_cache_events),
+    )

@@ -1,0 +1,281 @@
+"""The class that vLLM makes: in the scheduler's process with one half, in every worker with the other.
+
+It passes calls on and holds no state of its own. What is not overridden here is as vLLM has it for connectors that do not care:
+nothing is saved or loaded layer by layer, nothing is sent to another engine, and no block's release is put off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import vllm
+from attrs import frozen
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from blocklife.engines.vllm import _versions as versions
+from blocklife.engines.vllm.connector import _cache as cache
+from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
+from blocklife.engines.vllm.connector._events import told
+from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._metrics import BlocklifePromMetrics, BlocklifeStats, Meter, Payload
+from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
+from blocklife.engines.vllm.connector._worker import ConnectorWorker, MakeCopier, WorkerShape, torch_copier
+from blocklife.errors import MisuseError
+from blocklife.offload import FullAttention
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import PromMetric, PromMetricT
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+
+@frozen(eq=False)
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there where this is checked
+    """What a step's workers get."""
+
+    step: StepPlan
+
+
+@frozen(eq=False)
+class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # as above
+    """What a step's workers say."""
+
+    report: WorkerReport
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
+        """Both together: vLLM calls this once for each further worker."""
+        if not isinstance(other, WorkerMetadata):
+            raise MisuseError(f"blocklife connector: {type(other).__name__} is no report of a worker of this connector")
+        return WorkerMetadata(self.report + other.report)
+
+
+def _step_of(metadata: KVConnectorMetadata) -> StepPlan:
+    if not isinstance(metadata, StepMetadata):
+        raise MisuseError(f"blocklife connector: {type(metadata).__name__} is no plan of this connector")
+    return metadata.step
+
+
+class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
+    """blocklife as vLLM's offloading layer. See `config.ConnectorConfig` for what can be chosen."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        versions.check(vllm.__version__)
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.config = ConnectorConfig.read(self._kv_transfer_config.kv_connector_extra_config)
+        self._scheduler: ConnectorScheduler | None = None
+        self._worker: ConnectorWorker | None = None
+        self._meter: Meter | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = ConnectorScheduler(cache.shape_of(vllm_config, kv_cache_config, self.config), self.config)
+            self._meter = Meter(self._scheduler)
+        else:
+            cache.check_engine(vllm_config, kv_cache_config)
+            shape = _worker_shape(vllm_config, kv_cache_config, self.config)
+            self._worker = ConnectorWorker(shape, self.make_copier(), _PinningLog())
+
+    def make_copier(self) -> MakeCopier:
+        """What moves the bytes on a worker; a subclass may have another one."""
+        return torch_copier
+
+    @property
+    def scheduler(self) -> ConnectorScheduler:
+        """The scheduler's half. Refuses a worker's connector."""
+        if self._scheduler is None:
+            raise MisuseError("blocklife connector: this is a worker's half, and has no scheduler (ask the other one)")
+        return self._scheduler
+
+    @property
+    def worker(self) -> ConnectorWorker:
+        """The worker's half. Refuses the scheduler's connector."""
+        if self._worker is None:
+            raise MisuseError("blocklife connector: this is the scheduler's half, and has no worker (ask the other one)")
+        return self._worker
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A store that is lost costs a hit later, and nothing else."""
+        return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """Not offered: the tensors would move under the copier."""
+        return False
+
+    def shutdown(self) -> None:
+        """The process ends: let every copy land, and give the host's memory back."""
+        if self._worker is not None:
+            self._worker.close()
+
+    # --- the scheduler's side -----------------------------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """The allocator, for lazy stores."""
+        self.scheduler.bind_pool(lambda count: islice(_free_blocks(gpu_block_pool), count))
+
+    def on_new_request(self, request: Request) -> None:
+        """A request is waiting; it may cap what is stored and loaded of it (``max_offload_tokens``, ``max_load_tokens``)."""
+        caps, problems = Caps.read(request.kv_transfer_params)
+        for problem in problems:
+            logger.warning("blocklife: request %s: %s", request.request_id, problem)
+        self.scheduler.add(request, caps)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens a load would bring; they are always loaded between two steps."""
+        found = self.scheduler.look_up(request, num_computed_tokens)
+        return found, bool(found)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """A request was given blocks."""
+        self.scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
+        """The plan of this step."""
+        return StepMetadata(self.scheduler.build_step(scheduler_output))
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """What the workers of one step have said."""
+        said = connector_output.kv_connector_worker_meta
+        if isinstance(said, WorkerMetadata):
+            self.scheduler.settle(said.report)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+        """A request is over; its blocks can be freed at once."""
+        self.scheduler.finish(request, request.status.name == "FINISHED_ABORTED")
+        return False, None
+
+    def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
+        """A request is over; its blocks can be freed at once."""
+        return self.request_finished(request, [])
+
+    def has_pending_push_work(self) -> bool:
+        """Whether steps must go on for the sake of copies alone."""
+        return self.scheduler.has_pending_work()
+
+    def reset_cache(self) -> bool:
+        """Forget the host tier."""
+        self.scheduler.reset()
+        return True
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What changed in the host tier."""
+        return list(told(self.scheduler.take_events()))
+
+    def get_kv_connector_stats(self) -> BlocklifeStats | None:
+        """What was counted; all of it on the scheduler's side, where the workers' reports come in."""
+        return self._meter.read() if self._meter is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Payload | None = None) -> BlocklifeStats:
+        """A payload that has crossed a process. It is copied: each of vLLM's loggers adds later ones to what it got here."""
+        return BlocklifeStats(data={name: dict(values) for name, values in (data or {}).items()})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> BlocklifePromMetrics:
+        """The families in Prometheus."""
+        return BlocklifePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # --- the worker's side --------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
+        """The tensors are there."""
+        self.worker.register(kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """The first thing in a step: nothing has been written yet."""
+        self.worker.begin(_step_of(kv_connector_metadata))
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
+        """Behind the forward pass, for none of our loads is for the step that it comes with."""
+        self.worker.end(_step_of(self._get_connector_metadata()))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded layer by layer."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: object
+    ) -> None:
+        """Nothing is saved layer by layer."""
+
+    def wait_for_save(self) -> None:
+        """This step's stores are launched at the beginning of the next one."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """The loads that are over. Stores are told to the scheduler's side by their jobs alone."""
+        received = self.worker.receive()
+        return KVConnectorTransferResults(finished_recving=set(received.requests), failed_recving=set(received.failed))
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that a load should have filled, where there is one group of layers."""
+        return self.worker.bad_blocks()
+
+    def build_connector_worker_meta(self) -> WorkerMetadata:
+        """What the scheduler's side has to hear of this step."""
+        return WorkerMetadata(self.worker.report())
+
+
+class _PinningLog:
+    """Says in the log how far the host's memory is, now and then."""
+
+    def __init__(self) -> None:
+        self._next = 0.1
+
+    def __call__(self, done: int, total: int) -> None:
+        if total and done / total >= self._next:
+            self._next = done / total + 0.1
+            logger.info("blocklife: %.1f of %.1f GiB of host memory are ready", done / (1 << 30), total / (1 << 30))
+
+
+def _free_blocks(pool: BlockPool) -> Iterable[int]:
+    """The pool's free blocks in the order in which it hands them out."""
+    queue = pool.free_block_queue
+    block = queue.fake_free_list_head.next_free_block
+    while block is not None and block is not queue.fake_free_list_tail:
+        yield block.block_id
+        block = block.next_free_block
+
+
+def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> WorkerShape:
+    groups = []
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        each = spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else {}
+        groups.append({name: int(each.get(name, spec).page_size_bytes) for name in group.layer_names})
+    return WorkerShape(
+        rank=vllm_config.parallel_config.rank,
+        num_blocks=kv_cache_config.num_blocks,
+        num_places=cache.num_slots(vllm_config, kv_cache_config, config) * config.blocks_per_chunk,
+        groups=tuple(groups),
+        # behind a window vLLM would go on from blocks that it has given back: there it must begin anew
+        reports_blocks=[type(each) for each in cache.geometry_of(kv_cache_config, config).groups] == [FullAttention],
+    )

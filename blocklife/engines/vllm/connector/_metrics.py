@@ -1,0 +1,259 @@
+"""What is counted, under Prometheus names that follow vLLM's.
+
+Rules of this file:
+
+* What vLLM's OffloadingConnector measures too has the same name here, so that dashboards stay.
+* Counters are told as what was added since the last step, gauges as what is now, histograms as the values that were seen.
+* A payload is a plain dictionary of texts, numbers and lists: it crosses processes, and the side that shows it has only the
+  table below.
+* Every series is there, at zero, before its first event: the increase of one that appears with its first event is not seen.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field, frozen
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from blocklife.engines.vllm.connector._messages import Moved
+from blocklife.engines.vllm.connector._scheduler import ConnectorCounts, ConnectorScheduler
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import PromMetric, PromMetricT
+
+Value = int | float | list[int | float]
+Payload = dict[str, dict[str, Value]]
+"""By name of the metric, then by the value of its label, which is empty where it has none."""
+
+
+class MetricKind(enum.Enum):
+    """How values of one metric are put together."""
+
+    COUNTER = "added up"
+    GAUGE = "the latest counts"
+    HISTOGRAM = "all are kept"
+
+
+@frozen
+class Metric:
+    """One metric, and its one label where it has one."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    label: str = ""
+    values: tuple[str, ...] = ()
+    """All values of the label; of groups, which only the scheduler's side can count, the one that every model has."""
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def series(self) -> tuple[tuple[str, ...], ...]:
+        """What stands behind vLLM's labels in each series that is there from the start."""
+        return tuple((value,) for value in self.values) if self.label else ((),)
+
+
+_SLOTS = ("empty", "evictable", "pinned", "writing", "freeing_soon", "quarantined")
+_SIZES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
+_P = "vllm:kv_offload_"
+
+METRICS: Mapping[str, Metric] = {
+    each.name: each
+    for each in (
+        Metric(_P + "load_bytes", MetricKind.COUNTER, "Bytes that loads brought from host memory to the device."),
+        Metric(_P + "load_time", MetricKind.COUNTER, "Seconds that the copies of loads took, by the device's clock."),
+        Metric(_P + "load_size", MetricKind.HISTOGRAM, "Bytes of each load.", buckets=_SIZES),
+        Metric(_P + "store_bytes", MetricKind.COUNTER, "Bytes that stores brought from the device to host memory."),
+        Metric(_P + "store_time", MetricKind.COUNTER, "Seconds that the copies of stores took, by the device's clock."),
+        Metric(_P + "store_size", MetricKind.HISTOGRAM, "Bytes of each store.", buckets=_SIZES),
+        Metric(
+            _P + "allocation_failure", MetricKind.COUNTER, "Stores that found no room in the host tier; they are tried again."
+        ),
+        Metric(
+            _P + "failed_loads",
+            MetricKind.COUNTER,
+            "Loads that were lost; their requests compute again what they would have brought.",
+        ),
+        Metric(_P + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, those that were put off included."),
+        Metric(_P + "deferred_lookups", MetricKind.COUNTER, "Lookups that were put off because a copy had to land first."),
+        Metric(_P + "hit_blocks", MetricKind.COUNTER, "Blocks that loads were planned for, by group.", "group", ("0",)),
+        Metric(
+            _P + "flushes",
+            MetricKind.COUNTER,
+            "Copies that a step had to wait for, by cause.",
+            "cause",
+            ("handed out", "preempted", "last step"),
+        ),
+        Metric(
+            _P + "jobs",
+            MetricKind.COUNTER,
+            "Copies that are over, by how they ended.",
+            "state",
+            ("done", "failed", "cancelled"),
+        ),
+        Metric(_P + "stale_blocks", MetricKind.COUNTER, "Blocks whose content was gone when it was their turn to be stored."),
+        Metric(
+            _P + "violations",
+            MetricKind.COUNTER,
+            "Rules of the ledger that were found broken. Anything but 0 is a bug: report it.",
+        ),
+        Metric(_P + "jobs_out", MetricKind.GAUGE, "Copies that are planned or under way."),
+        Metric(_P + "waiting_chunks", MetricKind.GAUGE, "Chunks that are to be stored and have not had their turn."),
+        Metric(_P + "host_slots", MetricKind.GAUGE, "Chunks of host memory, by what they hold.", "state", _SLOTS),
+    )
+}
+_GAUGES_EVERY = 64
+"""Steps between two looks at the host tier: counting all of it takes longer than a step should."""
+
+
+class BlocklifeStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there where this is checked
+    """One payload, and how two of them are put together."""
+
+    data: Payload
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> BlocklifeStats:
+        """Add a later payload to this one."""
+        for name, values in other.data.items():
+            own = self.data.setdefault(name, {})
+            for label, value in values.items():
+                own[label] = _joined(METRICS[name].kind, own.get(label), value)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """A summary for a line of a log."""
+        found: dict[str, int | float] = {}
+        for name, values in self.data.items():
+            for label, value in values.items():
+                short = name.removeprefix("vllm:") + (f"[{label}]" if label else "")
+                if isinstance(value, list):
+                    found[f"{short}_count"], found[f"{short}_sum"] = len(value), sum(value)
+                else:
+                    found[short] = value
+        return found
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not self.data
+
+
+def _joined(kind: MetricKind, old: Value | None, new: Value) -> Value:
+    if old is None or kind is MetricKind.GAUGE:
+        return list(new) if isinstance(new, list) else new
+    if isinstance(old, list) and isinstance(new, list):
+        return [*old, *new]
+    if isinstance(old, list) or isinstance(new, list):
+        raise TypeError(f"{old!r} and {new!r} are not of one metric")
+    return old + new
+
+
+@define
+class Meter:
+    """Reads a scheduler's counts, and tells what is new."""
+
+    scheduler: ConnectorScheduler
+    _told: dict[tuple[str, str], int] = field(factory=dict)
+    _steps: int = 0
+    _live: int = 0
+    """Jobs that were out at the last look."""
+
+    def read(self) -> BlocklifeStats | None:
+        """What is new since the last call; None where nothing is."""
+        data: Payload = {}
+        counts, self.scheduler.counts = self.scheduler.counts, ConnectorCounts()
+        for moved, word in ((counts.loaded, "load"), (counts.stored, "store")):
+            _tell_moved(data, moved, word)
+        for name, value in (("failed_loads", counts.failed_loads), ("lookups", counts.lookups)):
+            if value:
+                data[_P + name] = {"": value}
+        if counts.deferred:
+            data[_P + "deferred_lookups"] = {"": counts.deferred}
+        for name, label, total in self._totals():
+            told = self._told.get((name, label), -1 if name == "hit_blocks" else 0)  # groups are told once as they are
+            if (added := total - max(0, told)) > 0 or told < 0:
+                data.setdefault(_P + name, {})[label] = added
+                self._told[name, label] = total
+        live = self.scheduler.ledger.jobs.live
+        if self._steps % _GAUGES_EVERY == 0 or (self._live and not live):  # an idle engine makes no step that could tell more
+            self._tell_gauges(data)
+        self._live = live
+        self._steps += 1
+        return BlocklifeStats(data=data) if data else None
+
+    def _totals(self) -> Iterator[tuple[str, str, int]]:
+        ledger, stores = self.scheduler.ledger, self.scheduler.offload.stores
+        yield "allocation_failure", "", stores.counts["refused"]
+        yield "stale_blocks", "", stores.counts["stale"]
+        yield "violations", "", ledger.tally["violations"]
+        for cause, total in ledger.flushes.items():
+            yield "flushes", cause, total
+        for state, total in ledger.ended.items():
+            yield "jobs", state.lower(), total
+        for group, total in enumerate(self.scheduler.offload.host_hits):
+            yield "hit_blocks", str(group), total
+
+    def _tell_gauges(self, data: Payload) -> None:
+        tier = self.scheduler.tier.statistics()
+        data[_P + "jobs_out"] = {"": self.scheduler.ledger.jobs.live}
+        data[_P + "waiting_chunks"] = {"": self.scheduler.offload.stores.waiting}
+        data[_P + "host_slots"] = {name: getattr(tier, name) for name in _SLOTS}
+
+
+def _tell_moved(data: Payload, moved: Moved, word: str) -> None:
+    if moved.sizes:
+        data[f"{_P}{word}_bytes"] = {"": moved.num_bytes}
+        data[f"{_P}{word}_time"] = {"": moved.seconds}
+        data[f"{_P}{word}_size"] = {"": list(moved.sizes)}
+
+
+class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
+    """The metrics of `METRICS` in Prometheus: one family each, with vLLM's labels and, where it has one, its own.
+
+    The series of every engine are there from the start; those of further groups from an engine's first step on.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        makers: Mapping[MetricKind, Any] = {
+            MetricKind.COUNTER: self._counter_cls,
+            MetricKind.GAUGE: self._gauge_cls,
+            MetricKind.HISTOGRAM: self._histogram_cls,
+        }
+        self._families: dict[str, Any] = {}
+        for metric in METRICS.values():
+            more: dict[str, object] = {"buckets": metric.buckets} if metric.buckets else {}
+            if metric.kind is MetricKind.GAUGE:
+                more["multiprocess_mode"] = "mostrecent"
+            labels = labelnames + ([metric.label] if metric.label else [])
+            self._families[metric.name] = makers[metric.kind](
+                name=metric.name, documentation=metric.help, labelnames=labels, **more
+            )
+            for engine in per_engine_labelvalues.values():
+                for value in metric.series:
+                    self._families[metric.name].labels(*engine, *value)
+
+    def observe(self, transfer_stats_data: Payload, engine_idx: int = 0) -> None:
+        """Add one payload."""
+        engine = self.per_engine_labelvalues[engine_idx]
+        for name, values in transfer_stats_data.items():
+            for label, value in values.items():
+                child = self._families[name].labels(*engine, *([label] if METRICS[name].label else []))
+                if isinstance(value, list):
+                    for each in value:
+                        child.observe(each)
+                elif METRICS[name].kind is MetricKind.GAUGE:
+                    child.set(value)
+                else:
+                    child.inc(value)

@@ -1,0 +1,439 @@
+"""The scheduler's side: what vLLM has decided, told to the offload scheduler, and its plan for the workers.
+
+Rules of this file:
+
+* vLLM decides first and tells afterwards. Nothing is refused that vLLM has done; what cannot be is an error, and stops the run.
+* A step costs what changed in it: of the running requests only those are looked at that got blocks, another number of tokens
+  than one, or nothing.
+* Between the hooks of one `schedule()` call things are only noted. They are told to the ledger in `build_step`, in an order in
+  which each is legal, because what vLLM took from one request and gave to another in one step comes in no order at all.
+
+The order in `build_step`: who was preempted; what has left the windows; then the new blocks of all requests, running or let in,
+and what they fill, each kind of thing in one call of the ledger; then states of Mamba groups. Where a request that is let in
+was hit for what others fill in this very step, these are told before it. That is the order in which vLLM itself came to it.
+
+Plans. Every call of `build_step` makes one, also when nothing is scheduled; its number travels to the workers and back, so that
+with asynchronous scheduling each output is settled with its own plan. What requests have left behind at their end goes into a
+plan of its own, which the first hook of the next step makes, and which travels ahead of that step's plan: so those stores are
+with the workers before the step hands out any block of theirs, and the hand-out waits for them like for any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from zlib import crc32
+
+from attrs import define, field
+
+from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
+from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, PeekFree, SchedulerOutput, VllmRequest
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
+from blocklife.ledger._ids import NULL
+from blocklife.ledger._limits import MAX_REQUESTS
+from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mode, OffloadScheduler
+
+_FOREVER = 1e18
+"""No deadline comes: vLLM cannot be told that a load is given up while its copy runs, for it hands out whatever is freed."""
+_NOW = 0.0
+_JOURNAL = 4096
+"""Transitions that are kept for stories; more of them only make Python's collector slow."""
+_MAX_EVENTS = 1 << 20
+_NO_CAPS = Caps()
+SPARE_REQUESTS = 1024
+"""Requests that can be known besides those that run: those that wait and were looked up, and those that load."""
+
+
+@define(eq=False)
+class ConnectorRequest:
+    """What the connector knows of one request."""
+
+    request: VllmRequest
+    name: str
+    """What the ledger calls it: its id, or something longer while an older request of that id is not over."""
+    session: bool
+    """Whether its text goes on when it has ended, without its last token: what it computes is neither named nor stored."""
+    caps: Caps
+    hit: Hit | None = None
+    """The lookup of this step."""
+
+
+@define(eq=False)
+class Admission:
+    """A request that vLLM has given blocks to in this step."""
+
+    tracked: ConnectorRequest
+    tables: tuple[list[int], ...]
+    external_tokens: int
+
+
+@define
+class ConnectorCounts:
+    """What was counted since it was last asked for."""
+
+    stored: Moved = field(factory=Moved)
+    loaded: Moved = field(factory=Moved)
+    failed_loads: int = 0
+    lookups: int = 0
+    deferred: int = 0
+
+
+class ConnectorScheduler:
+    """One engine's scheduler side. All calls come from the scheduler's thread.
+
+    Invariant: ``_requests`` has every request that vLLM knows, by its id, and ``_named`` every one that the ledger knows, by
+    the ledger's name; a request that is over is in ``_named`` only, until its last plan has settled.
+    """
+
+    def __init__(self, shape: CacheShape, config: ConnectorConfig) -> None:
+        self.shape = shape
+        self.config = config
+        self._most_looked_up = min(MAX_REQUESTS, shape.max_running + SPARE_REQUESTS)
+        self.ledger = Ledger(
+            Limits(
+                num_blocks=shape.num_blocks,
+                num_slots=shape.num_slots,
+                max_jobs=config.max_jobs,
+                # those that were never looked up run, were preempted in this very step, or are over and wait for a plan
+                max_requests=min(MAX_REQUESTS, self._most_looked_up + (shape.max_batches + 3) * shape.max_running),
+                num_groups=len(shape.geometry.groups),
+                num_workers=shape.num_workers,
+                max_plans=2 * shape.max_batches + 2,
+                max_journal=_JOURNAL,
+            ),
+            contract=Contract.FENCE,
+            checking=config.checking,
+            incarnation=shape.incarnation,
+            deadline=_FOREVER,
+            own_pool=False,
+            indexed=False,
+        )
+        # without somebody who takes them, events are not kept
+        self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
+        # each batch can have a plan of its own and one of what requests left behind before it
+        policies = config.policies(2 * shape.max_batches + 1)
+        self.offload = OffloadScheduler(self.ledger, self.tier, shape.geometry, policies)
+        self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
+        self.counts = ConnectorCounts()
+        self._requests: dict[str, ConnectorRequest] = {}
+        self._named: dict[str, ConnectorRequest] = {}
+        self._admissions: dict[str, Admission] = {}
+        self._lost: set[str] = set()
+        """Requests whose KV load failed and that have not been scheduled since, by vLLM's id. vLLM 0.33.0 still reserves the
+        blocks of the failed load, so that another load may wait for ever for blocks that are free: these requests do not load
+        until they are scheduled, and meanwhile no request is promised a load twice in turn without having got blocks for it."""
+        self._in_front: set[str] = set()
+        """Those of them that were not put off since. They stand in front of those whose loads have landed, as if they held
+        blocks, and go behind them when an answer is put off. That is done when they have found no room, and not before: a
+        paused engine computes who stands in front, and nobody else."""
+        self._loads = 0
+        """Loads that lookups of this step have promised."""
+        self._early: list[Plan] = []
+        """Plans of the step that is being made that travel ahead of its own."""
+        self._begun = False
+        """Whether a hook of the step that is being made was called."""
+        self._built = False
+        """Whether a step was built since the last report."""
+        self._peek_free: PeekFree | None = None
+        self._serial = 0
+
+    def bind_pool(self, peek_free: PeekFree) -> None:
+        """The engine's allocator; lazy stores look at what it hands out next."""
+        self._peek_free = peek_free
+
+    # --- within schedule() --------------------------------------------------------------------------------------------------
+
+    def add(self, request: VllmRequest, caps: Caps = _NO_CAPS) -> None:
+        """The engine knows a new request. The ledger gets to know it when it is first looked up."""
+        self._requests[request.request_id] = ConnectorRequest(request, "", request.resumable, caps)
+
+    def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
+        """How many tokens a load would bring behind those on the device; None: ask again later."""
+        self._begin()
+        tracked = self._tracked(request)
+        earlier, tracked.hit = tracked.hit, None  # that of an earlier step, which found no room
+        self.counts.lookups += 1
+        name = self._enter(tracked)
+        if not name or (earlier is not None and request.request_id in self._in_front):
+            self._in_front.discard(request.request_id)
+            self.counts.deferred += 1
+            return None
+        if self.offload.is_running(name):  # the engine was reset, and the request comes again in the same step
+            self.offload.preempt(name)
+        if not self._may_load(request.request_id, earlier) or request.skip_reading_prefix_cache or not request.block_hashes:
+            tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
+            return 0
+        hit = self.offload.lookup(name, request.num_tokens, device_tokens)
+        if hit.deferred or (hit.host_tokens and self.ledger.jobs.room <= self._loads):
+            self.counts.deferred += 1
+            return None
+        tracked.hit = hit
+        self._loads += bool(hit.host_tokens)
+        return hit.host_tokens
+
+    def allocated(self, request: VllmRequest, tables: BlockTables, external_tokens: int) -> None:
+        """The engine has given blocks to a request that it lets in, that it loads, or whose load is over."""
+        self._begin()
+        tracked = self._tracked(request)
+        ids = tuple(list(group) for group in tables.get_block_ids())
+        self._admissions[request.request_id] = Admission(tracked, ids, external_tokens)
+        if external_tokens and tracked.hit is not None:
+            self.decided.expect_load(tracked.name)
+
+    def build_step(self, output: SchedulerOutput) -> StepPlan:
+        """The plan of this step."""
+        self._begin()
+        self._begun, self._built = False, True
+        offload, decided = self.offload, self.decided
+        for request_id in output.preempted_req_ids or ():
+            tracked = self._requests.get(request_id)
+            if tracked is not None and offload.is_running(tracked.name):
+                offload.preempt(tracked.name)
+        self._loads = 0
+        going_on = [each for each in self._admissions.values() if offload.is_running(each.tracked.name)]
+        coming = [each for each in self._admissions.values() if not offload.is_running(each.tracked.name)]
+        decided.leave_windows()
+        self._extend(output, going_on)
+        scheduled = output.num_scheduled_tokens
+        decided.schedule(self._uneven(scheduled, sum(each.tracked.request.request_id in scheduled for each in coming)))
+        loads = self._let_in(coming, scheduled)
+        self._admissions.clear()
+        if output.new_block_ids_to_zero:
+            decided.overwrite(output.new_block_ids_to_zero)
+        if (state := output.kv_connector_block_state) is not None:
+            for request_id, states in state.boundary_state_offloads.items():
+                if (tracked := self._requests.get(request_id)) is not None and not tracked.session:
+                    for group, block, boundary in states:
+                        decided.hand_off_state(tracked.name, group, boundary, block)
+        if self._peek_free is not None and self.config.mode is Mode.LAZY:
+            offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
+        plan = offload.build_plan(_NOW)
+        early, self._early = self._early, []
+        return StepPlan((*early, plan), self._owners(plan) if loads else {})
+
+    def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
+        """The blocks that running requests got in this step."""
+        cached = output.scheduled_cached_reqs
+        for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if tables is not None and request_id not in cached.resumed_req_ids:
+                name = self._requests[request_id].name
+                for group, added in enumerate(tables):
+                    if added:
+                        self._grow(name, group, added)
+        for each in going_on:  # its load is over, or its session goes on: what it had stays where it is
+            name, request = each.tracked.name, each.tracked.request
+            if each.tracked.session:
+                self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
+            for group, table in enumerate(each.tables):
+                if len(table) > (held := self.ledger.requests.size(name, group)):
+                    self._grow(name, group, table[held:])
+
+    def _grow(self, name: str, group: int, added: Sequence[int]) -> None:
+        if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
+            raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
+        self.decided.extend(name, group, added)
+
+    def _uneven(self, scheduled: Mapping[str, int], num_coming: int) -> dict[str, int]:
+        """The running requests that get another number of tokens than one; 0 for those that are left out."""
+        requests = self._requests
+        found: dict[str, int] = {}
+        for request_id, count in scheduled.items():
+            if count != 1 and self.offload.is_running(name := requests[request_id].name):
+                found[name] = count
+        if self.offload.num_running + num_coming > len(scheduled):
+            ids = {requests[request_id].name for request_id in scheduled}
+            found.update((name, 0) for name in self.offload.running() if name not in ids)
+        return found
+
+    def _let_in(self, coming: Iterable[Admission], scheduled: Mapping[str, int]) -> bool:
+        """Tell the ledger of what running requests got, and of those that vLLM has let in. Whether one of these loads."""
+        loads = False
+        placed: list[tuple[Admission, Hit]] = []
+        for each in coming:
+            hit = self._hit_of(each)
+            if hit.device_tokens and self.decided.is_new(self._hit_blocks(each, hit)):
+                loads |= self._settle_in(placed, scheduled)  # so that it can share what others make in this very step
+                placed = []
+            self.decided.place_table(each.tracked.name, each.tables, hit.device_tokens)
+            placed.append((each, hit))
+        return self._settle_in(placed, scheduled) or loads
+
+    def _settle_in(self, placed: Iterable[tuple[Admission, Hit]], scheduled: Mapping[str, int]) -> bool:
+        """Those whose tables were placed are in, and what they and the running requests fill is named. Whether one loads."""
+        self.decided.settle_in()
+        loads = False
+        for each, hit in placed:
+            tracked = each.tracked
+            loads |= not self.offload.admit(tracked.name, hit, scheduled.get(tracked.request.request_id, 0))
+            if tracked.session:
+                self.decided.keep_unnamed(tracked.name)
+        self.decided.promise()
+        return loads
+
+    def _hit_blocks(self, admission: Admission, hit: Hit) -> list[int]:
+        """The blocks of a hit on the device, in all groups."""
+        stops = [hit.device_tokens // tokens for tokens in self.shape.geometry.block_tokens]
+        return [block for table, stop in zip(admission.tables, stops, strict=True) for block in table[:stop]]
+
+    def _hit_of(self, admission: Admission) -> Hit:
+        """What a request that vLLM has let in starts from."""
+        tracked, request = admission.tracked, admission.tracked.request
+        name, hit = self._enter(tracked, runs=True), tracked.hit
+        tracked.hit = None
+        self._forget_loss(request)
+        if not name:
+            raise MisuseError(f"request {request.request_id}: vLLM runs more requests than it said (max_num_seqs)")
+        external = admission.external_tokens
+        if external and (hit is None or hit.host_tokens != external):
+            raise MisuseError(
+                f"request {name}: {external} tokens come from elsewhere, and this connector has promised "
+                f"{0 if hit is None else hit.host_tokens} (it must be the only connector, not one of a MultiConnector)"
+            )
+        if hit is None or (hit.host_tokens and not external):
+            # a load that was lost in part, and vLLM keeps what was on the device before it; or a hit that vLLM does not want
+            hit = self.decided.device_hit(name, request.num_tokens, request.num_computed_tokens)
+        if not external and request.num_computed_tokens != hit.compute_from:
+            raise MisuseError(
+                f"request {name}: vLLM starts at token {request.num_computed_tokens}, and the hit ends at {hit.compute_from} "
+                "(another connector, or a feature that this one does not offer)"
+            )
+        return hit
+
+    def _owners(self, plan: Plan) -> dict[JobId, str]:
+        """For which request of vLLM each load is."""
+        found: dict[JobId, str] = {}
+        for transfer in plan.loads:
+            job = self.ledger.jobs.get(transfer.job.number)
+            if job is not None and job.owner is not None:
+                found[transfer.job] = self._named[job.owner].request.request_id
+        return found
+
+    # --- between two steps --------------------------------------------------------------------------------------------------
+
+    def settle(self, report: WorkerReport) -> None:
+        """Every worker has carried out what this report says; outputs come in the order of their steps."""
+        if not self._built:
+            self._hear_of_preemptions()
+        self._built = False
+        self.counts.stored += report.stored
+        self.counts.loaded += report.loaded
+        launched, completions = report.launched, report.completions
+        for number in [each for each in self.offload.plans_out if each <= report.number]:
+            # all reports with the first plan: it may be the one that waited for what they are about
+            settled = self.decided.settle_known(number, _NOW, launched=launched, completions=completions)
+            launched, completions = (), ()
+            self.counts.failed_loads += len(settled.failed)
+            lost = {self._named[name].request.request_id for name in settled.failed}
+            self._lost |= lost
+            self._in_front |= lost
+            for name in settled.ended:
+                self._named.pop(name, None)
+
+    def finish(self, request: VllmRequest, aborted: bool) -> None:
+        """A request is over. Its blocks are the engine's again at once; who still reads them is waited for where it must be."""
+        tracked = self._requests.pop(request.request_id, None)
+        self._admissions.pop(request.request_id, None)
+        self._forget_loss(request)
+        if tracked is None or not self.offload.knows(tracked.name):
+            return
+        if aborted:
+            self.offload.abort(tracked.name)
+        else:
+            self.offload.finish(tracked.name)
+        if not self.offload.knows(tracked.name):
+            del self._named[tracked.name]
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must go on stepping although it has no request left: a copy is out, or is about to be."""
+        return bool(self.ledger.jobs.live)
+
+    def reset(self) -> None:
+        """Forget the host tier. What was computed by those that vLLM has preempted for that is not stored any more."""
+        self._hear_of_preemptions()
+        self.decided.forget_host()
+
+    def take_events(self) -> list[HostEvent]:
+        """What became readable in the host tier, and what is gone, since the last call."""
+        return self.tier.take_events() if self.shape.events else []
+
+    # --- helpers ------------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The first hook of a step: what was planned between two steps goes to the workers before anything is handed out."""
+        if not self._begun:
+            self._begun = True
+            if self.decided.is_late:
+                self.decided.catch_up()
+            if self.ledger.jobs.num_planned:
+                self._early.append(self.offload.build_plan(_NOW))
+
+    def _may_load(self, request_id: str, earlier: Hit | None) -> bool:
+        """Whether vLLM can be promised a load now, for a request whose *earlier* hit found no room."""
+        if not self._lost:
+            return True
+        return request_id not in self._lost and (earlier is None or not earlier.host_tokens)
+
+    def _forget_loss(self, request: VllmRequest) -> None:
+        self._lost.discard(request.request_id)
+        self._in_front.discard(request.request_id)
+
+    def _hear_of_preemptions(self) -> None:
+        """A reset preempts between two steps, and vLLM says so only with the next one; until then outputs do not count."""
+        for tracked in self._requests.values():
+            if tracked.request.status.name == "PREEMPTED" and self.offload.is_running(tracked.name):
+                self.offload.preempt(tracked.name)
+
+    def _tracked(self, request: VllmRequest) -> ConnectorRequest:
+        found = self._requests.get(request.request_id)
+        if found is None:
+            self.add(request)
+            found = self._requests[request.request_id]
+        return found
+
+    def _enter(self, tracked: ConnectorRequest, *, runs: bool = False) -> str:
+        """Let the ledger know a request. Returns its name there, or nothing where it has no room for one more.
+
+        There is room for all that run: vLLM lets a request in that wants nothing computed before, whatever its lookup says.
+        """
+        if tracked.name and self.offload.knows(tracked.name):
+            return tracked.name
+        request = tracked.request
+        if not self._has_room(runs):
+            for forgotten in self.decided.forget_waiting([each.tracked.name for each in self._admissions.values()]):
+                self._named.pop(forgotten).name = ""
+            if not self._has_room(runs):
+                return ""
+        name = request.request_id
+        while name in self.ledger.requests or self.ledger.jobs.serve(name):
+            self._serial += 1
+            name = f"{request.request_id}#{self._serial}"
+        tracked.name = name
+        self._named[name] = tracked
+        self.offload.add_request(name, self._keys_of(request), prompt_tokens=request.num_prompt_tokens)
+        self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
+        return name
+
+    def _has_room(self, runs: bool) -> bool:
+        return self.offload.num_known < (self.ledger.limits.max_requests if runs else self._most_looked_up)
+
+    def _keys_of(self, request: VllmRequest) -> Callable[[int, int, int], Sequence[bytes]]:
+        """The names of a request's blocks: vLLM's hashes, which cover all tokens up to the end of their block."""
+        ratios = self.shape.hashes_per_block
+
+        def keys(group: int, start: int, stop: int) -> Sequence[bytes]:
+            ratio = ratios[group]
+            hashes = request.block_hashes
+            return hashes[start:stop] if ratio == 1 else hashes[(start + 1) * ratio - 1 : stop * ratio : ratio]
+
+        return keys
+
+    def _known_tokens(self, name: str) -> int:
+        return self._named[name].request.num_tokens
+
+
+def incarnation_of(engine_id: str) -> int:
+    """Which start of the engine this is: vLLM gives each one an id of its own."""
+    return crc32(engine_id.encode()) or 1

@@ -1,0 +1,221 @@
+"""The worker's side: carries out what the scheduler planned, on this rank's tensors, around vLLM's forward pass.
+
+Rules of this file:
+
+* It holds no ledger and decides nothing. What it is told arrives pickled, and what it says leaves pickled.
+* The step of the executor is cut in two, because vLLM runs the forward pass itself: `begin` is what comes ahead of everything
+  that writes, `end` what comes behind the forward pass. A step without one calls both all the same.
+* Stores of a step are launched at the beginning of the next one, so that they never delay a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from attrs import define, evolve, field, frozen
+
+from blocklife.copiers._executor import Executor
+from blocklife.copiers._protocol import Copier
+from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._tensors import cache_of
+from blocklife.errors import MisuseError
+from blocklife.ledger import Completion, Direction, JobId, Launched, Plan, Result, Transfer, Worker
+
+
+class EngineCopier(Copier, Protocol):
+    """A copier that is told where the engine stands."""
+
+    def computed(self, engine: object = None) -> None:
+        """What is launched from now on comes after what the engine has queued so far."""
+        ...
+
+    def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
+        """What the engine queues next comes after the loads into these blocks."""
+        ...
+
+    def durations(self) -> Mapping[JobId, float]:
+        """Seconds that the copies took which the last `poll` has reported; failed ones need none."""
+        ...
+
+
+MakeCopier = Callable[[KvCache, HostMemory, Worker], EngineCopier]
+
+
+@frozen(kw_only=True)
+class WorkerShape:
+    """What a worker has to know of the engine."""
+
+    rank: int
+    num_blocks: int
+    num_places: int
+    """Blocks that the host has room for."""
+    groups: tuple[Mapping[str, int], ...]
+    """Of each group, the bytes of a page of each of its layers, by name."""
+    reports_blocks: bool
+    """Whether a load that failed is told by its blocks, which only one group of full attention can; else by its request."""
+
+
+@frozen
+class Received:
+    """Loads that are over on this worker since the last call."""
+
+    requests: frozenset[str]
+    failed: frozenset[str]
+    """Those of them that have failed, where blocks cannot say so."""
+
+
+@define(eq=False)
+class _WorkerJob:
+    """A copy that this worker has been given."""
+
+    transfer: Transfer
+    request: str | None
+    num_bytes: int
+
+
+@define
+class _NextReport:
+    """What the next report says."""
+
+    launched: list[Launched] = field(factory=list)
+    completions: list[Completion] = field(factory=list)
+    stored: Moved = field(factory=Moved)
+    loaded: Moved = field(factory=Moved)
+
+
+class ConnectorWorker:
+    """One rank's side of the connector. All calls come from the worker's thread."""
+
+    def __init__(
+        self, shape: WorkerShape, make_copier: MakeCopier, progress: Callable[[int, int], None] = lambda _done, _total: None
+    ) -> None:
+        self.shape = shape
+        self._make_copier = make_copier
+        self._progress = progress
+        """Hears how many bytes of the host's memory are ready, and how many there will be."""
+        self._copier: EngineCopier | None = None
+        self._executor: Executor | None = None
+        self._host: HostMemory | None = None
+        self._group_bytes: tuple[int, ...] = ()
+        self._begun = self._ended = 0
+        """The last plan whose first half, and whose second half, was carried out."""
+        self._jobs: dict[JobId, _WorkerJob] = {}
+        self._said = _NextReport()
+        self._received: set[str] = set()
+        self._failed: set[str] = set()
+        self._bad_blocks: set[int] = set()
+
+    def register(self, caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
+        """The tensors are there: take the host's memory, and make the copier. A second call starts anew."""
+        self.close()
+        cache = cache_of(self.shape.groups, caches, self.shape.num_blocks)
+        pinned = cache.device.type == "cuda"
+        self._host = HostMemory(cache.row_bytes, self.shape.num_places, pinned=pinned, progress=self._progress)
+        self._group_bytes = tuple(map(sum, cache.page_bytes))
+        self._copier = self._make_copier(cache, self._host, Worker(self.shape.rank))
+        self._executor = Executor(self._copier)
+
+    def begin(self, step: StepPlan) -> None:
+        """Ahead of everything that writes: launch what the last step left, wait for what this one must wait for.
+
+        May be called more than once for a step.
+        """
+        if step.number == self._begun:
+            return
+        executor, copier = self._ready()
+        copier.computed()
+        for early in step.plans[:-1]:
+            self._note(early, step)
+            self._execute(executor, early)
+        plan = step.plans[-1]
+        self._note(plan, step)
+        self._execute(executor, evolve(plan, loads=(), stores=()))
+        copier.before_forward(blocks=())  # who computes now has been told that its loads are over
+        self._begun = step.number
+
+    def end(self, step: StepPlan) -> None:
+        """Behind the forward pass: launch the loads, and keep the stores for the next step. May be called more than once."""
+        self.begin(step)
+        if step.number == self._ended:
+            return
+        executor, copier = self._ready()
+        copier.computed()
+        self._execute(executor, evolve(step.plans[-1], flushes=()))
+        self._ended = step.number
+
+    def receive(self) -> Received:
+        """The loads that are over, good or bad. Look at `bad_blocks` in the same step."""
+        executor, _ = self._ready()
+        report = executor.report()
+        self._hear(report.launched, report.completions)
+        found = Received(frozenset(self._received), frozenset(self._failed))
+        self._received, self._failed = set(), set()
+        return found
+
+    def bad_blocks(self) -> set[int]:
+        """Blocks that a load should have filled and did not, since the last call."""
+        found, self._bad_blocks = self._bad_blocks, set()
+        return found
+
+    def report(self) -> WorkerReport:
+        """What the scheduler's side has to hear; every step has a report, also when there is nothing to say."""
+        said, self._said = self._said, _NextReport()
+        return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded)
+
+    def close(self) -> None:
+        """Let every copy end, and give the memory back. A second call does nothing."""
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = self._copier = None
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+    def _ready(self) -> tuple[Executor, EngineCopier]:
+        if self._executor is None or self._copier is None:
+            raise MisuseError("blocklife connector: this worker has no KV cache (register_kv_caches comes first)")
+        return self._executor, self._copier
+
+    def _note(self, plan: Plan, step: StepPlan) -> None:
+        for transfer in (*plan.loads, *plan.stores):
+            sizes = zip(transfer.group_sizes, self._group_bytes, strict=True)
+            num_bytes = sum(count * page for count, page in sizes)
+            self._jobs[transfer.job] = _WorkerJob(transfer, step.loads.get(transfer.job), num_bytes)
+
+    def _execute(self, executor: Executor, plan: Plan) -> None:
+        report = executor.execute(plan, _nothing)
+        self._hear(report.launched, report.completions)
+
+    def _hear(self, launched: Sequence[Launched], completions: Sequence[Completion]) -> None:
+        _, copier = self._ready()
+        took = copier.durations()
+        self._said.launched += launched
+        self._said.completions += completions
+        for completion in completions:
+            over = self._jobs.pop(completion.job, None)
+            if over is None:
+                continue
+            ok = completion.result is Result.OK
+            moved = Moved(over.num_bytes, took.get(completion.job, 0.0), (over.num_bytes,)) if ok else Moved()
+            if over.transfer.direction is Direction.STORE:
+                self._said.stored += moved
+                continue
+            self._said.loaded += moved
+            if over.request is not None:
+                self._received.add(over.request)
+                if not ok and self.shape.reports_blocks:
+                    self._bad_blocks.update(over.transfer.target.tolist())
+                elif not ok:
+                    self._failed.add(over.request)
+
+
+def _nothing() -> None:
+    """vLLM runs the forward pass itself."""
+
+
+def torch_copier(cache: KvCache, host: HostMemory, worker: Worker) -> EngineCopier:
+    """Copies by torch: on streams of a CUDA device, or at once between CPU tensors."""
+    return TorchCopier(cache, host, worker=worker)

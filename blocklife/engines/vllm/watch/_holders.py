@@ -1,0 +1,303 @@
+"""Which blocks are held by which request or connector, also where the engine frees late and names no request.
+
+The ledger knows the first reference to content that is not final, and every reference to final content. What it cannot know,
+such as a connector's reference to the target of its own load, is kept here as well, so that the number of references to a block
+equals the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from blocklife.engines.vllm.watch._lives import ALLOCATED, FollowedLives, Holder
+from blocklife.engines.vllm.watch._story import BlockHistory
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
+
+CONNECTOR = "the connector"
+"""The holder of blocks that are referenced or freed without the name of a request."""
+BEFORE = "before"
+"""The holder of blocks that were handed out before the watch began."""
+
+
+class Holders:
+    """All holders.
+
+    Invariant: ``where[block]`` has each holder of a block once for each of its references. The entry of a block with one holder
+    is that holder's tuple ``alone`` itself.
+    """
+
+    def __init__(self, lives: FollowedLives, story: BlockHistory, *, num_groups: int, computes: bool) -> None:
+        self.lives = lives
+        self._story = story
+        self._computes = computes
+        self._state = lives.state
+        self._epoch = lives.epoch
+        self._num_groups = num_groups
+        self._current: dict[str, Holder] = {}
+        self.where: dict[int, tuple[Holder, ...]] = {}
+        # Blocks that were handed out in this step and are not filled yet, with the life whose content they still have.
+        self.fresh: dict[int, int] = {}
+        # Blocks that were released in the step that handed them out, with the life whose content they still have.
+        self._unused: dict[int, int] = {}
+        # The life that is, or was last, at a position of a request's table.
+        self._tenures: dict[str, dict[int, int]] = {}
+        self._left: set[str] = set()
+        self._over: dict[str, int] = {}
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many holders are kept."""
+        return len(self._current.keys() | self._tenures.keys() | self._left | self._over.keys())
+
+    def life(self, block: int) -> int:
+        """The current life of a block."""
+        return self._epoch[block] << EPOCH_SHIFT | block
+
+    def content(self, block: int) -> int:
+        """The life whose content a block has: the current one, or the one before where the current one was never computed."""
+        root = self._unused.get(block)
+        return self.life(block) if root is None else root
+
+    def stands(self, request: str | None, group: int, position: int | None) -> int | None:
+        """The life that a request had last at a position of its table; None where it is not known."""
+        if request is None or position is None:
+            return None
+        return self._tenures.get(request, {}).get(position * self._num_groups + group)
+
+    def tenure(self, request: str | None) -> dict[int, int]:
+        """All that `stands` knows of a request: position times number of groups, plus the group, to a life."""
+        return self._tenures.get(request or "", {})
+
+    def row_of(self, name: str | None) -> str | None:
+        """The name of a request in the ledger, if it is known there now."""
+        holder = self._current.get(name or "")
+        return holder.row if holder is not None and holder.held else None
+
+    def is_unused(self, block: int) -> bool:
+        """Whether its life was given up before its content was computed."""
+        return block in self._unused
+
+    def holds(self, name: str, block: int) -> bool:
+        """Whether the holder of this name has a reference to a block that the ledger knows of, too."""
+        holder = self._current.get(name)
+        return holder is not None and block in holder.held
+
+    def is_known_without(self, name: str | None, block: int) -> bool:
+        """Whether the holder of this name has references, but none to this block."""
+        holder = self._current.get(name or "")
+        return holder is not None and block not in holder.held and block not in holder.besides
+
+    def left_behind(self, known: Collection[str]) -> dict[str, list[int]]:
+        """The blocks that are held by requests other than the *known* ones."""
+        found: dict[str, list[int]] = {}
+        for block, holders in self.where.items():
+            for holder in holders:
+                if holder.name != BEFORE and holder.name not in known:
+                    found.setdefault(holder.name, []).append(block)
+        return found
+
+    def drop_all(self, blocks: Collection[int]) -> None:
+        """Drop every reference to these blocks."""
+        for block in blocks:
+            if block in self.where:
+                self.drop(block)
+
+    def count(self, name: str) -> int:
+        """How many blocks the holder of this name has."""
+        holder = self._current.get(name)
+        return 0 if holder is None else len(holder.held) + sum(holder.besides.values())
+
+    # --- holding ------------------------------------------------------------------------------------------------------------
+
+    def hand_out(self, name: str, group: int, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
+        """Begin new lives in blocks that no copy touches, except behind a fence."""
+        holder, epoch, where, unused = self._holder(name), self._epoch, self.where, self._unused
+        before = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
+        if unused:
+            before = [unused.pop(block, life) for block, life in zip(blocks, before, strict=True)]
+        self.lives.hand_out(holder, blocks, group)
+        self.fresh.update(zip(blocks, before, strict=True))
+        if where.keys().isdisjoint(blocks):
+            where.update(dict.fromkeys(blocks, holder.alone))
+        else:
+            for block in blocks:
+                where[block] = where.get(block, ()) + holder.alone
+        lives = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
+        if type(positions) is range:  # consecutive positions, as nearly always
+            size = self._num_groups * positions.step
+            start = positions.start * self._num_groups + group
+            places = zip(range(start, start + size * len(positions), size), lives, strict=True)
+            if (tenure := self._tenures.get(name)) is None:
+                self._tenures[name] = dict(places)
+            else:
+                tenure.update(places)
+        else:
+            self._stand(name, group, lives, positions)
+        self._story.note_places(lives, positions, "handed out to {} (group {}{})", name, group)
+
+    def take(self, name: str, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
+        """One more reference to each of these blocks, whose content is final."""
+        holder, where = self._holder(name), self.where
+        self.lives.take(holder, blocks)
+        for block, position in zip(blocks, positions, strict=True):
+            where[block] = where.get(block, ()) + holder.alone
+            self._stand(name, self.lives.group[block], (self.life(block),), (position,))
+        self._story.note(blocks, "taken by {}", name)
+
+    def hold_beside(self, name: str, block: int) -> None:
+        """One more reference to a block that is not reported to the ledger."""
+        holder = self._holder(name)
+        holder.besides[block] = holder.besides.get(block, 0) + 1
+        self.where[block] = self.where.get(block, ()) + holder.alone
+        self._story.note((block,), "taken by {}", name)
+
+    def free(self, name: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
+        """A holder, or the engine without naming one, has released blocks; *left* are the engine's reference counts afterwards.
+
+        A request that releases everything (*whole*) in the step that handed it out is not part of that step: nothing is
+        computed for it. A release of a block that the holder does not have is a violation.
+        """
+        if not (whole and self._computes):
+            self.fill(blocks)
+        where, mine = self.where, None if name == CONNECTOR else self._current.get(name)
+        alone = () if mine is None else mine.alone
+        chosen: dict[int, tuple[Holder, list[int]]] = {}
+        told: set[int] = set()
+        for at, block in enumerate(blocks):
+            holders = where.get(block)
+            if holders is None:
+                holder = None
+            elif holders is alone:  # as nearly all
+                holder = mine
+            else:
+                holder = self._who_frees(name, holders, None if left is None else left[at])
+            if holder is not None and holders is not None:
+                if len(holders) == 1:
+                    del where[block]
+                else:
+                    first = holders.index(holder)
+                    rest = holders[:first] + holders[first + 1 :]
+                    where[block] = rest if len(rest) > 1 else rest[0].alone
+                if id(holder) in chosen:
+                    chosen[id(holder)][1].append(block)
+                else:
+                    chosen[id(holder)] = (holder, [block])
+            elif name != CONNECTOR and self._story.knows(block):  # else it was handed out before the watch came
+                told.add(block)
+                what = f"block {block} is freed by {name}, who does not hold it"
+                self._story.violate("I4", what, block=block, request=name)
+        for holder, own in chosen.values():
+            self._story.note(own, "let go by {}", holder.name)
+            self._release(holder, own)
+        for block, count in zip(blocks, left or (), strict=False):
+            if count < len(holders := where.get(block, ())) and block not in told and blocks.count(block) == 1:
+                what = f"block {block} has {count} holds left for the engine, and {_names(holders)} hold it"
+                self._story.violate("I4", what, block=block, request=None if name == CONNECTOR else name)
+                if not count:
+                    self.drop(block)
+
+    def _who_frees(self, name: str, holders: tuple[Holder, ...], left: int | None) -> Holder | None:
+        """Which of the holders of a block releases it, if it is one of them."""
+        holder = next((each for each in holders if each.name == name), None)
+        if holder is None and name == CONNECTOR and (left is None or left < len(holders)):
+            holder = min(holders, key=self._tightness, default=None)
+        return holder
+
+    def drop(self, block: int) -> None:
+        """Drop every reference to a block, whatever the holders were told."""
+        for holder in self.where.pop(block):
+            self._release(holder, (block,))
+
+    def leave(self, name: str) -> None:
+        """A request has given up its blocks; the engine may free them later, without naming the request."""
+        if name in self._tenures:
+            self._left.add(name)
+        holder = self._current.pop(name, None)
+        if holder is not None:
+            holder.has_left = True
+
+    def end(self, request: str) -> None:
+        """A request is finished: its blocks may still be stored in the next step."""
+        self._over[request] = self._story.steps
+
+    # --- content ------------------------------------------------------------------------------------------------------------
+
+    def fill(self, blocks: Collection[int]) -> None:
+        """Those of these blocks that were handed out in this step count as filled."""
+        fresh, state = self.fresh, self._state
+        if not fresh or fresh.keys().isdisjoint(blocks):
+            return
+        own = [block for block in blocks if fresh.pop(block, None) is not None and state[block] == ALLOCATED]
+        if own:
+            self.lives.fill(own)
+
+    def arrive(self, lives: Sequence[int]) -> None:
+        """A load has filled blocks; lives that are over are passed over."""
+        for life in lives:
+            block = life & ID_MASK
+            if self._state[block] == ALLOCATED and self.life(block) == life:
+                self.lives.fill((block,))
+
+    def believe(self, block: int, group: int) -> None:
+        """An unheld block has content that was computed before the watch began, or unseen."""
+        self._story.counts["believed"] += 1
+        self.hand_out(BEFORE, group, [block], [None])
+        self.fill([block])
+        self.free(BEFORE, [block])
+
+    def settle(self) -> None:
+        """End of a step: what was handed out is filled, and requests that finished before the step are forgotten."""
+        self.fill(list(self.fresh))
+        for request in [each for each, step in self._over.items() if step < self._story.steps - 1]:
+            del self._over[request]
+            self._tenures.pop(request, None)
+            self._left.discard(request)
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _holder(self, name: str) -> Holder:
+        """The holder of this name, from this admission on. Each reference of the connector has a holder of its own."""
+        holder = self._current.get(name)
+        if holder is None or name == CONNECTOR:
+            holder = self._current[name] = Holder(name)
+            if name in self._left:
+                self._left.discard(name)
+                self._tenures.pop(name, None)
+        return holder
+
+    def _stand(self, name: str, group: int, lives: Sequence[int], positions: Sequence[int | None]) -> None:
+        """Note that these lives are at these positions of a request's table from now on."""
+        for life, position in zip(lives, positions, strict=True):
+            if position is not None:
+                self._tenures.setdefault(name, {})[position * self._num_groups + group] = life
+
+    def _tightness(self, holder: Holder) -> int:
+        """Sort key: holders that the engine most probably means first, when it releases a block without naming a request."""
+        return 0 if holder.has_left else 1 if holder.name in self._over else 2
+
+    def _release(self, holder: Holder, blocks: Sequence[int]) -> None:
+        if holder.besides:
+            blocks = [block for block in blocks if not self._is_beside(holder, block)]
+        fresh = self.fresh
+        if fresh and not fresh.keys().isdisjoint(blocks):
+            self._unused.update([(block, fresh.pop(block)) for block in blocks if block in fresh])
+        if blocks:
+            self.lives.release(holder, blocks)
+        if not holder.held and not holder.besides:
+            holder.alone = ()
+            if self._current.get(holder.name) is holder:
+                del self._current[holder.name]
+
+    def _is_beside(self, holder: Holder, block: int) -> bool:
+        """Whether the released reference is one that the ledger does not know of."""
+        count = holder.besides.get(block, 0)
+        if count > 1:
+            holder.besides[block] = count - 1
+        elif count:
+            del holder.besides[block]
+        return count > 0
+
+
+def _names(holders: Sequence[Holder]) -> str:
+    return " and ".join(dict.fromkeys(holder.name for holder in holders))

@@ -1,0 +1,532 @@
+"""The jobs of an engine: what each copies, which workers have reported, and what of it the ledger follows.
+
+*Rules of this file.* Whether a copy is lawful is decided here, from the pieces that its job names and from what the other jobs
+in flight touch; the ledger is not asked. If the ledger *is told* of jobs at all, it gets what it can follow, for its tables and
+for a recording. What it cannot follow (a second reader of one life, say) is still waited for, because every job in flight is
+in ``touching``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from blocklife.engines.vllm.watch._holders import Holders
+from blocklife.engines.vllm.watch._host import CopyPiece, Filing, Host
+from blocklife.engines.vllm.watch._lives import ALLOCATED, FREED
+from blocklife.engines.vllm.watch._story import BlockHistory
+from blocklife.engines.vllm.watch._violations import WatchViolation
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import Completion, Result, Worker
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
+from blocklife.ledger.records import JobId
+from blocklife.states import COPYING, KEYED, BlockLife
+
+NUM_ENDED = 4096
+"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
+
+_STORABLE = frozenset(BlockLife.table.index[state] for state in KEYED - COPYING)
+
+
+class EngineCopy(NamedTuple):
+    """A job of the engine, as its workers get it."""
+
+    number: int
+    request: str | None
+    pieces: Sequence[CopyPiece]
+    """The pieces whose blocks are followed."""
+    sync: bool = False
+    """Of a load: whether it ends before the forward pass of its step."""
+
+
+class FollowedJob:
+    """A job that is in flight, or that not every worker has reported."""
+
+    __slots__ = (
+        "alone", "blocks", "copy", "ids", "is_over", "is_store", "is_unwanted", "reports", "slots", "spare", "targets", "told",
+    )  # fmt: skip
+
+    def __init__(self, copy: EngineCopy, is_store: bool) -> None:
+        self.copy = copy
+        self.is_store = is_store
+        self.alone: tuple[FollowedJob, ...] = (self,)
+        """The entry in ``touching`` of a place that only this job touches; emptied at its end, to leave no reference cycle."""
+        self.blocks: Sequence[int] = ()
+        """The blocks that it touches."""
+        self.slots: Sequence[int] = ()
+        """The slots of the engine that it touches."""
+        self.ids: tuple[JobId, ...] = ()
+        """Its jobs in the ledger; empty where nothing of it is followed there."""
+        self.spare: Sequence[int] = ()
+        self.targets: Sequence[int] = ()
+        """The lives that it fills, where the ledger does not know of it."""
+        self.told = 0
+        """How many workers' reports the ledger has got."""
+        self.reports = 0
+        self.is_over = False
+        """Whether it is known to be over, by its reports or by a wait."""
+        self.is_unwanted = False
+        """Whether a reset has abandoned it."""
+
+
+class FollowedJobs:
+    """All jobs in flight, also as jobs of the ledger where *filing* is given.
+
+    Invariant: an entry of ``touching`` and ``_using`` has exactly the jobs of its place that are not over. The entry of a place
+    with one job is that job's tuple ``alone`` itself, so that most places need no tuple of their own.
+    """
+
+    def __init__(
+        self, story: BlockHistory, holders: Holders, host: Host, *, num_groups: int, num_workers: int, filing: Filing | None
+    ) -> None:
+        self._story = story
+        self._holders = holders
+        self._host = host
+        self._lives = holders.lives
+        self._state = holders.lives.state
+        self._num_groups = num_groups
+        self._num_workers = num_workers
+        self._filing = filing
+        self._known: dict[int, FollowedJob] = {}
+        self._loads: dict[int, FollowedJob] = {}
+        """The loads among them."""
+        self.touching: dict[int, tuple[FollowedJob, ...]] = {}
+        """Block to the jobs that read or write it."""
+        self._using: dict[int, tuple[FollowedJob, ...]] = {}
+        """The same for slots."""
+        # Reports that the ledger has not got yet, and the jobs that end with them.
+        self._arrived: list[Completion] = []
+        self._landing: dict[int, FollowedJob] = {}
+        self.has_landed = False
+        """Whether there are any such."""
+        self.gave_up = False
+        """Whether any job was given up before its end was reported."""
+        self._ended: OrderedDict[int, bool] = OrderedDict()
+        """Forgotten jobs, and whether a report of them is still lawful."""
+        self.forgotten = -1
+        """The latest job from before the watch, or a reset: late and repeated reports of it and of older ones are lawful."""
+        self._unflushed: dict[int, WatchViolation] = {}
+
+    def __len__(self) -> int:
+        """How many jobs are kept."""
+        return len(self._known)
+
+    def left_behind(self) -> list[int]:
+        """The jobs that are not known to be over."""
+        return [number for number, job in self._known.items() if not job.is_over]
+
+    def has_loads_out(self) -> bool:
+        """Whether any of them is a load."""
+        return any(not job.is_over for job in self._loads.values())
+
+    # --- stores -------------------------------------------------------------------------------------------------------------
+
+    def store(self, copies: Iterable[EngineCopy]) -> None:
+        """Check each piece of these stores; follow those that break no rule."""
+        wanted: list[tuple[FollowedJob, list[CopyPiece]]] = []
+        for copy in copies:
+            job = self._add(copy, is_store=True)
+            lawful = self._stored(job)
+            if self._filing is not None and (good := self._storable(lawful)):
+                wanted.append((job, good))
+        if self._filing is not None:
+            self._file_stores(self._filing, wanted)
+
+    def _stored(self, job: FollowedJob) -> list[CopyPiece]:
+        """The pieces of a store that break no rule."""
+        copy, touching, holders = job.copy, self.touching, self._holders
+        if not copy.pieces:
+            return []
+        self._claim_slots(job)
+        tenure, epoch, size = holders.tenure(copy.request), self._lives.epoch, self._num_groups
+        job.blocks = [piece.block for piece in copy.pieces]
+        lawful: list[CopyPiece] = []
+        untold: list[int] = []
+        for piece in copy.pieces:
+            block, position = piece.block, piece.position
+            life = epoch[block] << EPOCH_SHIFT | block
+            wanted = life if position is None else tenure.get(position * size + piece.group, life)
+            if wanted == life and block not in touching:  # as nearly all
+                touching[block] = job.alone
+                untold.append(block)
+                lawful.append(piece)
+                continue
+            self._tell_stored(job, untold)
+            untold = []
+            rule, what = self._unlawful_store(copy, piece)
+            self._touch(job, block)
+            if rule:
+                self._story.violate(rule, what, block=block, request=copy.request, job=copy.number)
+            else:
+                untold.append(block)
+                lawful.append(piece)
+        self._tell_stored(job, untold)
+        self._host.stored(copy.pieces)
+        return lawful
+
+    def _tell_stored(self, job: FollowedJob, blocks: list[int]) -> None:
+        if blocks:
+            self._story.note(blocks, "job {} stores it{}", job.copy.number, of(job.copy.request))
+
+    def _unlawful_store(self, copy: EngineCopy, piece: CopyPiece) -> tuple[str, str]:
+        """The rule that storing a piece breaks, and how; empty where it breaks none."""
+        block = piece.block
+        if wrong := self.not_its_place(copy.request, piece.group, piece.position, block):
+            return "I8", f"job {copy.number} stores block {block} for {wrong}"
+        for other in self.touching.get(block, ()):
+            if other.is_store and not other.is_unwanted and self._same_content(other, piece):
+                if other.copy is copy:
+                    return "I14", f"job {copy.number} stores block {block} twice"
+                return "I14", f"job {copy.number} stores block {block} while job {other.copy.number} stores the same life of it"
+        if self.is_loading(block):
+            return "I6", f"job {copy.number} stores block {block} while its load is out"
+        return "", ""
+
+    def is_loading(self, block: int) -> bool:
+        """Whether a load in flight fills a block."""
+        touching = self.touching.get(block)
+        return touching is not None and any(not job.is_store for job in touching)
+
+    def not_its_place(self, request: str | None, group: int, position: int | None, block: int) -> str:
+        """Which position is meant and what is wrong with it, where a block is not what the request had there; else empty."""
+        wanted = self._holders.stands(request, group, position)
+        if wanted is None or wanted in (self._holders.life(block), self._holders.content(block)):
+            return ""
+        where = f"group {group}, position {position}"
+        if wanted & ID_MASK != block:
+            return f"{where}, where block {wanted & ID_MASK} stands"
+        return f"{where}, but that life of it is over: the block was handed out again since"
+
+    def _same_content(self, other: FollowedJob, piece: CopyPiece) -> bool:
+        """Whether a store in flight has this block under the same key; chunks with a common prefix share blocks, not keys."""
+        keys = [each.key for each in other.copy.pieces if each.block == piece.block]
+        return piece.key is None or None in keys or piece.key in keys
+
+    def _claim_slots(self, job: FollowedJob) -> None:
+        """A store overwrites its slots: no other job may write or read them meanwhile."""
+        host, using = self._host, self._using
+        parts = [(slot, piece.offset) for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
+        if len(set(parts)) < len(parts):
+            slot = next(slot for at, (slot, offset) in enumerate(parts) if (slot, offset) in parts[:at])
+            what = f"job {job.copy.number} writes slot {slot} twice"
+            self._story.violate("I1", what, request=job.copy.request, job=job.copy.number)
+        job.slots = slots = list(dict.fromkeys([slot for slot, _ in parts]))
+        if using.keys().isdisjoint(slots):
+            using.update(dict.fromkeys(slots, job.alone))
+            return
+        for slot in slots:
+            for other in using.get(slot, ()):
+                does, rule = ("writes", "I1") if other.is_store else ("loads from", "I7")
+                number = job.copy.number
+                what = f"job {number} overwrites slot {slot} while job {other.copy.number} {does} it"
+                self._story.violate(rule, what, request=job.copy.request, job=number)
+                self.finish(other)
+            using[slot] = using.get(slot, ()) + job.alone
+
+    # --- loads --------------------------------------------------------------------------------------------------------------
+
+    def load(self, copy: EngineCopy) -> None:
+        """Check whether the source of each piece has been stored; follow those whose target was handed out for it."""
+        job = self._add(copy, is_store=False)
+        job.blocks = [piece.block for piece in copy.pieces]
+        fresh, where = self._holders.fresh, self._holders.where
+        good: list[CopyPiece] = []
+        filled: set[int] = set()
+        for piece in copy.pieces:
+            self._check_source(job, piece)
+            self._check_target(job, piece)
+            is_first = piece.block not in filled
+            filled.add(piece.block)
+            self._touch(job, piece.block)
+            self._story.note((piece.block,), "job {} loads it{}", copy.number, of(copy.request))
+            if is_first and piece.block in fresh and self._state[piece.block] == ALLOCATED:
+                good.append(self._in_own_group(piece))
+            else:
+                self._story.counts["not followed"] += 1
+        targets = {each for piece in good for each in where.get(piece.block, ()) if piece.block in each.held}
+        if len(targets) == 1:
+            for piece in good:
+                del fresh[piece.block]
+            self._follow_load(job, good, targets.pop().row)
+        if copy.sync:
+            self.finish(job)
+
+    def _check_source(self, job: FollowedJob, piece: CopyPiece) -> None:
+        """A load must read what has been stored completely, and what its lookup has found."""
+        slot = self._host.slot(piece)
+        if slot is None:
+            return
+        number = job.copy.number
+        what = ""
+        for other in self._using.get(slot, ()):
+            if other.is_store:
+                what = f"job {number} loads slot {slot} while job {other.copy.number} still writes it"
+                self.finish(other)
+        if not what and (wrong := self._host.wrong(piece)):
+            what = f"job {number} loads from slot {slot}, and {wrong}"
+            self._host.forget_content(slot)
+        if what:
+            self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
+        if slot not in job.slots:
+            job.slots = [*job.slots, slot]
+            self._using[slot] = self._using.get(slot, ()) + job.alone
+
+    def _check_target(self, job: FollowedJob, piece: CopyPiece) -> None:
+        """A load must fill the block of its request, at the position of its lookup, and no other."""
+        copy, block = job.copy, piece.block
+        for other in self.touching.get(block, ()):
+            does = "reads it" if other.is_store else "writes it"
+            what = f"job {copy.number} loads into block {block} " + (
+                "twice" if other is job else f"while job {other.copy.number} {does}"
+            )
+            self._story.violate("I1", what, block=block, request=copy.request, job=copy.number)
+            if other is not job:
+                self.finish(other)
+        what = self.not_its_place(copy.request, piece.group, piece.position, block)
+        if not what and self._holders.is_known_without(copy.request, block):
+            what = f"request {copy.request}, who does not hold it"
+        if what:
+            what = f"job {copy.number} loads into block {block} for {what}"
+            self._story.violate("I7", what, block=block, request=copy.request, job=copy.number)
+
+    def compute(self, requests: Collection[str]) -> None:
+        """The step computes for these requests: their loads must have landed."""
+        for number, job in list(self._loads.items()):
+            if not (job.is_over or job.copy.sync) and job.copy.request in requests:
+                what = f"the step computes for {job.copy.request} while its load, job {number}, is out"
+                self._story.violate("I6", what, request=job.copy.request, job=number)
+                self.finish(job)
+
+    # --- the end of jobs ----------------------------------------------------------------------------------------------------
+
+    def must_flush(self, block: int, name: str) -> None:
+        """A block is handed out while jobs touch it: the step must flush those that read it."""
+        for job in self.touching.get(block, ()):
+            number, owner = job.copy.number, of(job.copy.request)
+            if job.is_store:
+                what = f"block {block} is handed out to {name} while job {number}{owner} reads it, unwaited"
+                self._unflushed[number] = self._story.violation("I1", what, block=block, request=name, job=number)
+            else:
+                what = f"block {block} is handed out to {name} while job {number}{owner} writes it"
+                self._story.violate("I1", what, block=block, request=name, job=number)
+                self.finish(job)
+
+    def wait(self, waits: Collection[int]) -> None:
+        """The step waits for these jobs before it computes: they are over. Not to flush one that had to be is a violation."""
+        unflushed, self._unflushed = self._unflushed, {}
+        for number in waits:
+            if (job := self._known.get(number)) is not None:
+                self.finish(job)
+        for number, violation in unflushed.items():
+            if number not in waits:
+                self._story.add(violation)
+
+    def report(self, number: int, count: int) -> None:
+        """So many more workers report the end of their share of a job. The ledger gets it when `land` is called."""
+        job = self._known.get(number)
+        if job is None or number in self._landing:
+            self._unknown(number)
+            return
+        job.reports += count
+        self.has_landed = True
+        while job.ids and job.told < min(job.reports, self._num_workers):
+            self._arrived += [Completion(each, Worker(job.told), Result.OK) for each in job.ids]
+            job.told += 1
+        if job.reports >= self._num_workers:
+            self._landing[number] = job
+            if job.reports > self._num_workers and not job.is_unwanted:
+                what = f"job {number} is reported {job.reports} times, and there are {self._num_workers} workers"
+                self._story.violate("I9", what, request=job.copy.request, job=number)
+
+    def land(self, *, begins: bool = False) -> None:
+        """End what was reported since the last call. *begins*: at the beginning of a step."""
+        arrived, self._arrived = self._arrived, []
+        landing, self._landing = self._landing, {}
+        self.has_landed = False
+        if self._filing is not None and (arrived or begins):
+            self._filing.settle(self._story.steps, arrived)
+        for job in landing.values():
+            self._end(job, may_come=False)
+
+    def _unknown(self, number: int) -> None:
+        if number <= self.forgotten or self._ended.get(number):
+            self._story.counts["late"] += 1
+        elif number in self._ended or number in self._landing:
+            what = f"job {number} is reported more often than there are workers ({self._num_workers})"
+            self._story.violate("I9", what, job=number)
+        else:
+            self._story.violate("I3", f"job {number} is reported, and was never made", job=number)
+
+    def reset(self, *, forget: bool) -> None:
+        """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host content, too."""
+        for number, job in self._known.items():
+            job.is_unwanted = True
+            self.forgotten = max(self.forgotten, number)
+        self.forgotten = max(self.forgotten, *self._ended, -1)
+        if forget:
+            self._host.forget()
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Stop following these jobs: their end may never be reported."""
+        self.gave_up = True
+        self.land()
+        for number in numbers:
+            if (job := self._known.get(number)) is not None:
+                self._end(job, may_come=True)
+
+    def finish(self, job: FollowedJob) -> None:
+        """A job is over, whatever was reported of it."""
+        if self._arrived:
+            self.land()
+        if job.ids:
+            self._tell_ledger(job)
+        if job.is_over:
+            return
+        job.is_over = True
+        if job.targets:
+            self._holders.arrive(job.targets)
+        if job.blocks:
+            _strike(self.touching, job.blocks, job)
+            _strike(self._using, job.slots, job)
+        job.alone = ()
+        self._give_back(job)
+
+    def finish_all(self, block: int, *, loads_only: bool = False) -> None:
+        """All jobs that touch a block are over."""
+        for job in self.touching.get(block, ()):
+            if not (loads_only and job.is_store):
+                self.finish(job)
+
+    def _end(self, job: FollowedJob, *, may_come: bool) -> None:
+        self.finish(job)
+        self._story.counts["jobs"] += 1
+        del self._known[job.copy.number]
+        self._loads.pop(job.copy.number, None)
+        self._ended[job.copy.number] = may_come
+        if len(self._ended) > NUM_ENDED:
+            self._ended.popitem(last=False)
+
+    def _tell_ledger(self, job: FollowedJob) -> None:
+        while self._filing is not None and job.told < self._num_workers:
+            for each in job.ids:
+                self._filing.complete(each, job.told)
+            job.told += 1
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _add(self, copy: EngineCopy, *, is_store: bool) -> FollowedJob:
+        if older := self._known.get(copy.number):
+            what = f"job {copy.number} is made a second time"
+            self._story.violate("I3", what, request=copy.request, job=copy.number)
+            self.finish(older)
+        self._ended.pop(copy.number, None)
+        job = self._known[copy.number] = FollowedJob(copy, is_store)
+        if not is_store:
+            self._loads[copy.number] = job
+        if not is_store and not copy.sync and copy.request is not None:
+            for number, each in self._known.items():
+                if each.is_store and not (each.is_over or each.is_unwanted) and each.copy.request == copy.request:
+                    what = f"job {copy.number} loads for request {copy.request} while its own store, job {number}, is out"
+                    self._story.violate("I10", what, request=copy.request, job=copy.number)
+                    break
+        return job
+
+    def _in_own_group(self, piece: CopyPiece) -> CopyPiece:
+        """A piece in the group that its block was handed out for."""
+        group = self._lives.group[piece.block]
+        return piece if piece.group == group else piece._replace(group=group)
+
+    def _touch(self, job: FollowedJob, block: int) -> None:
+        jobs = self.touching.get(block, ())
+        if job not in jobs:
+            self.touching[block] = jobs + job.alone
+
+    # --- the same jobs in the ledger ----------------------------------------------------------------------------------------
+
+    def _storable(self, lawful: Sequence[CopyPiece]) -> list[CopyPiece]:
+        """The pieces of a store that the ledger can follow."""
+        good: list[CopyPiece] = []
+        for piece in lawful:
+            if self._state[piece.block] == FREED:
+                self._holders.believe(piece.block, piece.group)
+            if self._state[piece.block] in _STORABLE:
+                good.append(self._in_own_group(piece))
+            else:
+                self._story.counts["not followed"] += 1
+        return good
+
+    def _file_stores(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
+        """Plan stores in the ledger: all in one call, or one by one those that it accepts."""
+        try:
+            self._file_all(filing, wanted)
+        except (CapacityError, MisuseError):
+            for each in wanted if len(wanted) > 1 else ():
+                try:
+                    self._file_all(filing, [each])
+                except (CapacityError, MisuseError):
+                    self._pass_over(*each)
+            if len(wanted) == 1:
+                self._pass_over(*wanted[0])
+
+    def _file_all(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
+        """Plan stores in the ledger, all or none."""
+        if not wanted:
+            return
+        try:
+            row_of = self._holders.row_of
+            ids = filing.store([(row_of(job.copy.request), good, self._slots(filing, job, good)) for job, good in wanted])
+        except BaseException:
+            for job, _ in wanted:
+                self._give_back(job)
+            raise
+        for (job, _), number in zip(wanted, ids, strict=True):
+            job.ids = (number,)
+
+    def _follow_load(self, job: FollowedJob, pieces: list[CopyPiece], row: str) -> None:
+        """Note which lives a load fills: in the ledger where there is a filing, else in the job."""
+        if self._filing is None:
+            job.targets = [self._holders.life(piece.block) for piece in pieces]
+            return
+        try:
+            job.ids = self._filing.load(row, pieces, self._slots(self._filing, job, pieces))
+        except (CapacityError, MisuseError):
+            self._pass_over(job, pieces)
+
+    def _slots(self, filing: Filing, job: FollowedJob, pieces: Sequence[CopyPiece]) -> list[int]:
+        """The slots of the ledger for some pieces: the engine's own, or spare ones."""
+        slots = [self._host.slot(piece) for piece in pieces]
+        if count := slots.count(None):
+            job.spare = filing.take_spare(count)
+        spare = iter(job.spare)
+        return [next(spare) if slot is None else slot for slot in slots]
+
+    def _pass_over(self, job: FollowedJob, pieces: Sequence[CopyPiece]) -> None:
+        """The ledger has no room or no row for these pieces; the watch waits for them all the same."""
+        self._story.counts["not followed"] += len(pieces)
+        self._give_back(job)
+
+    def _give_back(self, job: FollowedJob) -> None:
+        if job.spare and self._filing is not None:
+            self._filing.give_back(job.spare)
+            job.spare = ()
+
+
+def of(request: str | None) -> str:
+    """The words " of request NAME" for a message; no words if *request* is None."""
+    return "" if request is None else f" of request {request}"
+
+
+def _strike(jobs: dict[int, tuple[FollowedJob, ...]], places: Iterable[int], job: FollowedJob) -> None:
+    """Remove a job from the entries of these places."""
+    alone = job.alone
+    for place in places:
+        found = jobs.get(place, ())
+        if found is alone:
+            del jobs[place]
+        elif job in found:
+            rest = tuple([each for each in found if each is not job])
+            if rest:
+                jobs[place] = rest if len(rest) > 1 else rest[0].alone
+            else:
+                del jobs[place]

@@ -1,0 +1,202 @@
+"""Prometheus metrics, named in vLLM's manner, where the client library is installed; else the counts are only kept.
+
+*Theory.* The watch counts in processes that serve no metrics: the engine core and its workers are children of the server. The
+client library can share counts between processes, but only if ``PROMETHEUS_MULTIPROC_DIR`` is set before it is first imported.
+That is long before a plug-in is loaded; set later, the variable would hide vLLM's own metrics. So each process that loads this
+plug-in keeps its counts in a small file of a folder that its children inherit, and has a collector that adds up the files of
+the folder: the server's shows what its children count. Where the variable is set, the library's way is taken.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from blocklife.engines.vllm.watch._violations import RULES
+
+PREFIX = "vllm:blocklife_watch_"
+VIOLATIONS = "Illegal steps of vLLM that blocklife has seen, by rule."
+COUNTED = {
+    "steps": "Steps of a connector that blocklife has watched.",
+    "jobs": "Jobs that the watch has seen end.",
+    "blocks_believed": "Blocks whose content the watch did not see come.",
+    "copies_not_followed": "Blocks of copies that the watch could only wait for.",
+}
+"""The counts besides the violations: name to what is counted."""
+FOLDER = "BLOCKLIFE_WATCH_COUNTS"
+"""Set by the first process for its children: the folder of all counts."""
+_MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
+_PLACES = {name: at for at, name in enumerate([*RULES, *COUNTED])}
+_SUFFIX = ".counts"
+
+
+class Counter(Protocol):
+    """A counter of Prometheus."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Count."""
+
+    def labels(self, **labels: str) -> Counter:
+        """The one with these labels."""
+
+
+class Family(Protocol):
+    """One metric, as a collector returns it."""
+
+    def add_metric(self, labels: list[str], value: float) -> None:
+        """Add one series."""
+
+
+class CountStore(Protocol):
+    """A place for counts: of each rule, and of whatever else is counted, from zero on."""
+
+    where: str
+    """Where they are shown, in words for the log."""
+
+    def add(self, name: str, amount: int) -> None:
+        """Add to one count."""
+
+
+class OfLibrary:
+    """The client library's own counters, which processes share in a folder of its own. Each rule has its series at once."""
+
+    def __init__(self, client: object, registry: object | None = None) -> None:
+        self.where = f"its counts go to {_MULTIPROC}={os.environ.get(_MULTIPROC, '')}, for the server to show"
+        given = {} if registry is None else {"registry": registry}
+        make = vars(client)["Counter"]
+        violations: Counter = make(PREFIX + "violations", VIOLATIONS, ["rule"], **given)
+        self._counters: dict[str, Counter] = {rule: violations.labels(rule=rule) for rule in RULES}
+        self._counters |= {name: make(PREFIX + name, about, **given) for name, about in COUNTED.items()}
+
+    def add(self, name: str, amount: int) -> None:
+        """As `CountStore` says."""
+        self._counters[name].inc(amount)
+
+
+class InFolder:
+    """A file of whole numbers that other processes read while it is written."""
+
+    def __init__(self, folder: Path, where: str) -> None:
+        self.where = where
+        self.folder = folder
+        path = folder / f"{os.getpid()}{_SUFFIX}"
+        size = 8 * len(_PLACES)
+        with path.open("a+b") as file:  # another process may have had this number, and its counts stay
+            file.truncate(size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._values = memoryview(self._map).cast("q")
+
+    def add(self, name: str, amount: int) -> None:
+        """As `CountStore` says."""
+        self._values[_PLACES[name]] += amount
+
+    def totals(self) -> dict[str, int]:
+        """The sums over all processes."""
+        totals = dict.fromkeys(_PLACES, 0)
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            try:
+                values = memoryview(path.read_bytes())
+            except OSError:
+                continue
+            if len(values) == 8 * len(_PLACES):  # else it was just made
+                for name, value in zip(_PLACES, values.cast("q"), strict=True):
+                    totals[name] += value
+        return totals
+
+
+class Collector:
+    """Shows the counts of a folder in a registry of the client library."""
+
+    def __init__(self, kept: InFolder, client: object) -> None:
+        self._kept = kept
+        self._family = vars(client)["CounterMetricFamily"]
+
+    def collect(self) -> Iterator[Family]:
+        """All metrics, now."""
+        totals = self._kept.totals()
+        violations: Family = self._family(PREFIX + "violations", VIOLATIONS, labels=["rule"])
+        for rule in RULES:
+            violations.add_metric([rule], totals[rule])
+        yield violations
+        for name, about in COUNTED.items():
+            other: Family = self._family(PREFIX + name, about, labels=[])
+            other.add_metric([], totals[name])
+            yield other
+
+
+class Metrics:
+    """The counts of all watches of one process. Without the client library they are not exported."""
+
+    def __init__(self, kept: CountStore) -> None:
+        self._kept = kept
+        self._told: dict[str, int] = {}
+
+    @property
+    def where(self) -> str:
+        """Where they are shown, in words for the log."""
+        return self._kept.where
+
+    def violated(self, rule: str) -> None:
+        """One more violation."""
+        self._kept.add(rule, 1)
+
+    def tell(self, watch: int, now: Mapping[str, int]) -> None:
+        """Bring the other counts up to date with a watch."""
+        for name in COUNTED:
+            told = self._told.get(f"{watch} {name}", 0)
+            if now[name] > told:
+                self._kept.add(name, now[name] - told)
+                self._told[f"{watch} {name}"] = now[name]
+
+    def forget(self, watch: int) -> None:
+        """A watch was closed; what it has counted stays."""
+        for name in COUNTED:
+            self._told.pop(f"{watch} {name}", None)
+
+
+_all: dict[int, Metrics] = {}
+
+
+def of_process() -> Metrics:
+    """The metrics of this process, in the default registry: one set, however many watches there are."""
+    if (process := os.getpid()) not in _all:  # after a fork the parent's set is there, and this process needs its own
+        is_fork = bool(_all)
+        _all.clear()
+        _all[process] = Metrics(_kept(is_shown=is_fork))
+    return _all[process]
+
+
+def _kept(*, is_shown: bool) -> CountStore:
+    try:
+        client = importlib.import_module("prometheus_client")
+    except ImportError:
+        client = None
+    if client is not None and os.environ.get(_MULTIPROC):
+        return OfLibrary(client)
+    kept = _in_folder()
+    if client is not None and not is_shown:
+        core = importlib.import_module("prometheus_client.core")
+        vars(core)["REGISTRY"].register(Collector(kept, core))
+    return kept
+
+
+def _in_folder() -> InFolder:
+    """A file in the inherited folder, or in a new one for this process and its children, which is removed at exit."""
+    if folder := os.environ.get(FOLDER):
+        return InFolder(Path(folder), "its counts are in the metrics of the process that has started it")
+    made = tempfile.mkdtemp(prefix="blocklife-watch-")
+    os.environ[FOLDER] = made
+    atexit.register(_remove, made, os.getpid())
+    return InFolder(Path(made), "its counts are in the metrics of this process")
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,382 @@
+"""Follows an engine that does not know of it, and reports where a step of that engine was illegal.
+
+*Rules of this file.* It knows no engine: the hooks (`pool`, `offloading`, `simple`) report facts to it. It never changes what
+the engine does. After a violation the mirror is brought to the state of the device, and the watch goes on; a violation is
+reported only after that.
+
+*Theory: the order of the device.* The order in which a scheduler acts within one step is not the order in which the device
+executes it. The workers of a step first launch the stores that were deferred from the step before, then wait for the flushed
+jobs, then compute, then load. So facts are only noted while a step is scheduled, and `step` replays them in the device's order:
+
+1. what happened before the step's first hand-out: reports, releases, resets;
+2. stores that this step both makes and flushes: they read what their blocks held before this step handed them out;
+3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and
+   the step must flush that job. A load that ends before the step computes is over where its target is first hit;
+4. the step's flushes: jobs that had to be flushed and are not are violations, and all flushed jobs are over;
+5. loads, then what was handed out counts as filled, then the other stores.
+
+Where there is a ledger (`LedgerLives`, `Filing`), each fact is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose
+tables know what is legal; else it changes a few columns to the same effect (`PlainLives`). Content counts as final as soon as
+its step is scheduled, because the device computes it before any store of that step. Whether it is the *right* content is
+decided by comparing lives: the one that the request had at that position of its table, and the one that the block has now.
+
+*Theory: sampling.* One of every *sample* blocks is followed, from the first hand-out to the last copy; the hooks report no
+others (`follows`). A rule about one block needs that block only, so it can be checked in a sample. What a slot holds is not
+known from a sample of its stores, so nothing is claimed of slots then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from blocklife.engines.vllm.watch._holders import CONNECTOR, Holders
+from blocklife.engines.vllm.watch._host import NUM_SPARE, Filing, Host
+from blocklife.engines.vllm.watch._jobs import EngineCopy, FollowedJobs
+from blocklife.engines.vllm.watch._lives import ALLOCATED, FREED, FollowedLives, LedgerLives, PlainLives
+from blocklife.engines.vllm.watch._progress import EngineProgress
+from blocklife.engines.vllm.watch._story import BlockHistory
+from blocklife.engines.vllm.watch._violations import WatchViolation
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract, Ledger, Limits
+from blocklife.ledger._limits import MAX_REQUESTS
+from blocklife.states import Block, BlockLife
+
+_FOREVER = 1e18
+
+_STALE, _LOADING = (BlockLife.table.index[state] for state in (Block.STALE, Block.LOADING))
+_OPEN = frozenset((_LOADING, ALLOCATED))
+
+Fact = tuple[Callable[..., None], tuple[object, ...]]
+"""A function to call at the replay, and its arguments."""
+Positions = Sequence[int | None]
+Missing = tuple[str, int, int, bool]
+"""The request that expects it, the position in its table, the block, and whether the prefix cache has the block already."""
+
+
+class Mirror:
+    """Follows one pool of blocks. Calls are made by one thread, in the order in which things happened.
+
+    *tell* gets the violations of each step, and *lost* the error if the mirror itself cannot go on; what they raise reaches the
+    caller. *sample* n follows one block of n. *is_told* says whether there is a ledger, which costs more than all the rest: no
+    rule needs it, but a recording does, and its tables then check the mirror, too. *computes* says whether the steps are those
+    of a whole engine, so that a block released in the step that handed it out was never computed.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        num_groups: int = 1,
+        num_workers: int = 1,
+        num_slots: int = 0,
+        blocks_per_slot: int = 1,
+        tell: Callable[[list[WatchViolation]], None],
+        lost: Callable[[Exception], None],
+        sample: int = 1,
+        is_told: bool = True,
+        computes: bool = True,
+        max_jobs: int = 4096,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_workers = num_workers
+        self.blocks_per_slot = blocks_per_slot
+        self.sample = sample
+        self._ledger: Ledger | None = None
+        self.name_of: Callable[[str], str] = str
+        """Which holder a request of the ledger is lent to."""
+        lives: FollowedLives = PlainLives(num_blocks)
+        filing: Filing | None = None
+        if is_told:
+            self._ledger = Ledger(
+                Limits(
+                    num_blocks=num_blocks + num_groups,
+                    num_slots=num_slots + NUM_SPARE,
+                    max_jobs=max_jobs,
+                    max_requests=min(num_blocks + 2 * num_groups + 1, MAX_REQUESTS),
+                    num_groups=num_groups,
+                    num_workers=num_workers,
+                    max_journal=1,
+                ),
+                contract=Contract.FENCE,
+                deadline=_FOREVER,
+                own_pool=False,
+            )
+            lives = LedgerLives(self._ledger)
+            self.name_of = lives.name_of
+            filing = Filing(self._ledger, num_blocks, num_slots, blocks_per_slot)
+        self.story = BlockHistory(lives.epoch)
+        self.holders = Holders(lives, self.story, num_groups=num_groups, computes=computes)
+        self.host = Host(num_slots, keeps=sample == 1)
+        self.jobs = FollowedJobs(
+            self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, filing=filing
+        )
+        self._state = lives.state
+        self.computes = computes
+        self._tell = tell
+        self._lost = lost
+        self.hears_all = False
+        """Whether the connector waits for its jobs only, and not for another tier, say."""
+        self.num_held: Callable[[], int | None] = lambda: None
+        """How many slots the connector cannot hand out now, if it can tell; negative where it counts some slots twice."""
+        self.progress = EngineProgress()
+        """How far the requests are; shared by all mirrors of one engine."""
+        self.brought: frozenset[int] = frozenset()
+        """The blocks that loads fill before the last step computes."""
+        self.is_torn = False
+        """Whether anything was replayed in the middle of a step."""
+        self._log: list[Fact] = []
+        self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, to be found again
+        # Targets of the loads of the step in replay; for a load that ends before the forward pass, with that load.
+        self._targets: set[int] = set()
+        self._soon: dict[int, EngineCopy] = {}
+        self._loaded: set[int] = set()
+        self._new: set[int] = set()
+        """Blocks that the step has handed out."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that follows the engine. Raises MisuseError where there is none (`is_told`)."""
+        if self._ledger is None:
+            raise MisuseError("watch: no ledger is kept (watch with jobs, strictly or with a recording)")
+        return self._ledger
+
+    @property
+    def steps(self) -> int:
+        """Steps of the connector so far."""
+        return self.story.steps
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each rule was broken, and what could not be followed."""
+        return self.story.counts
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether any noted fact was not replayed yet."""
+        return bool(self._log)
+
+    def follows(self, block: int) -> bool:
+        """Whether a block is one of those that are followed."""
+        return 0 < block < self.num_blocks and not block % self.sample
+
+    # --- facts --------------------------------------------------------------------------------------------------------------
+
+    def handed_out(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        """The pool has handed these blocks out, each for a position of the holder's table."""
+        if blocks:
+            self._log.append((self._handing_out, (holder, group, blocks, positions)))
+
+    def taken(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        """One more reference to these blocks with their content: a prefix hit, or a reference of the connector."""
+        if blocks:
+            self._log.append((self._take, (holder, group, blocks, positions)))
+
+    def freed(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
+        """A holder has released these blocks.
+
+        A release by `CONNECTOR` may be on behalf of any request, since engines free late; *left* then has the engine's counts
+        of references afterwards, since some are taken unseen. *whole*: the holder releases everything, and is not part of
+        the current step.
+        """
+        if blocks:
+            self._log.append((self._free, (holder, blocks, left, whole)))
+
+    def gone(self, request: str) -> None:
+        """A request has given up all its blocks; those not freed yet are freed later, without naming the request."""
+        self._log.append((self.holders.leave, (request,)))
+
+    def ended(self, request: str) -> None:
+        """A request is finished: its blocks may still be stored in the next step."""
+        self._log.append((self.holders.end, (request,)))
+
+    def reported(self, job: int, count: int) -> None:
+        """So many more workers report the end of their share of a job."""
+        self._log.append((self._reporting, (job, count)))
+
+    def reset(self, *, forget: bool = True) -> None:
+        """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host's content, too."""
+        self._log.append((self._reset, (forget,)))
+
+    def noted(self, what: str, blocks: Sequence[int] = ()) -> None:
+        """Note an event of these blocks, or of all, for their history; no rule depends on it."""
+        if blocks:
+            self._log.append((self.story.note, (blocks, what)))
+        else:
+            self._log.append((self.story.mark, (what,)))
+
+    # --- the step -----------------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        *,
+        stores: Sequence[EngineCopy] = (),
+        loads: Sequence[EngineCopy] = (),
+        waits: Collection[int] = (),
+        computes: Collection[str] = (),
+        missing: Sequence[Missing] = (),
+    ) -> None:
+        """The engine has scheduled a step: its copies, the jobs to wait for, and the requests it computes.
+
+        *missing*: what a request expects to be loaded, and no job loads.
+        """
+        log, self._log = self._log, []
+        self._minded(lambda: self._step(log, stores, loads, waits, computes, missing))
+        self.tell()
+
+    def catch_up(self) -> None:
+        """Replay what was noted so far, outside of a step or because a step was given up."""
+        log, self._log = self._log, []
+        self._minded(lambda: self._catch_up(log))
+        self.tell()
+
+    def tell(self) -> None:
+        """Report the violations that were not reported yet."""
+        if self.story.found:
+            found, self.story.found = self.story.found, []
+            self._tell(found)
+
+    def _minded(self, what: Callable[[], None]) -> None:
+        """Run *what*; an error of the watch itself is passed to *lost*, and never stops the engine."""
+        try:
+            what()
+        except Exception as error:
+            self.is_torn = True
+            self._lost(error)
+        except BaseException:
+            self.is_torn = True
+            raise
+
+    def _catch_up(self, log: list[Fact]) -> None:
+        self._replay(log)
+        self.jobs.land()
+
+    def _step(
+        self,
+        log: list[Fact],
+        stores: Sequence[EngineCopy],
+        loads: Sequence[EngineCopy],
+        waits: Collection[int],
+        computes: Collection[str],
+        missing: Sequence[Missing],
+    ) -> None:
+        self.story.steps += 1
+        self._targets = {piece.block for copy in loads if not copy.sync for piece in copy.pieces}
+        self._soon = {piece.block: copy for copy in loads if copy.sync for piece in copy.pieces}
+        self.brought = frozenset(self._soon)
+        start = next((at for at, (fact, _) in enumerate(log) if fact is self._handing_out), len(log))
+        self._replay(log[:start])
+        self.jobs.land(begins=True)
+        self.jobs.store([copy for copy in stores if copy.number in waits])
+        self._replay(log[start:])
+        self.jobs.wait(waits)
+        for copy in loads:
+            if copy.number not in self._loaded:
+                self.jobs.load(copy)
+        self._targets, self._soon, self._loaded = set(), {}, set()
+        new, self._new = self._new, set()
+        for name, position, block, is_named in missing if self.computes else ():
+            if is_named and block not in new:
+                continue  # it was replayed earlier
+            what = f"{name} counts on what is loaded into block {block}, position {position}, and no job loads it"
+            self.story.violate("I7", what, block=block, request=name)
+        if self.computes:
+            self.jobs.compute(computes)
+        self.holders.fill(list(self.holders.fresh))
+        self.jobs.store([copy for copy in stores if copy.number not in waits])
+        self.holders.settle()
+
+    def _replay(self, log: Iterable[Fact]) -> None:
+        jobs = self.jobs
+        for fact, of in log:
+            if fact is not self._reporting and jobs.has_landed:
+                jobs.land()
+            fact(*of)
+
+    # --- replayed facts -----------------------------------------------------------------------------------------------------
+
+    def _hand_out(self, name: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        again: list[int] = []
+        if len(set(blocks)) < len(blocks):
+            blocks, positions, again = _once(blocks, positions)
+        touching, where = self.jobs.touching, self.holders.where
+        fenced = [] if touching.keys().isdisjoint(blocks) else [block for block in blocks if block in touching]
+        for block in () if where.keys().isdisjoint(blocks) else blocks:
+            if block in where:
+                what = f"block {block} is handed out to {name} while {where[block][0].name} holds it"
+                self.story.violate("I4", what, block=block, request=name)
+                self.holders.drop(block)
+        for block in fenced:
+            self.jobs.must_flush(block, name)
+        self.holders.hand_out(name, group, blocks, positions)
+        self._new.update(blocks)
+        for block in fenced:  # the wait is this step's own, so that the new content comes after it
+            self.jobs.finish_all(block)
+        for block in again:
+            self.story.violate("I4", f"block {block} is handed out twice at once to {name}", block=block, request=name)
+            self.holders.hold_beside(name, block)
+
+    def _take(self, name: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
+        good: dict[int, int | None] = {}
+        beside: list[int] = []
+        for block, position in zip(blocks, positions, strict=True):
+            if block in good and name != CONNECTOR:
+                what = f"block {block} is a hit of {name} at two places, and holds the content of one"
+                self.story.violate("I6", what, block=block, request=name)
+            if block not in good and self._is_final(name, group, block):
+                good[block] = position
+            else:
+                beside.append(block)
+        if good:
+            self.holders.take(name, list(good), list(good.values()))
+        for block in beside:
+            self.holders.hold_beside(name, block)
+
+    def _is_final(self, name: str, group: int, block: int) -> bool:
+        """Whether the ledger can follow a new reference to this block. A block without final content is a violation."""
+        holders = self.holders
+        what, rule, own = "", "I6", name != CONNECTOR and holders.holds(name, block)
+        if block in holders.fresh:
+            if own:
+                rule, what = "I7", "although this very step has handed it out again, to the same request"
+            elif block in self._targets:
+                what = "while its load is planned"
+            elif block in self._soon:
+                self._load_now(self._soon[block])
+            else:
+                holders.fill([block])
+        elif self.jobs.is_loading(block):
+            what = "while its load is out"
+            if self._state[block] == _STALE:  # its request has given it up
+                self.jobs.finish_all(block)
+        elif holders.is_unused(block) and self.computes:
+            what = "although its content was never computed: the step that handed it out took it back"
+        if what and name != CONNECTOR:
+            self.story.violate(rule, f"block {block} is a hit of {name} {what}", block=block, request=name)
+        if self._state[block] == FREED:
+            holders.believe(block, group)
+        return self._state[block] not in _OPEN and block not in holders.fresh and not own
+
+    def _load_now(self, copy: EngineCopy) -> None:
+        """A load that ends before the forward pass is over before what it brings can be hit."""
+        self._loaded.add(copy.number)
+        self.jobs.load(copy)
+
+    def _free(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None, whole: bool) -> None:
+        self.holders.free(holder, blocks, left, whole=whole)
+
+    def _reset(self, forget: bool) -> None:
+        self.story.mark("the host tier is reset" if forget else "the host tier gives up what is out")
+        self.jobs.reset(forget=forget)
+
+
+def _once(blocks: Sequence[int], positions: Positions) -> tuple[list[int], list[int | None], list[int]]:
+    """Each block with one of its positions, and the blocks that were named more than once."""
+    kept: dict[int, int | None] = {}
+    again: list[int] = []
+    for block, position in zip(blocks, positions, strict=True):
+        if block in kept:
+            again.append(block)
+        else:
+            kept[block] = position
+    return list(kept), list(kept.values()), again

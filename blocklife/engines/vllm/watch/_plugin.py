@@ -1,0 +1,99 @@
+"""The entry point through which vLLM loads the watch, in each of its processes (``vllm.general_plugins``)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import os
+from collections.abc import Callable
+
+from blocklife.engines.vllm import _versions as versions
+from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
+from blocklife.engines.vllm.watch._metrics import of_process
+from blocklife.engines.vllm.watch._options import RecordError, WatchMode
+from blocklife.errors import MisuseError
+
+_SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
+_WORKERS = (
+    ("vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker", "OffloadingConnectorWorker", "__init__"),
+    ("vllm.v1.simple_kv_offload.worker", "SimpleCPUOffloadWorker", "__init__"),
+)
+_PARTS = (
+    ("vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler", "OffloadingConnectorScheduler", "__init__"),
+    ("vllm.v1.simple_kv_offload.manager", "SimpleCPUOffloadScheduler", "bind_gpu_block_pool"),
+)
+_MARK = "_blocklife_watches"
+_NOTHING = "blocklife watch: watching nothing, because %s"
+
+
+def install() -> None:
+    """Watch every scheduler and worker made from now on, if the environment asks for it. A second call does nothing.
+
+    One log line says what is watched, as soon as there is something. In an unknown release of vLLM nothing is watched, and one
+    line says so. Raises MisuseError for invalid settings.
+    """
+    options = Options.from_environment()
+    if options is None:
+        return
+    release = getattr(importlib.import_module("vllm"), "__version__", None) or "of an unknown release"
+    if not versions.is_watched(release):
+        known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED} (install one of these, or a blocklife for yours)"
+        LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
+        return
+    if options.mode is WatchMode.COUNT:
+        of_process()  # now, so that child processes count in the same place
+    watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch)))
+
+
+def said_of(watch: Watch | WorkerWatch) -> str:
+    """One line: what is watched, how, and in which process."""
+    process = f"process {multiprocessing.current_process().name}, {os.getpid()}"
+    mode, sample = watch.options.mode, watch.options.sample
+    how = mode.name.lower() + (f", one block of {sample}" if sample > 1 else "")
+    where = f"; {of_process().where}" if mode is WatchMode.COUNT else ""
+    return f"blocklife watches {watch.of} in {process} ({how}){where}"
+
+
+def watch_all(
+    options: Options, *, parts: bool = False, tell: Callable[[Watch | WorkerWatch], None] = lambda watch: None
+) -> bool:
+    """Watch every scheduler and worker made from now on; with *parts* also the sides of connectors that are made alone.
+
+    *tell* is called with each watch. Returns False if this was in force already.
+    """
+    schedulers, workers = _watching(attach, options, tell), _watching(attach_worker, options, tell)
+    made = [_wrap(*each, schedulers) for each in ([_SCHEDULER, *_PARTS] if parts else [_SCHEDULER])]
+    made += [_wrap(*each, workers) for each in _WORKERS]
+    return any(made)
+
+
+def _watching(
+    watch: Callable[[object, Options], Watch | WorkerWatch], options: Options, tell: Callable[[Watch | WorkerWatch], None]
+) -> Callable[[object], None]:
+    def come(thing: object) -> None:
+        try:
+            tell(watch(thing, options))
+        except RecordError:
+            raise
+        except MisuseError as error:
+            LOGGER.warning(_NOTHING, error)
+
+    return come
+
+
+def _wrap(module: str, name: str, method: str, come: Callable[[object], None]) -> bool:
+    """Call *come* whenever that method of that class has run. False if this was in force already."""
+    owner = vars(importlib.import_module(module))[name]
+    original: Callable[..., None] = getattr(owner, method)
+    if hasattr(original, _MARK):
+        return False
+
+    @functools.wraps(original)
+    def made(thing: object, *args: object, **kwargs: object) -> None:
+        original(thing, *args, **kwargs)
+        come(thing)
+
+    vars(made)[_MARK] = True
+    setattr(owner, method, made)
+    return True

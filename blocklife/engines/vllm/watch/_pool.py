@@ -1,0 +1,308 @@
+"""Hooks on the block pool of a vLLM scheduler: which request is handed a block, shares it, or releases it.
+
+The pool itself knows blocks and counts, but no requests. The KV cache manager does: while it works for a request, the pool acts
+for that request; the group, and the position in the request's table, are read afterwards. What the pool does outside of such a
+call, it does for the connector, or it frees late what a request has given up.
+
+Nothing of vLLM is replaced: methods of the watched objects, and of no others, are wrapped.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+
+from blocklife.engines.vllm.watch._book import Odd, PoolBook
+from blocklife.engines.vllm.watch._calls import BlockLike, CallsThrough, Original, blocks_of, name_of, tables_of
+from blocklife.engines.vllm.watch._holders import CONNECTOR
+from blocklife.engines.vllm.watch._mirror import Mirror, Positions
+from blocklife.engines.vllm.watch._names import PoolNames
+
+_WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
+"""Methods of the manager that work for a request, in any supported release; their first argument is the request or its name."""
+_HIT = ("num_new_computed_tokens", "num_external_computed_tokens")
+"""Arguments of the first of them for a new request: tokens that are in the cache already."""
+_FREES = ("free", "pop_blocks_for_free")
+"""Methods with which a request releases everything."""
+_NEAR = 4
+"""New blocks are mostly this close to the end of a table."""
+
+
+class PoolHooks:
+    """Hooks on one pool, on the manager that owns it, and on the managers of the groups, which have the requests' tables.
+
+    One in *sample* blocks is followed: most calls are about other blocks, and end here.
+    """
+
+    def __init__(
+        self, mirrors: Sequence[Mirror], pool: object, cache_manager: object, managers: Sequence[object], sample: int = 1
+    ) -> None:
+        self._mirrors = mirrors
+        self._pool = pool
+        self._managers = managers
+        self._sample = sample
+        self._num_blocks = len(blocks_of(pool))
+        self._owners = (pool, None) if any(hasattr(block, "pool") for block in blocks_of(pool)[:1]) else ()
+        """The pool that blocks name as their owner, where they name one: a pool may be asked to free the blocks of another."""
+        self._request: object = None
+        self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
+        self._book = PoolBook(pool)
+        self._windows = [
+            (group, manager, window, size)
+            for group, manager in enumerate(managers)
+            if isinstance(window := getattr(manager, "sliding_window", None), int)
+            and window > 1  # a request with a window of one token reads no earlier block
+            and (size := getattr(manager, "block_size", 0))
+        ]
+        self.names = PoolNames(mirrors, pool, managers, sample)
+        self.given: list[tuple[str, list[int]]] = []
+        """Which blocks were handed to which request since this was last emptied."""
+        self.calls = CallsThrough()
+        self.calls.around(pool, "cache_full_blocks", self.names.named)
+        self.calls.around(pool, "get_new_blocks", self._get_new_blocks)
+        self.calls.add(pool, "touch", self._touch)
+        self.calls.add(pool, "free_blocks", self._free_blocks)
+        self.calls.add(pool, "unpin_blocks", self._free_blocks)
+        self.calls.add(pool, "evict_blocks", self._evict_blocks)
+        self.calls.add(pool, "reset_prefix_cache", self._reset_prefix_cache)
+        for name in _WORKS:
+            self.calls.around(cache_manager, name, self._for_request)
+        for name in _FREES:
+            self.calls.add(cache_manager, name, self._for_request_that_goes)
+
+    def adopt(self) -> None:
+        """Report the references that exist already: the watch was attached to a running engine."""
+        named: dict[int, int] = {}
+        for group, manager in enumerate(self._managers):
+            for request, table in tables_of(manager).items():
+                places = {number: at for at, number in enumerate(self._numbers(table)) if number}
+                for block, at in places.items():
+                    self._adopt(request, group, block, at, shared=block in named)
+                    named[block] = named.get(block, 0) + 1
+        for each in blocks_of(self._pool):
+            mine = each.block_id and not each.block_id % self._sample
+            for _ in range(each.ref_cnt - named.get(each.block_id, 0) if mine else 0):
+                self._adopt(CONNECTOR, 0, each.block_id, None, shared=each.block_id in named)
+                named[each.block_id] = named.get(each.block_id, 0) + 1
+        for mirror in self._mirrors:
+            mirror.catch_up()
+            mirror.holders.settle()
+
+    def _numbers(self, table: Sequence[BlockLike]) -> list[int]:
+        """The ids of a table, with 0 for blocks that are not followed."""
+        return [0 if block.block_id % self._sample else block.block_id for block in table]
+
+    def _adopt(self, holder: str, group: int, block: int, position: int | None, *, shared: bool) -> None:
+        for mirror in self._mirrors:
+            if shared:
+                mirror.taken(holder, group, [block], [position])
+            else:
+                mirror.handed_out(holder, group, [block], [position])
+
+    # --- the pool ---------------------------------------------------------------------------------------------------------
+
+    def _get_new_blocks(self, original: Original) -> Original:
+        """Hook on the hand-out; it is called for nearly each block."""
+        sample = self._sample
+
+        def through(*args: object, **kwargs: object) -> object:
+            try:
+                given = original(*args, **kwargs)
+            except Exception:
+                self._explain(args[0] if args else kwargs.get("num_blocks"))
+                raise
+            if isinstance(given, list) and (own := [block for block in given if not block.block_id % sample]):
+                self._gave(own, given)
+            return given
+
+        return through
+
+    def _gave(self, own: list[BlockLike], given: list[BlockLike]) -> None:
+        if odd := self._book.given(own):
+            self._tell_odd(odd)
+            own = [block for block in own if 0 < block.block_id < self._num_blocks]
+        if ids := [block.block_id for block in own]:
+            self._did("handed out", ids, given)
+
+    def _explain(self, wanted: object) -> None:
+        """The pool has too few blocks, although the manager has counted them before."""
+        count = getattr(self._pool, "get_num_free_blocks", None)
+        free = count() if callable(count) else None
+        if self._request is not None and isinstance(wanted, int) and isinstance(free, int) and wanted > free:
+            name = name_of(self._request)
+            for mirror in self._mirrors:
+                what = f"{wanted} more are taken for {name}, and {free} are free: too few were counted when it was let in"
+                mirror.story.violate("I13", what, request=name)
+
+    def _touch(self, original: Original, blocks: object, *args: object, **kwargs: object) -> object:
+        hits: Sequence[BlockLike] = blocks if isinstance(blocks, Sequence) else ()
+        own = self._own(hits)
+        result = original(blocks, *args, **kwargs)
+        if own:
+            self._tell_odd(self._book.held(own))
+            self._did("taken", [block.block_id for block in own], hits)
+        return result
+
+    def _free_blocks(self, original: Original, ordered: Iterable[BlockLike], *rest: object, **kwargs: object) -> object:
+        blocks = list(ordered)
+        result = original(blocks, *rest, **kwargs)
+        if own := self._own(blocks):
+            if odd := self._book.freed(own):
+                self._tell_odd(odd)
+            ids, left = [block.block_id for block in own], [block.ref_cnt for block in own]
+            if self._request is not None:
+                self._done.append(("freed", ids, blocks, left))
+            else:
+                for mirror in self._mirrors:
+                    mirror.freed(CONNECTOR, ids, left)
+        return result
+
+    def _evict_blocks(self, original: Original, blocks: Iterable[int], *args: object, **kwargs: object) -> object:
+        ids = list(blocks)
+        for mirror in self._mirrors:
+            mirror.noted("evicted from the prefix cache", ids)
+        return original(set(ids), *args, **kwargs)
+
+    def _reset_prefix_cache(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = original(*args, **kwargs)
+        if result:
+            for mirror in self._mirrors:
+                mirror.noted("the prefix cache is reset")
+        return result
+
+    def _did(self, what: str, ids: list[int], blocks: Sequence[BlockLike]) -> None:
+        if self._request is not None:
+            self._done.append((what, ids, blocks, ()))
+            if what == "handed out":
+                self.given.append((name_of(self._request), ids))
+        else:
+            self._tell(CONNECTOR, what, ids, blocks)
+
+    def _tell_odd(self, odd: Sequence[Odd]) -> None:
+        """Report contradictions in the pool's own records."""
+        for block, what in odd:
+            for mirror in self._mirrors:
+                mirror.story.violate("I4", f"block {block} {what}", block=block if 0 < block < self._num_blocks else None)
+
+    def _own(self, blocks: Sequence[BlockLike]) -> list[BlockLike]:
+        """The followed blocks of this pool, without the null block."""
+        sample, owners, end = self._sample, self._owners, self._num_blocks
+        if not owners:
+            return [block for block in blocks if not (number := block.block_id) % sample and 0 < number < end]
+        return [
+            block for block in blocks if not (number := block.block_id) % sample and 0 < number < end and block.pool in owners
+        ]
+
+    # --- the request that a call is for -------------------------------------------------------------------------------------
+
+    def _for_request(self, original: Original) -> Original:
+        """Hook on calls for a request; it runs once a step for each running request, so that it has to be cheap."""
+        hooks = self
+
+        def through(*args: object, **kwargs: object) -> object:
+            if hooks._request is not None:
+                return original(*args, **kwargs)
+            hooks._request = request = args[0] if args else _named(kwargs)  # None, where there is no request
+            try:
+                return original(*args, **kwargs)
+            finally:
+                hooks._request = None
+                if hooks._done:
+                    hooks._tell_all(request, whole=False)
+                    hooks._ask_windows(request, kwargs)
+
+        return through
+
+    def _for_request_that_goes(self, original: Original, *args: object, **kwargs: object) -> object:
+        request = args[0] if args else _named(kwargs)
+        name = getattr(request, "request_id", request)
+        if self._request is not None or not isinstance(name, str):
+            return original(*args, **kwargs)
+        self._request = name
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._request = None
+            if self._done:
+                self._tell_all(name, whole=True)
+            for mirror in self._mirrors:
+                mirror.gone(name)
+
+    def _tell_all(self, request: object, *, whole: bool) -> None:
+        done, self._done = self._done, []
+        for what, ids, blocks, left in done:
+            self._tell(request, what, ids, blocks, left, whole=whole)
+
+    def _tell(
+        self,
+        request: object,
+        what: str,
+        ids: list[int],
+        blocks: Sequence[BlockLike],
+        left: Sequence[int] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
+        holder = name_of(request)
+        if what == "freed":
+            for mirror in self._mirrors:
+                mirror.freed(holder, ids, left, whole=whole)
+            return
+        group, positions = (0, [None] * len(ids)) if holder == CONNECTOR else self._places(holder, ids, blocks)
+        if what == "taken" and holder != CONNECTOR:
+            self.names.ask_hits(request, group, ids, positions)
+        for mirror in self._mirrors:
+            if what == "taken":
+                mirror.taken(holder, group, ids, positions)
+            else:
+                mirror.handed_out(holder, group, ids, positions)
+
+    def _ask_windows(self, request: object, told: Mapping[str, object]) -> None:
+        """Check that a request has the block in which its next window begins."""
+        counts = [getattr(request, "num_computed_tokens", 0), *map(told.get, _HIT)]
+        computed = sum([count for count in counts if isinstance(count, int)])
+        for group, manager, window, size in self._windows if computed else ():
+            name = name_of(request)
+            table, position = tables_of(manager).get(name, ()), max(0, computed - window + 1) // size
+            if position < len(table) and not table[position].block_id:
+                where = f"position {position} of group {group}"
+                what = f"{name} does not have {where}: after {computed} tokens its window of {window} reads it"
+                for mirror in self._mirrors:
+                    mirror.story.violate("I4", what, request=name)
+
+    def _places(self, request: str, ids: list[int], blocks: Sequence[BlockLike]) -> tuple[int, Positions]:
+        """The group and the positions of blocks in a request's tables. Blocks of one call are of one group.
+
+        Most are at the end of a table; prefix hits are at its start.
+        """
+        count, start, end = len(blocks), blocks[0], blocks[-1]
+        for group, manager in enumerate(self._managers):
+            table = tables_of(manager).get(request, ())
+            for first in (len(table) - count, 0) if len(table) >= count else ():
+                if table[first] is start and table[first + count - 1] is end:
+                    if count > 2 and not all(map(operator.is_, table[first : first + count], blocks)):
+                        continue
+                    if len(ids) == count:
+                        return group, range(first, first + count)
+                    places = {block.block_id: at for at, block in enumerate(blocks, first)}
+                    return group, [places[block] for block in ids]
+        return self._scattered([tables_of(manager).get(request, ()) for manager in self._managers], ids)
+
+    def _scattered(self, tables: Sequence[Sequence[BlockLike]], ids: list[int]) -> tuple[int, Positions]:
+        """The same for blocks that are in another order, or not in the table any more."""
+        wanted = set(ids)
+        for depth in (len(ids) + _NEAR, None):
+            for group, table in enumerate(tables):
+                found: dict[int, int] = {}
+                first = 0 if depth is None else max(0, len(table) - depth)
+                for position in range(len(table) - 1, first - 1, -1):
+                    if (block := table[position].block_id) in wanted:
+                        found[block] = position
+                if found:
+                    return group, [found.get(block) for block in ids]
+        return 0, [None] * len(ids)
+
+
+def _named(kwargs: Mapping[str, object]) -> object:
+    """The request that a call is about, given as a keyword."""
+    return kwargs.get("request", kwargs.get("request_id"))

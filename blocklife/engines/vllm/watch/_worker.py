@@ -1,0 +1,473 @@
+"""Hooks on one worker's side of a connector: what it launches, what it waits for, and in which order.
+
+It may be in another process than the scheduler, so it knows nothing of blocks: it keeps one share for each job, a machine with
+the ledger's own job table. The order that it requires of a step is that of the executor: stores deferred from the step before,
+the waits, loads that the step needs, the forward pass, the other loads; new stores wait for the next step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from multiprocessing.util import Finalize
+from typing import Protocol, TypeAlias
+
+from attrs import asdict, define, field
+
+from blocklife.engines.vllm.watch._calls import CallsThrough, Original
+from blocklife.engines.vllm.watch._metrics import of_process
+from blocklife.engines.vllm.watch._offloading import launches_flushed
+from blocklife.engines.vllm.watch._options import Options, WatchMode
+from blocklife.engines.vllm.watch._reporter import ViolationReporter
+from blocklife.engines.vllm.watch._violations import WatchViolation
+from blocklife.errors import MisuseError
+from blocklife.states import Job, JobLife, Trait, states_with
+
+NUM_ENDED = 4096
+"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
+_HISTORY = 16
+_OUT = states_with(Trait.OUT, Job) & states_with(Trait.WANTED, Job)
+_RUNS = (Job.IN_FLIGHT,)
+
+
+Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]] | None
+
+
+class CopierResult(Protocol):
+    """A copier's report of a finished job."""
+
+    job_id: int
+    success: bool
+
+
+@define(eq=False)
+class WatchedShare:
+    """One worker's part of a job."""
+
+    number: int
+    is_store: bool
+    step: int
+    request: str | None
+    life: JobLife = field(factory=JobLife)
+    is_waited: bool = False
+    places: Places = None
+    """The ids of its source and of its target, from the metadata of the step; None where they cannot be read."""
+    events: deque[str] = field(factory=lambda: deque(maxlen=_HISTORY))
+
+
+class WorkerWatch:
+    """A watch over one worker. Where its copier is a mock, only the connector's side is watched."""
+
+    def __init__(self, worker: object, options: Options) -> None:
+        self.options = options
+        name = "OffloadingConnector" if hasattr(worker, "start_kv_transfers") else "SimpleCPUOffloadConnector"
+        self.of = f"a worker's side of {name}"
+        """What it watches, in words."""
+        self._metrics = of_process() if options.mode is WatchMode.COUNT else None
+        self.reporter = ViolationReporter(
+            options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
+        )
+        self.steps = 0
+        self._found: list[WatchViolation] = []
+        self._ended: OrderedDict[int, bool] = OrderedDict()
+        """Finished jobs, and whether the copier has yet to report them."""
+        self.shares: dict[int, WatchedShare] = {}
+        self._tells = hasattr(worker, "build_connector_worker_meta")
+        self._untold: dict[int, WatchedShare] = {}
+        """Jobs that have landed and were not reported to the scheduler, where the worker reports them itself."""
+        self.hooks = _worker_hooks(self, worker)
+        self._at_exit = Finalize(None, self.close, exitpriority=0)
+
+    @property
+    def violations(self) -> list[WatchViolation]:
+        """The first violations."""
+        return self.reporter.violations
+
+    def report(self) -> dict[str, object]:
+        """All violations and counts, as plain values for JSON."""
+        return {
+            "mode": self.options.mode.name.lower(),
+            "steps": self.steps,
+            "violations_by_rule": dict(self.reporter.counts),
+            "violations": [asdict(violation) for violation in self.violations],
+        }
+
+    def close(self) -> None:
+        """Stop watching. A second call does nothing."""
+        self.hooks.undo()
+        self._at_exit.cancel()
+
+    # --- facts --------------------------------------------------------------------------------------------------------------
+
+    def begins(self, *, launches: bool) -> None:
+        """A step begins. If *launches* are hooked, jobs of the last step but one must have been launched by now."""
+        self.steps += 1
+        for number, share in list(self.shares.items()) if launches else ():
+            if share.life.state is Job.PLANNED and share.step < self.steps - 1:
+                self._violate("I5", f"job {number} was named at step {share.step}, and was never launched", number)
+                self.forget(number)
+
+    def planned(self, number: int, *, is_store: bool, request: str | None, places: Places = None) -> None:
+        """The metadata of a step names a job. A job that is known and not over is left as it is."""
+        if number not in self.shares:
+            self._ended.pop(number, None)
+            share = self.shares[number] = WatchedShare(number, is_store, self.steps, request, places=places)
+            self._note(share, "is planned")
+
+    def submitted(self, number: int, *, is_store: bool, places: Places = None) -> None:
+        """A job is handed to the copier."""
+        share = self.shares.get(number)
+        if share is None:
+            self._violate("I3", f"job {number} is launched, and no step named it", number)
+            return
+        if not share.life.can(JobLife.submit.name):
+            self._violate("I3", f"job {number} is launched a second time", number)
+            return
+        if is_store and share.step == self.steps and not share.is_waited:
+            self._violate("I8", f"job {number} is launched in the step that computes what it stores", number)
+        if places is not None and share.places is not None and places != share.places:
+            self._violate("I8", f"job {number} is launched with other places than its step has named", number)
+        share.life.submit()
+        self._note(share, "is launched")
+
+    def waited(self, numbers: Iterable[int]) -> None:
+        """The host has waited for these jobs."""
+        for number in numbers:
+            share = self.shares.get(number)
+            if share is not None and share.life.can(JobLife.flush.name):
+                share.life.flush()
+                self._note(share, "is waited for")
+
+    def landed(self, number: int, *, ok: bool) -> None:
+        """The copier reports the end of a job."""
+        share = self.shares.get(number)
+        if share is not None and share.life.state in _OUT:
+            share.life.finish(outstanding=0, ok=ok)
+            if self._tells:
+                self._untold[number] = share
+            self.forget(number)
+        elif self._ended.get(number):
+            self._ended[number] = False
+        elif number in self._ended:
+            self._violate("I9", f"job {number} is reported a second time", number)
+        else:
+            self._violate("I3", f"job {number} is reported, and was never launched", number)
+
+    def told(self, number: int) -> None:
+        """The worker reports the end of a job to the scheduler: the copier must have reported it before."""
+        share = self.shares.get(number)
+        if share is not None:
+            state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
+            self._violate("I6", f"job {number} is told as over, and {state}", number)
+            self.forget(number)
+
+    def told_all(self, numbers: Iterable[int]) -> None:
+        """The worker reports the end of these jobs to the scheduler: every landed job must be among them."""
+        for number in numbers:
+            if self._untold.pop(number, None) is None:
+                self.told(number)
+        for number, share in self._untold.items():
+            self._violate("I5", f"job {number} has landed, and the scheduler does not hear of it", number, share)
+        self._untold.clear()
+
+    def told_loaded(self, requests: Iterable[str]) -> None:
+        """The worker reports to the scheduler that the loads of these requests are complete."""
+        wanted = set(requests)
+        for number, share in list(self.shares.items()) if wanted else ():
+            if not share.is_store and share.request in wanted:
+                self.told(number)
+
+    def forget(self, number: int) -> None:
+        """A job is over."""
+        self._ended[number] = self.shares.pop(number).life.state in _RUNS
+        if len(self._ended) > NUM_ENDED:
+            self._ended.popitem(last=False)
+
+    def must_be_quiet(self, numbers: Iterable[int], rule: str, why: str) -> None:
+        """Those of these jobs that are not over must have been waited for by now."""
+        for number in numbers:
+            share = self.shares.get(number)
+            if share is not None and share.life.state is not Job.AWAITED:
+                state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
+                self._violate(rule, f"{why}, and job {number} {state}", number)
+
+    def tell(self) -> None:
+        """Report the violations found."""
+        if self._found:
+            found, self._found = self._found, []
+            self.reporter(found)
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _note(self, share: WatchedShare, what: str) -> None:
+        share.events.append(f"step {self.steps}: job {share.number} {what}")
+
+    def _violate(self, rule: str, what: str, job: int, share: WatchedShare | None = None) -> None:
+        share = share or self.shares.get(job)
+        request, events = (None, ()) if share is None else (share.request, share.events)
+        self._found.append(WatchViolation(rule, what, self.steps, request=request, job=job, history=tuple(events)))
+
+
+class OffloadingWorkerHooks:
+    """Hooks on an OffloadingConnectorWorker, and on its copier as soon as there is one."""
+
+    def __init__(self, watch: WorkerWatch, worker: object) -> None:
+        self._watch = watch
+        self._worker = worker
+        self._below: object = None
+        self._meta: object = None
+        self._flushed: set[int] = set()
+        self._calls = CallsThrough()
+        self._calls.add(worker, "handle_preemptions", self._handle_preemptions)
+        self._calls.add(worker, "start_kv_transfers", self._start)
+        self._calls.add(worker, "prepare_store_kv", self._prepare)
+        self._calls.add(worker, "get_finished", self._get_finished)
+        self._calls.add(worker, "build_connector_worker_meta", self._tell)
+        self._calls.add(worker, "shutdown", self._shutdown)
+        self._calls_below = CallsThrough()
+
+    def undo(self) -> None:
+        """Remove the hooks."""
+        self._calls.undo()
+        self._calls_below.undo()
+
+    # --- the connector's side -----------------------------------------------------------------------------------------------
+
+    def _begin(self, meta: object) -> None:
+        """The first call with the metadata of a step begins that step."""
+        below = getattr(self._worker, "worker", None)
+        if below is not self._below:
+            self._listen_below(below)
+        if meta is None or meta is self._meta:
+            return
+        self._meta = meta
+        self._watch.begins(launches=bool(self._calls_below))
+        self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
+        if not launches_flushed():  # older workers skip such a wait, which is needless: it is for a block that was hit
+            self._flushed -= _mapping(getattr(meta, "store_jobs", None)).keys()
+        # Where all ranks have the same content, a rank that writes no stores reports them at once.
+        for name in ("load_jobs", "store_jobs") if getattr(self._worker, "_is_store_writer", True) else ("load_jobs",):
+            for number, job in _mapping(getattr(meta, name, None)).items():
+                request = getattr(job, "req_id", None)
+                self._watch.planned(
+                    number,
+                    is_store=name == "store_jobs",
+                    request=request if isinstance(request, str) else None,
+                    places=_places(*(getattr(job, "transfer_spec", None) or _ends(job))),
+                )
+        for number in self._flushed:
+            if (share := self._watch.shares.get(number)) is not None:
+                share.is_waited = True
+
+    def _handle_preemptions(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        self._begin(meta)
+        result = original(meta, *args, **kwargs)
+        self._wait_is_over()
+        self._watch.tell()
+        return result
+
+    def _start(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        self._begin(meta)
+        result = original(meta, *args, **kwargs)
+        self._wait_is_over()
+        jobs = _mapping(getattr(meta, "load_jobs", None))
+        if self._calls_below:
+            needed = [number for number, job in jobs.items() if getattr(job, "sync", False)]
+            self._watch.must_be_quiet(needed, "I6", "the step computes with what a load brings")
+        self._watch.tell()
+        return result
+
+    def _prepare(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        self._begin(meta)
+        result = original(meta, *args, **kwargs)
+        self._watch.tell()
+        return result
+
+    def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
+        self._begin(None)
+        result = original(*args, **kwargs)
+        if self._calls_below and isinstance(result, tuple) and len(result) == 2:
+            self._watch.told_loaded(result[1] or ())
+        self._watch.tell()
+        return result
+
+    def _tell(self, original: Original, *args: object, **kwargs: object) -> object:
+        """Hook on what is sent to the scheduler."""
+        result = original(*args, **kwargs)
+        if self._calls_below:
+            self._watch.told_all(_mapping(getattr(result, "completed_jobs", None)))
+        self._watch.tell()
+        return result
+
+    def _shutdown(self, original: Original, *args: object, **kwargs: object) -> object:
+        self._watch.shares.clear()
+        return original(*args, **kwargs)
+
+    def _wait_is_over(self) -> None:
+        """The flushed jobs of the step must be over from here on; checked once a step."""
+        if self._calls_below:
+            self._watch.must_be_quiet(self._flushed, "I1", "the step goes on without a wait")
+        self._flushed = set()
+
+    # --- the copier's side --------------------------------------------------------------------------------------------------
+
+    def _listen_below(self, below: object) -> None:
+        """Hook the copier, unless it is a mock."""
+        self._calls_below.undo()
+        self._below = below
+        if hasattr(type(below), "wait") and hasattr(type(below), "get_finished"):
+            self._calls_below.add(below, "submit_store", self._submit_store)
+            self._calls_below.add(below, "submit_load", self._submit_load)
+            self._calls_below.add(below, "transfer_async", self._transfer)
+            self._calls_below.add(below, "wait", self._wait)
+            self._calls_below.add(below, "get_finished", self._landed)
+
+    def _submit_store(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
+        self._watch.submitted(number, is_store=True, places=_places(*args[:2]))
+        return original(number, *args, **kwargs)
+
+    def _submit_load(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
+        self._wait_is_over()
+        self._watch.submitted(number, is_store=False, places=_places(*args[:2]))
+        return original(number, *args, **kwargs)
+
+    def _transfer(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
+        share = self._watch.shares.get(number)
+        if share is None or share.is_store:
+            return self._submit_store(original, number, *args, **kwargs)
+        return self._submit_load(original, number, *args, **kwargs)
+
+    def _wait(self, original: Original, numbers: Iterable[int], *args: object, **kwargs: object) -> object:
+        wanted = set(numbers)
+        result = original(wanted, *args, **kwargs)
+        self._watch.waited(wanted)
+        return result
+
+    def _landed(self, original: Original, *args: object, **kwargs: object) -> object:
+        results: list[CopierResult] = list(_iterable(original(*args, **kwargs)))
+        for result in results:
+            self._watch.landed(result.job_id, ok=bool(result.success))
+        return results
+
+
+def _ends(job: object) -> tuple[object, object]:
+    return getattr(job, "src_spec", None), getattr(job, "dst_spec", None)
+
+
+def _places(source: object = None, target: object = None) -> Places:
+    """The ids of both ends of a job, if they can be read."""
+    return _both(getattr(source, "block_ids", None), getattr(target, "block_ids", None))
+
+
+def _both(source: object = None, target: object = None) -> Places:
+    plain = [tuple(ids.tolist() if hasattr(ids, "tolist") else ids) for ids in (source, target) if isinstance(ids, Iterable)]
+    return (plain[0], plain[1]) if len(plain) == 2 else None
+
+
+class SimpleWorkerHooks:
+    """Hooks on a SimpleCPUOffloadWorker, which launches its events in order: stores have even numbers here, loads odd ones."""
+
+    def __init__(self, watch: WorkerWatch, worker: object) -> None:
+        self._watch = watch
+        self._worker = worker
+        self._calls = CallsThrough()
+        self._calls.add(worker, "bind_connector_metadata", self._bind)
+        self._calls.add(worker, "handle_preemptions", self._handle_preemptions)
+        self._calls.add(worker, "build_connector_worker_meta", self._told)
+        self._calls.add(worker, "get_finished", self._get_finished)
+        self._meta: object = None
+        self._below: object = None
+        self._calls_below = CallsThrough()
+
+    def undo(self) -> None:
+        """Remove the hooks."""
+        self._calls.undo()
+        self._calls_below.undo()
+
+    def _bind(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        below = getattr(self._worker, "_backend", None)
+        if below is not self._below:
+            self._calls_below.undo()
+            self._below = below
+            if hasattr(type(below), "launch_copy"):
+                self._calls_below.add(below, "launch_copy", self._launch)
+        self._meta = meta
+        self._watch.begins(launches=bool(self._calls_below))
+        for kind, odd in (("store", 0), ("load", 1)):
+            if isinstance(event := getattr(meta, f"{kind}_event", -1), int) and event >= 0:
+                ends = [getattr(meta, f"{kind}_{place}_blocks", None) for place in (("cpu", "gpu") if odd else ("gpu", "cpu"))]
+                places = _both(*ends)
+                self._watch.planned(2 * event + odd, is_store=not odd, request=None, places=places)
+        return original(meta, *args, **kwargs)
+
+    def _launch(self, original: Original, *args: object, **kwargs: object) -> object:
+        if isinstance(event := kwargs.get("event_idx"), int):
+            is_store = bool(kwargs.get("is_store"))
+            number = 2 * event + (not is_store)
+            if (share := self._watch.shares.get(number)) is not None:
+                share.is_waited = True  # it waits on the device for the computation of the step
+            self._watch.submitted(number, is_store=is_store, places=_both(*args[:2]))
+        result = original(*args, **kwargs)
+        self._watch.tell()
+        return result
+
+    def _handle_preemptions(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+        result = original(meta, *args, **kwargs)
+        if getattr(meta, "need_flush", False):
+            left = [*(getattr(self._worker, "_load_events", None) or ()), *(getattr(self._worker, "_store_events", None) or ())]
+            if not left:
+                self._watch.waited(list(self._watch.shares))
+            running = [number for number, share in self._watch.shares.items() if share.life.state is not Job.PLANNED]
+            self._watch.must_be_quiet(running, "I1", "the step goes on without a wait")
+        self._watch.tell()
+        return result
+
+    def _told(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = original(*args, **kwargs)
+        events = _mapping(getattr(result, "completed_store_events", None))
+        if self._calls_below:
+            if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is known from the report only
+                self._land_stores(max(events, default=-1))
+            self._watch.told_all(2 * event for event in events)
+        loaded: int = getattr(self._worker, "_load_hwm", -1)
+        for number in [each for each in self._watch.shares if each % 2 and each // 2 <= loaded]:
+            self._watch.forget(number)
+        self._watch.tell()
+        return result
+
+    def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = original(*args, **kwargs)
+        if isinstance(stored := getattr(self._worker, "_store_hwm", None), int) and self._calls_below:
+            self._land_stores(stored)
+        loaded = set(result[1] or ()) if isinstance(result, tuple) and len(result) == 2 else set()
+        polled = getattr(self._worker, "_load_hwm", None)
+        for event, requests in _mapping(getattr(self._meta, "load_event_to_reqs", None)).items() if loaded else ():
+            if self._calls_below and isinstance(polled, int) and event > polled and not loaded.isdisjoint(_iterable(requests)):
+                self._watch.told(2 * event + 1)
+        self._watch.tell()
+        return result
+
+    def _land_stores(self, latest: int) -> None:
+        """All stores up to this event are over."""
+        for number in [each for each, share in self._watch.shares.items() if share.life.state in _OUT]:
+            if not number % 2 and number // 2 <= latest:
+                self._watch.landed(number, ok=True)
+
+
+def is_worker(thing: object) -> bool:
+    """Whether it is the worker's side of a connector that can be watched."""
+    return hasattr(thing, "start_kv_transfers") or (hasattr(thing, "handle_preemptions") and hasattr(thing, "_load_hwm"))
+
+
+def _worker_hooks(watch: WorkerWatch, worker: object) -> OffloadingWorkerHooks | SimpleWorkerHooks:
+    if not is_worker(worker):
+        raise MisuseError(f"a {type(worker).__name__} is no worker that can be watched (attach to that of a connector)")
+    return OffloadingWorkerHooks(watch, worker) if hasattr(worker, "start_kv_transfers") else SimpleWorkerHooks(watch, worker)
+
+
+def _mapping(found: object) -> Mapping[int, object]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _iterable(found: object) -> Iterable[CopierResult]:
+    return found if isinstance(found, Iterable) else ()

@@ -1,0 +1,159 @@
+"""The recorder: every committed transition as a JSON line, written while it happens.
+
+The first line says what was recorded: ``{"blocklife": "recording", "version": 2, ...}`` with the limits, the contract and the
+incarnation of the ledger. Every other line is one transition: ``n`` counts the commits (the places of one batch share it),
+``of`` says how many lines the commit has, where it has several, ``plan`` is the number of the latest plan, ``machine`` and
+``id`` name the place, ``epoch`` its life (blocks only), ``event``, ``from``, ``to`` and ``guard`` the row that was taken,
+``job`` the job in whose name it happened (absent where there was none), ``name`` the name of a request. A refused event gets a
+line of another kind, and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``, marks a complete run.
+`specs/recording.md` has the whole format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from typing import TextIO
+
+import attrs
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Committed, Ledger, Refusal
+from blocklife.recording._format import VERSION
+from blocklife.states import MACHINES
+
+NAME_MAX = 200
+"""Characters of a name that are written; a client may have chosen it."""
+
+
+class BusyError(MisuseError):
+    """Another recording is being written to this file, which was not touched."""
+
+
+def open_file(path: str) -> TextIO:
+    """An empty file for one recording, locked until it is closed or its process ends.
+
+    Raises `BusyError` where another recording is being written to it, and `OSError` or ValueError as `open` does. Pipes,
+    devices and files of a file system without locks are not locked.
+    """
+    stream = open(path, "w", encoding="utf-8", opener=_keeping)  # noqa: SIM115 - it is the caller's
+    try:
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            _lock(stream, path)
+            stream.truncate()
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _keeping(path: str, flags: int) -> int:
+    """Opens a file for writing without truncating it before it is locked."""
+    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+
+
+def _lock(stream: TextIO, path: str) -> None:
+    """Lock a file. The system removes the lock with the process, so a crashed writer leaves no lock."""
+    try:
+        import fcntl
+    except ImportError:  # a system without these locks
+        return
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(f"{path}: another recording is being written there (record to another file, or wait)") from None
+    except OSError:  # a file system without them
+        return
+
+
+class Recorder:
+    """A listener that writes a recording. An error of the stream (a full disk, say) reaches the caller of the verb, after the
+    commit; an error while a refusal is written becomes a note of the refusal.
+
+    *clock* returns nanoseconds and never goes back, as `time.monotonic_ns` does. With a clock, a line with the time comes
+    before the next transition whenever the clock has advanced.
+
+    *names* returns the outside name of a request, where the ledger uses another one.
+    """
+
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], int] | None = None, names: Callable[[str], str] | None = None
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._names = names
+        self._now = -1
+        self._last = 0
+        self._lines = 0
+        # The part of a line that only depends on the row is made once: a line costs one format, not one json.dumps.
+        self._rows = {
+            name: [
+                "",
+                *(
+                    f'"event":"{row.event}","from":"{row.source.name}","to":"{row.target.name}"'
+                    + (f',"guard":"{row.guard.name}"' if row.guard else "")
+                    for row in table.rows
+                ),
+            ]
+            for name, table in MACHINES.items()
+        }
+
+    def begin(self, ledger: Ledger) -> None:
+        """Write the head, and listen from now on."""
+        head = {
+            "blocklife": "recording",
+            "version": VERSION,
+            "limits": attrs.asdict(ledger.limits),
+            "contract": ledger.contract.name.lower(),
+            "incarnation": ledger.incarnation,
+        }
+        self._stream.write(json.dumps(head, separators=(",", ":")) + "\n")
+        ledger.listen(self, refusals=self.refused)
+
+    def __call__(self, record: Committed) -> None:
+        """Write one committed batch."""
+        if self._clock is not None:
+            self._tell_time(self._clock())
+        rows, count = self._rows[record.machine], len(record.ids)
+        of = f'"of":{count},' if count > 1 else ""
+        head = f'{{"n":{record.sequence},{of}"plan":{record.plan},"machine":"{record.machine}","id":'
+        close = self._spell_name(record.name) + "}\n" if record.name else "}\n"
+        tails = [f',"job":{job}{close}' if job else close for job in record.job_of_each()]
+        steps = record.steps()
+        if record.epochs:
+            lines = [
+                f'{head}{place},"epoch":{epoch},{rows[row]}{tail}'
+                for (place, row), epoch, tail in zip(steps, record.epochs, tails, strict=True)
+            ]
+        else:
+            lines = [f"{head}{place},{rows[row]}{tail}" for (place, row), tail in zip(steps, tails, strict=True)]
+        self._stream.writelines(lines)
+        self._last = record.sequence
+        self._lines += count
+
+    def refused(self, refusal: Refusal) -> None:
+        """Write what a table has refused."""
+        if self._clock is not None:
+            self._tell_time(self._clock())
+        self._stream.write(
+            f'{{"blocklife":"refused","plan":{refusal.plan},"machine":"{refusal.machine}","id":{refusal.place},'
+            f'"event":"{refusal.event}","from":"{refusal.state}"{self._spell_name(refusal.name)}}}\n'
+        )
+
+    def _spell_name(self, name: str) -> str:
+        """The last key of a line about a request; empty where it has no name."""
+        known = self._names(name) if self._names is not None and name else name
+        if not known:
+            return ""
+        return f',"name":{json.dumps(known if len(known) <= NAME_MAX else known[: NAME_MAX - 1] + "…")}'
+
+    def _tell_time(self, now: int) -> None:
+        if now > self._now:
+            self._now = now
+            self._stream.write(f'{{"blocklife":"at","ns":{now}}}\n')
+
+    def end(self) -> None:
+        """Write the last line, which marks a complete run. Nothing may be recorded after it."""
+        self._stream.write(f'{{"blocklife":"end","n":{self._last},"lines":{self._lines}}}\n')

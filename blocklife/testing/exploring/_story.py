@@ -1,0 +1,623 @@
+"""A path through a world, told so that a person can follow it: what happened, what it changed, and which rule broke.
+
+Rules of this file:
+
+* The path is taken again, step by step, by the same code as in an exploration. What is told is what was seen then.
+* A block keeps one name through the whole story, and so do slots, jobs and plans. A world calls them by their role, and so
+  otherwise after each step; every renaming is followed.
+* At the end both truths stand side by side: what the ledger says of a place, and what the device has there.
+
+Theory. The world tells what a call did as a `CoreStep`, whose names lead from the state before it to the one after it. The
+transitions between are heard from the ledger itself, under the names of the state before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Committed, Direction
+from blocklife.ledger._ids import ID_MASK
+from blocklife.states import MACHINES
+from blocklife.testing.exploring._explore import Broken, Counterexample
+from blocklife.testing.worlds._cross_checks import CoreValue
+from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Landing, Orders, Pass
+from blocklife.testing.worlds._engine import Engine
+from blocklife.testing.worlds._world import Action, CoreStep, State, World, WorldSettings
+
+
+@frozen
+class Copy:
+    """A job in the names of a story."""
+
+    job: int
+    stores: bool
+    owner: str
+    """The request that it is for; empty where there is none any more."""
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """What it moves where."""
+        blocks, slots = _numbered("block", self.blocks), _numbered("slot", self.slots)
+        source, target = (blocks, slots) if self.stores else (slots, blocks)
+        whose = f" of {self.owner}" if self.owner else ""
+        return f"job {self.job} ({'store' if self.stores else 'load'}{whose}, {source} to {target})"
+
+
+@frozen
+class Change:
+    """What one step made of one thing: the states that it went through."""
+
+    machine: str
+    thing: str
+    states: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.machine} {self.thing} {' > '.join(self.states)}"
+
+
+@frozen(kw_only=True)
+class Happened:
+    """One step of a story."""
+
+    action: Action
+    """As the world calls it."""
+    named: Action
+    """In the names of the story."""
+    sentence: str
+    changes: tuple[Change, ...] = ()
+    orders: Orders | None = None
+    """What the workers were told, in the names of the story."""
+    made: tuple[Copy, ...] = ()
+    """Jobs that were made."""
+    launched: tuple[tuple[int, int], ...] = ()
+    """Shares (job, worker) that were held back until now."""
+    landed: tuple[Landing, ...] = ()
+    told: tuple[Landing, ...] = ()
+    """Reports that the engine was told."""
+    proven: tuple[int, ...] = ()
+    """Jobs whose copies were made quiet."""
+
+
+@frozen(kw_only=True)
+class Place:
+    """A place as both truths have it."""
+
+    name: str
+    said: str
+    """What the ledger says."""
+    real: tuple[str, ...]
+    """What each worker has."""
+
+
+@frozen(kw_only=True)
+class Story:
+    """A path, told."""
+
+    settings: WorldSettings
+    rule: str
+    """The rule that broke at the end; empty where none did."""
+    message: str
+    """How, in the names of the story."""
+    breaks: bool
+    """Whether the last step itself breaks it; else something is missing that should come later."""
+    steps: tuple[Happened, ...]
+    requests: tuple[tuple[str, str], ...]
+    """Who is there at the end, with their states."""
+    copies: tuple[Copy, ...]
+    """Jobs that were ever made."""
+    places: tuple[Place, ...]
+    out: tuple[int, ...]
+    """Jobs that a worker runs or holds back at the end."""
+    plans_out: int
+    asleep: bool
+    lost: tuple[int, ...]
+    """Workers that are gone."""
+    idle: bool
+    """Whether nobody is there at the end, and nothing is out."""
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The path, as the world calls it."""
+        return tuple(step.action for step in self.steps)
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self)) + "\n"
+
+
+# --- names ------------------------------------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class _StoryNames:
+    """What blocks, slots, jobs and plans of a state are called in the story."""
+
+    blocks: list[int]
+    slots: list[int]
+    size: int
+    """Places of a slot."""
+    jobs: dict[int, int] = field(factory=dict)
+    plans: int = 0
+    """Added to the number of a plan."""
+    made: int = 0
+    """How many jobs have a name."""
+
+    def job(self, number: int) -> int:
+        """The name of a job; one that has none yet gets the next."""
+        if number not in self.jobs:
+            self.made += 1
+            self.jobs[number] = self.made
+        return self.jobs[number]
+
+    def place(self, place: int) -> int:
+        """The name of a host place."""
+        return self.slots[place // self.size] * self.size + place % self.size
+
+    def go_over(self, step: CoreStep) -> None:
+        """To the names of the state after a call."""
+        names = step.names
+        blocks, slots = list(self.blocks), list(self.slots)
+        for old, new in enumerate(names.blocks):
+            blocks[new] = self.blocks[old]
+        for old in range(len(self.slots)):
+            slots[names.places[old * self.size] // self.size] = self.slots[old]
+        self.blocks, self.slots = blocks, slots
+        self.jobs = {new: self.job(old) for old, new in sorted(names.jobs.items())}
+        self.plans += names.plans_before
+
+    def action(self, action: Action) -> Action:
+        """An action under the names of the story."""
+        return action._replace(job=self.job(action.job)) if action.job else action
+
+    def landings(self, landings: Iterable[Landing]) -> tuple[Landing, ...]:
+        """Landings likewise."""
+        return tuple(each._replace(job=self.job(each.job)) for each in landings)
+
+    def orders(self, orders: Orders) -> Orders:
+        """Orders likewise."""
+        reads, writes = ([(self.blocks[block], content) for block, content in side] for side in orders.forward)
+        return Orders(
+            orders.plan + self.plans,
+            tuple(map(self.job, orders.flushes)),
+            tuple(map(self.order, orders.loads)),
+            tuple(map(self.order, orders.stores)),
+            Pass(tuple(reads), tuple(writes)),
+        )
+
+    def order(self, order: CopyOrder) -> CopyOrder:
+        """A copy likewise."""
+        blocks, places = [self.blocks[each] for each in order.blocks], list(map(self.place, order.places))
+        source, target = (blocks, places) if order.stores else (places, blocks)
+        return order._replace(job=self.job(order.job), source=tuple(source), target=tuple(target))
+
+    def text(self, said: str, copies: Mapping[int, Copy]) -> str:
+        """A message likewise: every number behind the name of a kind of thing."""
+
+        def renamed(found: re.Match[str]) -> str:
+            kind, number = found[1], int(found[2])
+            name = self.named(kind, number)
+            return found[0] if name is None else f"{kind} {name}"
+
+        def read(found: re.Match[str]) -> str:
+            copy = copies.get(self.jobs.get(int(found[1]), 0))
+            kind = "block" if copy is None or copy.stores else "host place"
+            return f"copy {found[1]} read {kind} {found[2]}"
+
+        said = re.sub(r"copy (\d+) read place (\d+)", read, said)
+        # a job of the ledger has the incarnation before its number
+        return re.sub(r"\b(host place|block|slot|job|copy|plan|step) (?:\d+\.)?(\d+)\b", renamed, said)
+
+    def named(self, kind: str, number: int) -> int | None:
+        """The name of the thing with that number; None where there is none."""
+        if kind in ("job", "copy"):
+            return self.jobs.get(number)
+        if kind in ("plan", "step"):
+            return number + self.plans
+        known: Mapping[str, Callable[[int], int]] = {
+            "block": self.blocks.__getitem__,
+            "slot": self.slots.__getitem__,
+            "host place": self.place,
+        }
+        limit = {"block": len(self.blocks), "slot": len(self.slots), "host place": len(self.slots) * self.size}
+        return known[kind](number) if number < limit[kind] else None
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Said:
+    """What the ledger says, at the end of a call or before an action that makes none; under the names of that moment."""
+
+    blocks: tuple[str, ...]
+    slots: tuple[str, ...]
+
+
+class _Watched(World):
+    """A world that tells what its last step did. Calls are never remembered: each is made again, so that it can be heard."""
+
+    def __init__(self, settings: WorldSettings) -> None:
+        super().__init__(settings)
+        self.heard: list[Committed] = []
+        self.rows: dict[int, str] = {}
+        self.made: list[tuple[int, bool, str, tuple[int, ...], tuple[int, ...]]] = []
+        self.seen: CoreStep | None = None
+        self.landed: tuple[Landing, ...] = ()
+        self.judged: tuple[int, int] | None = None
+        self.told: tuple[Landing, ...] = ()
+        self.said: _Said | None = None
+        self.engine.ledger.listen(self.heard.append)
+
+    def take(self, state: State, action: Action) -> State:
+        """One step, watched."""
+        self.heard.clear()
+        self.made, self.seen, self.landed, self.judged, self.told, self.said = [], None, (), None, (), None
+        return self.step(state, action)
+
+    def _core_step(
+        self,
+        core: int,
+        action: Action,
+        kept: tuple[int, ...],
+        inbox: tuple[Landing, ...] = (),
+        launched: tuple[tuple[int, int], ...] = (),
+    ) -> CoreStep:
+        self.heard.clear()
+        self.told = inbox
+        self.seen = self._steps[(core, action, inbox, launched), -len(self._steps)] = self._call(
+            core, action, kept, inbox, launched
+        )
+        return self.seen
+
+    def _act(
+        self,
+        engine: Engine,
+        action: Action,
+        core: CoreValue,
+        inbox: tuple[Landing, ...],
+        launched: tuple[tuple[int, int], ...],
+    ) -> tuple[Orders | None, tuple[int, ...]]:
+        ledger = engine.ledger
+        self.rows = ledger.requests.rows()
+        try:
+            return super()._act(engine, action, core, inbox, launched)
+        finally:
+            self.rows |= ledger.requests.rows()
+            last = core.saved.ledger.last_number
+            self.made = [
+                (
+                    number,
+                    job.direction is Direction.STORE,
+                    job.owner or "",
+                    tuple(int(life) & ID_MASK for life in job.lives),
+                    tuple(int(slot) for slot in job.slots),
+                )
+                for job in ledger.jobs.known()
+                if (number := job.number) > last
+            ]
+            self.said = _said_by(engine)
+
+    def _judge(self, core: int, device: int) -> tuple[str, str] | None:
+        self.judged = core, device
+        return super()._judge(core, device)
+
+    def counted(self, step: CoreStep) -> bool:
+        """Whether what is wrong with a step was found by counting the ledger again, after the call."""
+        return bool(step.names.blocks) and step.problem == self._problems[step.core]
+
+    def moment(self, state: State) -> tuple[_Said, FrozenDevice]:
+        """What the ledger says, and what the device has."""
+        self.engine.thaw(self.core(state).saved)
+        return _said_by(self.engine), self.device(state)
+
+    def device_now(self) -> FrozenDevice:
+        """The device in the middle of what it refused to do."""
+        return self._device.freeze()
+
+
+def _said_by(engine: Engine) -> _Said:
+    ledger = engine.ledger
+    holders: dict[int, list[str]] = {}
+    for name in ledger.requests:
+        for group in range(ledger.limits.num_groups):
+            for life in ledger.requests.held(name, group):
+                if life & ID_MASK and name not in holders.setdefault(life & ID_MASK, []):
+                    holders[life & ID_MASK].append(name)
+
+    def block(place: int) -> str:
+        key = ledger.blocks.key(place)
+        parts = [ledger.blocks.at(place).name]
+        parts += [f"held by {', '.join(holders[place])}"] if place in holders else []
+        parts += [f"found as {key.decode()}"] if key is not None else []
+        return ", ".join(parts)
+
+    def slot(place: int) -> str:
+        key = ledger.slots.key(place)
+        parts = [ledger.slots.at(place).name]
+        parts += [f"{ledger.slots.pins(place)} pins"] if ledger.slots.pins(place) else []
+        parts += [f"found as {key.decode()}"] if key is not None else []
+        return ", ".join(parts)
+
+    return _Said(tuple(map(block, range(len(ledger.blocks)))), tuple(map(slot, range(len(ledger.slots)))))
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------------
+
+
+def retell(world: World, found: Counterexample[Action]) -> Story:
+    """The story of a counterexample. Raises `MisuseError` where the path cannot be taken in this world."""
+    return tell(world.settings, found.actions, found.rule, found.message)
+
+
+def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", message: str = "") -> Story:
+    """The story of a path. A rule that breaks on the way ends it; *rule* and *message* say what is wrong where none does."""
+    world = _Watched(settings)
+    size = settings.engine.blocks_per_chunk
+    names = _StoryNames(list(range(settings.engine.num_blocks + 1)), list(range(settings.engine.num_slots)), size)
+    copies: dict[int, Copy] = {}
+    steps: list[Happened] = []
+    broken: Broken | None = None
+    state = world.initial()
+    (said, device), shown = world.moment(state), names
+    for number, action in enumerate(actions, start=1):
+        if action not in list(world.actions(state)):
+            raise MisuseError(f"step {number} of the path: {action} cannot happen there")
+        before = evolve(names, blocks=list(names.blocks), slots=list(names.slots), jobs=dict(names.jobs))
+        try:
+            after: State | None = world.take(state, action)
+            broken = None
+        except Broken as problem:
+            after, broken = None, problem
+        steps.append(_happened(world, state, after, action, before, copies))
+        names.made, names.jobs, shown = before.made, dict(before.jobs), before
+        if world.seen is not None and _went_over(world):
+            names.go_over(world.seen)
+        if world.judged is not None or broken is None:
+            shown = names
+        if broken is not None:
+            said, device = _at_the_end(world, state)
+            rule, message = broken.rule, names.text(str(broken), copies)
+            break
+        if after is not None:
+            state = after
+            said, device = world.moment(state)
+    core = world.core(_at(world, state))
+    return Story(
+        settings=settings,
+        rule=rule,
+        message=message,
+        breaks=broken is not None,
+        steps=tuple(steps),
+        requests=tuple((name, at.name) for name, at in core.requests),
+        copies=tuple(copies.values()),
+        places=tuple(_places(said, device, shown)),
+        out=tuple(sorted({shown.job(job) for job in _out(device)})),
+        plans_out=core.plans_out,
+        asleep=core.asleep,
+        lost=core.lost,
+        idle=core.idle,
+    )
+
+
+def _went_over(world: _Watched) -> bool:
+    """Whether the last step has come to its end, and what is said of it is said under the names of the state after it."""
+    seen = world.seen
+    return world.judged is not None or (seen is not None and seen.problem is not None and world.counted(seen))
+
+
+def _at(world: _Watched, state: State) -> State:
+    """Where the last step has stopped."""
+    if world.judged is not None:
+        return state._replace(core=world.judged[0], device=world.judged[1])
+    seen = world.seen
+    return state._replace(core=seen.core) if seen is not None and _went_over(world) else state
+
+
+def _at_the_end(world: _Watched, state: State) -> tuple[_Said, FrozenDevice]:
+    """Both truths where a rule broke: after the step, or in the middle of it."""
+    if world.judged is not None:
+        return world.moment(_at(world, state))
+    said = world.said or world.moment(state)[0]
+    if world.seen is not None and world.seen.problem is not None:
+        return said, world.device(state)
+    return said, world.device_now()
+
+
+def _happened(
+    world: _Watched, state: State, after: State | None, action: Action, names: _StoryNames, copies: dict[int, Copy]
+) -> Happened:
+    """One step, in the names of the state before it."""
+    seen = world.seen
+    made = []
+    for number, stores, owner, blocks, slots in world.made if seen is not None else ():
+        name = names.job(number)
+        copies[name] = Copy(
+            name, stores, owner, tuple(names.blocks[each] for each in blocks), tuple(names.slots[each] for each in slots)
+        )
+        made.append(copies[name])
+    named = names.action(action)
+    orders = None if seen is None or seen.orders is None else names.orders(seen.orders)
+    launched = []
+    if orders is not None:
+        for rank, worker in enumerate(world.device(state).workers):
+            launched += [(names.job(order.job), rank) for order in worker.held_back if not worker.lost]
+    landed = _landed(world, state, after, named, names)
+    happened = Happened(
+        action=action,
+        named=named,
+        sentence="",
+        changes=tuple(_changes(world, names)) if seen is not None else (),
+        orders=orders,
+        made=tuple(made),
+        launched=tuple(launched),
+        landed=landed,
+        told=names.landings(world.told) if seen is not None and action.verb.startswith("settle") else (),
+        proven=tuple(names.job(job) for job in seen.proven) if seen is not None else (),
+    )
+    late = world.core(state).plans_out
+    oldest = 1 + names.plans if late else 0
+    return evolve(happened, sentence=_sentence(happened, world.settings, copies, oldest))
+
+
+def _landed(world: _Watched, state: State, after: State | None, named: Action, names: _StoryNames) -> tuple[Landing, ...]:
+    """What landed on the device in this step."""
+    if named.verb in ("land", "fail"):
+        return (Landing(named.job, named.worker, named.verb == "land"),)
+    seen = world.seen
+    if seen is None or seen.orders is None or after is None:
+        return ()
+    old = {new: job for job, new in seen.names.jobs.items()}
+    told = [each._replace(job=seen.names.jobs[each.job]) for each in state.env.inbox]
+    fresh = [each for each in after.env.inbox if each not in told]
+    return names.landings(each._replace(job=old[each.job]) for each in fresh)
+
+
+def _changes(world: _Watched, names: _StoryNames) -> Iterator[Change]:
+    """What each thing went through in the last call."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for told in world.heard:
+        table = MACHINES[told.machine]
+        for place, index in told.steps():
+            row = table.row(index)
+            thing = {
+                "block": lambda place=place: str(names.blocks[place]),
+                "slot": lambda place=place: str(names.slots[place]),
+                "job": lambda place=place: str(names.job(place)),
+                "request": lambda place=place: world.rows.get(place, str(place)),
+            }[told.machine]()
+            states = found.setdefault((told.machine, thing), [row.source.name])
+            if row.target.name != states[-1]:
+                states.append(row.target.name)
+    for machine in MACHINES:
+        for (kind, thing), states in found.items():
+            if kind == machine and len(states) > 1:
+                yield Change(kind, thing, tuple(states))
+
+
+def _numbered(kind: str, numbers: Sequence[int]) -> str:
+    plural = "s" if len(numbers) != 1 else ""
+    return f"{kind}{plural} {', '.join(map(str, numbers))}"
+
+
+_PLAIN: Mapping[str, str] = {
+    "abort": "the client of request {0.request} goes away",
+    "preempt": "request {0.request} has to give way",
+    "reset": "all content is forgotten at once",
+    "drain": "all content is forgotten, no copy being out",
+    "renew": "other weights come",
+    "sleep": "the device is given up",
+    "wake": "the device is there again, empty",
+    "lose_worker": "worker {0.worker} is gone, with all that it had",
+    "regain_worker": "worker {0.worker} is there again, empty",
+    "hang": "on worker {0.worker} {1} hangs: it will never land",
+    "land": "on worker {0.worker} {1} lands",
+    "fail": "on worker {0.worker} {1} fails, and its target is garbage",
+    "lose": "the report of worker {0.worker} on job {0.job} gets lost",
+    "repeat": "the report of worker {0.worker} on job {0.job} will come once more",
+    "echo": "the report of worker {0.worker} on job {0.job} comes once more",
+}
+
+
+def _sentence(step: Happened, settings: WorldSettings, copies: Mapping[int, Copy], oldest: int) -> str:
+    """A step in plain words."""
+    named = step.named
+    if named.verb == "arrive":
+        script = next(each for each in settings.requests if each.name == named.request)
+        prompt, output = script.text[: script.prompt], script.text[script.prompt :]
+        return f"request {named.request} comes with the prompt {prompt!r}; it will say {output!r}"
+    if named.verb in ("step", "step_failing"):
+        return "; ".join(_planned(step, copies))
+    if named.verb in ("settle", "settle_late"):
+        late = ", after the deadlines of all copies that run" if named.verb == "settle_late" else ""
+        reports = [f"job {each.job} {'landed' if each.ok else 'failed'} on worker {each.worker}" for each in step.told]
+        return f"plan {oldest} settles{late}" + (f"; the engine hears that {' and '.join(reports)}" if reports else "")
+    if named.verb == "prove":
+        return f"the device is proven quiet: {_numbered('job', step.proven)} will never run again"
+    return _PLAIN[named.verb].format(named, copies.get(named.job, ""))
+
+
+def _planned(step: Happened, copies: Mapping[int, Copy]) -> Iterator[str]:
+    """What an engine step told the workers, and what they did."""
+    orders = step.orders
+    if orders is None:
+        yield "the engine plans its next step"
+        return
+    yield f"the engine makes plan {orders.plan}"
+    if step.launched:
+        jobs = list(dict.fromkeys(job for job, _ in step.launched))
+        yield f"{_numbered('job', jobs)} start{'s' * (len(jobs) == 1)} on the device"
+    if orders.flushes:
+        badly = ", which fails" if step.named.verb == "step_failing" else ""
+        yield f"it waits for {_numbered('job', orders.flushes)}{badly}"
+    written = [f"{content} into block {block}" for block, content in orders.forward.writes]
+    if written:
+        yield f"the workers compute {', '.join(written)}"
+    for order in orders.loads:
+        yield f"{copies.get(order.job, f'job {order.job}')} starts on the device"
+    for order in orders.stores:
+        yield f"{copies.get(order.job, f'job {order.job}')} is held back until the next plan"
+
+
+# --- both truths ------------------------------------------------------------------------------------------------------------
+
+
+def _places(said: _Said, device: FrozenDevice, names: _StoryNames) -> Iterator[Place]:
+    """Every place, in the order of its name."""
+    blocks = sorted((names.blocks[at], at) for at in range(1, len(said.blocks)))
+    for name, at in blocks:
+        real = tuple(_real(worker.lost, [worker.blocks[at]], _touching(device, rank, names, block=at))
+                     for rank, worker in enumerate(device.workers))  # fmt: skip
+        yield Place(name=f"block {name}", said=said.blocks[at], real=real)
+    for name, at in sorted((names.slots[at], at) for at in range(len(said.slots))):
+        places = range(at * names.size, (at + 1) * names.size)
+        real = tuple(_real(worker.lost, [worker.places[each] for each in places], _touching(device, rank, names, slot=at))
+                     for rank, worker in enumerate(device.workers))  # fmt: skip
+        yield Place(name=f"slot {name}", said=said.slots[at], real=real)
+
+
+def _out(device: FrozenDevice) -> Iterator[int]:
+    for worker in device.workers:
+        yield from (order.job for order, _, _ in worker.copies)
+        yield from (order.job for order in worker.held_back)
+
+
+def _real(lost: bool, contents: Sequence[object], touching: Sequence[str]) -> str:
+    held = "gone" if lost else " | ".join("garbage" if each is None else str(each) for each in contents)
+    return ", ".join([held, *touching])
+
+
+def _touching(device: FrozenDevice, rank: int, names: _StoryNames, *, block: int = -1, slot: int = -1) -> list[str]:
+    """Which copies of a worker touch a place."""
+    worker = device.workers[rank]
+    found = []
+    for order, running in (*((order, True) for order, _, _ in worker.copies), *((order, False) for order in worker.held_back)):
+        if block in order.blocks or slot in {place // names.size for place in order.places}:
+            reads = order.stores == (block >= 0)
+            doing = ("reads" if reads else "writes") if running else ("will read" if reads else "will write")
+            found.append(f"job {names.job(order.job)} {doing} it")
+    return found
+
+
+def _text(story: Story) -> Iterator[str]:
+    """A story as text: two lines a step, the rule, both truths."""
+    width = len(str(len(story.steps)))
+    for number, step in enumerate(story.steps, start=1):
+        yield f"{number:>{width}}. {step.sentence}"
+        if step.changes:
+            yield f"{'':{width}}  [{'; '.join(map(str, step.changes))}]"
+    if story.rule:
+        yield f"\n{story.rule} is broken: {story.message}"
+    if story.requests:
+        yield "\nrequests: " + ", ".join(f"{name} {at}" for name, at in story.requests)
+    workers = len(story.places[0].real)
+    heads = ["place", "the ledger says"]
+    heads += ["the device has"] if workers == 1 else [f"worker {rank} has" for rank in range(workers)]
+    rows = [[place.name, place.said, *place.real] for place in story.places]
+    widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
+    yield ""
+    for row in [heads, *rows]:
+        yield "  ".join(f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)).rstrip()

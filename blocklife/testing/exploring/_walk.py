@@ -1,0 +1,530 @@
+"""Long seeded walks through worlds too large to enumerate: the same actions as the explorer, and the same judgements.
+
+Rules of this file:
+
+* A walk is a function of its settings and its seed: what it finds can be found again.
+* A walk is no proof. It ends without a finding, or with a path that can be taken step by step in a `World`.
+* It may go on for ever: a world remembers every value that it has seen, so at times a walk goes over to a new one (`carry`).
+
+Theory. A walk is made of *legs*. Each leg begins where nobody is there, draws anew how much it likes each kind of action (some
+not at all), refills the budgets of the faults as it goes on, lets the same requests come again under other names, and ends by
+closing actions alone (those that bring nobody new and break nothing): these must drain the world. So every finding is a path
+from the beginning of one leg, and that path is a path of a `World` whose requests and faults are those that the leg has used.
+
+A path is made shorter by leaving actions out, first many at once, then one by one. What is no longer possible without them is
+left out too; the rule that breaks has to stay the same one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from attrs import define, evolve, field, fields, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.offload import LastStep
+from blocklife.testing.exploring._explore import Broken, Counterexample, Kind, Property
+from blocklife.testing.exploring._story import Story, tell
+from blocklife.testing.worlds._engine import Settings
+from blocklife.testing.worlds._format import words_of
+from blocklife.testing.worlds._world import Action, Faults, Script, State, World, WorldSettings
+
+KEEP = 30_000
+"""Values and steps that a world may remember before the walk goes over to a new one."""
+LEG = (20, 240)
+"""The fewest and the most steps of a leg, before it is drained."""
+DRAIN = 600
+"""Closing actions after which a world that has not drained is said never to drain."""
+TRIES = 3_000
+"""Paths that are tried to make a finding shorter."""
+ROUNDS = 4
+"""How often each request comes in one leg, at most."""
+WORLD = "world"
+"""The rule that the world itself does not fail, which is the test's own affair."""
+NAMES = [chr(each) for each in range(ord("a"), ord("z") + 1)]
+REFILL = 0.02
+"""How likely the budgets of the faults are filled again, in one step."""
+
+LARGE = WorldSettings(
+    engine=Settings(
+        groups="full:1,swa:1:2",
+        blocks_per_chunk=2,
+        num_blocks=12,
+        num_slots=8,
+        max_jobs=8,
+        max_requests=6,
+        num_workers=2,
+        asynchronous=True,
+        last_step=LastStep.DRAIN,
+    ),
+    requests=("abcd.ef", "abcd.eg", "abc.d", "ab.cd", "xyz.ab", "xy.z"),
+    faults=Faults(**dict.fromkeys((each.name for each in fields(Faults)), 2)),
+)
+"""A world that nobody can enumerate: a hybrid model, chunks of two, two workers, plans made ahead, and all that goes wrong."""
+
+
+@frozen(kw_only=True)
+class Finding:
+    """A rule that does not hold, and a short path to where it does not."""
+
+    rule: str
+    message: str
+    seed: int
+    leg: int
+    """Which leg of the walk, from 1."""
+    step: int
+    """Which step of the walk, from 1."""
+    found_after: int
+    """Actions of the path that was found first."""
+    actions: tuple[Action, ...]
+    """The path that is left of it."""
+    settings: WorldSettings
+    """The world in which the path can be taken."""
+
+    @property
+    def counterexample(self) -> Counterexample[Action]:
+        """The same as an explorer has it."""
+        return Counterexample(self.rule, self.message, self.actions)
+
+    def story(self) -> Story:
+        """What happens on the path."""
+        return story_of(self.settings, self.actions, self.rule, self.message)
+
+    def record(self) -> dict[str, object]:
+        """For machines."""
+        return {
+            "rule": self.rule,
+            "message": self.message,
+            "seed": self.seed,
+            "leg": self.leg,
+            "step": self.step,
+            "found_after": self.found_after,
+            "world": words_of(self.settings),
+            "actions": [str(each) for each in self.actions],
+            "story": str(self.story()),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        left = f"{len(self.actions)} of {self.found_after} actions are left"
+        return [f"seed {self.seed}, leg {self.leg}, step {self.step}: {self.rule}; {left}", "", *str(self.story()).splitlines()]
+
+
+@frozen(kw_only=True)
+class Walked:
+    """What a walk has done, seen and found."""
+
+    seed: int
+    steps: int
+    legs: int
+    drained: int
+    """Legs that were ended by closing actions alone."""
+    states: int
+    """Different states; one that came in two of the worlds that the walk used up counts in each."""
+    worlds: int
+    seconds: float
+    taken: Mapping[str, int]
+    """How often each kind of action was taken."""
+    rules: tuple[str, ...]
+    """What was judged after every step."""
+    coverage: Mapping[str, Mapping[str, int]]
+    """How often the real code took each row of each table."""
+    finding: Finding | None = None
+    interrupted: bool = False
+
+    @property
+    def steps_per_second(self) -> float:
+        """How fast it was."""
+        return self.steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def rows_never(self) -> tuple[str, ...]:
+        """Rows that were never taken."""
+        return tuple(f"{name}: {row}" for name, rows in self.coverage.items() for row, times in rows.items() if not times)
+
+    def record(self) -> dict[str, object]:
+        """For machines."""
+        return {
+            "seed": self.seed,
+            "steps": self.steps,
+            "legs": self.legs,
+            "drained": self.drained,
+            "states": self.states,
+            "worlds": self.worlds,
+            "seconds": round(self.seconds, 3),
+            "taken": dict(self.taken),
+            "rules": list(self.rules),
+            "coverage": {name: dict(rows) for name, rows in self.coverage.items()},
+            "rows_never": list(self.rows_never),
+            "finding": None if self.finding is None else self.finding.record(),
+            "interrupted": self.interrupted,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        rows = sum(map(len, self.coverage.values()))
+        speed = f"{self.steps_per_second:.0f} steps/s"
+        said = [
+            f"seed {self.seed}: {self.steps} steps in {self.legs} legs, {self.states} states, {speed}",
+            f"rows taken: {rows - len(self.rows_never)} of {rows}",
+            "actions: " + ", ".join(f"{verb} {times}" for verb, times in sorted(self.taken.items(), key=lambda each: -each[1])),
+        ]
+        if self.interrupted:
+            said.append("interrupted: what was not found by then is not known")
+        return [*said, *(self.finding.lines() if self.finding is not None else ["nothing was found"])]
+
+
+# --- from world to world ----------------------------------------------------------------------------------------------------
+
+
+def carry(state: State, old: World, new: World) -> State:
+    """The same state in another world of the same settings, whose memory is empty."""
+    return new.enter(old.core(state), old.device(state), state.env)
+
+
+def _present(world: World, state: State) -> int:
+    """How many requests the ledger knows, those whose end is under way included."""
+    return len(world.core(state).saved.requests)
+
+
+def _again(settings: WorldSettings) -> WorldSettings:
+    """The same world, in which every request comes again under other names."""
+    written, used = settings.requests, {each.name for each in settings.requests}
+    spare = iter([name for name in NAMES if name not in used])
+    rounds = min(ROUNDS, len(NAMES) // len(written))
+    more = [Script(next(spare), each.text, each.prompt) for _ in range(rounds - 1) for each in written]
+    return evolve(settings, requests=(*written, *more))
+
+
+def only_used(settings: WorldSettings, actions: Sequence[Action]) -> WorldSettings:
+    """The world that a path needs: who comes in it, and the faults that happen in it."""
+    came = {each.request for each in actions if each.verb == "arrive"}
+    requests = tuple([each for each in settings.requests if each.name in came]) or settings.requests[:1]
+    spent = Counter(_FAULT_OF.get(each.verb, "") for each in actions)
+    times = {name: spent[name] for name, _ in settings.faults.items()}
+    if settings.timed and not times["hang"] and not times["lose"]:
+        # whether deadlines pass is decided by these two
+        times["hang" if settings.faults.hang else "lose"] = 1
+    return evolve(settings, requests=requests, faults=Faults(**times))
+
+
+_FAULT_OF = {each.name: each.name for each in fields(Faults)} | {"step_failing": "fail"}
+"""Which budget an action spends."""
+
+
+# --- taking a path ----------------------------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Guide:
+    """What is possible in a world for somebody who walks in it.
+
+    Invariant: no more requests are there at once than the settings that were asked for have.
+    """
+
+    world: World
+    most: int
+    """Requests that may be there at once."""
+    drains: Property[State, Action] = field(init=False)
+    finishes: Property[State, Action] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        kinds = {each.kind: each for each in self.world.properties()}
+        self.drains, self.finishes = kinds[Kind.LEADS_TO], kinds[Kind.SOMETIMES]
+
+    def offered(self, state: State) -> Iterator[Action]:
+        """What can happen next."""
+        full = _present(self.world, state) >= self.most
+        return (each for each in self.world.actions(state) if not full or each.verb != "arrive")
+
+    def is_over(self, state: State) -> bool:
+        """Everybody has come and gone."""
+        return self.finishes.goal is not None and self.finishes.goal(state)
+
+    def step(self, state: State, action: Action) -> State:
+        """The state after an action. Raises `Broken`, also where the world itself fails: then, too, the path is worth most."""
+        try:
+            return self.world.step(state, action)
+        except Broken:
+            raise
+        except Exception as problem:
+            raise Broken(WORLD, f"{type(problem).__name__}: {problem}") from problem
+
+    def next_closing(self, state: State, turn: int) -> Action | None:
+        """What to do to drain; None where it has drained. Raises `Broken` where that leads nowhere."""
+        goal, allowed = self.drains.goal, self.drains.closing
+        if goal is None or allowed is None:
+            raise MisuseError(f"property {self.drains.name}: it has no goal, or no closing actions")
+        if goal(state):
+            return None
+        offered = [each for each in self.offered(state) if allowed(each)]
+        if not offered or turn >= DRAIN:
+            so_far = f"not after {turn} closing actions" if offered else "no closing action is left"
+            raise Broken(self.drains.name, f"{self.drains.doc}: {so_far}")
+        return min(offered, key=lambda each: _urgency(each, turn))
+
+    def drain(self, state: State) -> None:
+        """Take closing actions alone."""
+        turn = 0
+        while (action := self.next_closing(state, turn)) is not None:
+            state = self.step(state, action)
+            turn += 1
+
+    def retake(self, actions: Sequence[Action], *, drain: bool) -> tuple[list[Action], Broken | None]:
+        """Take a path once more, without what is not possible: what was taken, and what broke at its end."""
+        state, taken = self.world.initial(), list[Action]()
+        try:
+            for action in actions:
+                if action in self.offered(state):
+                    taken.append(action)
+                    state = self.step(state, action)
+        except Broken as broken:
+            return taken, broken
+        try:
+            if drain:
+                self.drain(state)
+        except Broken as broken:
+            return taken, broken
+        return taken, None
+
+
+def _urgency(action: Action, turn: int) -> int:
+    """What a closing walk does first: what comes by itself, then settling (in time, and late), then a step."""
+    order = ("land", "echo", "regain_worker", "wake", "prove", "settle", "settle_late", "step")
+    if action.verb == "settle_late" and turn % 3 == 0:
+        return order.index("settle") - 1
+    return order.index(action.verb)
+
+
+def story_of(settings: WorldSettings, actions: Sequence[Action], rule: str, message: str) -> Story:
+    """What happens on a path that ends where a rule does not hold."""
+    # where the world itself fails, its last step cannot be told
+    return tell(settings, actions[:-1] if rule == WORLD else actions, rule, message)
+
+
+# --- making it shorter ------------------------------------------------------------------------------------------------------
+
+
+def shrink(
+    settings: WorldSettings,
+    actions: Sequence[Action],
+    rule: str,
+    *,
+    most: int | None = None,
+    tries: int = TRIES,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[tuple[Action, ...], str]:
+    """A path with as few actions as leaving out finds, that breaks the same rule; and what it says there.
+
+    *most*: requests that may be there at once. Raises `MisuseError` for a path that does not break the rule.
+    """
+    settings = evolve(settings, faults=_enough(settings, actions))
+    guide = Guide(World(settings), len(settings.requests) if most is None else most)
+
+    def broken(tried: Sequence[Action]) -> tuple[list[Action], str] | None:
+        nonlocal guide
+        if guide.world.remembered > KEEP:
+            guide = Guide(World(settings), guide.most)
+        taken, found = guide.retake(tried, drain=rule == guide.drains.name)
+        return (taken, str(found)) if found is not None and found.rule == rule else None
+
+    best = broken(actions)
+    if best is None:
+        raise MisuseError(f"these {len(actions)} actions do not break {rule} (say the settings that they were found with)")
+    size = len(best[0]) // 2
+    while size and tries > 0 and not stop():
+        at, shorter = 0, False
+        while at < len(best[0]) and tries > 0 and not stop():
+            tries -= 1
+            found = broken([*best[0][:at], *best[0][at + size :]])
+            if found is not None and len(found[0]) < len(best[0]):
+                best, shorter = found, True
+            else:
+                at += size
+        size = size if shorter and size == 1 else min(size, len(best[0])) // 2
+    return tuple(best[0]), best[1]
+
+
+def _enough(settings: WorldSettings, actions: Sequence[Action]) -> Faults:
+    """At least as many faults as a path has."""
+    spent = Counter(_FAULT_OF.get(each.verb, "") for each in actions)
+    return Faults(**{name: max(times, spent[name]) for name, times in settings.faults.items()})
+
+
+# --- the walk ---------------------------------------------------------------------------------------------------------------
+
+_UPHEAVALS = frozenset(
+    {"abort", "preempt", "reset", "drain", "renew", "sleep", "lose_worker", "fail", "hang", "lose", "repeat"}
+)
+"""What would never let a world come far if it were as frequent as everything else."""
+
+
+@define(eq=False)
+class _Walker:
+    """A walk that is going on.
+
+    Invariant: ``path`` leads from the beginning of the leg to ``state``, in a world with enough faults.
+    """
+
+    settings: WorldSettings
+    seed: int
+    keep: int
+    guide: Guide = field(init=False)
+    state: State = field(init=False)
+    path: list[Action] = field(factory=list)
+    steps: int = 0
+    legs: int = 0
+    drained: int = 0
+    worlds: int = 1
+    states: int = 0
+    taken: Counter[str] = field(factory=Counter)
+    coverage: dict[str, Counter[str]] = field(factory=dict)
+    _seen: set[State] = field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        most = min(len(self.settings.requests), self.settings.engine.max_requests)
+        self.settings = _again(self.settings)
+        self.guide = Guide(World(self.settings), most)
+        self.state = self.guide.world.initial()
+
+    def walk_leg(self, most: int) -> Iterator[int]:
+        """One leg of so many steps at most, and then draining; yields after each step. Raises `Broken`."""
+        self.legs += 1
+        rnd = random.Random(f"{self.seed}/{self.legs}")
+        likes: dict[str, float] = {}
+        self.state, self.path = self.guide.world.initial(), []
+        full = self.state.env.left
+        for _ in range(min(rnd.randint(*LEG), most)):
+            if self.guide.is_over(self.state):
+                break
+            if rnd.random() < REFILL:
+                self.state = self.state._replace(env=self.state.env._replace(left=full))
+            action = self._choose(rnd, likes)
+            if action is None:
+                break
+            self.take(action)
+            yield self.steps
+        turn, begin = 0, len(self.path)
+        try:
+            while (action := self.guide.next_closing(self.state, turn)) is not None:
+                self.take(action)
+                turn += 1
+                yield self.steps
+        except Broken as broken:
+            if broken.rule == self.guide.drains.name:
+                del self.path[begin:]  # whoever takes the path drains for himself
+            raise
+        self.drained += 1
+
+    def _choose(self, rnd: random.Random, likes: dict[str, float]) -> Action | None:
+        """One of the kinds that can happen, by how much the leg likes each; then any of that kind."""
+        kinds: dict[str, list[Action]] = {}
+        for action in self.guide.offered(self.state):
+            kinds.setdefault(action.verb, []).append(action)
+        if not kinds:
+            return None
+        for verb in kinds.keys() - likes.keys():
+            # by its name, so that it does not depend on when it is first possible
+            liked = random.Random(f"{self.seed}/{self.legs}/{verb}").choice((0.0, 0.2, 1.0, 1.0, 3.0))
+            likes[verb] = liked * (0.1 if verb in _UPHEAVALS else 1.0)
+        weights = [likes[verb] for verb in kinds]
+        chosen = rnd.choices(list(kinds), weights)[0] if any(weights) else rnd.choice(list(kinds))
+        return rnd.choice(kinds[chosen])
+
+    def take(self, action: Action) -> None:
+        """Note an action, then take it: it is part of the path even if it breaks something."""
+        self.path.append(action)
+        self.steps += 1
+        self.taken[action.verb] += 1
+        self.state = self.guide.step(self.state, action)
+        if self.state not in self._seen:
+            self._seen.add(self.state)
+            self.states += 1
+        if self.guide.world.remembered > self.keep:
+            self.renew()
+
+    def renew(self) -> None:
+        """Go over to a new world."""
+        old = self.guide.world
+        self.count()
+        self.guide = Guide(World(self.settings), self.guide.most)
+        self.state = carry(self.state, old, self.guide.world)
+        self._seen = {self.state}
+        self.worlds += 1
+
+    def count(self) -> None:
+        """Add the rows that the present world has taken."""
+        for name, rows in self.guide.world.coverage().items():
+            mine = self.coverage.setdefault(name, Counter())
+            for row, times in rows.items():
+                mine[str(row)] += times
+
+
+def walk(
+    settings: WorldSettings = LARGE,
+    *,
+    steps: int,
+    seed: int = 0,
+    keep: int = KEEP,
+    shorten: bool = True,
+    progress: Callable[[int, int, int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Walked:
+    """Walk *steps* steps, and on until the last leg has drained; ends at the first finding.
+
+    *keep*: how much a world may remember before the walk goes over to a new one; it changes nothing else. *progress* is called
+    now and then with steps, legs and states; *stop* is asked as often, also while a finding is *shorten*-ed.
+    """
+    if type(steps) is not int or steps < 1:
+        raise MisuseError(f"steps must be a whole number of at least 1, not {steps!r}")
+    walker = _Walker(settings, seed, keep)
+    started = time.perf_counter()
+    finding: Finding | None = None
+    interrupted = False
+    try:
+        while walker.steps < steps and not interrupted:
+            for done in walker.walk_leg(steps - walker.steps):
+                if not done & 63:
+                    if progress is not None:
+                        progress(done, walker.legs, walker.states)
+                    if interrupted := stop():
+                        break
+    except Broken as broken:
+        finding = _found(walker, broken, shorten=shorten, stop=stop)
+    walker.count()
+    return Walked(
+        seed=seed,
+        steps=walker.steps,
+        legs=walker.legs,
+        drained=walker.drained,
+        states=walker.states,
+        worlds=walker.worlds,
+        seconds=time.perf_counter() - started,
+        taken=dict(walker.taken),
+        rules=(*walker.guide.world.rules(), walker.guide.drains.name),
+        coverage={name: dict(rows) for name, rows in walker.coverage.items()},
+        finding=finding,
+        interrupted=interrupted,
+    )
+
+
+def _found(walker: _Walker, broken: Broken, *, shorten: bool, stop: Callable[[], bool]) -> Finding:
+    actions, message = tuple(walker.path), str(broken)
+    if shorten:
+        try:
+            actions, message = shrink(walker.settings, actions, broken.rule, most=walker.guide.most, stop=stop)
+        except MisuseError:
+            message += " (not so when the path is taken once more: what breaks is no function of the calls)"
+    return Finding(
+        rule=broken.rule,
+        message=message,
+        seed=walker.seed,
+        leg=walker.legs,
+        step=walker.steps,
+        found_after=len(walker.path),
+        actions=actions,
+        settings=only_used(walker.settings, actions),
+    )

@@ -1,0 +1,1 @@
+"""Outside judges: the tables as a program that a model checker of others runs."""

@@ -1,0 +1,705 @@
+"""The actions of an engine and a device in a small world, and their effects: the hand-written part of the program.
+
+Rules of this file:
+
+* It is text in the language of `_model.py`. ``{name}`` stands for the effects of the coupling of that name, in its order.
+* States are changed only by events of machines. Counts, names of content and running copies are changed here.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from blocklife.states import MACHINES, Request
+from blocklife.testing.judges._model import ModelAction, ModelSettings, Variable
+
+# --- what the couplings mean -------------------------------------------------------------------------------------------
+
+_LIVES = """
+def alive(j):
+    return job[j] == JOB_PLANNED or submitted(j)
+
+def submitted(j):
+    return job[j] == JOB_IN_FLIGHT or job[j] == JOB_AWAITED or job[j] == JOB_UNWANTED or job[j] == JOB_QUARANTINED
+
+def on_device(j):
+    return any(share[j * WORKERS + w] == HELD_BACK or share[j * WORKERS + w] == RUNS for w in range(WORKERS))
+
+def under_way(j):
+    return any(share[j * WORKERS + w] == LANDED or share[j * WORKERS + w] == FAILED for w in range(WORKERS))
+
+def ripe(j):
+    return job[j] == JOB_PLANNED and (kind[j] == LOAD or block[jblock[j]] != BLOCK_PLEDGED)
+
+def end_life(b):
+    "whoever held the life, and the job that names it, name a life that is over"
+    refs[b] = 0
+    bkey[b] = 0
+    source[b] = 0
+    for k in range(JOBS):
+        if alive(k) and jblock[k] == b:
+            fresh[k] = 0
+    for q in range(REQUESTS):
+        if table[q] == b + 1:
+            table[q] = 0
+"""
+
+_EFFECTS = """
+def over(j):
+    "what is left is remembered while a report of it is under way"
+    kind[j] = 0
+    jblock[j] = 0
+    jslot[j] = 0
+    jkey[j] = 0
+    fresh[j] = 0
+    failed[j] = 0
+    expired[j] = 0
+    armed[j] = 0
+    ordered[j] = 0
+    awaited[j] = 0
+    awaited_next[j] = 0
+    for w in range(WORKERS):
+        reported[j * WORKERS + w] = 0
+    if not under_way(j):
+        job[j] = NONE
+
+def land_store(j, ok):
+    b = jblock[j]
+    pins[b] = pins[b] - 1
+    if expired[j] == 1:
+        overdue[b] = overdue[b] - 1
+    if fresh[j] == 1:
+        source[b] = 0
+    block_land(b, 0, ok)
+
+def land_load(j, ok):
+    b = jblock[j]
+    own = fresh[j]
+    pins[b] = pins[b] - 1
+    writes[b] = writes[b] - 1
+    if expired[j] == 1:
+        overdue[b] = overdue[b] - 1
+    block_land(b, own, ok)
+    if own == 1 and ok == 1:
+        bkey[b] = jkey[j]
+
+def cancel_block(j):
+    b = jblock[j]
+    pins[b] = pins[b] - 1
+    if fresh[j] == 1:
+        source[b] = 0
+        block_cancel(b)
+
+def expire_block(j):
+    b = jblock[j]
+    own = fresh[j] if kind[j] == LOAD else 0
+    overdue[b] = overdue[b] + 1
+    block_expire(b, own)
+
+def land_slot(j, ok):
+    "of two stores of one content the first to land is published"
+    s = jslot[j]
+    wanted = 0 if any(slot[t] == SLOT_READY and skey[t] == jkey[j] for t in range(SLOTS)) else ok
+    slot_land(s, wanted)
+
+def cancel_slot(j):
+    s = jslot[j]
+    slot_cancel(s)
+
+def expire_slot(j):
+    s = jslot[j]
+    slot_expire(s)
+
+def drop_slot(j):
+    s = jslot[j]
+    slot_drop(s)
+
+def unpin_slot(j):
+    s = jslot[j]
+    spins[s] = spins[s] - 1
+    slot_unpin(s)
+"""
+
+_STORES = """
+def cancel_orphans():
+    "a planned store whose life is over"
+    for k in range(JOBS):
+        if job[k] == JOB_PLANNED and kind[k] == STORE and fresh[k] == 0:
+            cancel_store(k)
+
+def prove_older(j):
+    "every worker waited for the older copies of the target before it launched the load"
+    for k in range(JOBS):
+        if k != j and alive(k) and jblock[k] == jblock[j]:
+            if kind[k] == LOAD:
+                refused = 1
+            else:
+                quiesce_store(k)
+
+def flush_all(b):
+    for k in range(JOBS):
+        if submitted(k) and jblock[k] == b:
+            job_flush(k)
+            ordered[k] = 1
+
+def submit_block(j):
+    b = jblock[j]
+    if fresh[j] == 1:
+        block_submit(b)
+
+def release_block(b):
+    refs[b] = refs[b] - 1
+    block_release(b)
+    {life_ends}
+
+def release_all(r):
+    held = table[r]
+    table[r] = NONE
+    if held > 0 and held <= BLOCKS:
+        b = held - 1
+        release_block(b)
+"""
+
+_REQUESTS = """
+def loaded(j):
+    for q in range(REQUESTS):
+        if load[q] == j + 1:
+            load[q] = 0
+            request_loaded(q)
+
+def give_up_load(r):
+    "cancelled if it is planned, abandoned if it is submitted"
+    if load[r] > 0:
+        k = load[r] - 1
+        load[r] = 0
+        if job[k] == JOB_PLANNED:
+            cancel_load(k)
+        else:
+            if can_job_abandon(k):
+                job_abandon(k)
+
+def give_up(r):
+    {request_gives_up}
+
+def load_failed(j):
+    for q in range(REQUESTS):
+        if load[q] == j + 1:
+            load[q] = 0
+            give_up(q)
+            request_load_failed(q)
+"""
+
+_RESET = """
+def reset_requests():
+    for q in range(REQUESTS):
+        if can_request_preempt(q):
+            give_up(q)
+            request_preempt(q)
+        else:
+            release_all(q)
+
+def reset_planned():
+    for k in range(JOBS):
+        if job[k] == JOB_PLANNED:
+            if kind[k] == STORE:
+                cancel_store(k)
+            else:
+                refused = 1
+
+def reset_submitted():
+    for k in range(JOBS):
+        if can_job_abandon(k):
+            job_abandon(k)
+
+def reset_blocks():
+    for b in range(BLOCKS):
+        if block[b] == BLOCK_CACHED or block[b] == BLOCK_IN_FLIGHT:
+            block_drop(b)
+
+def reset_slots():
+    for s in range(SLOTS):
+        if slot[s] == SLOT_READY:
+            slot_drop(s)
+"""
+
+# --- what can happen ---------------------------------------------------------------------------------------------------
+
+_ENGINE = """
+def letter(r):
+    return {letter}
+
+def stored(key):
+    return any(slot[s] == SLOT_READY and skey[s] == key for s in range(SLOTS))
+
+def job_is_next(j):
+    return job[j] == NONE and all(k >= j or job[k] != NONE for k in range(JOBS))
+
+def may_grow(r):
+    return (
+        table[r] == NONE and (request[r] == REQUEST_WAITING or request[r] == REQUEST_PREEMPTED
+        or request[r] == REQUEST_RUNNING)
+    )
+
+def may_add(r):
+    return request[r] == REQUEST_FINISHED
+
+def do_add(r):
+    request[r] = REQUEST_WAITING
+
+def may_admit(r):
+    return can_request_admit(r)
+
+def do_admit(r):
+    request_admit(r)
+
+def may_preempt(r):
+    return can_request_preempt(r)
+
+def do_preempt(r):
+    give_up(r)
+    request_preempt(r)
+
+def may_finish(r):
+    return can_request_finish(r)
+
+def do_finish(r):
+    give_up(r)
+    request_finish(r)
+
+def may_allocate(r, b):
+    return may_grow(r) and can_block_allocate(b)
+
+def do_allocate(r, b):
+    block_allocate(b)
+    refs[b] = 1
+    table[r] = b + 1
+    {life_ends}
+    if block[b] == BLOCK_FLUSHED:
+        {hand_out_flushes}
+
+def may_acquire(r, b):
+    return may_grow(r) and can_block_acquire(b) and bkey[b] == letter(r)
+
+def do_acquire(r, b):
+    refs[b] = refs[b] + 1
+    block_acquire(b)
+    table[r] = b + 1
+
+def may_seal(r, b):
+    return request[r] == REQUEST_RUNNING and table[r] == b + 1 and can_block_seal(b)
+
+def do_seal(r, b):
+    "a forward pass has written the block"
+    block_seal(b)
+    bkey[b] = letter(r)
+
+def may_release(r):
+    return table[r] > 0 and table[r] <= BLOCKS
+
+def do_release(r):
+    release_all(r)
+    table[r] = BLOCKS + 1
+"""
+
+_JOBS = """
+def may_store(b, s, j):
+    return (
+        job_is_next(j) and slot[s] == SLOT_EMPTY and block[b] != BLOCK_ALLOCATED and can_block_plan_store(b)
+        and not stored(bkey[b])
+    )
+
+def do_store(b, s, j):
+    key = bkey[b]
+    plan_store(b, s, j, key)
+
+def may_pledge(r, b, s, j):
+    return (
+        job_is_next(j) and slot[s] == SLOT_EMPTY and table[r] == b + 1 and block[b] == BLOCK_ALLOCATED
+        and request[r] == REQUEST_RUNNING and not stored(letter(r))
+    )
+
+def do_pledge(r, b, s, j):
+    key = letter(r)
+    plan_store(b, s, j, key)
+
+def plan_store(b, s, j, key):
+    {store_planned}
+    job[j] = JOB_PLANNED
+    kind[j] = STORE
+    jblock[j] = b
+    fresh[j] = 1
+    jslot[j] = s
+    jkey[j] = key
+    source[b] = j + 1
+
+def may_load(r, b, s, j):
+    return (
+        job_is_next(j) and can_request_plan_load(r) and table[r] == b + 1 and can_block_plan_load(b)
+        and slot[s] == SLOT_READY and skey[s] == letter(r)
+    )
+
+def do_load(r, b, s, j):
+    {load_planned}
+    job[j] = JOB_PLANNED
+    kind[j] = LOAD
+    jblock[j] = b
+    fresh[j] = 1
+    jslot[j] = s
+    jkey[j] = letter(r)
+    load[r] = j + 1
+
+def submit_job(j):
+    job_submit(j)
+    {submitted}
+
+def may_submit(j):
+    return ripe(j) and not any(k != j and alive(k) and jblock[k] == jblock[j] and ordered[k] == 1 for k in range(JOBS))
+
+def do_submit(j):
+    "the engine launches it at once, beside any plan"
+    submit_job(j)
+    for w in range(WORKERS):
+        share[j * WORKERS + w] = RUNS
+
+def may_cancel(j):
+    return can_job_cancel(j) and kind[j] == STORE
+
+def do_cancel(j):
+    cancel_store(j)
+
+def may_abandon(j):
+    return can_job_abandon(j) and kind[j] == STORE
+
+def do_abandon(j):
+    job_abandon(j)
+
+def may_flush(j):
+    return can_job_flush(j) and ordered[j] == 0
+
+def do_flush(j):
+    job_flush(j)
+    ordered[j] = 1
+
+def may_drop(b):
+    return can_block_drop(b)
+
+def do_drop(b):
+    block_drop(b)
+    {life_ends}
+
+def may_evict(s):
+    return can_slot_evict(s)
+
+def do_evict(s):
+    slot_evict(s)
+
+def may_pin(s):
+    return counted[s] == 0 and can_slot_pin(s)
+
+def do_pin(s):
+    counted[s] = 1
+    spins[s] = spins[s] + 1
+    slot_pin(s)
+
+def may_unpin(s):
+    return counted[s] == 1
+
+def do_unpin(s):
+    counted[s] = 0
+    spins[s] = spins[s] - 1
+    slot_unpin(s)
+
+def may_reset():
+    return 0 == 0
+
+def do_reset():
+    {reset_now}
+"""
+
+_DEVICE = """
+def may_dispatch():
+    return (
+        plans < PLANS and any(ordered[j] == 1 or ripe(j) or any(share[j * WORKERS + w] == HELD_BACK
+        for w in range(WORKERS)) for j in range(JOBS))
+    )
+
+def do_dispatch():
+    "all workers carry the plan out: held-back stores, waits, loads; its own stores are held back"
+    for j in range(JOBS):
+        for w in range(WORKERS):
+            if share[j * WORKERS + w] == HELD_BACK:
+                share[j * WORKERS + w] = RUNS
+            if ordered[j] == 1 and share[j * WORKERS + w] == RUNS:
+                share[j * WORKERS + w] = LANDED
+    for j in range(JOBS):
+        if ripe(j):
+            submit_job(j)
+            for w in range(WORKERS):
+                share[j * WORKERS + w] = HELD_BACK if kind[j] == STORE else RUNS
+        if ordered[j] == 1:
+            ordered[j] = 0
+            armed[j] = 1
+            if plans == 0:
+                awaited[j] = 1
+            else:
+                awaited_next[j] = 1
+    plans = plans + 1
+
+def may_settle():
+    return plans > 0
+
+def do_settle():
+    "what the plan waited for is quiet, whether its report has come or not"
+    plans = plans - 1
+    for j in range(JOBS):
+        waited = awaited[j]
+        awaited[j] = awaited_next[j]
+        awaited_next[j] = 0
+        if waited == 1:
+            quiesce_job(j)
+
+def quiesce_job(j):
+    if kind[j] == STORE:
+        quiesce_store(j)
+    else:
+        quiesce_load(j)
+
+def expire_job(j):
+    if kind[j] == STORE:
+        expire_store(j)
+    else:
+        expire_load(j)
+
+def may_land(j, w):
+    return share[j * WORKERS + w] == RUNS
+
+def do_land(j, w):
+    share[j * WORKERS + w] = LANDED
+
+def may_fail(j, w):
+    return share[j * WORKERS + w] == RUNS and failures > 0
+
+def do_fail(j, w):
+    failures = failures - 1
+    share[j * WORKERS + w] = FAILED
+
+def may_report(j, w):
+    return share[j * WORKERS + w] == LANDED or share[j * WORKERS + w] == FAILED
+
+def do_report(j, w):
+    good = 1 if share[j * WORKERS + w] == LANDED else 0
+    share[j * WORKERS + w] = IDLE
+    count_report(j, w, good)
+
+def may_repeat(j, w):
+    return may_report(j, w) and repeats > 0
+
+def do_repeat(j, w):
+    "the report is counted now, and comes once more later"
+    good = 1 if share[j * WORKERS + w] == LANDED else 0
+    repeats = repeats - 1
+    count_report(j, w, good)
+
+def count_report(j, w, good):
+    if alive(j):
+        if reported[j * WORKERS + w] == 0:
+            reported[j * WORKERS + w] = 1
+            if good == 0:
+                failed[j] = 1
+            more = 1 if any(reported[j * WORKERS + v] == 0 for v in range(WORKERS)) else 0
+            ok = 1 if failed[j] == 0 else 0
+            if kind[j] == STORE:
+                finish_store(j, more, ok)
+            else:
+                finish_load(j, more, ok)
+    else:
+        job_finish(j, 0, good)
+        forget(j)
+
+def forget(j):
+    if not alive(j) and not under_way(j):
+        job[j] = NONE
+
+def may_lose(j, w):
+    return may_report(j, w) and losses > 0
+
+def do_lose(j, w):
+    losses = losses - 1
+    share[j * WORKERS + w] = IDLE
+    forget(j)
+
+def may_launched(j):
+    return submitted(j) and armed[j] == 0 and any(share[j * WORKERS + w] == RUNS for w in range(WORKERS))
+
+def do_launched(j):
+    "a worker says that it has begun: the deadline runs"
+    armed[j] = 1
+
+def may_expire():
+    return any(armed[j] == 1 and can_job_expire(j) for j in range(JOBS))
+
+def do_expire():
+    "every deadline that runs has passed"
+    for j in range(JOBS):
+        if armed[j] == 1 and can_job_expire(j):
+            expire_job(j)
+
+def may_quiesce(j):
+    return submitted(j) and not on_device(j)
+
+def do_quiesce(j):
+    "the engine has proof that no worker touches a place of it"
+    if job[j] == JOB_IN_FLIGHT:
+        expire_job(j)
+    quiesce_job(j)
+"""
+
+_ALWAYS = """
+def counts_match_holders():
+    return all(refs[b] == count(table[q] == b + 1 for q in range(REQUESTS)) for b in range(BLOCKS))
+
+def pins_match_jobs():
+    return all(pins[b] == count(alive(k) and jblock[k] == b for k in range(JOBS)) for b in range(BLOCKS))
+
+def writes_match_loads():
+    return (
+        all(writes[b] == count(alive(k) and kind[k] == LOAD and jblock[k] == b for k in range(JOBS))
+        for b in range(BLOCKS))
+    )
+
+def overdue_match_jobs():
+    return all(overdue[b] == count(job[k] == JOB_QUARANTINED and jblock[k] == b for k in range(JOBS)) for b in range(BLOCKS))
+
+def slot_pins_match_readers():
+    return (
+        all(spins[s] == counted[s] + count(alive(k) and kind[k] == LOAD and jslot[k] == s for k in range(JOBS))
+        for s in range(SLOTS))
+    )
+
+def quiet_places_are_quiet():
+    return (
+        all(pins[b] == 0 or not (block[b] == BLOCK_FREED or block[b] == BLOCK_CACHED or block[b] == BLOCK_ALLOCATED
+        or block[b] == BLOCK_SEALED) for b in range(BLOCKS))
+    )
+
+def overdue_is_quarantined():
+    return (
+        all(refs[b] > 0 or not (block[b] == BLOCK_IN_FLIGHT or block[b] == BLOCK_STALE
+        or block[b] == BLOCK_QUARANTINED) or (block[b] == BLOCK_QUARANTINED) == (overdue[b] > 0)
+        for b in range(BLOCKS))
+    )
+
+def device_runs_what_is_out():
+    return all(submitted(j) or not on_device(j) for j in range(JOBS))
+
+def requests_wait_for_loads():
+    return all((request[q] == REQUEST_LOADING) == (load[q] > 0) for q in range(REQUESTS))
+
+def nothing_is_refused():
+    return refused == 0
+"""
+
+INVARIANTS = (
+    ("nothing_is_refused", "a verb that is possible is possible with everything that is coupled to it"),
+    ("counts_match_holders", "I4: refs count the tables that hold a life"),
+    ("pins_match_jobs", "I1: pins count the jobs that may touch a block"),
+    ("writes_match_loads", "I1: writes count the loads among them"),
+    ("overdue_match_jobs", "I1: the overdue pins are those of jobs past their deadline"),
+    ("slot_pins_match_readers", "I7: a slot is pinned by the loads that read it, and by who counts on it"),
+    ("quiet_places_are_quiet", "I1: nothing that is free or newly owned is touched"),
+    ("overdue_is_quarantined", "I1: of what was given up exactly that is QUARANTINED which an overdue copy may touch"),
+    ("device_runs_what_is_out", "I1: no worker runs a copy that is over"),
+    ("requests_wait_for_loads", "I10: a request waits exactly for its one live load"),
+)
+"""Predicates that hold in every state, and what they say."""
+
+HANDWRITTEN = (_LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS)
+"""The whole text; the calls in it have no cycle."""
+
+_SIZES = {"r": "requests", "b": "blocks", "s": "slots", "j": "jobs", "w": "workers"}
+
+ACTIONS: tuple[tuple[str, str, str, str], ...] = (
+    ("add", "r", "", "The engine knows a request."),
+    ("admit", "r", "", "It enters the batch."),
+    ("preempt", "r", "", "It gives everything back, to come again later."),
+    ("finish", "r", "", "It gives everything back for good."),
+    ("allocate", "rb", "", "A block is handed out to a request."),
+    ("acquire", "rb", "", "A prefix hit: a request holds a block with its content."),
+    ("seal", "rb", "", "A forward pass writes a block, and its content is final."),
+    ("store", "bsj", "", "Final content is chosen for a store into a slot."),
+    ("pledge", "rbsj", "", "Content that is being made is chosen for a store into a slot."),
+    ("load", "rbsj", "loads", "A request waits for content from a slot."),
+    ("dispatch", "", "", "A plan is made, and every worker carries it out."),
+    ("settle", "", "", "The oldest plan is settled."),
+    ("land", "jw", "", "A worker's share of a copy arrives."),
+    ("report", "jw", "", "The ledger hears of it."),
+    ("fail", "jw", "failures", "A worker's share of a copy fails."),
+    ("lose", "jw", "losses", "A report is lost."),
+    ("repeat", "jw", "repeats", "A report is heard, and will come again."),
+    ("submit", "j", "submit", "A job is handed to the workers beside any plan."),
+    ("cancel", "j", "cancel", "A planned store is given up."),
+    ("abandon", "j", "abandon", "A submitted store is wanted no more."),
+    ("flush", "j", "flush", "A wait for a job is ordered in the next plan."),
+    ("release", "r", "release", "A request lets go of its block and goes on."),
+    ("drop", "b", "drop", "The content of a block that nobody holds is forgotten."),
+    ("evict", "s", "evict", "The content of a slot is forgotten."),
+    ("pin", "s", "pin", "A lookup counts on a slot."),
+    ("unpin", "s", "pin", "It does so no longer."),
+    ("launched", "j", "expire", "A worker says that it has begun: the deadline runs."),
+    ("expire", "", "expire", "Every deadline that runs passes."),
+    ("quiesce", "j", "quiesce", "The engine has proof that no worker touches a place of a job."),
+    ("reset", "", "reset", "All content is forgotten."),
+)
+"""The actions: name, parameters, required settings, and meaning."""
+
+
+def actions(settings: ModelSettings) -> tuple[ModelAction, ...]:
+    """The actions of one world."""
+    found = []
+    for name, params, needs, doc in ACTIONS:
+        if needs and needs not in settings.verbs and not getattr(settings, needs, False):
+            continue
+        ranges = [range(getattr(settings, _SIZES[each])) for each in params]
+        found.append(ModelAction(name, tuple(params), tuple(itertools.product(*ranges)), doc))
+    return tuple(found)
+
+
+def variables(settings: ModelSettings) -> tuple[Variable, ...]:
+    """Every byte of the state, in the order of the abstraction."""
+    blocks, slots, jobs, requests = settings.blocks, settings.slots, settings.jobs, settings.requests
+    shares = jobs * settings.workers
+    return (
+        Variable("block", blocks, "the state of each block", MACHINES["block"].index[MACHINES["block"].initial]),
+        Variable("refs", blocks, "requests that hold its life"),
+        Variable("pins", blocks, "jobs that may touch it"),
+        Variable("writes", blocks, "loads among them"),
+        Variable("overdue", blocks, "how many of its pins are overdue"),
+        Variable("bkey", blocks, "its content, as a letter from 1; 0 while it is not final"),
+        Variable("source", blocks, "the store whose source its life is, from 1"),
+        Variable("slot", slots, "the state of each slot", MACHINES["slot"].index[MACHINES["slot"].initial]),
+        Variable("spins", slots, "who reads it or counts on it"),
+        Variable("skey", slots, "the content that it has, or is to have"),
+        Variable("counted", slots, "whether a lookup counts on it"),
+        Variable("job", jobs, "the state of each job, from 1; 0 where there is none"),
+        Variable("kind", jobs, "store or load"),
+        Variable("jblock", jobs, "its block"),
+        Variable("fresh", jobs, "whether the life that it names is not over"),
+        Variable("jslot", jobs, "its slot"),
+        Variable("jkey", jobs, "the content that it moves"),
+        Variable("failed", jobs, "whether a worker has reported a failure"),
+        Variable("expired", jobs, "whether it is past its deadline"),
+        Variable("armed", jobs, "whether its deadline runs"),
+        Variable("ordered", jobs, "whether the next plan will wait for it"),
+        Variable("awaited", jobs, "whether the oldest plan that is out waits for it"),
+        Variable("awaited_next", jobs, "whether the plan after that does"),
+        Variable("reported", shares, "whether a worker's report was counted"),
+        Variable("request", requests, "the state of each request", MACHINES["request"].index[Request.FINISHED]),
+        Variable("table", requests, "the block that it holds, from 1; one more than there are for one that it let go"),
+        Variable("load", requests, "the load that it waits for, from 1"),
+        Variable("plans", 0, "plans that are out"),
+        Variable("share", shares, "what a worker has of a job"),
+        Variable("failures", 0, "copies that may still fail", settings.failures),
+        Variable("losses", 0, "reports that may still be lost", settings.losses),
+        Variable("repeats", 0, "reports that may still come once more", settings.repeats),
+        Variable("refused", 0, "whether a coupling met a refusal; never"),
+    )

@@ -1,0 +1,325 @@
+"""The mutants judged: each is planted, and the small worlds are explored until one does not hold.
+
+Rules of this file:
+
+* A world counts only if it holds without any mutant; what it looks like then (`Baseline`) tells what a mutant has changed.
+* A mutant that hangs is found, like one that crashes: an alarm ends the call that does not return.
+"""
+
+from __future__ import annotations
+
+import enum
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Protocol
+
+from attrs import frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import _edge as edge
+from blocklife.ledger import _ids, _ring, _steps, views
+from blocklife.states import MACHINES
+from blocklife.testing.exploring._explore import ActionT, Bounds, Exploration, Verdict, explore
+from blocklife.testing.mutants._planting import Mutant, planted, watched
+from blocklife.testing.worlds._ledger_verbs import LedgerSettings
+from blocklife.testing.worlds._ledger_world import LedgerWorld
+from blocklife.testing.worlds._pinned import WORLDS
+from blocklife.testing.worlds._world import World, WorldSettings
+
+SECONDS_MAX = 30.0
+"""How long a call under a mutant may take before it counts as hung."""
+GROWTH_MAX = 2
+"""How much larger than without it a world may get under a mutant before it is left."""
+
+
+class Fate(enum.Enum):
+    """What became of a mutant."""
+
+    FOUND = "a world does not hold with it"
+    COUNTED = "every rule holds, and a pinned world has other states, steps or rows: what is chosen changes, not what is safe"
+    UNREACHED = "no world comes by"
+    UNCHANGED = "every world has exactly the states and steps that it has without it"
+    SURVIVED = "worlds change with it, and nothing notices"
+
+
+@frozen
+class Judgement:
+    """What became of one mutant, and by what it was found."""
+
+    mutant: str
+    kind: str
+    fate: Fate
+    world: str = ""
+    rule: str = ""
+    message: str = ""
+    actions: tuple[str, ...] = ()
+    """A shortest way to it."""
+    seconds: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """Actions of a shortest counterexample."""
+        return len(self.actions)
+
+
+class Ground(Protocol):
+    """Something that is explored under each mutant."""
+
+    def __call__(self, bounds: Bounds, wind: Callable[[], None]) -> Ran:
+        """Explore it, and call *wind* from time to time."""
+        ...
+
+
+@frozen
+class Ran:
+    """The result; the last three fields are about the first counterexample."""
+
+    states: int
+    edges: int
+    digest: int
+    """A number that two runs agree on only if they saw the same values of the code under test."""
+    rows: frozenset[str]
+    """The rows of the tables that were taken."""
+    verdict: Verdict
+    rule: str = ""
+    message: str = ""
+    actions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, seen: Exploration[ActionT], digest: int, coverage: Mapping[str, Mapping[int, int]]) -> Ran:
+        """What an exploration found; *coverage* counts rows by machine and number."""
+        taken = frozenset(
+            f"{machine}: {MACHINES[machine].row(number)}"
+            for machine, rows in coverage.items()
+            for number, times in rows.items()
+            if times
+        )
+        if not seen.counterexamples:
+            return cls(seen.states, seen.edges, digest, taken, seen.verdict)
+        first = seen.counterexamples[0]
+        actions = tuple(map(str, first.actions))
+        return cls(seen.states, seen.edges, digest, taken, seen.verdict, first.rule, first.message, actions)
+
+
+def ground_of(settings: WorldSettings) -> Ground:
+    """A world of the scheduler as a ground."""
+
+    def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
+        world = World(settings)
+        seen = explore(world, bounds, progress=lambda *_: wind(), processes=1)
+        rows = {machine: {row.index: times for row, times in each.items()} for machine, each in world.coverage().items()}
+        return Ran.of(seen, world.digest(), rows)
+
+    return run
+
+
+def ledger_ground_of(settings: LedgerSettings) -> Ground:
+    """A world of the ledger's verbs as a ground."""
+
+    def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
+        world = LedgerWorld(settings)
+        seen = explore(world, bounds, progress=lambda *_: wind(), processes=1)
+        return Ran.of(seen, world.digest(), world.coverage())
+
+    return run
+
+
+SWITCHING = (_ids, _ring, _steps, edge, views)
+"""The modules that ask from how many ids on a batch is handled as an array."""
+_IN_BULK = ("clients-fence", "overdue-fence", "upheavals", "ledger verbs")
+"""Worlds that are explored a second time, with every batch as an array."""
+
+
+_OF_VERBS = (
+    "smallest", "verbs", "verbs=drop+evict+pin", "requests=2", "requests=2,contract=hold",
+    "requests=2,contract=hold,verbs=drop", "loads", "failures", "ahead", "echoes", "windows", "deadlines,contract=hold",
+    "deadlines", "rivals,verbs=expire",
+)  # fmt: skip
+"""Worlds of the ledger's verbs, as `drawing.model` reads them: who does whatever the tables allow takes every row."""
+
+
+def in_bulk(ground: Ground) -> Ground:
+    """The same ground on the path for many places, which small worlds would never take."""
+
+    def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
+        before = {module: getattr(module, "BULK") for module in SWITCHING}  # noqa: B009 - see below
+        for module in before:
+            setattr(module, "BULK", 1)  # noqa: B010 - a constant to everybody else, mypy included
+        try:
+            return ground(bounds, wind)
+        finally:
+            for module, size in before.items():
+                setattr(module, "BULK", size)  # noqa: B010 - as above
+
+    return run
+
+
+def grounds() -> dict[str, Ground]:
+    """Every small pinned world, by name, some of them in bulk, too; and worlds of the ledger's verbs."""
+    found = {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
+    found |= {f"ledger {text}": ledger_ground_of(LedgerSettings.parse(text)) for text in _OF_VERBS}
+    return found | {f"{name} in bulk": in_bulk(found[name]) for name in _IN_BULK}
+
+
+@frozen
+class Baseline:
+    """A ground without any mutant."""
+
+    ground: Ground
+    ran: Ran
+    reached: frozenset[str]
+    """The mutants whose place in the code is executed in this world."""
+
+
+class Stopped(Exception):  # noqa: N818 - how an exploration ends
+    """The user has asked to stop before a ground was explored."""
+
+
+class Hung(Exception):  # noqa: N818 - it is what an alarm raises
+    """A call did not return."""
+
+
+def baselines(
+    grounds: Mapping[str, Ground], mutants: Sequence[Mutant], stop: Callable[[], bool] = lambda: False
+) -> dict[str, Baseline]:
+    """Explore every ground as it is, small ones first in the answer. Refuses one that does not hold: it could find nothing.
+
+    Raises `Stopped` as soon as *stop* says so.
+    """
+
+    def ask() -> None:
+        if stop():
+            raise Stopped
+
+    found: dict[str, Baseline] = {}
+    for name, ground in grounds.items():
+        with watched(mutants) as reached:
+            ran = ground(Bounds(), ask)
+        if ran.verdict is not Verdict.HOLDS:
+            raise MisuseError(f"{name}: it does not hold without any mutant ({ran.message})")
+        found[name] = Baseline(ground, ran, frozenset(reached))
+    return dict(sorted(found.items(), key=lambda each: each[1].ran.states))
+
+
+def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
+    """Explore the grounds that execute the mutant's place, in order and with the mutant planted, until one does not hold.
+
+    Where all of them hold, it is noted which one has other states, steps or rows than before: the tests pin them.
+    """
+    changed = False
+    counted: tuple[str, str] | None = None
+    started = time.perf_counter()
+    concerned = {name: baseline for name, baseline in known.items() if mutant.name in baseline.reached}
+    for name, baseline in concerned.items():
+        with planted(mutant):
+            ran = explored(baseline.ground, Bounds(max_states=GROWTH_MAX * baseline.ran.states + 1000))
+        if ran.verdict is Verdict.VIOLATED:
+            took = time.perf_counter() - started
+            return Judgement(mutant.name, mutant.kind, Fate.FOUND, name, ran.rule, ran.message, ran.actions, took)
+        changed |= ran != baseline.ran
+        if counted is None and (said := difference(ran, baseline.ran)):
+            counted = name, said
+    if counted is not None:
+        took = time.perf_counter() - started
+        return Judgement(mutant.name, mutant.kind, Fate.COUNTED, counted[0], "", counted[1], (), took)
+    fate = Fate.SURVIVED if changed else Fate.UNCHANGED if concerned else Fate.UNREACHED
+    return Judgement(mutant.name, mutant.kind, fate, seconds=time.perf_counter() - started)
+
+
+def difference(ran: Ran, base: Ran) -> str:
+    """How a world in which every rule holds differs from what the tests pin of it; empty where it does not."""
+    more = " and more" if ran.verdict is Verdict.UNKNOWN else ""
+    if (ran.states, ran.edges) != (base.states, base.edges):
+        return f"{ran.states} states and {ran.edges} steps{more} instead of {base.states} and {base.edges}"
+    missing = sorted(base.rows - ran.rows)
+    return f"{missing[0]} is never taken" if missing else ""
+
+
+def explored(ground: Ground, bounds: Bounds | None = None) -> Ran:
+    """One ground as the code is now; what cannot even begin, or does not return, is a counterexample of no steps."""
+    try:
+        with _alarm() as wind:
+            return ground(bounds or Bounds(), wind)
+    except Exception as broken:
+        # a mutant can break the making of a world, too
+        return Ran(0, 0, 0, frozenset(), Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
+
+
+@contextmanager
+def _alarm() -> Iterator[Callable[[], None]]:
+    """Raise `Hung` in whatever runs unless the alarm is wound again in time; does nothing where a signal cannot be had."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield lambda: None
+        return
+
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        raise Hung("a call does not return")
+
+    def wind() -> None:
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_MAX)
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    wind()
+    try:
+        yield wind
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def judge_all(
+    mutants: Sequence[Mutant],
+    grounds: Mapping[str, Ground],
+    *,
+    processes: int = 1,
+    progress: Callable[[int, Judgement], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Judgement]:
+    """Judge all mutants in order; *progress* is called with each, *stop* ends it with those judged so far.
+
+    Several *processes* share the work where the system can fork: they inherit the grounds as they are.
+    """
+    found: list[Judgement] = []
+    try:
+        known = baselines(grounds, mutants, stop)
+    except Stopped:
+        return found
+    with _judging(mutants, known, processes) as judgements:
+        for number, judgement in enumerate(judgements, 1):
+            found.append(judgement)
+            if progress is not None:
+                progress(number, judgement)
+            if stop():
+                break
+    return found
+
+
+_inherited: tuple[Sequence[Mutant], Mapping[str, Baseline]] = ((), {})
+"""What a forked process judges: closures and planted code cannot be sent to it."""
+
+
+def _judge_inherited(number: int) -> Judgement:
+    mutants, known = _inherited
+    return judge(mutants[number], known)
+
+
+@contextmanager
+def _judging(mutants: Sequence[Mutant], known: Mapping[str, Baseline], processes: int) -> Iterator[Iterable[Judgement]]:
+    global _inherited
+    if processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        yield (judge(mutant, known) for mutant in mutants)
+        return
+    _inherited = mutants, known
+    # the parent handles an interrupt: it ends the other processes
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    try:
+        with multiprocessing.get_context("fork").Pool(processes, initializer=ignore) as pool:
+            yield pool.imap(_judge_inherited, range(len(mutants)))
+    finally:
+        _inherited = (), {}

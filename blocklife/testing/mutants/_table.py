@@ -1,0 +1,122 @@
+"""The table of mutants as a page: the world that finds each and how soon, or the test that does.
+
+Rules of this file:
+
+* The page is written from judgements, and can be read back, so that a test can ask whether it is still true.
+* A mutant that no world finds needs a test that fails under it (`caught`); without one it is a hole, and the page says so.
+* A step whose mutant makes no observable difference is not needed: it is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from blocklife.errors import MisuseError
+from blocklife.testing.mutants._judging import Fate, Judgement
+
+_HEAD = (
+    "# Mutants\n\n"
+    "Every guard of a table, every effect of a coupling, every cleanup step of the ledger and the scheduler, and five released "
+    "fixes, each switched off in turn.\n"
+    "`blocklife check --mutants` plants one after the other and explores the small worlds until one of them does not hold; "
+    "*steps* is the length of a shortest counterexample there.\n"
+    "The list is read from the tables and from the source; nobody keeps it. "
+    "What no world finds, a test of the suite does: `pytest --blocklife-mutant NAME` runs any suite with a mutant planted.\n"
+    "This page is written by `make mutants`, and tests ask each row again.\n"
+)
+_COLUMNS = "| mutant | found in | breaks | steps |\n| --- | --- | --- | ---: |\n"
+_KINDS = {
+    "guard": "Guards: a row is taken although its guard does not hold",
+    "effect": "Effects: one machine takes its step, and the other does not",
+    "step": "Cleanup steps: a function that something ends with runs without one of its statements",
+    "seed": "Seeds: the code as it was before a released fix",
+}
+_BY_TESTS = "## Found by a test: every rule holds, and something else is wrong\n\n| mutant | test |\n| --- | --- |\n"
+_HOLES = "## Found by nobody\n\n| mutant | what changes |\n| --- | --- |\n"
+_NONE: Mapping[str, str] = {}
+
+
+@frozen
+class PageRow:
+    """One row of the page."""
+
+    mutant: str
+    world: str
+    rule: str
+    length: int
+
+
+def lines(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> list[str]:
+    """In words: each mutant with what finds it, and those that nothing finds."""
+    said = []
+    for each in judgements:
+        if each.fate is Fate.FOUND:
+            said.append(f"found in {each.world} after {each.length} steps ({each.rule}): {each.mutant}")
+        else:
+            test = tests.get(each.mutant, "NOBODY FINDS IT (--tests FILE says which test does)")
+            said.append(f"{each.fate.name.lower()}: {each.mutant}\n    {test}")
+    return [*said, f"{_counted(judgements, tests)}; holes: {len(holes(judgements, tests, whole=False))}"]
+
+
+def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, whole: bool = True) -> list[str]:
+    """What is wrong with a list: mutants with neither counterexample nor test, and those with both.
+
+    *whole*: the list has all mutants, so that a test for none of them is one too many.
+    """
+    judged = {each.mutant: each.fate for each in judgements}
+    said = []
+    for mutant, fate in judged.items():
+        if fate is not Fate.FOUND and mutant not in tests:
+            said.append(f"{mutant}: {fate.name.lower()}")
+        elif fate is Fate.FOUND and mutant in tests:
+            said.append(f"{mutant}: there is a test for it, and a world finds it")
+    gone = sorted(tests.keys() - judged.keys()) if whole else ()
+    return [*said, *(f"{mutant}: there is a test for it, and no such mutant" for mutant in gone)]
+
+
+def _counted(judgements: Sequence[Judgement], tests: Mapping[str, str]) -> str:
+    """How many are found by what."""
+    found = {each.mutant for each in judgements if each.fate is Fate.FOUND}
+    tested = {each.mutant for each in judgements if each.mutant in tests} - found
+    return f"{len(judgements)} mutants: found by a world {len(found)}, by a test {len(tested)}"
+
+
+def page(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> str:
+    """The whole page."""
+    parts = [_HEAD, f"{_counted(judgements, tests)}.\n"]
+    for kind, title in _KINDS.items():
+        rows = [each for each in judgements if each.kind == kind and each.fate is Fate.FOUND]
+        lines = [f"| `{_safe(each.mutant)}` | {each.world} | {each.rule} | {each.length} |\n" for each in rows]
+        parts.append(f"## {title}\n\n{_COLUMNS}{''.join(lines)}")
+    rest = [each for each in judgements if each.fate is not Fate.FOUND]
+    lines = [f"| `{_safe(each.mutant)}` | `{_safe(tests[each.mutant])}` |\n" for each in rest if each.mutant in tests]
+    parts.append(_BY_TESTS + "".join(lines))
+    if missed := [each for each in rest if each.mutant not in tests]:
+        parts.append(_HOLES + "".join(f"| `{_safe(each.mutant)}` | {_changed(each)} |\n" for each in missed))
+    return "\n".join(parts)
+
+
+def read_page(text: str) -> list[PageRow]:
+    """The mutants that a page says are found. Refuses a page that has none."""
+    found: list[PageRow] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")]
+        if line.startswith("| `") and len(cells) == 4 and cells[3].isdecimal():
+            mutant = cells[0].strip("`").replace("\0", "|")
+            found.append(PageRow(mutant, cells[1], cells[2], int(cells[3])))
+    if not found:
+        raise MisuseError("the page names no mutant that is found (write it anew: make mutants)")
+    return found
+
+
+def _safe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _changed(judgement: Judgement) -> str:
+    """What the worlds show of a mutant under which every rule holds."""
+    if judgement.fate is Fate.COUNTED:
+        return f"numbers of {judgement.world}: {_safe(judgement.message)}"
+    return {Fate.UNREACHED: "no world comes by", Fate.UNCHANGED: "nothing"}.get(judgement.fate, "values, in the same number")

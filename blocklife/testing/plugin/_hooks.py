@@ -1,0 +1,302 @@
+"""The pytest plugin: fixtures for tests of engines, scenario files as tests, and a report of what a test run has covered.
+
+Rules of this file:
+
+* Whoever does not use it pays nothing: everything is imported where it is first needed, and no hook is called for each test.
+* What is collected was asked for: a ``.toml`` file is a scenario only where it begins as one, and was named or lies in a folder
+  that was named (on the command line, or in ``testpaths``). All others are left alone.
+
+pytest finds it through its entry point. ``pytest --help`` lists the options, ``pytest --fixtures`` the fixtures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from blocklife.ledger import Checking, Contract, Ledger
+    from blocklife.testing.plugin._coverage import Coverage
+    from blocklife.testing.plugin._visit import Visit
+    from blocklife.testing.scenarios._running import Scenario, ScenarioVerdict
+    from blocklife.testing.scenarios._schema import Value
+    from blocklife.testing.worlds._engine import Settings
+
+REPORT, REQUIRE, DRIVER = "--blocklife-report", "--blocklife-require-rows", "blocklife_driver"
+MUTANT = "--blocklife-mutant"
+OUR_DRIVER = "blocklife.testing:OurDriver"
+_HANDED_OVER = "blocklife_coverage"
+"""Under which name a worker of pytest-xdist hands over what it has covered."""
+_LISTED = 12
+"""Rows that were never taken are named in the report up to so many."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options, and the driver of scenarios."""
+    group = parser.getgroup("blocklife", "lifecycles of KV-cache blocks")
+    group.addoption(
+        REPORT,
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="tell which states and rows of the four tables the ledgers of this run have taken; as JSON in FILE (.json)",
+    )
+    group.addoption(REQUIRE, action="store_true", help="fail the run if a row of the four tables was never taken, and name it")
+    group.addoption(
+        MUTANT, metavar="NAME", help="run all tests while one rule of blocklife is switched off: does your suite notice?"
+    )
+    parser.addini(DRIVER, f"module:Class of the engine that scenario files are run against (default {OUR_DRIVER})", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Plant a mutant, and count all ledgers, where the options say so."""
+    if (mutant := config.getoption(MUTANT)) is not None:
+        _plant(mutant, config)
+    report, require = config.getoption(REPORT), config.getoption(REQUIRE)
+    if report is None and not require:
+        return
+    if report and not report.endswith(".json"):
+        raise pytest.UsageError(f"{REPORT} {report}: the name of its file ends in .json (write {REPORT}=FILE.json)")
+    if report and not Path(report).absolute().parent.is_dir():
+        raise pytest.UsageError(f"{REPORT} {report}: there is no folder {Path(report).parent} (make it, or name another)")
+    from blocklife.testing.plugin._coverage import Coverage
+
+    config.pluginmanager.register(_Reporter(config, Coverage(), report or "", require=require), "blocklife-coverage")
+
+
+def _plant(name: str, config: pytest.Config) -> None:
+    """Switch one rule off until pytest ends, in whatever way."""
+    from blocklife.errors import MisuseError
+    from blocklife.testing.mutants._planting import mutant_named
+
+    try:
+        mutant = mutant_named(name)
+    except MisuseError as problem:
+        raise pytest.UsageError(f"{MUTANT}: {problem}") from problem
+    config.add_cleanup(mutant.plant())
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """A run with a planted mutant says so, in each of its logs."""
+    mutant = config.getoption(MUTANT)
+    return None if mutant is None else f"blocklife: planted is the mutant {mutant!r}"
+
+
+# --- fixtures ---------------------------------------------------------------------------------------------------------------
+
+
+class MakeLedger(Protocol):
+    """The type of the fixture `blocklife_ledger`."""
+
+    def __call__(
+        self,
+        *,
+        contract: Contract | None = None,
+        checking: Checking | None = None,
+        incarnation: int = 1,
+        deadline: float = 64.0,
+        own_pool: bool = True,
+        **limits: int,
+    ) -> Ledger:
+        """A new ledger. *limits* are those of `Limits`; what is not said is small."""
+        ...
+
+
+class MakeVisit(Protocol):
+    """The type of the fixture `blocklife_world`."""
+
+    def __call__(self, *requests: str, faults: Mapping[str, int] | None = None, engine: Settings | None = None) -> Visit:
+        """A new world, at its beginning: requests as ``prompt.output``, and how often each fault may happen."""
+        ...
+
+
+@pytest.fixture
+def blocklife_ledger() -> MakeLedger:
+    """A function that makes ledgers all of whose verbs are followed by all invariants; a violation fails the test."""
+    from blocklife.testing.plugin._watched import make_watched
+
+    def found(message: str) -> NoReturn:
+        __tracebackhide__ = True
+        pytest.fail(message)  # what it raises is no `Exception`, so that an engine does not swallow it
+
+    return make_watched(found)
+
+
+@pytest.fixture
+def blocklife_world() -> MakeVisit:
+    """A function that makes small worlds, in which a test takes named actions and asks what holds (`Visit`)."""
+    from blocklife.testing.plugin._visit import make_visit
+
+    return make_visit
+
+
+# --- what was covered -------------------------------------------------------------------------------------------------------
+
+
+class _Reporter:
+    """Counts what all ledgers of a run do, those of the workers of pytest-xdist included."""
+
+    def __init__(self, config: pytest.Config, coverage: Coverage, path: str, *, require: bool) -> None:
+        self.config = config
+        self.coverage = coverage
+        self.path = path
+        self.require = require
+        self.lost = 0
+        """Workers that handed nothing over."""
+        self.trouble = ""
+        """Why the report could not be written."""
+        coverage.listen()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand over the coverage of this process, or report that of the whole run."""
+        self.coverage.settle()
+        handed_over = getattr(self.config, "workeroutput", None)
+        if handed_over is not None:
+            handed_over[_HANDED_OVER] = self.coverage.record()
+            return
+        if self.path:
+            try:
+                Path(self.path).write_text(json.dumps(self.coverage.record(), indent=1) + "\n", encoding="utf-8")
+            except OSError as problem:
+                self.trouble = problem.strerror or str(problem)
+                session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        tried = session.exitstatus == pytest.ExitCode.OK and not self.config.getoption("collectonly")
+        if self.require and tried and self.coverage.never():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """A worker of pytest-xdist is done."""
+        covered = getattr(node, "workeroutput", {}).get(_HANDED_OVER)
+        if covered is None:
+            self.lost += 1
+        else:
+            self.coverage.merge(covered)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table, and the rows that were never taken."""
+        write = terminalreporter.write_line
+        terminalreporter.section(f"blocklife: {self.coverage.ledgers} ledgers")
+        for line in self.coverage.lines():
+            write(line)
+        never = self.coverage.never()
+        if self.lost:
+            write(f"{self.lost} workers have handed nothing over", yellow=True)
+        if self.require and never:
+            write(f"{REQUIRE}: {len(never)} rows were never taken", red=True)
+        if self.require or len(never) <= _LISTED:
+            for each in never:
+                write(f"  never taken: {each}")
+        elif not self.path:
+            write(f"{len(never)} rows were never taken ({REPORT}=FILE.json names them)")
+        if self.trouble:
+            write(f"{REPORT} {self.path}: {self.trouble}; it is not written", red=True)
+        elif self.path:
+            write(f"written to {self.path}")
+
+    def pytest_unconfigure(self) -> None:
+        """The run is over."""
+        self.coverage.stop()
+
+
+# --- scenarios --------------------------------------------------------------------------------------------------------------
+
+_LOOKS_LIKE_ONE = (re.compile(r"^id\s*=", re.MULTILINE), re.compile(r"^\[\[step\]\]", re.MULTILINE))
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A file that begins as a scenario, where that was asked for."""
+    if file_path.suffix != ".toml" or not _was_asked_for(file_path, parent.config):
+        return None
+    from blocklife.errors import MisuseError
+    from blocklife.files import read_text
+
+    try:
+        text = read_text(file_path)
+    except MisuseError:
+        return None
+    if not all(each.search(text) for each in _LOOKS_LIKE_ONE):
+        return None
+    collector: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
+    return collector
+
+
+def _was_asked_for(path: Path, config: pytest.Config) -> bool:
+    """Whether it was named, or a folder that it lies in; where nothing was named, nothing is meant."""
+    if config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
+        return False
+    named = ((config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args)
+    return any(path == each or each in path.parents for each in named)
+
+
+class ScenarioFile(pytest.File):
+    """A scenario; each of its variants is one test."""
+
+    def collect(self) -> Iterable[ScenarioItem]:
+        """Read it, and make the tests."""
+        from blocklife.errors import MisuseError
+        from blocklife.testing.scenarios._running import read_scenario
+
+        try:
+            scenario = read_scenario(str(self.path))
+        except MisuseError as problem:
+            raise self.CollectError(str(problem)) from problem
+        for variant in scenario.each_variant():
+            which = ",".join(f"{key}={value}" for key, value in variant.items())
+            name = f"{scenario.id}[{which}]" if which else scenario.id
+            yield ScenarioItem.from_parent(self, name=name, scenario=scenario, variant=variant)
+
+
+class ScenarioFailed(Exception):  # noqa: N818 - it carries a verdict
+    """A scenario failed."""
+
+    def __init__(self, verdict: ScenarioVerdict) -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+
+class ScenarioItem(pytest.Item):
+    """One variant of a scenario, run against the engine that ``blocklife_driver`` names."""
+
+    def __init__(self, *, scenario: Scenario, variant: Mapping[str, Value], **others: object) -> None:
+        super().__init__(**others)  # type: ignore[arg-type]
+        self.scenario = scenario
+        self.variant = variant
+
+    def runtest(self) -> None:
+        """Run it. What the engine cannot do is skipped, with the reason."""
+        from blocklife.errors import MisuseError
+        from blocklife.testing.scenarios._running import Outcome, driver_named, run_scenario
+
+        name = self.config.getini(DRIVER) or OUR_DRIVER
+        try:
+            driver = driver_named(name)
+            verdict = run_scenario(self.scenario, driver, self.variant, log=True)
+        except MisuseError as problem:
+            raise pytest.fail.Exception(f"{DRIVER}: {problem}", pytrace=False) from None
+        if verdict.outcome is Outcome.NOT_APPLICABLE:
+            pytest.skip(verdict.message)
+        if verdict.outcome is Outcome.FAILED:
+            raise ScenarioFailed(verdict)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> str | object:  # type: ignore[override]
+        """The report of the scenario with every step so far; a traceback would show none of the user's code."""
+        if isinstance(excinfo.value, ScenarioFailed):
+            return "\n".join(_report(excinfo.value.verdict))
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where it stands."""
+        return self.path, 0, f"scenario {self.name}: {self.scenario.title}"
+
+
+def _report(verdict: ScenarioVerdict) -> Iterator[str]:
+    yield str(verdict)
+    yield ""
+    yield from verdict.log

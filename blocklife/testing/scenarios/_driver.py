@@ -1,0 +1,408 @@
+"""The interface through which scenarios run against an engine: a class with those methods of `Driver` that it supports.
+
+Rules of this file:
+
+* Plain data only: requests are names, blocks and host places are numbers, copies are the numbers of their jobs.
+* A driver schedules; it never copies. The runner has the device (`device.Device`), carries every plan out on it, lets copies
+  land as the scenario says, and judges by what the driver *told the workers*, not by its internal state.
+* A method that an engine does not support is left out, or raises `Unsupported` with the reason: the scenario is then reported
+  as *not applicable*. A call that is refused by rule raises `MisuseError` or `CapacityError`, and has changed nothing.
+
+Required are `start`, `arrive`, `step`, `settle` and `table`. Every other method is one verb or one query, and is needed only by
+scenarios that use it. `python -m blocklife scenario run FILE --driver your_module:YourDriver` runs a scenario.
+
+Content. A prompt is text, one letter a token. A block that is full with the tokens up to some point of a request holds the text
+``GROUP:all tokens up to there``, and so does, in a forward pass, a block that is full in part. The same text is the name under
+which content is found again; what follows an @ in it (weights, say) is up to the driver. A driver whose requests sample tokens
+makes these up, different ones for each request (`tokens`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from attrs import field, frozen
+
+from blocklife.testing.worlds._device import Device, Landing, Orders
+
+NOBODY = 0
+"""The number of a job that does not exist: a report of it is a stray one."""
+
+
+class Unsupported(Exception):  # noqa: N818 - it is an answer, and no error
+    """This engine cannot do what a scenario asks for; the message says why."""
+
+
+@frozen(kw_only=True)
+class EngineSetup:
+    """How the engine is to be set up; settings that a scenario leaves out have these values."""
+
+    groups: str = "full:4"
+    """Groups of the model: ``full:BLOCK``, ``swa:BLOCK:WINDOW``, ``mamba:BLOCK`` in tokens, with commas between."""
+    blocks_per_chunk: int = 1
+    """Blocks that are stored as one."""
+    blocks: int = 15
+    """Device blocks that can be handed out; a null block, number 0, comes on top."""
+    slots: int = 8
+    """Host slots; each holds one chunk."""
+    workers: int = 1
+    jobs: int = 16
+    """Copies that can be in flight at the same time."""
+    contract: str = "fence"
+    """What may happen to a block that a store reads: ``fence`` or ``hold``."""
+    scheduling: str = "sync"
+    """Whether a plan settles before the next one is made (``sync``) or after it (``async``)."""
+    pool: str = "own"
+    """The owner of the pool: the ledger (``own``), or an allocator of the engine (``engine``)."""
+    deadline: int = 1000
+    """Steps until a copy is past its deadline."""
+    mode: str = "eager"
+    """When content is stored: when its chunk is full (``eager``), or shortly before its block is evicted (``lazy``)."""
+    lazy_blocks: int = 64
+    """In lazy mode: how many of the next free blocks are kept stored."""
+    replacement: str = "lru"
+    """The eviction policy of the host tier: ``lru`` or ``arc``."""
+    full_hit: str = "drop_last_block"
+    """What happens to a hit on the whole prompt: ``drop_last_block`` or ``recompute_last_token``."""
+    last_step: str = "flush"
+    """What happens to copies in flight when the last request ends: ``flush`` or ``drain``."""
+    partial_chunks: bool = False
+    """Whether a chunk with a hole that a hit could need is stored."""
+    prompt_only: bool = False
+    """Whether only tokens of prompts are stored."""
+    step_tokens: int = 0
+    """Tokens that one request computes in one step at most, by the engine's own policy; 0 for no limit."""
+    max_load_failures: int = 2
+    """Failed loads after which a request is computed without loading."""
+    events: str = "own"
+    """How copies and forward passes are ordered on the device: each by its own event (``own``), not at all (``none``), or all
+    copies of a direction by one event, so that all count as landed when one has (``shared``)."""
+    seed: int = 0
+    """The seed for `walk`."""
+
+
+@frozen
+class LookedUp:
+    """The result of a lookup for a request."""
+
+    tokens: int
+    """Length of the hit."""
+    device_tokens: int = 0
+    """How many of these tokens are on the device."""
+    deferred: bool = False
+    """The result is unknown until a copy in flight has landed."""
+
+
+@frozen(kw_only=True)
+class EngineStep:
+    """One step: what the workers are told to do, and what became of the requests."""
+
+    orders: Orders
+    """Waits, loads, stores and the forward pass. One side of a copy are blocks, the other host places (slot x blocks of a
+    chunk + position in the chunk)."""
+    handed_out: tuple[int, ...] = ()
+    """Blocks that were handed out since the step before, without prefix hits."""
+    owners: Mapping[int, str] = field(factory=dict)
+    """The request of each copy in the orders, by job."""
+    sizes: Mapping[int, tuple[int, ...]] = field(factory=dict)
+    """How many blocks of each group a copy has, by job."""
+    hits: Mapping[str, LookedUp] = field(factory=dict)
+    """The lookups of the step, by request."""
+    no_room: tuple[str, ...] = ()
+    """Running and waiting requests for which there was no room."""
+
+
+@frozen(kw_only=True)
+class SettledPlan:
+    """What changed when a plan settled."""
+
+    loaded: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    """Requests whose load has failed; they wait again."""
+    ended: tuple[str, ...] = ()
+    """Requests whose end had to wait for this plan."""
+
+
+@frozen
+class RequestProgress:
+    """How far a request is, in tokens."""
+
+    known: int
+    computed: int
+    """Tokens of settled plans."""
+    in_flight: int = 0
+
+
+@frozen
+class Problem:
+    """A rule that the engine itself finds broken."""
+
+    rule: str
+    """`I1` to `I15`."""
+    message: str
+
+
+class Driver:
+    """An engine as scenarios see it. Subclass it, or write a class with the methods that you have."""
+
+    own_words = False
+    """Whether refusals have blocklife's messages; otherwise the wording that a scenario expects is not compared."""
+
+    # --- required ------------------------------------------------------------------------------------------------------------
+
+    def start(self, world: EngineSetup) -> None:
+        """Make a new engine. Raises `Unsupported` for a setting that it does not have."""
+        self._not("start")
+
+    def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
+        """Add a request. It finishes when it has *tokens* in all; with None it runs until `finish` or `abort`.
+
+        With a *reply* it samples these letters, and then finishes.
+        """
+        self._not("arrive")
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> EngineStep:
+        """Preempt, schedule and admit requests, and make one plan; the runner carries it out.
+
+        *compute*: tokens of each running request, 0 for those not named; None: by the engine's own policy. *let_in*: requests
+        to admit, with the most tokens each (0: all that are known); None: by the engine's own policy.
+        """
+        self._not("step")
+
+    def settle(
+        self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
+    ) -> SettledPlan:
+        """Every worker has carried out the oldest plan; these are the reports of copies by now.
+
+        A report may come twice, late, or for a job that does not exist (`NOBODY`). *launched*: copies that began to run, with
+        the worker. *sampled*: how many tokens a request got.
+        """
+        self._not("settle")
+
+    def table(self, request: str, group: int) -> list[int]:
+        """The blocks that a request holds, by position; 0 where there is none."""
+        self._not("table")
+
+    # --- verbs of the engine -------------------------------------------------------------------------------------------------
+
+    def finish(self, request: str) -> None:
+        """The engine ends a request."""
+        self._not("finish")
+
+    def abort(self, request: str) -> None:
+        """The client aborts a request, in any state."""
+        self._not("abort")
+
+    def preempt(self, request: str) -> None:
+        """Preempt a request between two steps."""
+        self._not("preempt")
+
+    def lookup(self, request: str) -> LookedUp:
+        """The prefix-cache hit of a request's prompt; the content that was hit stays until the next plan."""
+        self._not("lookup")
+
+    def reset(self, *, drain: bool) -> None:
+        """Forget all content, now or only when no copy is in flight."""
+        self._not("reset")
+
+    def renew(self, generation: str) -> None:
+        """New weights: no earlier content is ever found again."""
+        self._not("renew")
+
+    def sleep(self) -> None:
+        """Give up the device memory; the host keeps its content."""
+        self._not("sleep")
+
+    def wake(self) -> None:
+        """Take the device memory back, empty."""
+        self._not("wake")
+
+    def lose_worker(self, worker: int) -> None:
+        """A worker is lost."""
+        self._not("lose_worker")
+
+    def regain_worker(self, worker: int) -> None:
+        """A lost worker is back, with empty memory."""
+        self._not("regain_worker")
+
+    def advance(self, steps: int) -> None:
+        """Let time pass without a step."""
+        self._not("advance")
+
+    def prove_quiet(self, jobs: Sequence[int]) -> None:
+        """The device was synchronised with these copies."""
+        self._not("prove_quiet")
+
+    def fill_host(self) -> None:
+        """Fill every host slot with pinned content: stores are refused until `free_host`."""
+        self._not("fill_host")
+
+    def free_host(self) -> None:
+        """Unpin the content of `fill_host`; it may be evicted."""
+        self._not("free_host")
+
+    def crowd_host(self, slots: int) -> bool:
+        """Evict so many least recently used slots, as for other content. False where that is impossible."""
+        self._not("crowd_host")
+
+    def forget(self, contents: Sequence[str]) -> None:
+        """Drop this content from the host."""
+        self._not("forget")
+
+    def forget_on_device(self, contents: Sequence[str]) -> None:
+        """Drop this unheld content from the device."""
+        self._not("forget_on_device")
+
+    # --- verbs of single blocks ---------------------------------------------------------------------------------------------
+
+    def enter(self, request: str, *, waiting: bool = False) -> None:
+        """Add a request, running or waiting, that only the verbs of single blocks use; it is not scheduled."""
+        self._not("enter")
+
+    def allocate(self, request: str, count: int, group: int = 0) -> list[int]:
+        """Hand blocks out to a request; the next step reports them as handed out."""
+        self._not("allocate")
+
+    def acquire(self, request: str, contents: Sequence[str]) -> list[int]:
+        """A prefix hit: a request holds cached content on the device."""
+        self._not("acquire")
+
+    def release(self, request: str, blocks: Sequence[int]) -> None:
+        """A request releases some blocks."""
+        self._not("release")
+
+    def seal(self, blocks: Sequence[int], contents: Sequence[str]) -> None:
+        """Declare the content of these blocks final, under these keys."""
+        self._not("seal")
+
+    def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
+        """Plan a store of blocks for the next step; returns the job."""
+        self._not("plan_store")
+
+    def plan_load(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
+        """Plan a load from the host into blocks of a request for the next step; returns the job."""
+        self._not("plan_load")
+
+    def cancel(self, job: int) -> None:
+        """Cancel a store that was not launched."""
+        self._not("cancel")
+
+    def abandon(self, job: int) -> None:
+        """Abandon a store in flight: its result is not wanted any more."""
+        self._not("abandon")
+
+    def submit(self, job: int) -> None:
+        """Submit a job to the workers at once, without a plan."""
+        self._not("submit")
+
+    def flush(self, jobs: Sequence[int]) -> None:
+        """The next plan waits for these jobs."""
+        self._not("flush")
+
+    def free(self, request: str, blocks: Sequence[int]) -> None:
+        """The engine's allocator frees these blocks (``pool = "engine"``)."""
+        self._not("free")
+
+    def pin(self, holder: str, contents: Sequence[str]) -> None:
+        """Pin content of the host for a holder."""
+        self._not("pin")
+
+    def unpin(self, holder: str, contents: Sequence[str]) -> None:
+        """Unpin content of the host."""
+        self._not("unpin")
+
+    def evict(self, contents: Sequence[str]) -> None:
+        """Evict content from the host, unless it is pinned."""
+        self._not("evict")
+
+    def build_job(self, blocks: Sequence[int], sizes: Sequence[int]) -> None:
+        """Build the record of a copy of these blocks with these block counts by group."""
+        self._not("build_job")
+
+    def agree(self, ranks: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+        """The settings that ranks with these offers (``blocks``, ``slots``, ``workers``, ``jobs``) agree on."""
+        self._not("agree")
+
+    def swap(self, block: int, content: str) -> None:
+        """Exchange a device block and the host slot of some content in place."""
+        self._not("swap")
+
+    def split(self, content: str, at: int) -> None:
+        """Split a node of the prefix tree after so many tokens."""
+        self._not("split")
+
+    def publish(self, content: str) -> None:
+        """Make a child of the prefix tree visible in a tier."""
+        self._not("publish")
+
+    def attach(self, other: str) -> None:
+        """Add a second connector beside the present one."""
+        self._not("attach")
+
+    # --- queries ------------------------------------------------------------------------------------------------------------
+
+    def block_state(self, block: int) -> str:
+        """The state of a block, in the words of `specs/block.md`; of slots, jobs and requests likewise."""
+        self._not("block_state")
+
+    def slot_state(self, slot: int) -> str:
+        """The state of a host slot."""
+        self._not("slot_state")
+
+    def job_state(self, job: int) -> str:
+        """The state of a job."""
+        self._not("job_state")
+
+    def request_state(self, request: str) -> str:
+        """The state of a request; ``FINISHED`` when it is not known any more."""
+        self._not("request_state")
+
+    def slot_of(self, content: str) -> int | None:
+        """The host slot that holds, or will hold, this content; None where there is none."""
+        self._not("slot_of")
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        """What can be hit now: by block and by host place, the content that is claimed to be there. The runner checks it."""
+        self._not("claims")
+
+    def tokens(self, request: str) -> str:
+        """All tokens that a request has, or will have, as far as the driver knows them."""
+        self._not("tokens")
+
+    def progress(self, request: str) -> RequestProgress:
+        """How far a request is."""
+        self._not("progress")
+
+    def pending(self) -> bool:
+        """Whether further ticks are needed to finish what is in flight."""
+        self._not("pending")
+
+    def count(self, what: str) -> int:
+        """One of the counts of `specs/scenarios/README.md`."""
+        self._not("count")
+
+    def windows(self) -> list[int | None]:
+        """How many chunks before its end a hit needs, by group; None for all."""
+        self._not("windows")
+
+    def left_behind(self) -> list[str]:
+        """Everything that differs from the start, content apart."""
+        self._not("left_behind")
+
+    def picture(self) -> Hashable:
+        """The whole state as one value, to see whether a refused call has changed anything."""
+        self._not("picture")
+
+    def problems(self, device: Device) -> Iterable[Problem]:
+        """Rules that the engine itself finds broken, and wrong claims about places that *device* touches."""
+        self._not("problems")
+
+    def transitions(self) -> list[str]:
+        """What happened since the last call, one line each."""
+        self._not("transitions")
+
+    def _not(self, method: str) -> NoReturn:
+        raise Unsupported(f"{type(self).__name__} has no {method}")

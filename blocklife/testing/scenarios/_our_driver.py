@@ -1,0 +1,557 @@
+"""The driver of blocklife itself: the real ledger, host tier and scheduler behind the interface `driver.Driver`.
+
+Rules of this file:
+
+* It translates calls, and decides nothing. What the engine of the worlds lacks (single blocks, a full host) goes to the ledger
+  directly.
+* Its refusals have the package's own messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import Batch, Committed, Completion, Contract, Direction, JobId, Jobs, Ledger, Limits, Result, Transfer
+from blocklife.ledger import Worker as Rank
+from blocklife.ledger._ids import ID_MASK
+from blocklife.ledger.invariants import check
+from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler
+from blocklife.offload.records import Hit
+from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, states_with
+from blocklife.testing.scenarios._driver import (
+    NOBODY,
+    Driver,
+    EngineSetup,
+    EngineStep,
+    LookedUp,
+    Problem,
+    RequestProgress,
+    SettledPlan,
+    Unsupported,
+)
+from blocklife.testing.worlds._device import Device, Landing
+from blocklife.testing.worlds._engine import Engine, Settings
+from blocklife.testing.worlds._touching import blocks_touched, slots_touched
+
+_SAID = 200
+"""Tokens that a request samples where no end is given."""
+_ALIEN = "alien"
+_FREE = states_with(Trait.FREE, Block)
+_OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
+
+
+class _ScenarioEngine(Engine):
+    """The engine of the worlds, with the settings that it lacks, and reports of unknown jobs."""
+
+    def __init__(self, world: EngineSetup) -> None:
+        super().__init__(
+            Settings(
+                groups=world.groups,
+                blocks_per_chunk=world.blocks_per_chunk,
+                num_blocks=world.blocks,
+                num_slots=world.slots,
+                max_jobs=world.jobs,
+                num_workers=world.workers,
+                max_requests=128,
+                contract=Contract[world.contract.upper()],
+                mode=Mode[world.mode.upper()],
+                asynchronous=world.scheduling == "async",
+                deadline=float(world.deadline),
+                replacement=world.replacement,
+                last_step=LastStep[world.last_step.upper()],
+                full_hit=FullHit[world.full_hit.upper()],
+                partial_chunks=world.partial_chunks,
+                max_load_failures=world.max_load_failures,
+                lazy_blocks=world.lazy_blocks,
+                step_tokens=world.step_tokens or None,
+            )
+        )
+        policies = evolve(self.scheduler.policies, prompt_only=world.prompt_only)
+        if world.pool == "engine":
+            self.ledger = Ledger(
+                self.ledger.limits, contract=self.ledger.contract, deadline=float(world.deadline), own_pool=False
+            )
+            self.ledger.listen(self._hear)
+        self.tier = HostTier(self.ledger, world.replacement)
+        self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
+
+    def completion(self, landing: Landing) -> Completion:
+        """A worker's report; `NOBODY` stands for a job from an earlier start of the scheduler."""
+        if landing.job != NOBODY:
+            return super().completion(landing)
+        return Completion(JobId(self.ledger.incarnation + 1, 1), Rank(landing.worker), Result.OK)
+
+    def hears_of(self) -> list[int]:
+        """Blocks that were handed out and not reported yet."""
+        return self._handed_out
+
+
+def _key(content: str) -> bytes:
+    return content.encode()
+
+
+def _group(content: str) -> int:
+    return int(content.partition(":")[0])
+
+
+class OurDriver(Driver):
+    """blocklife itself."""
+
+    own_words = True
+
+    def start(self, world: EngineSetup) -> None:
+        """A new engine."""
+        self.world = world
+        self.engine = _ScenarioEngine(world)
+        self.ledger = self.engine.ledger
+        self.scheduler = self.engine.scheduler
+        self._sayers: dict[str, int] = {}
+        self._crowd = 0
+        self._heard: list[str] = []
+        self.ledger.listen(self._hear)
+
+    def _hear(self, told: Committed) -> None:
+        table = MACHINES[told.machine]
+        for place, row in told.steps():
+            self._heard.append(f"{told.machine} {place}: {table.row(row)}")
+
+    # --- the engine ---------------------------------------------------------------------------------------------------------
+
+    def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
+        """Add a request. Without a reply it samples letters of its own."""
+        number = self._sayers.setdefault(request, len(self._sayers))
+        own = chr(ord("A") + number) if number < 26 else chr(0x100 + number)
+        text = (prompt + (reply or own * _SAID))[:tokens]
+        self.engine.add(request, text, len(prompt))
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> EngineStep:
+        """One step of the engine."""
+        if let_in is not None and any(let_in.values()):
+            let_in = {name: count or self._all_of(name) for name, count in let_in.items()}
+            found = self.engine.step(compute, admit=let_in, preempt=preempt)
+        else:
+            found = self.engine.step(compute, admit=None if let_in is None else list(let_in), preempt=preempt)
+        numbers = [order.job for order in (*found.orders.loads, *found.orders.stores)]
+        jobs = [job for number in numbers if (job := self.ledger.jobs.get(number)) is not None]
+        return EngineStep(
+            orders=found.orders,
+            handed_out=found.handed_out,
+            owners={job.number: job.owner or "" for job in jobs},
+            sizes={job.number: job.group_sizes for job in jobs},
+            hits={name: _found(hit) for name, hit in found.hits.items()},
+            no_room=(*found.short, *found.refused),
+        )
+
+    def _all_of(self, request: str) -> int:
+        known = self.scheduler.progress(request).known
+        return known - self.scheduler.lookup(request, known).compute_from
+
+    def settle(
+        self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
+    ) -> SettledPlan:
+        """Settle the oldest plan."""
+        found = self.engine.settle(reports, launched=launched, sampled=sampled)
+        return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
+
+    def table(self, request: str, group: int) -> list[int]:
+        """The blocks of a request; none where it is unknown."""
+        if request not in self.ledger.requests:
+            return []
+        return [life & ID_MASK for life in self.ledger.table(request, group)]
+
+    def finish(self, request: str) -> None:
+        """Finish a request of the scheduler, or one that only the ledger knows."""
+        if self._is_entered(request):
+            self.ledger.finish(request)
+        else:
+            self.engine.finish(request)
+
+    def abort(self, request: str) -> None:
+        """Abort a request of the scheduler, or one that only the ledger knows."""
+        if self._is_entered(request):
+            self.ledger.finish(request)
+        else:
+            self.engine.abort(request)
+
+    def preempt(self, request: str) -> None:
+        """Preempt a request of the scheduler, or one that only the ledger knows."""
+        if self._is_entered(request):
+            self.ledger.preempt(request)
+        else:
+            self.engine.preempt(request)
+
+    def _is_entered(self, request: str) -> bool:
+        return request in self.ledger.requests and request not in self.engine.texts
+
+    def lookup(self, request: str) -> LookedUp:
+        """Look all known tokens of a request up."""
+        return _found(self.scheduler.lookup(request, self.scheduler.progress(request).known))
+
+    def reset(self, *, drain: bool) -> None:
+        """Forget all content."""
+        self.scheduler.reset(drain=drain)
+
+    def renew(self, generation: str) -> None:
+        """New weights."""
+        self.engine.renew(generation)
+
+    def sleep(self) -> None:
+        """Give up the device memory."""
+        self.scheduler.sleep()
+
+    def wake(self) -> None:
+        """Take the device memory back."""
+        self.scheduler.wake()
+
+    def lose_worker(self, worker: int) -> None:
+        """Lose a worker."""
+        self.scheduler.lose_worker(worker)
+
+    def regain_worker(self, worker: int) -> None:
+        """Get a lost worker back."""
+        self.scheduler.regain_worker(worker)
+
+    def advance(self, steps: int) -> None:
+        """Advance the engine's clock."""
+        self.engine.now += steps
+
+    def prove_quiet(self, jobs: Sequence[int]) -> None:
+        """Quiesce these jobs, without those that are over already."""
+        known = [self._id(job) for job in jobs if self.ledger.jobs.is_out(job)]
+        proven: Jobs[Any] = Jobs(tuple(known))
+        self.ledger.quiesce(proven)
+
+    # --- scenes -------------------------------------------------------------------------------------------------------------
+
+    def fill_host(self) -> None:
+        """Fill every slot with pinned content, in the ledger directly: all of them, or none."""
+        before, now = self.scheduler.snapshot(now=self.engine.now), self.engine.now
+        told, heard = len(self.engine.hears_of()), len(self._heard)
+        try:
+            self._fill_host()
+        except (MisuseError, CapacityError):
+            self.scheduler.restore(before, now)
+            del self._heard[heard:]
+            raise
+        finally:
+            del self.engine.hears_of()[told:]
+
+    def _fill_host(self) -> None:
+        ledger = self.ledger
+        ledger.add_request(_ALIEN)
+        ledger.admit(_ALIEN)
+        for slot in range(len(ledger.slots)):
+            if ledger.slots.at(slot) is not Slot.EMPTY:
+                raise MisuseError(f"slot {slot}: it is {ledger.slots.at(slot).name} (fill the host while it is empty)")
+            name = f"0:{_ALIEN}{slot}"
+            (own,) = self.engine.tier.reserve([(0, _key(name))]) or [slot]
+            source = ledger.seal(ledger.allocate(_ALIEN, 1), [_key(name)])
+            place = own * self.world.blocks_per_chunk
+            jobs = ledger.plan_store(source, [own], [_key(name)], places=[place])
+            ledger.submit(jobs)
+            for rank in range(self.world.workers):
+                ledger.complete(Completion(jobs.ids[0], Rank(rank), Result.OK))
+            ledger.release(_ALIEN, [slot])
+            ledger.drop(source.lives)
+        ledger.finish(_ALIEN)
+        ledger.pin("somebody", range(len(ledger.slots)))
+
+    def free_host(self) -> None:
+        """Undo `fill_host`; the content stays until its slots are evicted."""
+        self.ledger.unpin("somebody", range(len(self.ledger.slots)))
+
+    def crowd_host(self, slots: int) -> bool:
+        """Make room in the tier as for a store, which does not follow."""
+        self._crowd += 1
+        wanted = [(0, _key(f"0:{_ALIEN}-{self._crowd}-{number}")) for number in range(slots)]
+        return self.engine.tier.reserve(wanted) is not None
+
+    def forget(self, contents: Sequence[str]) -> None:
+        """Drop content from the host, as an eviction does."""
+        self.ledger.evict(self._slots(contents))
+
+    def forget_on_device(self, contents: Sequence[str]) -> None:
+        """Drop unheld content from the device."""
+        self.ledger.drop([self._life_of(each) for each in contents])
+
+    # --- single blocks ------------------------------------------------------------------------------------------------------
+
+    def enter(self, request: str, *, waiting: bool = False) -> None:
+        """Add a request to the ledger only."""
+        self.ledger.add_request(request)
+        if not waiting:
+            self.ledger.admit(request)
+
+    def allocate(self, request: str, count: int, group: int = 0) -> list[int]:
+        """Hand out blocks of the ledger's pool, or the first free ones of the engine's."""
+        if self.ledger.own_pool:
+            return _blocks(self.ledger.allocate(request, count, group).lives)
+        free = [each for each in range(1, len(self.ledger.blocks)) if self.ledger.blocks.at(each) is Block.FREED]
+        return _blocks(self.ledger.observe_allocate(request, free[:count], group).lives)
+
+    def acquire(self, request: str, contents: Sequence[str]) -> list[int]:
+        """A prefix hit."""
+        lives = [self._life_of(each) for each in contents]
+        return _blocks(self.ledger.acquire(request, lives, _group(contents[0]) if contents else 0).lives)
+
+    def release(self, request: str, blocks: Sequence[int]) -> None:
+        """Release by block, not by position."""
+        table = self.table(request, 0)
+        for block in blocks:
+            if block not in table:
+                raise MisuseError(f"block {block}: request {request} does not hold it (only its holder may release it)")
+        self.ledger.release(request, [table.index(block) for block in blocks])
+
+    def seal(self, blocks: Sequence[int], contents: Sequence[str]) -> None:
+        """Seal the current lives of these blocks."""
+        self.ledger.seal(self._batch(blocks, contents), [_key(each) for each in contents])
+
+    def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
+        """Plan a store into empty slots."""
+        slots = self.ledger.slots.next_empty(len(contents))
+        if len(slots) < len(contents):
+            raise CapacityError(f"{len(contents)} slots wanted, {len(slots)} are empty (evict some)")
+        keys = [_key(each) for each in contents]
+        return self.ledger.plan_store(self._batch(blocks, contents), slots, keys, owner=request).ids[0].number
+
+    def plan_load(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
+        """Plan a load from the slots with this content."""
+        return self.ledger.plan_load(request, self._batch(blocks, contents), self._slots(contents)).ids[0].number
+
+    def cancel(self, job: int) -> None:
+        """Cancel a planned store."""
+        self.ledger.cancel(self._jobs(job))
+
+    def abandon(self, job: int) -> None:
+        """Abandon a store in flight."""
+        self.ledger.abandon(self._jobs(job))
+
+    def submit(self, job: int) -> None:
+        """Submit a job without a plan. The device does not carry it out, so that only its refusal can be tested."""
+        self.ledger.submit(self._jobs(job))
+
+    def flush(self, jobs: Sequence[int]) -> None:
+        """Flush these jobs in the next plan."""
+        self.ledger.flush(self._jobs(*jobs))
+
+    def free(self, request: str, blocks: Sequence[int]) -> None:
+        """Free blocks of the engine's allocator."""
+        self.ledger.observe_free(request, blocks)
+
+    def pin(self, holder: str, contents: Sequence[str]) -> None:
+        """Pin the slots of this content."""
+        self.ledger.pin(holder, self._slots(contents))
+
+    def unpin(self, holder: str, contents: Sequence[str]) -> None:
+        """Unpin them."""
+        self.ledger.unpin(holder, self._slots(contents))
+
+    def evict(self, contents: Sequence[str]) -> None:
+        """Evict them."""
+        self.ledger.evict(self._slots(contents))
+
+    def build_job(self, blocks: Sequence[int], sizes: Sequence[int]) -> None:
+        """Build the transfer record that a copier gets."""
+        places = np.array(blocks, dtype=np.int64)
+        Transfer(JobId(1, 1), Direction.STORE, places, places, tuple(sizes))
+
+    def agree(self, ranks: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+        """Agree on limits. The numbers here are without the null block, which `Limits` includes."""
+        offered = [
+            Limits(
+                num_blocks=rank.get("blocks", self.world.blocks) + 1,
+                num_slots=rank.get("slots", self.world.slots),
+                num_workers=rank.get("workers", len(ranks)),
+                max_jobs=rank.get("jobs", self.world.jobs),
+            )
+            for rank in ranks
+        ]
+        agreed = Limits.agree(offered)
+        return {
+            "blocks": agreed.num_blocks - 1,
+            "slots": agreed.num_slots,
+            "workers": agreed.num_workers,
+            "jobs": agreed.max_jobs,
+        }
+
+    def swap(self, block: int, content: str) -> None:
+        """Not supported."""
+        raise Unsupported("places are never swapped between tiers: a job copies, and both ends stay pinned until it is over")
+
+    def split(self, content: str, at: int) -> None:
+        """Not supported."""
+        raise Unsupported("there are no nodes to split: keys name single blocks or chunks, and each place is pinned by itself")
+
+    def publish(self, content: str) -> None:
+        """Not supported."""
+        raise Unsupported(
+            "there are no parents: content is filed by key alone, and a lookup asks for every key of the prefix, so that a "
+            "child without its parent is never a hit"
+        )
+
+    def attach(self, other: str) -> None:
+        """Not supported."""
+        raise Unsupported("there is one ledger and it has listeners; a second connector would be a second ledger")
+
+    # --- questions ----------------------------------------------------------------------------------------------------------
+
+    def block_state(self, block: int) -> str:
+        """The state in the ledger."""
+        return self.ledger.blocks.at(block).name
+
+    def slot_state(self, slot: int) -> str:
+        """The state in the ledger."""
+        return self.ledger.slots.at(slot).name
+
+    def job_state(self, job: int) -> str:
+        """The state in the ledger."""
+        return self.ledger.job_state(self._id(job)).name
+
+    def request_state(self, request: str) -> str:
+        """The state in the ledger."""
+        return self.ledger.request_state(request).name if request in self.ledger.requests else "FINISHED"
+
+    def slot_of(self, content: str) -> int | None:
+        """The slot of this content, readable or still being written."""
+        return self.ledger.slots.find(_group(content), _key(content))
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        """What the indexes find; of a slot as many blocks as a load would read."""
+        ledger, size = self.ledger, self.world.blocks_per_chunk
+        blocks = {place: self._content(key) for _, key, place in ledger.blocks.named()}
+        places: dict[int, str] = {}
+        for group, key, slot in ledger.slots.named():
+            if ledger.slots.is_ready(slot) and not key.decode().partition(":")[2].startswith(_ALIEN):
+                for back in range(self.scheduler.stores.suffix[slot] if size > 1 else 1):
+                    tokens = back * self.engine.geometry.block_tokens[group]
+                    shorter = key.decode()[: len(key.decode()) - tokens]
+                    places[slot * size + size - 1 - back] = self._content(_key(shorter))
+        return blocks, places
+
+    def _content(self, key: bytes) -> str:
+        group, _, text = key.decode().partition(":")
+        return str(self.engine.content(int(group), text))
+
+    def tokens(self, request: str) -> str:
+        """All tokens that the request will have."""
+        return self.engine.texts[request]
+
+    def progress(self, request: str) -> RequestProgress:
+        """The progress according to the scheduler."""
+        found = self.scheduler.progress(request)
+        return RequestProgress(found.known, found.computed, found.in_flight)
+
+    def pending(self) -> bool:
+        """Whether a plan or a job is in flight, or a wait is pending."""
+        return self.scheduler.has_pending_work()
+
+    def count(self, what: str) -> int:
+        """A count of the ledger, the host tier or the scheduler."""
+        ledger, offload, tier = self.ledger.statistics(), self.scheduler.statistics(), self.engine.tier.statistics()
+        counts = {
+            "free": ledger.free,
+            "freeing_soon": ledger.freeing_soon,
+            "quarantined": ledger.quarantined,
+            "late": ledger.late,
+            "duplicate": ledger.duplicate,
+            "unknown": ledger.unknown,
+            "jobs_made": self.ledger.jobs.last_number,
+            "jobs_out": ledger.jobs_alive,
+            "ready": tier.ready,
+            "empty": tier.empty,
+            "stale": offload.stale,
+            "refused_stores": offload.refused_stores,
+            "already_stored": offload.already_stored,
+            "in_flight": offload.in_flight,
+            "partial": offload.partial,
+            "requests": ledger.requests,
+        }
+        return counts[what]
+
+    def windows(self) -> list[int | None]:
+        """The windows of the geometry."""
+        return list(self.engine.geometry.window_chunks)
+
+    def left_behind(self) -> list[str]:
+        """Places that are not at rest, requests, and holders of pins."""
+        ledger = self.ledger
+        found = [
+            f"block {each} {ledger.blocks.at(each).name}"
+            for each in range(1, len(ledger.blocks))
+            if ledger.blocks.at(each) not in _FREE
+        ]
+        found += [
+            f"slot {each} {ledger.slots.at(each).name}"
+            for each in range(len(ledger.slots))
+            if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins(each)
+        ]
+        return [*found, *(f"request {name}" for name in ledger.requests), *(f"pins of {name}" for name in ledger.holders)]
+
+    def picture(self) -> Hashable:
+        """The snapshot without mere counters, and without jobs that are over."""
+        saved = self.scheduler.snapshot()
+        alive = tuple(job for job in saved.ledger.jobs if job.state not in _OVER)
+        ledger = saved.ledger._replace(jobs=alive, last_number=0, spare_jobs=(), plan_number=0)
+        return saved._replace(ledger=ledger, requests=tuple(each._replace(asked=None) for each in saved.requests))
+
+    def problems(self, device: Device) -> Iterator[Problem]:
+        """Violations of the ledger's invariants, and wrong claims about places that a copy touches."""
+        for each in check(self.ledger):
+            yield Problem(each.rule, each.message)
+        size = self.world.blocks_per_chunk
+        for _, order in device.copies():
+            for block in order.blocks:
+                state = self.ledger.blocks.at(block)
+                if state not in blocks_touched(stores=order.stores):
+                    yield Problem("I1", f"copy {order.job} touches block {block}, which is said to be {state.name}")
+            for slot in {place // size for place in order.places}:
+                now = self.ledger.slots.at(slot)
+                if now not in slots_touched(stores=order.stores):
+                    yield Problem("I1", f"copy {order.job} touches slot {slot}, which is said to be {now.name}")
+
+    def transitions(self) -> list[str]:
+        """Every row that was taken since the last call."""
+        found, self._heard = self._heard, []
+        return found
+
+    # --- names --------------------------------------------------------------------------------------------------------------
+
+    def _id(self, job: int) -> JobId:
+        return JobId(self.ledger.incarnation, job)
+
+    def _jobs(self, *jobs: int) -> Jobs[Any]:
+        return Jobs(tuple(map(self._id, jobs)))
+
+    def _batch(self, blocks: Sequence[int], contents: Sequence[str]) -> Batch[Any]:
+        """A handle on the current lives of these blocks."""
+        return Batch([self.ledger.life(block) for block in blocks], _group(contents[0]) if contents else 0)
+
+    def _life_of(self, content: str) -> int:
+        found = self.ledger.find_blocks([_key(content)], _group(content))
+        if not found:
+            raise MisuseError(f"{content}: it is not on the device")
+        return found[0]
+
+    def _slots(self, contents: Iterable[str]) -> list[int]:
+        found = []
+        for each in contents:
+            slot = self.slot_of(each)
+            if slot is None:
+                raise MisuseError(f"{each}: it is not in the host")
+            found.append(slot)
+        return found
+
+
+def _found(hit: Hit) -> LookedUp:
+    return LookedUp(hit.tokens, hit.device_tokens, hit.deferred)
+
+
+def _blocks(lives: Iterable[int]) -> list[int]:
+    return [int(life) & ID_MASK for life in lives]

@@ -1,0 +1,134 @@
+"""Random actions on a stage, drawn with a seed: the verb `walk`."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from blocklife.errors import CapacityError
+from blocklife.states import Request, RequestLife, Trait, states_with
+
+if TYPE_CHECKING:
+    from blocklife.testing.scenarios._stage import Stage
+
+_PROMPTS = ("abcdefghijklmnopqrstuvwx", "abcdefghzzzzyyyyxxxxwwww", "mnopqrstuvwxabcdefghijkl")
+"""The prompts; the first two have a common prefix."""
+_RUNS = frozenset(state.name for state in states_with(Trait.ADMITTED, Request))
+_WAITS = frozenset(state.name for state in Request if state not in RequestLife.table.finals) - _RUNS
+_MOST = 5
+
+
+@define(eq=False)
+class Walk:
+    """One walk.
+
+    Invariant: ``alive`` are the requests that were neither finished nor aborted.
+    """
+
+    stage: Stage
+    chance: random.Random
+    alive: list[str] = field(factory=list)
+    hung: dict[int, None] = field(factory=dict)
+    come: int = 0
+
+    def act(self) -> None:
+        """One random action; a step is the most frequent one."""
+        roll = self.chance.random()
+        if roll < 0.2 and len(self.alive) < _MOST:
+            self.arrive()
+        elif roll < 0.45:
+            self.land()
+        elif roll < 0.48:
+            self.hang()
+        elif roll < 0.53:
+            self.finish_or_abort()
+        elif roll < 0.56:
+            self.give_way()
+        elif roll < 0.575:
+            self.prove()
+        elif roll < 0.585:
+            self.stage.do_reset()
+        elif roll < 0.61:
+            self.stage.do_empty_device()
+        else:
+            self.stage.run_step(None, None)
+            self.make_room()
+        self.stage.look()
+        self.stage.check()
+
+    def make_room(self) -> None:
+        """A request ran out of blocks and nothing was preempted: preempt the running request that came last."""
+        running = [name for name in self.alive if self.state(name) == "RUNNING"]
+        if self.stage.happened.no_room and len(running) > 1:
+            self.stage.driver.preempt(running[-1])
+        self.stage.happened.no_room.clear()
+
+    def state(self, name: str) -> str:
+        """The state of a request."""
+        return self.stage.driver.request_state(name)
+
+    def arrive(self) -> None:
+        """Add a request with a part of one of the prompts."""
+        self.come += 1
+        name = f"r{self.come}"
+        said = self.chance.choice(_PROMPTS)
+        self.stage.do_arrive(name, said[: self.chance.randrange(1, len(said))])
+        self.alive.append(name)
+
+    def land(self) -> None:
+        """A worker's share of a copy lands or fails; some are reported twice, some never."""
+        shares = [(job, rank) for job, rank, hung in self.stage.device.running() if not hung]
+        if not shares:
+            return
+        job, rank = self.chance.choice(shares)
+        landing = self.stage.device.land(job, rank, ok=self.chance.random() < 0.85)
+        self.stage.reports += [landing] * self.chance.choice([1, 1, 1, 1, 2])
+        self.chance.shuffle(self.stage.reports)
+
+    def hang(self) -> None:
+        """A share of a copy hangs."""
+        shares = [(job, rank) for job, rank, hung in self.stage.device.running() if not hung]
+        if shares:
+            job, rank = self.chance.choice(shares)
+            self.stage.device.hang(job, rank)
+            self.hung[job] = None
+
+    def prove(self) -> None:
+        """Prove every hanging copy quiet."""
+        if self.hung:
+            self.stage.prove_quiet(list(self.hung))
+            self.hung.clear()
+
+    def finish_or_abort(self) -> None:
+        """Finish or abort a request."""
+        if self.alive:
+            name = self.alive.pop(self.chance.randrange(len(self.alive)))
+            self.chance.choice([self.stage.do_finish, self.stage.do_abort])(name)
+
+    def give_way(self) -> None:
+        """Preempt a running or loading request."""
+        able = [name for name in self.alive if self.state(name) in _RUNS]
+        if able:
+            self.stage.do_preempt(self.chance.choice(able))
+
+    def end(self) -> None:
+        """End every request, prove hanging copies quiet, and land all others."""
+        for name in self.alive:
+            self.stage.do_abort(name)
+        self.alive.clear()
+        self.stage.tick()
+        self.prove()
+        self.stage.do_drain()
+
+
+def walk(stage: Stage, actions: int) -> None:
+    """Take so many random actions, and then end everything."""
+    going = Walk(stage, random.Random(stage.world.seed))
+    for _ in range(actions):
+        try:
+            going.act()
+        except CapacityError:
+            continue
+    going.end()

@@ -1,0 +1,707 @@
+"""The stage of a scenario: a driver, the device on which its plans are carried out, and the names of things.
+
+Rules of this file:
+
+* Each method ``do_VERB`` is one verb; it takes the names of the file, and turns them into places, jobs and contents.
+* The device gets what the driver told the workers, and nothing else. It judges every step; `check` judges the rest.
+* A scenario that asks for what does not exist (a copy that does not run) raises a `StageError`, which is never a refusal.
+
+Theory. A plan is carried out when it is made. Reports of copies that have landed wait for the next plan that settles. A forward
+pass runs until its plan settles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from attrs import define, field
+
+from blocklife.offload import Geometry, Mamba
+from blocklife.testing.scenarios._driver import (
+    NOBODY,
+    Driver,
+    EngineSetup,
+    EngineStep,
+    LookedUp,
+    Problem,
+    SettledPlan,
+    Unsupported,
+)
+from blocklife.testing.scenarios._format import BLOCK, CONTENT, JOB, ORDINALS, SLOT, ScenarioStep
+from blocklife.testing.scenarios._random_walk import walk
+from blocklife.testing.worlds._device import Content, CopyOrder, Device, DeviceFault, Landing, Pass
+
+LIMIT = 64
+"""How many steps an awaited condition may take."""
+PLACES_MAX = 10_000_000
+"""Blocks and host places of all workers: the device has each of them."""
+GARBAGE = "garbage"
+AnswerT = TypeVar("AnswerT")
+
+
+def worded(content: Content) -> str:
+    """The content of a place, in words."""
+    return GARBAGE if content is None else str(content)
+
+
+class StageError(Exception):
+    """The scenario asks for something that does not exist."""
+
+
+@define(eq=False)
+class SeenCopy:
+    """One copy of a plan."""
+
+    order: CopyOrder
+    owner: str
+    sizes: tuple[int, ...]
+
+
+@define(eq=False)
+class StepOutcome:
+    """The outcome of one step of a scenario, with all of its engine steps."""
+
+    stores: list[int] = field(factory=list)
+    loads: list[int] = field(factory=list)
+    flushes: list[int] = field(factory=list)
+    handed_out: set[int] = field(factory=set)
+    hits: dict[str, LookedUp] = field(factory=dict)
+    no_room: dict[str, None] = field(factory=dict)
+    loaded: list[str] = field(factory=list)
+    failed: list[str] = field(factory=list)
+    ended: list[str] = field(factory=list)
+    answer: Mapping[str, int] | None = None
+
+
+class Stage:
+    """One run of one scenario in one variant."""
+
+    def __init__(self, driver: Driver, world: EngineSetup) -> None:
+        self.driver = driver
+        self.world = world
+        self.geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
+        places = max(1, world.slots) * world.blocks_per_chunk
+        if (size := (world.blocks + 1 + places) * world.workers) > PLACES_MAX:
+            raise StageError(f"a world of {size:,} places is too large (at most {PLACES_MAX:,} on all workers together)")
+        self.device = Device(world.blocks + 1, places, world.workers, events=world.events != "none")
+        self.names: dict[str, tuple[str, int]] = {}
+        """The kind and number of what ``as`` and ``remember`` have named."""
+        self.seen: dict[tuple[str, int], list[int]] = {}
+        """By request and group, the block that each position of its table had last, even if it was released."""
+        self.requests: dict[str, None] = {}
+        self.texts: dict[str, str] = {}
+        self.copies: dict[int, SeenCopy] = {}
+        self.plans: deque[int] = deque()
+        self.reports: list[Landing] = []
+        self.launched: list[tuple[int, int]] = []
+        self.begun: set[tuple[int, int]] = set()
+        self.still_written: list[tuple[int, Content]] = []
+        """Content that was sealed and that the next step still writes."""
+        self.happened = StepOutcome()
+        self.pictures: dict[str, object] = {}
+        self._passes = 0
+        self._prepared = 0
+        driver.start(world)
+
+    # --- names --------------------------------------------------------------------------------------------------------------
+
+    def block(self, text: str) -> int:
+        """The block for a name of the scenario."""
+        if text in self.names:
+            return self.names[text][1]
+        found = BLOCK.fullmatch(text)
+        if found is None:
+            raise StageError(f"{text!r} names no block")
+        table = self.seen.get((found[2], int(found[3] or 0)), [])
+        position = int(found[1])
+        if position >= len(table) or not table[position]:
+            raise StageError(f"there is no {text}: it has had {sum(map(bool, table))} blocks by now")
+        return table[position]
+
+    def job(self, text: str) -> int:
+        """The copy for a name of the scenario."""
+        if text == "nobody":
+            return NOBODY
+        if text in self.names:
+            return self.names[text][1]
+        found = JOB.fullmatch(text)
+        if found is None:
+            raise StageError(f"{text!r} names no copy")
+        which, kind, request = found.groups()
+        own = [job for job, each in self.copies.items() if each.owner == request and each.order.stores is (kind == "store")]
+        at = ORDINALS.index(which) if which else -1
+        if len(own) <= max(at, 0):
+            raise StageError(f"there is no such copy as {text}: {len(own)} {kind}s of {request} were planned by now")
+        return own[at]
+
+    def content(self, text: str) -> str:
+        """The content for a name of the scenario, with its group."""
+        found = BLOCK.fullmatch(text)
+        if found is not None:
+            group = int(found[3] or 0)
+            end = (int(found[1]) + 1) * self.geometry.block_tokens[group]
+            said = self.texts[found[2]] = self.asked(lambda: self.driver.tokens(found[2]), self.texts.get(found[2], ""))
+            if len(said) < end:
+                raise StageError(f"{text} has no content: {found[2]} has {len(said)} tokens, and it ends at {end}")
+            return f"{group}:{said[:end]}"
+        parts = CONTENT.fullmatch(text)
+        if parts is None:
+            raise StageError(f"{text!r} is no content")
+        return f"{int(parts[1] or 0)}:{parts[2]}"
+
+    def slot(self, text: str) -> int:
+        """The host slot for a name of the scenario."""
+        if text in self.names:
+            return self.names[text][1]
+        found = SLOT.fullmatch(text)
+        slot = self.driver.slot_of(self.content(found[1])) if found else None
+        if slot is None:
+            raise StageError(f"{text} is nowhere: no slot has that content, or is to get it")
+        return slot
+
+    def kind(self, text: str) -> str:
+        """The kind of thing that a name stands for."""
+        if text in self.names:
+            return self.names[text][0]
+        for kind, form in (("block", BLOCK), ("job", JOB), ("slot", SLOT)):
+            if form.fullmatch(text):
+                return kind
+        return "request"
+
+    def number(self, text: str) -> tuple[str, int]:
+        """The kind and number of a block, copy or slot."""
+        kind = self.kind(text)
+        return kind, {"block": self.block, "job": self.job, "slot": self.slot}[kind](text)
+
+    def said(self, block: int) -> str:
+        """The scenario's name of a block."""
+        for name, found in self.names.items():
+            if found == ("block", block):
+                return name
+        for (request, group), table in reversed(self.seen.items()):
+            if block in table:
+                return f"block {table.index(block)} of {request}" + (f" in group {group}" if group else "")
+        return f"block number {block}"
+
+    def said_job(self, job: int) -> str:
+        """The scenario's name of a copy."""
+        for name, found in self.names.items():
+            if found == ("job", job):
+                return name
+        if job not in self.copies:
+            return f"copy number {job}"
+        seen = self.copies[job]
+        kind = "store" if seen.order.stores else "load"
+        own = [
+            each for each, other in self.copies.items() if (other.owner, other.order.stores) == (seen.owner, seen.order.stores)
+        ]
+        at = own.index(job)
+        which = f"{ORDINALS[at]} " if len(own) > 1 and at < len(ORDINALS) else ""
+        return f"the {which}{kind} of {seen.owner}" if seen.owner else f"copy number {job}"
+
+    def in_words(self, text: str) -> str:
+        """A message of the device or the engine, with the scenario's names added to its numbers."""
+
+        def beside(found: re.Match[str]) -> str:
+            said = self.said(int(found[2])) if found[1] == "block" else self.said_job(int(found[2]))
+            return found[0] if " number " in said else f"{found[0]} ({said})"
+
+        return re.sub(r"\b(block|copy) (\d+)\b(?! of )", beside, text)
+
+    @staticmethod
+    def asked(question: Callable[[], AnswerT], otherwise: AnswerT) -> AnswerT:
+        """An optional method's answer, or *otherwise* where the driver does not have it."""
+        try:
+            return question()
+        except Unsupported:
+            return otherwise
+
+    def worker(self, rank: int) -> int:
+        """The worker of this number; raises `StageError` where there is none."""
+        if rank >= self.world.workers:
+            raise StageError(f"there is no worker {rank}: they are numbered from 0 to {self.world.workers - 1}")
+        return rank
+
+    # --- one step of the scenario -------------------------------------------------------------------------------------------
+
+    def take(self, verb: str, arguments: Mapping[str, object], bind: Sequence[str] = ()) -> None:
+        """Carry out one step of the scenario, and note its outcome."""
+        self.happened = StepOutcome()
+        made: tuple[str, list[int]] | None = getattr(self, f"do_{verb}")(**arguments)
+        if made is not None and bind:
+            for name, number in zip(bind, made[1], strict=True):
+                self.names[name] = (made[0], number)
+        self.look()
+
+    def remember(self, step: ScenarioStep) -> None:
+        """Store the names that a step introduces."""
+        for name, text in step.remember.items():
+            self.names[name] = self.number(text)
+        if step.name:
+            self.pictures[step.name] = self.picture()
+
+    def picture(self) -> object:
+        """The whole state of engine and device as one value."""
+        return self.driver.picture(), self.device.freeze(), tuple(self.reports)
+
+    def look(self) -> None:
+        """Note which blocks requests hold."""
+        for request in self.requests:
+            for group in range(len(self.geometry.groups)):
+                table = self.driver.table(request, group)
+                seen = self.seen.setdefault((request, group), [])
+                for position, block in enumerate(table):
+                    if position == len(seen):
+                        seen.append(block)
+                    elif block:
+                        seen[position] = block
+
+    def check(self) -> None:
+        """Check what must hold after every step. Raises `DeviceFault` with the rule."""
+        nothing: tuple[Mapping[int, str], Mapping[int, str]] = ({}, {})
+        none: list[Problem] = []
+        blocks, places = self.asked(self.driver.claims, nothing)
+        for worker in self.device.present:
+            for what, claimed, there in (("block", blocks, worker.blocks), ("host place", places, worker.places)):
+                for place, content in claimed.items():
+                    if there[place] != content:
+                        name = self.said(place) if what == "block" else f"{what} {place}"
+                        raise DeviceFault(
+                            "I6", f"{name} is found as {content}, and holds {worded(there[place])} on worker {worker.rank}"
+                        )
+        for problem in self.asked(lambda: list(self.driver.problems(self.device)), none):
+            raise DeviceFault(problem.rule, problem.message)
+
+    # --- engine steps -------------------------------------------------------------------------------------------------------
+
+    def run_step(
+        self,
+        compute: Mapping[str, int] | None,
+        let_in: Mapping[str, int] | None,
+        preempt: Sequence[str] = (),
+        sampled: Mapping[str, int] | None = None,
+        settle: bool = True,
+        failing: bool = False,
+    ) -> None:
+        """Take one engine step, and carry it out on the device."""
+        self.asked(lambda: self.driver.advance(1), None)
+        found = self.driver.step(compute=compute, let_in=let_in, preempt=preempt)
+        self.carry_out(found, failing=failing)
+        self.look()
+        self.check()
+        while settle and len(self.plans) > (self.world.scheduling == "async"):
+            self.settle_one(sampled)
+
+    def carry_out(self, found: EngineStep, *, failing: bool) -> None:
+        """Let the workers carry a plan out; launches are reported when the plan settles."""
+        orders, what = found.orders, self.happened
+        for order in (*orders.loads, *orders.stores):
+            self.copies[order.job] = SeenCopy(order, found.owners.get(order.job, ""), found.sizes.get(order.job, ()))
+        what.stores += [order.job for order in orders.stores]
+        what.loads += [order.job for order in orders.loads]
+        what.flushes += orders.flushes
+        what.handed_out |= set(found.handed_out)
+        what.hits.update(found.hits)
+        what.no_room |= dict.fromkeys(found.no_room)
+        self.device.hand_out(found.handed_out, fence=self.world.contract == "fence")
+        writes = (*orders.forward.writes, *self.still_written)
+        self.still_written.clear()
+        told = orders._replace(forward=Pass(tuple(self.as_it_lies(orders.forward.reads)), writes))
+        badly = [(job, rank) for job in orders.flushes for rank in range(self.world.workers)] if failing else []
+        self.reports += self.device.carry_out(told, failing=badly)
+        self.plans.append(orders.plan)
+        now = [(job, worker) for job, worker, _ in self.device.running()]
+        self.launched += [each for each in now if each not in self.begun]
+        self.begun.update(now)
+
+    def as_it_lies(self, reads: Iterable[tuple[int, Content]]) -> Iterator[tuple[int, Content]]:
+        """The reads of a pass, with partly filled blocks as they really are on the device.
+
+        Tokens that were computed and rolled back stay there, behind the valid ones; a pass reads the valid ones only.
+        """
+        for block, wanted in reads:
+            found = (worker.blocks[block] for worker in self.device.present)
+            yield block, next((each for each in found if self.goes_on(wanted, each)), wanted)
+
+    def goes_on(self, wanted: Content, found: Content) -> bool:
+        """Whether found content begins with the wanted one, within one block; the state of a Mamba group must be equal."""
+        if not (isinstance(wanted, str) and isinstance(found, str)):
+            return False
+        (name, _, weights), (longer, _, others) = wanted.partition("@"), found.partition("@")
+        group, _, text = name.partition(":")
+        if weights != others or not longer.startswith(name) or isinstance(self.geometry.groups[int(group)], Mamba):
+            return False
+        size = self.geometry.block_tokens[int(group)]
+        return -(-len(text) // size) * size >= len(longer) - len(name) + len(text)
+
+    def settle_one(self, sampled: Mapping[str, int] | None = None) -> None:
+        """Settle the oldest plan, with all reports."""
+        if not self.plans:
+            raise StageError("no plan is out")
+        reports, self.reports = self.reports, []
+        launched, self.launched = self.launched, []
+        found: SettledPlan = self.driver.settle(reports, launched=launched, sampled=sampled)
+        self.device.finish_pass(self.plans.popleft())
+        self.happened.loaded += found.loaded
+        self.happened.failed += found.failed
+        self.happened.ended += found.ended
+        self.look()
+        self.check()
+
+    def repeat(self, times: int, once: Callable[[], None], until: Callable[[], str] | None) -> None:
+        """Call *once* so many times, or until nothing is missing any more."""
+        if until is None:
+            for _ in range(times):
+                once()
+            return
+        missing = ""
+        for _ in range(LIMIT):
+            once()
+            if not (missing := until()):
+                return
+        raise StageError(f"still not after {LIMIT} steps: {missing}")
+
+    # --- verbs: the engine --------------------------------------------------------------------------------------------------
+
+    def do_arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
+        """Add a request."""
+        if reply:
+            self.driver.arrive(request, prompt, tokens, reply)
+        else:
+            self.driver.arrive(request, prompt, tokens)
+        self.requests[request] = None
+        for key in [each for each in self.seen if each[0] == request]:
+            del self.seen[key]
+        self.texts[request] = prompt
+
+    def do_step(
+        self,
+        compute: Mapping[str, int] | None = None,
+        let_in: Collection[str] | Mapping[str, int] | None = None,
+        preempt: Sequence[str] = (),
+        sampled: Mapping[str, int] | None = None,
+        failing: bool = False,
+        settle: bool = True,
+        times: int = 1,
+        until: Callable[[], str] | None = None,
+    ) -> None:
+        """Take engine steps."""
+        entering = let_in if let_in is None or isinstance(let_in, Mapping) else dict.fromkeys(let_in, 0)
+        self.repeat(times, lambda: self.run_step(compute, entering, preempt, sampled, settle, failing), until)
+
+    def do_tick(self, times: int = 1, until: Callable[[], str] | None = None) -> None:
+        """Take steps that compute and admit nothing."""
+        self.repeat(times, self.tick, until)
+
+    def tick(self) -> None:
+        """Take a step that computes nothing, and settle every plan."""
+        self.run_step({}, {})
+        while self.plans:
+            self.settle_one()
+
+    def do_settle(self, sampled: Mapping[str, int] | None = None, after: int = 0) -> None:
+        """Settle the oldest plan."""
+        if after:
+            self.driver.advance(after)
+        self.settle_one(sampled)
+
+    def do_compute(self, request: str, tokens: int) -> None:
+        """Compute tokens of one request only."""
+        for _ in range(LIMIT):
+            now = self.driver.progress(request)
+            if now.computed == tokens and not now.in_flight:
+                return
+            end = now.computed + now.in_flight
+            more = min(tokens - end, max(1, now.known - end))
+            self.run_step({request: more} if more > 0 else {}, {})
+        raise StageError(f"{request} stands at {self.driver.progress(request)} after {LIMIT} steps")
+
+    def do_lookup(self, request: str) -> None:
+        """Look a request up; the hit becomes the outcome of the step."""
+        self.happened.hits[request] = self.driver.lookup(request)
+
+    def do_finish(self, request: str) -> None:
+        """Finish a request."""
+        self.driver.finish(request)
+
+    def do_abort(self, request: str) -> None:
+        """Abort a request."""
+        self.driver.abort(request)
+
+    def do_preempt(self, request: str) -> None:
+        """Preempt a request."""
+        self.driver.preempt(request)
+
+    def do_land(self, copies: Sequence[str] | None = None, worker: int | None = None, report: str = "sent") -> None:
+        """Copies land."""
+        self.land(copies, worker, report, ok=True)
+
+    def do_fail(self, copies: Sequence[str] | None = None, worker: int | None = None, report: str = "sent") -> None:
+        """Copies fail, and leave garbage."""
+        self.land(copies, worker, report, ok=False)
+
+    def land(self, copies: Sequence[str] | None, worker: int | None, report: str, *, ok: bool) -> None:
+        """Let copies end on the device; the engine gets the reports when the next plan settles."""
+        for job, rank in self.running(copies, worker):
+            landing = self.device.land(job, rank, ok=ok)
+            self.reports += [landing] * {"sent": 1, "twice": 2, "lost": 0}[report]
+            if self.world.events == "shared":
+                kind = self.copies[job].order.stores
+                others = [each for each in self.device.running() if self.copies[each[0]].order.stores is kind]
+                self.reports += [Landing(other, at, ok) for other, at, _ in others if at == rank]
+
+    def running(self, copies: Sequence[str] | None, worker: int | None) -> list[tuple[int, int]]:
+        """The shares of these copies; each must be running, and not hang."""
+        running = {(job, rank) for job, rank, hung in self.device.running() if not hung}
+        ranks = range(self.world.workers) if worker is None else [self.worker(worker)]
+        if copies is None:
+            return sorted(each for each in running if each[1] in ranks)
+        found: list[tuple[int, int]] = []
+        for text in copies:
+            job = self.job(text)
+            own = [(job, rank) for rank in ranks if (job, rank) in running]
+            if not own:
+                state = "hangs" if any(each[0] == job for each in self.device.running()) else "does not run"
+                raise StageError(f"{text} {state} on the device" + ("" if worker is None else f" of worker {worker}"))
+            found += own
+        return found
+
+    def do_hang(self, copies: Sequence[str] | None = None, worker: int | None = None) -> None:
+        """Copies hang for ever."""
+        for job, rank in self.running(copies, worker):
+            self.device.hang(job, rank)
+
+    def do_report(self, copy: str, worker: int = 0, failed: bool = False) -> None:
+        """Report the end of a copy, whatever the device did."""
+        self.reports.append(Landing(self.job(copy), self.worker(worker), not failed))
+
+    def do_lose_report(self, copy: str, worker: int = 0) -> None:
+        """Drop a report that waits for the next plan to settle."""
+        job, rank = self.job(copy), self.worker(worker)
+        found = next((each for each in self.reports if (each.job, each.worker) == (job, rank)), None)
+        if found is None:
+            raise StageError(f"no report of {copy} by worker {worker} is on its way")
+        self.reports.remove(found)
+
+    def do_reset(self, drain: bool = False) -> None:
+        """Forget all content."""
+        self.driver.reset(drain=drain)
+
+    def do_renew(self, generation: str) -> None:
+        """Change the weights: all content is forgotten for good."""
+        self.driver.renew(generation)
+
+    def do_sleep(self) -> None:
+        """Give up the device memory."""
+        self.driver.sleep()
+
+    def do_wake(self) -> None:
+        """Take the device memory back."""
+        self.driver.wake()
+
+    def do_lose_worker(self, worker: int) -> None:
+        """Lose a worker with its memory. Here and below the engine is asked first: what it refuses has not happened."""
+        self.driver.lose_worker(self.worker(worker))
+        self.device.lose(worker)
+
+    def do_regain_worker(self, worker: int) -> None:
+        """Get a worker back, with empty memory."""
+        self.driver.regain_worker(self.worker(worker))
+        self.device.regain(worker)
+
+    def do_pass_time(self, steps: int) -> None:
+        """Let time pass, and take a tick, so that deadlines are checked."""
+        self.driver.advance(steps)
+        self.tick()
+
+    def do_prove_quiet(self, copies: Sequence[str] | None = None) -> None:
+        """Prove these copies quiet, or all that run."""
+        self.prove_quiet(self.out() if copies is None else [self.job(text) for text in copies])
+
+    def prove_quiet(self, jobs: Sequence[int]) -> None:
+        """Stop the copies on the device, and then tell the engine, so that the proof is true."""
+        for worker in self.device.workers:
+            for job in jobs:
+                if job in worker.copies:
+                    worker.land(job, ok=False)
+            worker.held_back = [order for order in worker.held_back if order.job not in jobs]
+        self.driver.prove_quiet(jobs)
+
+    def do_drain(self) -> None:
+        """Tick until nothing is pending."""
+        for _ in range(LIMIT):
+            if not self.driver.pending() and not self.plans:
+                return
+            self.land(None, None, "sent", ok=True)
+            self.tick()
+        raise StageError(f"still pending after {LIMIT} ticks: {', '.join(map(self.said_job, self.out())) or 'no copy is out'}")
+
+    def out(self) -> list[int]:
+        """The running copies."""
+        return list(dict.fromkeys(job for job, _, _ in self.device.running()))
+
+    def do_agree(self, ranks: Sequence[Mapping[str, int]]) -> None:
+        """Let ranks agree; the result becomes the outcome of the step."""
+        self.happened.answer = self.driver.agree(ranks)
+
+    def do_check(self) -> None:
+        """Do nothing; the checks after every step follow."""
+
+    def do_walk(self, actions: int) -> None:
+        """Walk at random, see `random_walk`."""
+        walk(self, actions)
+
+    # --- verbs: scenes ------------------------------------------------------------------------------------------------------
+
+    def do_prepare(self, prompt: str, stride: int | None = None) -> None:
+        """Let an extra request compute the prompt and one more token, finish it, and empty the device."""
+        self._prepared += 1
+        name = f"prepared~{self._prepared}"
+        self.driver.arrive(name, prompt, None)
+        self.run_step({}, {name: min(stride or len(prompt), len(prompt))})
+        best = idle = 0
+        while (end := self.end_of(name)) < len(prompt):
+            best, idle = (end, 0) if end > best else (best, idle + 1)
+            if idle == LIMIT:
+                raise StageError(
+                    f"there is no room for this prompt: {best} of its {len(prompt)} tokens after {LIMIT} steps more"
+                )
+            self.land(None, None, "sent", ok=True)
+            self.run_step({name: min(stride or len(prompt), len(prompt) - end)}, {})
+        self.driver.finish(name)
+        self.do_drain()
+        self.do_empty_device()
+
+    def end_of(self, request: str) -> int:
+        """The number of tokens that are computed or in a plan."""
+        now = self.driver.progress(request)
+        return now.computed + now.in_flight
+
+    def do_empty_device(self) -> None:
+        """Empty the device by sleep and wake."""
+        self.driver.sleep()
+        self.do_drain()
+        self.driver.wake()
+
+    def do_fill_host(self) -> None:
+        """Fill the host with pinned content."""
+        self.driver.fill_host()
+
+    def do_free_host(self) -> None:
+        """Unpin it."""
+        self.driver.free_host()
+
+    def do_crowd_host(self, slots: int, fits: bool = True) -> None:
+        """Evict slots of the host, as under memory pressure."""
+        if self.driver.crowd_host(slots) is not fits:
+            raise StageError(f"there is {'no ' if fits else ''}room for {slots} more slots in the host")
+
+    def do_forget(self, contents: Sequence[str]) -> None:
+        """Drop content from the host."""
+        self.driver.forget(self.contents(contents))
+
+    def do_forget_on_device(self, contents: Sequence[str]) -> None:
+        """Drop content from the device."""
+        self.driver.forget_on_device(self.contents(contents))
+
+    def contents(self, texts: Iterable[str]) -> list[str]:
+        """The contents for some names."""
+        return [self.content(text) for text in texts]
+
+    # --- verbs: single blocks -----------------------------------------------------------------------------------------------
+
+    def do_enter(self, request: str, waiting: bool = False) -> None:
+        """Add a request that is not scheduled."""
+        self.driver.enter(request, waiting=waiting)
+        self.requests[request] = None
+
+    def do_allocate(self, request: str, count: int = 1, group: int = 0) -> tuple[str, list[int]]:
+        """Hand out blocks, which get names."""
+        return "block", self.driver.allocate(request, count, group)
+
+    def do_acquire(self, request: str, contents: Sequence[str]) -> tuple[str, list[int]]:
+        """Acquire cached blocks, which get names."""
+        return "block", self.driver.acquire(request, self.contents(contents))
+
+    def do_release(self, request: str, blocks: Sequence[str]) -> None:
+        """Release some blocks of a request."""
+        self.driver.release(request, self.blocks(blocks))
+
+    def blocks(self, texts: Iterable[str]) -> list[int]:
+        """The blocks for some names."""
+        return [self.block(text) for text in texts]
+
+    def do_seal(self, blocks: Sequence[str], contents: Sequence[str], running: bool = False) -> None:
+        """Write blocks in a forward pass of their own, and seal them. What the engine refuses is not written."""
+        places, names = self.blocks(blocks), self.contents(contents)
+        self.driver.seal(places, names)
+        self._passes -= 1
+        written: list[tuple[int, Content]] = list(zip(places, names, strict=True))
+        for worker in self.device.present:
+            worker.forward(self._passes, Pass(writes=tuple(written)))
+            del worker.passes[self._passes]
+        if running:
+            self.still_written += written
+
+    def do_plan_store(self, request: str, blocks: Sequence[str], contents: Sequence[str]) -> tuple[str, list[int]]:
+        """Plan a store, which gets a name."""
+        return "job", [self.driver.plan_store(request, self.blocks(blocks), self.contents(contents))]
+
+    def do_plan_load(self, request: str, blocks: Sequence[str], contents: Sequence[str]) -> tuple[str, list[int]]:
+        """Plan a load, which gets a name."""
+        return "job", [self.driver.plan_load(request, self.blocks(blocks), self.contents(contents))]
+
+    def do_cancel(self, copy: str) -> None:
+        """Cancel a copy that was not launched."""
+        self.driver.cancel(self.job(copy))
+
+    def do_submit(self, copy: str) -> None:
+        """Submit a copy at once."""
+        self.driver.submit(self.job(copy))
+
+    def do_abandon(self, copy: str) -> None:
+        """Abandon a copy in flight."""
+        self.driver.abandon(self.job(copy))
+
+    def do_flush(self, copies: Sequence[str]) -> None:
+        """Flush copies in the next plan."""
+        self.driver.flush([self.job(text) for text in copies])
+
+    def do_free(self, request: str, blocks: Sequence[str]) -> None:
+        """Free blocks of the engine's allocator."""
+        self.driver.free(request, self.blocks(blocks))
+
+    def do_pin(self, holder: str, contents: Sequence[str]) -> None:
+        """Pin content of the host."""
+        self.driver.pin(holder, self.contents(contents))
+
+    def do_unpin(self, holder: str, contents: Sequence[str]) -> None:
+        """Unpin content of the host."""
+        self.driver.unpin(holder, self.contents(contents))
+
+    def do_evict(self, contents: Sequence[str]) -> None:
+        """Evict content from the host."""
+        self.driver.evict(self.contents(contents))
+
+    def do_build_job(self, blocks: Sequence[str], sizes: Sequence[int]) -> None:
+        """Build the record of a copy."""
+        self.driver.build_job(self.blocks(blocks), sizes)
+
+    def do_swap(self, block: str, content: str) -> None:
+        """Exchange a block with a slot, where the engine supports it."""
+        self.driver.swap(self.block(block), self.content(content))
+
+    def do_split(self, content: str, at: int) -> None:
+        """Split a node of the prefix tree, where the engine supports it."""
+        self.driver.split(self.content(content), at)
+
+    def do_publish(self, content: str) -> None:
+        """Publish a node of the prefix tree, where the engine supports it."""
+        self.driver.publish(self.content(content))
+
+    def do_attach(self, other: str) -> None:
+        """Attach a second connector, where the engine supports it."""
+        self.driver.attach(other)

@@ -1,0 +1,199 @@
+"""A forward pass as a device sees it: the block tables that a worker of vLLM keeps, and what a step reads and writes of them.
+
+Rules of this file:
+
+* A worker knows what the scheduler has sent it, and nothing else: the tables are built from `SchedulerOutput` alone.
+* It imports no vLLM; what it looks at is described below, the same in every release.
+
+Theory. Full attention reads every token before it, a sliding window those that its first token sees, Mamba the one state that
+the step goes on from. A block that was a hit is full, although the request may compute its last token once more: the bytes that
+come again are those that lie there, and count as no write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from attrs import define, frozen
+
+from blocklife.offload import FullAttention, Geometry, SlidingWindow
+from blocklife.testing.scenarios._driver import Unsupported
+from blocklife.testing.worlds._device import Content, Pass
+
+
+class PoolBlock(Protocol):
+    """A block of vLLM's pool."""
+
+    block_id: int
+
+
+class Status(Protocol):
+    """Where a request stands."""
+
+    name: str
+
+
+class SchedulerRequest(Protocol):
+    """A request of vLLM's scheduler."""
+
+    request_id: str
+    status: Status
+    num_computed_tokens: int
+    num_tokens: int
+    block_hashes: Sequence[bytes]
+
+
+class NewRequest(Protocol):
+    """A request that is new to a worker, or comes again after it was preempted."""
+
+    req_id: str
+    prompt_token_ids: Sequence[int]
+    block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+
+
+class RequestUpdates(Protocol):
+    """What changed in requests that a worker knows."""
+
+    req_ids: Sequence[str]
+    resumed_req_ids: Collection[str]
+    new_block_ids: Sequence[tuple[list[int], ...] | None]
+    num_computed_tokens: Sequence[int]
+    num_output_tokens: Sequence[int]
+
+
+class Output(Protocol):
+    """The parts of vLLM's `SchedulerOutput` that workers use."""
+
+    scheduled_new_reqs: Sequence[NewRequest]
+    scheduled_cached_reqs: RequestUpdates
+    num_scheduled_tokens: Mapping[str, int]
+    finished_req_ids: Collection[str]
+    preempted_req_ids: Collection[str] | None
+    kv_connector_metadata: object
+
+
+@define(eq=False)
+class WorkerRow:
+    """What a worker knows of one request."""
+
+    name: str
+    num_prompt: int
+    tables: list[list[int]]
+    computed: int
+    known: int
+    """Tokens that the model does not sample any more."""
+    is_fresh: bool = True
+    """Whether its first step since its admission is still to come: all blocks that it has before that are hits."""
+    state_at: int | None = None
+    """Where in its table the state of the last step is; None while it is fresh."""
+
+
+@frozen
+class RequestTurn:
+    """One request's part in one step: its tokens from *start* to *stop*."""
+
+    row: WorkerRow
+    start: int
+    stop: int
+    is_fresh: bool
+    state_from: int
+    """Where in its table the state at *start* is; negative where there is none."""
+    says: bool
+    """Whether a token is sampled at its end."""
+
+
+class WorkerBatch:
+    """The requests of a worker. *texts* has all tokens that each of them will have."""
+
+    def __init__(self, geometry: Geometry, texts: Mapping[str, str]) -> None:
+        self._geometry = geometry
+        self._texts = texts
+        self._rows: dict[str, WorkerRow] = {}
+        sizes = (each.block_tokens for each in geometry.groups if not isinstance(each, FullAttention | SlidingWindow))
+        self._state_tokens = next(sizes, None)
+
+    def turns(self, output: Output) -> list[RequestTurn]:
+        """Process the output of the scheduler. Returns the part of each request in this step."""
+        for name in output.finished_req_ids:
+            self._rows.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            known = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
+            tables = [list(ids) for ids in new.block_ids]
+            self._rows[new.req_id] = WorkerRow(new.req_id, len(new.prompt_token_ids), tables, new.num_computed_tokens, known)
+        cached = output.scheduled_cached_reqs
+        for at, name in enumerate(cached.req_ids):
+            self._go_on(self._rows[name], cached, at)
+        for name in {*(output.preempted_req_ids or ()), *cached.resumed_req_ids}:
+            if name in self._rows:
+                self._rows[name].state_at = None
+                self._rows[name].is_fresh = True
+        return [self._turn(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]
+
+    def _go_on(self, row: WorkerRow, cached: RequestUpdates, at: int) -> None:
+        row.computed = cached.num_computed_tokens[at]
+        row.known = row.num_prompt + cached.num_output_tokens[at]
+        ids = cached.new_block_ids[at]
+        if row.name in cached.resumed_req_ids:
+            row.tables = [list(each) for each in ids or ()]
+        elif ids is not None:
+            for table, more in zip(row.tables, ids, strict=True):
+                table.extend(more)
+
+    def _turn(self, row: WorkerRow, tokens: int) -> RequestTurn:
+        start, stop, state_from = row.computed, row.computed + tokens, -1
+        if self._state_tokens is not None:
+            state_from = (start - 1) // self._state_tokens if row.state_at is None else row.state_at
+            row.state_at = (stop - 1) // self._state_tokens
+        is_fresh, row.is_fresh = row.is_fresh, False
+        return RequestTurn(row, start, stop, is_fresh, state_from, says=stop >= row.known)
+
+    # --- what a step touches ------------------------------------------------------------------------------------------------
+
+    def forward(self, output: Output, turns: Iterable[RequestTurn]) -> Pass:
+        """The forward pass of a step."""
+        if getattr(output, "kv_cache_block_copies", None):
+            raise Unsupported("not expressible: a copy from one block of the device to another (scenarios have no such thing)")
+        reads: list[tuple[int, Content]] = []
+        writes: list[tuple[int, Content]] = [(block, None) for block in getattr(output, "new_block_ids_to_zero", None) or ()]
+        for turn in turns:
+            for group, kind in enumerate(self._geometry.groups):
+                if isinstance(kind, FullAttention | SlidingWindow):
+                    reads += self._attended(turn, group)
+                    writes += self._written(turn, group)
+                else:
+                    reads += self._state(turn, group)
+                    writes.append(
+                        (self._block(turn, group, (turn.stop - 1) // kind.block_tokens), self._content(turn, group, turn.stop))
+                    )
+        # Requests of one step may share a block that one of them computes in it.
+        made = set(writes)
+        return Pass(tuple(each for each in reads if each not in made), tuple(writes))
+
+    def _attended(self, turn: RequestTurn, group: int) -> Iterable[tuple[int, Content]]:
+        size = self._geometry.block_tokens[group]
+        for position in self._geometry.needed(group, turn.start):
+            end = (position + 1) * size
+            yield (
+                self._block(turn, group, position),
+                self._content(turn, group, end if turn.is_fresh else min(turn.start, end)),
+            )
+
+    def _written(self, turn: RequestTurn, group: int) -> Iterable[tuple[int, Content]]:
+        size = self._geometry.block_tokens[group]
+        first = -(-turn.start // size) if turn.is_fresh else turn.start // size
+        for position in range(first, -(-turn.stop // size)):
+            yield self._block(turn, group, position), self._content(turn, group, min(turn.stop, (position + 1) * size))
+
+    def _state(self, turn: RequestTurn, group: int) -> Iterable[tuple[int, Content]]:
+        if turn.state_from >= 0:
+            yield self._block(turn, group, turn.state_from), self._content(turn, group, turn.start)
+
+    def _block(self, turn: RequestTurn, group: int, position: int) -> int:
+        """The block at a position; a missing one is the null block, whose content is garbage."""
+        table = turn.row.tables[group]
+        return table[position] if position < len(table) else 0
+
+    def _content(self, turn: RequestTurn, group: int, tokens: int) -> Content:
+        return f"{group}:{self._texts[turn.row.name][:tokens]}"

@@ -1,0 +1,599 @@
+"""vLLM as scenarios see it: its own scheduler and offloading connectors, driven step by step.
+
+``blocklife scenario run FILE --driver blocklife.testing.vllm:VllmDriver`` in an environment that has vLLM runs a file.
+The contract chooses the connector: `OffloadingConnector` hands blocks out and lets the step wait (*fence*), and
+`SimpleCPUOffloadConnector` holds them back (*hold*). The watch is attached; what it finds is a broken rule of the run.
+
+Rules of this file:
+
+* vLLM decides. A scenario controls only its inputs: requests, the token budget of a step, whether it is paused, and the reports
+  of the workers. Where vLLM then does something else than the scenario says, the run ends as *not expressible*, with both.
+* No state is made up: that of blocks is read from the watch's mirror, everything else from vLLM.
+* vLLM is imported when a driver is made. Without it, one line says so.
+
+Theory: what a step of a scenario is in vLLM. A request is handed to vLLM when a step admits it. A *tick* computes nothing: the
+token budget is zero, as in an engine that is paused and still has metadata for its workers. An engine without work takes no
+step at all, so that reports which come then are processed with the next step: that is vLLM's loop.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from attrs import define, field, fields
+
+from blocklife.engines.vllm import watch
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.offload import Geometry
+from blocklife.testing.scenarios import _driver as driver
+from blocklife.testing.scenarios._driver import (
+    EngineSetup,
+    EngineStep,
+    LookedUp,
+    Problem,
+    RequestProgress,
+    SettledPlan,
+    Unsupported,
+)
+from blocklife.testing.vllm._batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
+from blocklife.testing.worlds._device import Device, DeviceFault, Landing, Orders
+
+if TYPE_CHECKING:
+    from blocklife.testing.vllm._copies import OffloadingCopies, SimpleCopies, WorkerOrders
+    from blocklife.testing.vllm._host import OffloadingHost, SimpleHost
+
+RELEASES = ("0.21", "0.22", "0.23", "0.33")
+"""Minor releases of vLLM that the driver was written for."""
+_SURROUNDINGS = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+"""The environment of a scheduler without a device, without telemetry and without a network."""
+_SAID_MAX = 512
+"""Tokens that a request samples where no end is given."""
+_IDLE_MAX = 32
+"""Steps without activity after which waiting is given up."""
+_LETTERS = 26
+_NEVER_SAID = 0x100
+"""The first code point of letters that no scenario uses."""
+_PACKAGE = Path(__file__).parents[2]
+ResultT = TypeVar("ResultT")
+
+_ONLY = {
+    "pool": "vLLM's allocator hands out blocks",
+    "jobs": "vLLM has no limit on the copies that are out",
+    "deadline": "vLLM gives no copy up",
+    "lazy_blocks": "vLLM says itself how far ahead it stores",
+    "full_hit": "vLLM drops the last block of a hit on the device, and computes the last token of one in the host",
+    "partial_chunks": "each release of vLLM has its own way with holes",
+    "max_load_failures": "vLLM's workers take it for granted that no copy fails",
+    "events": "vLLM's workers are not asked how they wait",
+}
+"""Settings that cannot be changed here, and why."""
+_SINGLE = "vLLM's scheduler alone decides about single blocks and copies"
+_WHY = {
+    "preempt": "vLLM preempts where blocks run out, and not on command",
+    "lookup": "vLLM looks up while it schedules, and at no other time",
+    "renew": "vLLM has no name for its weights; who changes them resets",
+    "lose_worker": "vLLM ends when a worker does",
+    "regain_worker": "vLLM ends when a worker does",
+    "prove_quiet": "vLLM takes no proof besides the workers' reports",
+    "agree": "vLLM's ranks are told by one scheduler",
+    "swap": "vLLM's copies leave their source as it is",
+    "split": "vLLM has blocks, and no tree of them",
+    "publish": "vLLM has blocks, and no tree of them",
+    "attach": "one connector is driven",
+}
+_STATES = {"WAITING_FOR_REMOTE_KVS": "LOADING", "RUNNING": "RUNNING", "PREEMPTED": "PREEMPTED"}
+"""Statuses of vLLM's requests in the words of `specs/request.md`; others that are not over wait."""
+
+
+class RaisedInside(Exception):  # noqa: N818 - vLLM's error, with the place where it came up
+    """vLLM has raised an error."""
+
+
+@define(eq=False)
+class _StepOut:
+    """One step that is being executed. A step that the engine did not take has no output."""
+
+    number: int
+    told: WorkerOrders | None = None
+    output: Output | None = None
+    turns: Sequence[RequestTurn] = ()
+
+
+@define(eq=False)
+class _SeenInStep:
+    """What the hooks have seen while a step was scheduled."""
+
+    handed_out: list[int] = field(factory=list)
+    hits: dict[str, LookedUp] = field(factory=dict)
+    no_room: list[str] = field(factory=list)
+
+
+class VllmDriver(driver.Driver):
+    """vLLM, in the release that can be imported."""
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise MisuseError("vLLM cannot be imported here (run this in an environment that has it, say vLLM 0.33)")
+        for name, value in _SURROUNDINGS.items():
+            os.environ.setdefault(name, value)
+        from blocklife.testing.vllm import _copies as copies
+        from blocklife.testing.vllm import _engine as engine
+        from blocklife.testing.vllm import _host as host
+
+        self.version = engine.RELEASE
+        if not self.version.startswith(tuple(f"{each}." for each in RELEASES)):
+            raise MisuseError(f"vLLM {self.version}: scenarios run against {', '.join(f'{each}.x' for each in RELEASES)} only")
+        self._make_engine = engine.VllmEngine
+        self._makes: dict[bool, tuple[type[OffloadingCopies | SimpleCopies], type[OffloadingHost | SimpleHost]]] = {
+            False: (copies.OffloadingCopies, host.OffloadingHost),
+            True: (copies.SimpleCopies, host.SimpleHost),
+        }
+
+    def start(self, world: EngineSetup) -> None:
+        """Make a new engine with the connector of this contract."""
+        self._check(world)
+        simple = world.contract == "hold"
+        try:
+            self.engine = self._make_engine(world, simple=simple)
+        except Exception as error:
+            raise MisuseError(f"vLLM {self.version} refuses this world: {_told(error)}") from error
+        self.world = world
+        self.scheduler = self.engine.scheduler
+        self._pool = self.scheduler.kv_cache_manager.block_pool
+        if world.last_step == "drain" and not self._drains():
+            raise Unsupported(f"not expressible: last_step = drain (vLLM {self.version} goes to sleep while copies are out)")
+        make_copies, make_host = self._makes[simple]
+        self._copies = make_copies(self.engine, world.workers)
+        self._host = make_host(self.engine, world.slots)
+        self._texts: dict[str, str] = {}
+        self._requests: dict[str, SchedulerRequest] = {}
+        self._door: dict[str, None] = {}
+        """Requests that were not handed to vLLM yet."""
+        self._contents: dict[bytes, str] = {}
+        """By the hash of a block, all text up to its end."""
+        self._hashed: dict[str, int] = {}
+        self._batch = WorkerBatch(self.engine.geometry, self._texts)
+        self._plans: deque[_StepOut] = deque()
+        self._num_plans = self._num_copies = self._num_told = self._num_idle = 0
+        self._unheard: list[tuple[int, Landing]] = []
+        """Reports that were in no output yet, with the first plan whose output can have them."""
+        self._waited: dict[int, int] = {}
+        """Copies with the first plan that waits for them."""
+        self._out: dict[int, set[int]] = {}
+        """Copies that the workers have got, with those workers that have not reported to vLLM."""
+        self._loaded: set[str] = set()
+        self._seen = _SeenInStep()
+        self._listen()
+        self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.WatchMode.COUNT))
+        for mirror in self._watch.mirrors:  # blocks that are held outside of requests are not lost
+            mirror.num_held = partial(self._num_lost, mirror.num_held)
+
+    def _check(self, world: EngineSetup) -> None:
+        """Refuse settings that vLLM does not have."""
+        for each in fields(EngineSetup):
+            if each.name in _ONLY and (value := getattr(world, each.name)) != each.default:
+                raise Unsupported(f"not expressible: {each.name} = {value} ({_ONLY[each.name]})")
+        simple = world.contract == "hold"
+        name = "SimpleCPUOffloadConnector" if simple else "OffloadingConnector"
+        lacks = {
+            "mode": world.mode == "lazy" and not simple,
+            "blocks_per_chunk": world.blocks_per_chunk > 1 and simple,
+            "replacement": world.replacement != "lru" and simple,
+            "prompt_only": world.prompt_only and (simple or self.version.startswith(RELEASES[:2])),
+        }
+        for setting, is_lacking in lacks.items():
+            if is_lacking:
+                raise Unsupported(f"not expressible: {setting} = {getattr(world, setting)} ({name} has no such setting)")
+        if "mamba" in world.groups and self.version.startswith(RELEASES[:2]):
+            raise Unsupported(
+                f"not expressible: groups = {world.groups} (vLLM {self.version} asserts that none has a connector)"
+            )
+        if simple and "full" not in world.groups:
+            raise Unsupported(f"not expressible: contract = hold, groups = {world.groups} ({name} needs a full group)")
+        if len(set(Geometry.parse(world.groups).block_tokens)) > 1:
+            raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of blocks of one size only)")
+
+    def _num_lost(self, num_held: Callable[[], int | None]) -> int | None:
+        held = num_held()
+        return None if held is None else held - self._host.num_filled
+
+    def _drains(self) -> bool:
+        """Whether this engine keeps stepping while only copies are in flight."""
+        return hasattr(self.scheduler.connector, "has_pending_push_work")
+
+    # --- hooks --------------------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Hook vLLM's scheduling calls."""
+        manager, connector = self.scheduler.kv_cache_manager, self.scheduler.connector
+        self._pool.get_new_blocks = partial(self._handed_out, self._pool.get_new_blocks)
+        manager.allocate_slots = partial(self._allocated, manager.allocate_slots)
+        connector.get_num_new_matched_tokens = partial(self._looked_up, connector.get_num_new_matched_tokens)
+
+    def _handed_out(self, original: Callable[..., list[PoolBlock]], *args: object, **kwargs: object) -> list[PoolBlock]:
+        blocks = original(*args, **kwargs)
+        self._seen.handed_out += [block.block_id for block in blocks]
+        return blocks
+
+    def _allocated(
+        self, original: Callable[..., ResultT], request: SchedulerRequest, *args: object, **kwargs: object
+    ) -> ResultT:
+        found = original(request, *args, **kwargs)
+        if found is None:
+            self._seen.no_room.append(request.request_id)
+        return found
+
+    def _looked_up(
+        self,
+        original: Callable[..., tuple[int | None, bool]],
+        request: SchedulerRequest,
+        local: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[int | None, bool]:
+        found = original(request, local, *args, **kwargs)
+        self._seen.hits[request.request_id] = LookedUp(local + (found[0] or 0), local, deferred=found[0] is None)
+        return found
+
+    def _asked(self, act: Callable[[], ResultT]) -> ResultT:
+        """Call vLLM. An error ends the run, under the rule that the watch has found broken before it, if any."""
+        try:
+            return act()
+        except Exception as error:
+            if not _is_theirs(error):
+                raise
+            self._watch.mirror.catch_up()
+            if found := self._watch.violations[self._num_told :]:
+                raise DeviceFault(found[0].rule, f"{found[0].what}; then vLLM raised {_told(error)}") from error
+            raise RaisedInside(_told(error)) from error
+
+    # --- verbs --------------------------------------------------------------------------------------------------------------
+
+    def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
+        """Add a request, which is handed to vLLM when a step admits it. Without a reply it samples letters of its own."""
+        number = len(self._texts)
+        own = chr(ord("A") + number) if number < _LETTERS else chr(_NEVER_SAID + number)
+        num_said = len(reply) or (_SAID_MAX if tokens is None else tokens - len(prompt))
+        text = prompt + (reply or own * num_said)
+        self._texts[request] = text
+        self._requests[request] = self.engine.request(request, [ord(letter) for letter in prompt], num_said)
+        self._hashed[request] = 0
+        self._door[request] = None
+
+    def _enter(self, names: Sequence[str]) -> None:
+        """Hand these requests to vLLM, if that was not done yet."""
+        for name in names:
+            if name in self._door:
+                del self._door[name]
+                self._asked(partial(self.scheduler.add_request, self._requests[name]))
+
+    def finish(self, request: str) -> None:
+        """End a request as the engine does at a stop."""
+        self._end(request, aborted=False)
+
+    def abort(self, request: str) -> None:
+        """End a request as the engine does when its client disconnects."""
+        self._end(request, aborted=True)
+
+    def _end(self, request: str, *, aborted: bool) -> None:
+        self._enter([request])
+        if request not in self.scheduler.requests:
+            raise MisuseError(f"request {request}: it is over, or never came (end one that is there)")
+        self._asked(lambda: self.engine.end(request, aborted=aborted))
+        self._watch.mirror.catch_up()
+
+    def reset(self, *, drain: bool) -> None:
+        """vLLM's own reset. Without *drain* running requests are preempted; with it, there must be none."""
+        if self._host.refuses_reset():
+            raise Unsupported(f"not expressible: reset (the connector of vLLM {self.version} cannot forget its host tier)")
+        try:
+            done = self.scheduler.reset_prefix_cache(not drain, True)
+        except RuntimeError as error:
+            raise CapacityError(f"vLLM does not reset: {error}") from error
+        self._watch.mirror.catch_up()
+        if not done:
+            raise CapacityError("vLLM does not reset while blocks are in use (drain first)")
+
+    def sleep(self) -> None:
+        """vLLM gives up the device when no request is left; its prefix cache forgets everything."""
+        if self.scheduler.requests or not self.scheduler.reset_prefix_cache():
+            raise Unsupported("not expressible: sleep while requests or copies are there (vLLM ends or waits for them first)")
+        self._watch.mirror.catch_up()
+
+    def wake(self) -> None:
+        """Forget everything from before."""
+
+    def advance(self, steps: int) -> None:
+        """Not supported: vLLM has no clock for copies."""
+
+    # --- the host -----------------------------------------------------------------------------------------------------------
+
+    def fill_host(self) -> None:
+        """Begin stores of other requests that do not end."""
+        self._host.fill(self._present())
+
+    def free_host(self) -> None:
+        """Give them up."""
+        self._host.free()
+
+    def crowd_host(self, slots: int) -> bool:
+        """Begin such a store, and give it up."""
+        return self._host.crowd(slots)
+
+    def forget(self, contents: Sequence[str]) -> None:
+        """Make room in the host by evicting just these."""
+        self._host.forget([self._key(each) for each in contents], self._present())
+
+    def forget_on_device(self, contents: Sequence[str]) -> None:
+        """Evict single blocks with the pool's own method."""
+        found = [self._pool.cached_block_hash_to_block.get_one_block(self._key(each)) for each in contents]
+        blocks = [block for block in found if block is not None]
+        for block in blocks:
+            if block.ref_cnt:
+                raise MisuseError(f"block {block.block_id}: somebody holds it (forget what nobody holds)")
+        self._pool.evict_blocks({block.block_id for block in blocks})
+
+    # --- the step -----------------------------------------------------------------------------------------------------------
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> EngineStep:
+        """One `schedule()`, if vLLM's loop would call it."""
+        if preempt:
+            self._not("preempt")
+        self._enter(list(self._door if let_in is None else let_in))
+        self._num_plans += 1
+        plan = _StepOut(self._num_plans)
+        self._plans.append(plan)
+        if not self.scheduler.has_requests():
+            return EngineStep(orders=Orders(plan.number, (), (), ()))
+        self._waits(compute, let_in)
+        before = self._going()
+        self._seen = seen = _SeenInStep()
+        plan.output = output = self._scheduled(compute, let_in)
+        self._compare(before, compute, let_in, output)
+        plan.turns = self._batch.turns(output)
+        plan.told = told = self._copies.told(output.kv_connector_metadata)
+        forward = self._batch.forward(output, plan.turns)
+        self._waited = dict.fromkeys(told.flushes, plan.number) | self._waited
+        self._num_copies += len(told.loads) + len(told.stores)
+        self._out.update({each.job: set(range(self.world.workers)) for each in (*told.loads, *told.stores)})
+        self._learn()
+        return EngineStep(
+            orders=Orders(plan.number, told.flushes, told.loads, told.stores, forward),
+            handed_out=tuple(seen.handed_out),
+            owners=told.owners,
+            sizes={each.job: each.sizes for each in (*told.loads, *told.stores)},
+            hits=seen.hits,
+            no_room=tuple(dict.fromkeys(seen.no_room)),
+        )
+
+    def _waits(self, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None) -> None:
+        """Whether a scenario waits for copies that this connector plans only for requests that compute."""
+        is_idle = compute == {} and let_in == {} and not self._out
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        if self._num_idle > _IDLE_MAX and self._going():
+            raise Unsupported("not expressible: a copy that is planned while nobody computes (vLLM plans them for who does)")
+
+    def _going(self) -> set[str]:
+        """Requests that compute in a step without being admitted in it."""
+        names = {name for name, each in self.scheduler.requests.items() if each.status.name == "RUNNING"}
+        return names | {name for name in self._loaded if name in self.scheduler.requests}
+
+    def _scheduled(self, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None) -> Output:
+        """Schedule with the requested token budget, if it is known, and without new requests if none are to be admitted."""
+        wanted: int | None = None
+        if compute is not None and let_in is not None and all(let_in.values()):
+            wanted = sum(compute.values()) + sum(let_in.values())
+        elif let_in and all(let_in.values()) and not self._going():
+            wanted = sum(let_in.values())
+        newcomers = let_in != {} or self.scheduler.requests.keys() == self._going()
+        output: Output = self._asked(lambda: self.engine.schedule(wanted, newcomers=newcomers))
+        return output
+
+    def _compare(
+        self, before: set[str], compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, output: Output
+    ) -> None:
+        """Whether vLLM has scheduled what the scenario says."""
+        got = output.num_scheduled_tokens
+        gone = set(output.preempted_req_ids or ())
+        for name in sorted(before - gone):
+            wanted = got.get(name, 0) if compute is None else compute.get(name, 0)
+            if got.get(name, 0) != wanted:
+                raise Unsupported(
+                    f"not expressible: a step in which {name} computes {wanted} tokens"
+                    f" (vLLM schedules {got.get(name, 0)} for it)"
+                )
+        if let_in is None:
+            return
+        loading = {name for name in self._seen.hits if self._state(name) == "WAITING_FOR_REMOTE_KVS"}
+        for name in sorted((self._going() | loading) - before):
+            if name not in let_in:
+                raise Unsupported(f"not expressible: a step in which {name} is not let in (vLLM lets it in)")
+            if let_in[name] and got.get(name, let_in[name]) != let_in[name]:
+                raise Unsupported(
+                    f"not expressible: a step in which {name} enters with {let_in[name]} tokens (vLLM schedules {got[name]})"
+                )
+
+    def settle(
+        self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
+    ) -> SettledPlan:
+        """One `update_from_output()` with the reports of every worker."""
+        plan = self._plans.popleft()
+        heard = self._hear(plan, reports)
+        if plan.output is None or plan.told is None:
+            return SettledPlan()
+        said = {turn.row.name: turn for turn in plan.turns if turn.says}
+        for name, count in (sampled or {}).items():
+            if count != (name in said):
+                raise Unsupported(f"not expressible: {name} gets {count} tokens at once (vLLM without speculation samples one)")
+        answers = self._copies.answers(heard, plan.told)
+        tokens = {
+            turn.row.name: [ord(self._texts[turn.row.name][turn.stop])] if turn.says else list[int]() for turn in plan.turns
+        }
+        loaded = self._asked(lambda: self.engine.update(plan.output, tokens, answers))
+        for each in heard:
+            self._out.get(each.job, set()).discard(each.worker)
+        self._out = {job: workers for job, workers in self._out.items() if workers}
+        self._watch.mirror.catch_up()
+        self._learn()
+        self._loaded = {name for name in {*self._loaded, *loaded} if self._state(name) == "WAITING_FOR_REMOTE_KVS"}
+        return SettledPlan(loaded=tuple(sorted(name for name in loaded if name in self.scheduler.requests)))
+
+    def _hear(self, plan: _StepOut, reports: Sequence[Landing]) -> list[Landing]:
+        """The reports that workers can send with this plan: none of copies that only a later plan has waited for."""
+        self._unheard += [(self._waited.get(each.job, 0), each) for each in reports]
+        if plan.told is None:
+            return []
+        heard = [each for since, each in self._unheard if since <= plan.number]
+        self._unheard = [(since, each) for since, each in self._unheard if since > plan.number]
+        return heard
+
+    # --- queries ------------------------------------------------------------------------------------------------------------
+
+    def table(self, request: str, group: int) -> list[int]:
+        """The table that the group's manager has."""
+        manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[group]
+        return [int(block.block_id) for block in manager.req_to_blocks.get(request, ())]
+
+    def block_state(self, block: int) -> str:
+        """The state in the watch's mirror."""
+        return str(self._watch.mirror.ledger.blocks.at(block).name)
+
+    def slot_state(self, slot: int) -> str:
+        """The state in the host tier."""
+        found = dict(each for each in map(self._host.find, self._keys()) if each is not None)
+        return "EMPTY" if slot not in found else "READY" if found[slot] else "WRITING"
+
+    def request_state(self, request: str) -> str:
+        """vLLM's status, translated into a state of `specs/request.md`."""
+        if request in self._door:
+            return "WAITING"
+        state = self._state(request) or "FINISHED"
+        return "FINISHED" if state.startswith("FINISHED") else _STATES.get(state, "WAITING")
+
+    def _state(self, request: str) -> str | None:
+        found = self.scheduler.requests.get(request)
+        return None if found is None else str(found.status.name)
+
+    def slot_of(self, content: str) -> int | None:
+        """The slot that the host tier finds."""
+        found = self._host.find(self._key(content))
+        return None if found is None else found[0]
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        """What a lookup would find, on the device and in the host."""
+        size = self.world.blocks_per_chunk
+        blocks: dict[int, str] = {}
+        places: dict[int, str] = {}
+        for key, (group, text) in self._keys().items():
+            block = self._pool.cached_block_hash_to_block.get_one_block(key)
+            if block is not None:
+                blocks[block.block_id] = f"{group}:{text}"
+            found = self._host.find(key)
+            if found is not None and found[1]:
+                written = self._copies.written.get(found[0], ())
+                for at in written:
+                    end = len(text) - (size - 1 - at) * self.engine.geometry.block_tokens[group]
+                    places[found[0] * size + at] = f"{group}:{text[:end]}"
+        return blocks, places
+
+    def tokens(self, request: str) -> str:
+        """All tokens that the request will have."""
+        return self._texts[request]
+
+    def progress(self, request: str) -> RequestProgress:
+        """The progress of vLLM's request, without what is still with the workers."""
+        found = self._requests[request]
+        in_flight = sum(plan.output.num_scheduled_tokens.get(request, 0) for plan in self._plans if plan.output is not None)
+        in_flight = min(in_flight, found.num_computed_tokens)
+        return RequestProgress(found.num_tokens, found.num_computed_tokens - in_flight, in_flight)
+
+    def pending(self) -> bool:
+        """Whether vLLM's loop would go on, apart from the requests that only run."""
+        if not self.scheduler.has_unfinished_requests():
+            return bool(self.scheduler.has_requests())
+        return bool(self._out or self.scheduler.has_finished_requests())
+
+    def count(self, what: str) -> int:
+        """A count of vLLM's, or one of the driver's own."""
+        counts = {
+            "free": self._pool.get_num_free_blocks,
+            "jobs_made": lambda: self._num_copies,
+            "jobs_out": lambda: len(self._host.jobs()),
+            "ready": lambda: sum(found[1] for found in map(self._host.find, self._keys()) if found is not None),
+            "refused_stores": lambda: self._host.refused,
+            "requests": lambda: len(self.scheduler.requests) + len(self._door),
+        }
+        if what not in counts:
+            raise Unsupported(f"not expressible: the count {what!r} (vLLM does not count it)")
+        return int(counts[what]())
+
+    def windows(self) -> list[int | None]:
+        """The windows of the connector."""
+        return self._host.windows()
+
+    def left_behind(self) -> list[str]:
+        """Held blocks, requests, and jobs that the connector waits for."""
+        held = [f"block {block.block_id}, which somebody holds" for block in self._pool.blocks[1:] if block.ref_cnt]
+        return [*held, *(f"request {name}" for name in self.scheduler.requests), *self._host.jobs()]
+
+    def problems(self, device: Device) -> Iterator[Problem]:
+        """New violations found by the watch."""
+        self._watch.mirror.catch_up()
+        found, self._num_told = self._watch.violations[self._num_told :], len(self._watch.violations)
+        for violation in found:
+            yield Problem(violation.rule, violation.what)
+
+    # --- names --------------------------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Note the text behind each new block hash."""
+        size = self.engine.hash_tokens
+        for name, request in self._requests.items():
+            hashes, known = request.block_hashes, self._hashed[name]
+            for at in range(known, len(hashes)):
+                self._contents[bytes(hashes[at])] = self._texts[name][: (at + 1) * size]
+            self._hashed[name] = len(hashes)
+
+    def _keys(self) -> dict[bytes, tuple[int, str]]:
+        """Every name that content can have by now, with its group and text."""
+        groups = range(len(self.engine.geometry.groups))
+        return {value + group.to_bytes(4, "big"): (group, text) for value, text in self._contents.items() for group in groups}
+
+    def _key(self, content: str) -> bytes:
+        group, _, text = content.partition(":")
+        found = [value for value, known in self._contents.items() if known == text]
+        if not found:
+            raise MisuseError(f"{content}: no request of vLLM has had it by now")
+        return found[0] + int(group).to_bytes(4, "big")
+
+    def _present(self) -> list[bytes]:
+        """The keys of content that the host holds or will hold."""
+        return [key for key in self._keys() if self._host.find(key) is not None]
+
+    def _not(self, method: str) -> NoReturn:
+        raise Unsupported(f"not expressible: {method} ({_WHY.get(method, _SINGLE)})")
+
+
+def _frames(error: Exception) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
+
+
+def _is_theirs(error: Exception) -> bool:
+    """Whether the error is vLLM's own, and not the watch's."""
+    return not Path(_frames(error)[-1].filename).is_relative_to(_PACKAGE)
+
+
+def _told(error: Exception) -> str:
+    """An error of vLLM, and the innermost place of it."""
+    place = _frames(error)[-1]
+    said = type(error).__name__ + (f" ({error})" if str(error) else "")
+    return f"{said} in {Path(place.filename).name}:{place.lineno} {place.name}"

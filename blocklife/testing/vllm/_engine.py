@@ -1,0 +1,107 @@
+"""vLLM's own scheduler for the world of a scenario, with one of its offloading connectors and without a model.
+
+Rules of this file:
+
+* It imports vLLM, and is imported only by `driver`, when a driver is made.
+* A difference between releases is found by looking at what is there. Nothing of vLLM is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import vllm
+from attrs import evolve
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from blocklife.offload import Geometry
+from blocklife.testing.scenarios._driver import EngineSetup
+from blocklife.testing.vllm import _making as making
+
+RELEASE: str = vllm.__version__
+_MAX_RUNNING = 64
+
+
+class VllmEngine:
+    """vLLM's scheduler for a world. *simple* says which of the two connectors it offloads with."""
+
+    def __init__(self, world: EngineSetup, *, simple: bool) -> None:
+        self.geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
+        self.simple = simple
+        shape = making.Shape(
+            groups=self.geometry.groups,
+            num_blocks=world.blocks + 1,
+            max_num_seqs=_MAX_RUNNING,
+            max_num_batched_tokens=making.MAX_MODEL_LEN,
+            asynchronous=world.scheduling == "async",
+            num_workers=world.workers,
+            transfer=None,
+            keeps_every_block=True,
+            part_tokens=world.step_tokens,
+        )
+        shape = evolve(shape, transfer=self._transfer(world, shape))
+        self.scheduler, self.hash_tokens = making.scheduler_of(making.config_of(shape), making.cache_of(shape))
+        self._hasher = making.hasher_of(self.hash_tokens)
+        self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, world.workers)
+
+    def request(self, name: str, prompt: Sequence[int], num_said: int) -> Request:
+        """A request that ends by its length only."""
+        return making.request_of(name, prompt, num_said, self._hasher)
+
+    def end(self, request: str, *, aborted: bool) -> None:
+        """End a request, as the engine does at a stop, or when the client disconnects."""
+        status = RequestStatus.FINISHED_ABORTED if aborted else RequestStatus.FINISHED_STOPPED
+        self.scheduler.finish_requests([request], status)
+
+    def schedule(self, budget: int | None, *, newcomers: bool) -> SchedulerOutput:
+        """One step with at most so many tokens, and without new requests unless *newcomers*."""
+        scheduler, most = self.scheduler, self.scheduler.max_num_scheduled_tokens
+        pause = PauseState.PAUSED_ALL if budget == 0 else PauseState.UNPAUSED if newcomers else PauseState.PAUSED_NEW
+        scheduler.set_pause_state(pause)
+        scheduler.max_num_scheduled_tokens = min(most, budget or most)
+        try:
+            return scheduler.schedule()
+        finally:
+            scheduler.set_pause_state(PauseState.UNPAUSED)
+            scheduler.max_num_scheduled_tokens = most
+
+    def update(
+        self, output: SchedulerOutput, tokens: Mapping[str, Sequence[int]], answers: Sequence[KVConnectorOutput]
+    ) -> set[str]:
+        """Process the reports of every worker. Returns the requests whose loads every worker has completed."""
+        names = list(tokens)
+        results = []
+        for answer in answers:
+            result = ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: at for at, name in enumerate(names)},
+                sampled_token_ids=[list(each) for each in tokens.values()],
+            )
+            result.kv_connector_output = answer
+            results.append(result)
+        merged = self._aggregator.aggregate(results)
+        self.scheduler.update_from_output(output, merged)
+        return set(merged.kv_connector_output.finished_recving or ())
+
+    def _transfer(self, world: EngineSetup, shape: making.Shape) -> KVTransferConfig:
+        extra: dict[str, str | int | bool] = {}
+        if self.simple:
+            # the simple connector has a null block there, too
+            extra["cpu_bytes_to_use"] = (world.slots + 1) * shape.page_bytes * world.workers
+            extra["lazy_offload"] = world.mode == "lazy"
+        else:
+            extra["cpu_bytes_to_use"] = world.slots * making.chunk_bytes(shape, world.blocks_per_chunk)
+            extra |= {"eviction_policy": world.replacement, "offload_prompt_only": world.prompt_only}
+            if world.blocks_per_chunk > 1:
+                extra["block_size"] = world.blocks_per_chunk * self.geometry.block_tokens[0]
+        return KVTransferConfig(
+            kv_connector="SimpleCPUOffloadConnector" if self.simple else "OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config=extra,
+            engine_id="blocklife",
+        )

@@ -1,0 +1,425 @@
+"""The cross checks of ledger and device: what is asked about a value of the core, and everything that can be wrong with it.
+
+Rules of this file:
+
+* It changes nothing. A function reads a value, or an engine that stands there, and says which rule does not hold.
+* What the ledger says of itself is counted again (`ledger.invariants`); what it says of the device is compared with the device;
+  and what a call has planned, offered and told is compared with what it made of the value before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from attrs import define
+
+from blocklife.errors import BlocklifeError
+from blocklife.ledger import Direction
+from blocklife.offload import FullAttention, Geometry, LastStep
+from blocklife.offload._snapshot import SavedScheduler
+from blocklife.states import LIFELESS, MACHINES, TERMINAL, Block, Job, Request, Slot, Trait, states_with
+from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Orders, said
+from blocklife.testing.worlds._engine import Engine
+from blocklife.testing.worlds._touching import blocks_touched, slots_touched
+
+RULES = tuple(f"I{number}" for number in range(1, 16) if number not in (2, 11))
+"""What is watched in every step, by the numbers of `specs/invariants.md`.
+
+Not among them: the copies of this device wait for the forward passes before them, as the engine contract asks (I2), and nothing
+is split, merged or swapped (I11).
+"""
+LAST_STEP = "last step"
+"""The rule that, with the policy `flush`, the step in which all tracked requests are over waits for every job."""
+KEPT = "kept"
+"""The rule that nothing final is left out: where there is room for it, what is on the device comes into the host tier."""
+TOLD = "told"
+"""The rule that listeners hear of every transition, in order, and of nothing else."""
+LAWFUL = "lawful"
+"""The rule that no call of an engine that keeps to the contract is refused."""
+
+
+@define(eq=False)
+class CoreValue:
+    """One value of the core, and all that is asked about it; nobody changes it."""
+
+    saved: SavedScheduler
+    weights: str
+    """What the workers compute with: the engine knows it, and the scheduler has only been told."""
+    requests: tuple[tuple[str, Request], ...]
+    """Requests whose end is not under way, with their states."""
+    plans_out: int
+    busy: bool
+    """Whether a step could do something."""
+    idle: bool
+    """Whether nobody is there and nothing is out."""
+    over: bool
+    """Whether at least one request is tracked, for itself or for its jobs, and all of them are over."""
+    asleep: bool
+    lost: tuple[int, ...]
+    live: tuple[int, ...]
+    """Jobs that the workers have."""
+    quarantined: tuple[int, ...]
+    """Jobs past their deadline."""
+    blocks: tuple[str, ...]
+    """The state of each block."""
+    slots: tuple[str, ...]
+    readable_blocks: tuple[tuple[int, bytes], ...]
+    """What can be found on the device, and the key that it is found under."""
+    readable_places: tuple[tuple[int, bytes], ...]
+    kept_blocks: frozenset[int]
+    """Blocks whose content may be read by somebody later; so with host places."""
+    kept_places: frozenset[int]
+    places_per_slot: int
+
+
+_READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
+_EMPTY, _READY = (MACHINES["slot"].index[each] for each in (Slot.EMPTY, Slot.READY))
+OVER = frozenset(MACHINES["job"].index[state] for state in TERMINAL)
+_BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
+_TOUCHED = {
+    stores: tuple(frozenset(each.name for each in touched(stores=stores)) for touched in (blocks_touched, slots_touched))
+    for stores in (True, False)
+}
+"""Where the blocks and the slots of a store, and of a load, may stand."""
+_AT_REST = frozenset({Block.FREED.name, Block.CACHED.name}), frozenset({Slot.EMPTY.name, Slot.READY.name})
+"""Where blocks and slots stand when nobody is there."""
+_ENDS = {
+    name: (bytes([0, *(table.index[row.source] for row in table.rows)]), table.targets) for name, table in MACHINES.items()
+}
+"""Where each row of each table starts and ends, by its number."""
+_NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
+_JOB_STATES = MACHINES["job"].states
+_REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
+_ALONE = states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job)
+"""Jobs that are out and that nobody waits for."""
+_QUARANTINED = MACHINES["job"].index[Job.QUARANTINED]
+_LOST = OVER | {_QUARANTINED}
+_UNWANTED = _LOST | {MACHINES["job"].index[Job.UNWANTED]}
+_PLANNED = MACHINES["job"].index[Job.PLANNED]
+
+
+def blamed(broken: Exception) -> tuple[str, str]:
+    """The rule that an error speaks of, and what it says."""
+    said = re.search(r"\((I\d+)\)", str(broken)) if isinstance(broken, BlocklifeError) else None
+    return (said.group(1) if said else LAWFUL), f"{type(broken).__name__}: {broken}"
+
+
+def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
+    """Everything that is asked about a value of the core; it is read off the value itself."""
+    ledger, size = saved.ledger, engine.geometry.blocks_per_chunk
+    blocks, slots = ledger.blocks, ledger.slots
+    live: list[int] = []
+    quarantined: list[int] = []
+    pending = bool(saved.plans or ledger.to_flush or ledger.waiting)
+    for job in ledger.jobs:
+        if job.state in OVER:
+            continue
+        pending = True
+        if job.state != _PLANNED:
+            live.append(job.number)
+        if job.state == _QUARANTINED:
+            quarantined.append(job.number)
+    states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
+    requests = tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending])
+    block_names, readable_blocks, kept_blocks = _of_blocks(blocks.state, blocks.key)
+    slot_names, kept_places = _of_slots(slots.state, size)
+    return CoreValue(
+        saved=saved,
+        weights=weights,
+        requests=requests,
+        plans_out=len(saved.plans),
+        busy=bool(saved.requests or pending or saved.stores.line),
+        idle=not (saved.requests or pending),
+        over=not requests and bool(saved.requests or saved.ended),
+        asleep=saved.asleep,
+        lost=saved.lost,
+        live=tuple(live),
+        quarantined=tuple(quarantined),
+        blocks=block_names,
+        slots=slot_names,
+        readable_blocks=readable_blocks,
+        readable_places=_readable_places(
+            slots.state, slots.key, slots.group, saved.stores.suffix, engine.geometry.block_tokens, size
+        ),
+        kept_blocks=kept_blocks,
+        kept_places=kept_places,
+        places_per_slot=size,
+    )
+
+
+_COLUMNS = 4096
+"""Columns of which is kept what follows from them: the values of a small world have few different ones."""
+
+
+@lru_cache(_COLUMNS)
+def _of_blocks(
+    states: bytes, keys: tuple[bytes | None, ...]
+) -> tuple[tuple[str, ...], tuple[tuple[int, bytes], ...], frozenset[int]]:
+    """The state of each block in words, what can be found on the device, and whose content may be read by somebody later."""
+    return (
+        tuple([_BLOCKS[each] for each in states]),
+        tuple([(place, key) for place, key in enumerate(keys) if key is not None]),
+        frozenset([place for place, at in enumerate(states) if at in _READ_LATER]),
+    )
+
+
+@lru_cache(_COLUMNS)
+def _of_slots(states: bytes, size: int) -> tuple[tuple[str, ...], frozenset[int]]:
+    """The state of each slot in words, and the host places whose content may be read by somebody later."""
+    kept = [slot * size + part for slot, at in enumerate(states) if at != _EMPTY for part in range(size)]
+    return tuple([_SLOTS[each] for each in states]), frozenset(kept)
+
+
+def left_behind(core: CoreValue) -> Iterator[tuple[str, str]]:
+    """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
+    blocks, slots = _AT_REST
+    for place, at in enumerate(core.blocks):
+        if at not in blocks:
+            yield "I13", f"block {place} is {at} although nobody is there and nothing is out"
+    for holder, held in core.saved.ledger.holders:
+        yield "I4", f"{holder} still holds {dict(held)} although nobody is there"
+    for place, pins in enumerate(core.saved.ledger.slots.pinned()):
+        if core.slots[place] not in slots or pins:
+            yield "I13", f"slot {place} is {core.slots[place]} with {pins} pins although nothing is out"
+
+
+def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
+    """Nobody is there, and nothing waits to be stored: then whole chunks of the device can be read in the host tier, too.
+
+    Of full attention only: what is behind a window may be stored or not. Eager stores, and a slot for everything, are presumed.
+    """
+    if core.saved.stores.line or core.saved.stores.made:
+        return
+    blocks, slots = core.saved.ledger.blocks, core.saved.ledger.slots
+    here = {(blocks.group[place], key) for place, key in core.readable_blocks}
+    there = {(slots.group[place // core.places_per_slot], key) for place, key in core.readable_places}
+    for group, key in sorted(here - there):
+        tokens = geometry.block_tokens[group]
+        whole = len(key) - len(f"{group}:")
+        chunk = [(group, key[: len(key) - back * tokens]) for back in range(geometry.blocks_per_chunk)]
+        if isinstance(geometry.groups[group], FullAttention) and whole % (tokens * len(chunk)) == 0 and here.issuperset(chunk):
+            yield KEPT, f"{key.decode()} is on the device, nobody is there, and it was never stored"
+
+
+@lru_cache(_COLUMNS)
+def _readable_places(
+    states: bytes, keys: tuple[bytes | None, ...], groups: bytes, suffix: bytes, block_tokens: tuple[int, ...], size: int
+) -> tuple[tuple[int, bytes], ...]:
+    """The host places that a load may read, and what has to be there."""
+    found: list[tuple[int, bytes]] = []
+    for place, key in enumerate(keys):
+        if states[place] != _READY or key is None:
+            continue
+        for back in range(suffix[place]):
+            shorter = key[: len(key) - back * block_tokens[groups[place]]]
+            found.append((place * size + size - 1 - back, shorter))
+    return tuple(found)
+
+
+def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tuple[str, str] | None:
+    """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
+    ledger, last = engine.ledger, before.saved.ledger.last_number
+    if orders is None and ledger.jobs.last_number == last:
+        return None
+    if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
+        missed = [job for job in before.live if job not in orders.flushes and ledger.jobs.is_out(job)]
+        if missed:
+            return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
+    for job in ledger.jobs.known() if ledger.jobs.last_number > last else ():
+        if (number := job.number) > last and job.direction is Direction.STORE:
+            for group, _, keys in job.contents():
+                for key in keys:
+                    slots = ledger.slots
+                    where = [at for at in range(len(slots)) if slots.key(at) == key and slots.group(at) == group]
+                    if any(before.slots[at] == ledger.slots.at(at).name == Slot.READY.name for at in where):
+                        return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
+    for order in (*orders.loads, *orders.stores) if orders is not None else ():
+        found = [0] * len(order.sizes)
+        for block in order.blocks:
+            found[ledger.blocks.group(block)] += 1
+        if tuple(found) != order.sizes:
+            return "I15", f"job {order.job} has group sizes {order.sizes}, and moves {tuple(found)}"
+    return None
+
+
+def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
+    """One more copy of what is on its way to somebody already: equal content is shared, and not fetched again (I12)."""
+    jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
+    if jobs.last_number == last:
+        return None  # nothing was planned
+    if len(engine.geometry.groups) > 1:
+        return None  # they have to agree: what a load brings to one of them may be of no use to another request
+    loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in _ALONE]
+    for load in loads:
+        for job in loads if load.number > last else ():
+            if job is not load and not set(job.keys).isdisjoint(load.keys):
+                return "I12", f"job {load.number} loads {load.keys[0].decode()}, which job {job.number} loads already"
+    return None
+
+
+def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
+    """Content whose load was just lost and that can still be found: the same hit would come back (I7)."""
+    ledger = engine.ledger
+    for saved in before.saved.ledger.jobs:
+        job = ledger.jobs.get(saved.number)
+        if saved.direction is Direction.STORE or saved.state in _LOST or job is None:
+            continue
+        if ledger.jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
+            for slot, key in zip(job.slots, job.keys, strict=True):
+                if ledger.slots.at(slot) is Slot.READY and ledger.slots.key(slot) == key:
+                    return "I7", f"the load {job.number} is lost, and slot {slot} can still be found as {key.decode()}"
+    return None
+
+
+def _unheard(engine: Engine, before: CoreValue, handed_out: Sequence[int]) -> tuple[str, str] | None:
+    """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
+    blocks, saved = engine.ledger.blocks, before.saved.ledger.blocks
+    if bytes(blocks.epochs) == saved.epoch:
+        return None
+    for place, epoch in enumerate(saved.epochs()):
+        if blocks.refs(place) and blocks.epochs[place] != epoch and place not in handed_out:
+            return "I1", f"block {place} has a new tenant, and no listener heard of it"
+    return None
+
+
+def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
+    """Who applies what listeners hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
+    ledger, saved = engine.ledger, before.saved.ledger
+    blocks, slots = bytearray(saved.blocks.state), bytearray(saved.slots.state)
+    jobs = {each.number: each.state for each in saved.jobs}
+    requests = {each.row: each.state for each in saved.requests}
+    for told in engine.told:
+        machine = told.machine
+        sources, targets = _ENDS[machine]
+        if machine == "block" or machine == "slot":
+            columns = blocks if machine == "block" else slots
+            for place, row in told.steps():
+                if sources[row] != columns[place]:
+                    return _told_wrong(machine, place, row, columns[place])
+                columns[place] = targets[row]
+        else:
+            known = jobs if machine == "job" else requests
+            for place, row in told.steps():
+                if sources[row] != (stood := known.get(place, _NEW[machine])):
+                    return _told_wrong(machine, place, row, stood)
+                known[place] = targets[row]
+    now = ledger.requests.states
+    if ledger.blocks.states != blocks:
+        return _differing("block", ledger.blocks.states, dict(enumerate(blocks)))
+    if ledger.slots.states != slots:
+        return _differing("slot", ledger.slots.states, dict(enumerate(slots)))
+    if requests:
+        named = ledger.requests.rows()
+        for row, stands in requests.items():
+            if row in named and now[row] != stands:
+                return _differing("request", now, {row: stands})
+    for number, stands in jobs.items():
+        state = ledger.jobs.state(number)
+        if state is not None and _JOB_STATES[stands] is not state:
+            return TOLD, f"job {number} is {state.name}, and listeners heard something else"
+    return None
+
+
+def _told_wrong(machine: str, place: int, row: int, stood: int) -> tuple[str, str]:
+    """A row is told of a place that stands elsewhere."""
+    table = MACHINES[machine]
+    return TOLD, f"{machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
+
+
+def _differing(machine: str, states: memoryview, told_of: Mapping[int, int]) -> tuple[str, str]:
+    """The first place that stands elsewhere than listeners were told."""
+    names = MACHINES[machine].states
+    place, stands = next((place, at) for place, at in told_of.items() if states[place] != at)
+    return TOLD, f"{machine} {place} is {names[states[place]].name}, and listeners heard that it is {names[stands].name}"
+
+
+def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple[str, str] | None:
+    """A job that goes on although its deadline has passed (I5), or as if a worker that is gone could still report (I9)."""
+    if verb != "settle_late" and verb != "lose_worker":
+        return None
+    ledger = engine.ledger
+    for saved in before.saved.ledger.jobs:
+        job, state = ledger.jobs.get(saved.number), ledger.jobs.state(saved.number)
+        if job is None or state is None or state in TERMINAL or saved.number not in before.live:
+            continue
+        if verb == "settle_late" and saved.deadline is not None and state is not Job.QUARANTINED:
+            return "I5", f"job {saved.number} is {state.name} after its deadline"
+        if verb == "lose_worker" and not job.reported >> worker & 1:
+            return "I9", f"job {saved.number} still waits for worker {worker}, which is gone"
+    return None
+
+
+def misdone(
+    engine: Engine, before: CoreValue, orders: Orders | None, handed_out: Sequence[int], verb: str, worker: int
+) -> tuple[str, str] | None:
+    """What is wrong with a call itself: with what was planned, offered, or told."""
+    return (
+        _misplanned(engine, before, orders)
+        or _loaded_twice(engine, before)
+        or _offered_again(engine, before)
+        or _unheard(engine, before, handed_out)
+        or _mistold(engine, before)
+        or _overdue(engine, before, verb, worker)
+    )
+
+
+def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:
+    """What was asked for and has not happened, as the value says that the call has led to."""
+    out = {job.number: job.owner for job in saved.ledger.jobs if job.state not in (*OVER, _PLANNED)}
+    if verb == "abort" and any(each.name == request and not each.ending for each in saved.requests):
+        return "I5", f"request {request} was aborted, and goes on"
+    if verb == "preempt" and request in out.values() and request not in saved.preempted:
+        return "I10", f"request {request} gave way, and the next plan does not wait for its copies"
+    if verb == "sleep" and (not saved.asleep or not out.keys() <= set(saved.ledger.to_flush)):
+        return "I10", "the device is given up, and somebody goes on, or a copy is not waited for"
+    if verb == "regain_worker" and worker in saved.lost:
+        return "I10", f"worker {worker} is there again, and counts as lost"
+    return None
+
+
+def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Whose load was lost in a call, and for whom one was planned. What was given up before is nobody's loss."""
+    jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
+    failed, loading = [], []
+    for saved in before.saved.ledger.jobs:
+        job = jobs.get(saved.number)
+        if saved.direction is Direction.STORE or saved.state in _UNWANTED or job is None or job.owner is None:
+            continue
+        if jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
+            failed.append(job.owner)
+    for job in jobs.known():
+        if job.number > last and job.direction is Direction.LOAD and job.owner is not None:
+            loading.append(job.owner)
+    return tuple(failed), tuple(loading)
+
+
+def disagreements(core: CoreValue, device: FrozenDevice) -> Iterator[tuple[str, str]]:
+    """Where the two truths differ."""
+    for rank, worker in enumerate(device.workers):
+        for order in (*(order for order, _, _ in worker.copies), *worker.held_back):
+            yield from _mistouched(core, rank, order)
+        if worker.lost:
+            continue
+        here = f"worker {rank}:"
+        for block, key in core.readable_blocks:
+            if worker.blocks[block] != (content := Engine.content_of(key, core.weights)):
+                yield "I6", f"{here} block {block} is found as {content}, and holds {said(worker.blocks[block])}"
+        for place, key in core.readable_places:
+            if worker.places[place] != (content := Engine.content_of(key, core.weights)):
+                yield "I6", f"{here} host place {place} is found as {content}, and holds {said(worker.places[place])}"
+
+
+def _mistouched(core: CoreValue, rank: int, order: CopyOrder) -> Iterator[tuple[str, str]]:
+    """A copy of a job that is over, or on a place that is said to stand where no copy touches it."""
+    who = f"worker {rank}: copy {order.job}"
+    if order.job not in core.live:
+        yield "I1", f"{who} runs on, although its job is over"
+    blocks, slots = _TOUCHED[order.stores]
+    for block in order.blocks:
+        if core.blocks[block] not in blocks:
+            yield "I1", f"{who} touches block {block}, which is said to be {core.blocks[block]}"
+    for slot in {place // core.places_per_slot for place in order.places}:
+        if core.slots[slot] not in slots:
+            yield "I1", f"{who} touches slot {slot}, which is said to be {core.slots[slot]}"

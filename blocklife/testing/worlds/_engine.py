@@ -1,0 +1,419 @@
+"""A small engine around the real ledger, host tier and offload scheduler, without a device: what tests and the explorer drive.
+
+Rules of this file:
+
+* It decides what an engine decides (who runs, who is let in, who gives way) in the plainest way, and only if it is not told.
+* It is a function of the calls made to it, so that an explorer can put it back to any moment and go on.
+* It tells a device what to do in plain records (`device.Orders`), and hears what came of it as `device.Landing`s.
+
+Theory. Tokens are letters, so that a test can be read. A request says a *text*; its prompt is the beginning of it. The content
+of a block is its group and all text up to its last token, ``0:abcd`` for example, under the present weights; its key is the
+same text as bytes, without the weights: that nothing of former weights is ever found again is what `renew` has to see to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from attrs import field, frozen
+
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import (
+    Checking,
+    Committed,
+    Completion,
+    Contract,
+    Direction,
+    JobId,
+    Launched,
+    Ledger,
+    Limits,
+    Plan,
+    Result,
+    Transfer,
+)
+from blocklife.ledger import Worker as Rank
+from blocklife.ledger._ids import ID_MASK, NULL
+from blocklife.ledger._snapshot import Names
+from blocklife.offload import (
+    FullHit,
+    Geometry,
+    Hit,
+    HostTier,
+    LastStep,
+    Mamba,
+    Mode,
+    OffloadScheduler,
+    Policies,
+    Settled,
+)
+from blocklife.offload._snapshot import SavedScheduler
+from blocklife.offload.records import Keys
+from blocklife.states import Request
+from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
+
+LONG_OVER = 0
+"""The name of every job that is over and forgotten, in reports that still come."""
+FOREVER = 1e9
+"""A deadline that never comes."""
+
+
+@frozen(kw_only=True)
+class Settings:
+    """What a small world is made of."""
+
+    groups: str = "full:1"
+    blocks_per_chunk: int = 1
+    num_blocks: int = 3
+    """Blocks that can be handed out; the null block comes on top."""
+    num_slots: int = 2
+    max_jobs: int = 4
+    num_workers: int = 1
+    max_requests: int = 4
+    contract: Contract = Contract.FENCE
+    mode: Mode = Mode.EAGER
+    asynchronous: bool = False
+    """Whether a plan is made while the one before it is out."""
+    deadline: float = FOREVER
+    """How long a job may run, in the engine's time; it passes only when `Engine.now` is moved."""
+    replacement: str = "lru"
+    last_step: LastStep = LastStep.FLUSH
+    full_hit: FullHit = FullHit.DROP_LAST_BLOCK
+    partial_chunks: bool = False
+    max_load_failures: int = 1
+    lazy_blocks: int = 64
+    step_tokens: int | None = None
+    """Tokens that one request computes in one step at most; None: as many as there are."""
+    checking: Checking = Checking.STRICT
+    geometry: Geometry = field(init=False, repr=False, eq=False)
+
+    @geometry.default
+    def _parse(self) -> Geometry:
+        return Geometry.parse(self.groups, self.blocks_per_chunk)
+
+
+@frozen(cache_hash=True)
+class Spelling:
+    """A key function: the key of a block is its group and all text up to its end. Equal texts are spelt by equal functions."""
+
+    text: str
+    block_tokens: tuple[int, ...]
+
+    def __call__(self, group: int, start: int, stop: int) -> list[bytes]:
+        """The keys of some blocks."""
+        text, size = self.text, self.block_tokens[group]
+        return [f"{group}:{text[: (position + 1) * size]}".encode() for position in range(start, stop)]
+
+
+class Stepped(NamedTuple):
+    """What one step of the engine was."""
+
+    orders: Orders
+    handed_out: tuple[int, ...]
+    """Blocks that new tenants got since the step before."""
+    hits: Mapping[str, Hit]
+    short: tuple[str, ...]
+    """Running requests that found no room, and were not scheduled."""
+    refused: tuple[str, ...]
+    """Waiting requests that found no room."""
+    deferred: tuple[str, ...]
+    """Waiting requests whose lookup has to wait for a copy."""
+
+
+class Engine:
+    """One scheduler, and the texts that its requests will turn out to say.
+
+    All that it remembers besides its scheduler is everybody's text, which never changes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.geometry = settings.geometry
+        limits = Limits(
+            num_blocks=settings.num_blocks + 1,
+            num_slots=settings.num_slots,
+            max_jobs=settings.max_jobs,
+            max_requests=settings.max_requests,
+            num_groups=len(self.geometry.groups),
+            num_workers=settings.num_workers,
+            max_journal=256,
+        )
+        self.ledger = Ledger(limits, contract=settings.contract, deadline=settings.deadline, checking=settings.checking)
+        self.tier = HostTier(self.ledger, settings.replacement)
+        policies = Policies(
+            last_step=settings.last_step,
+            full_hit=settings.full_hit,
+            partial_chunks=settings.partial_chunks,
+            mode=settings.mode,
+            plans_ahead=int(settings.asynchronous),
+            max_load_failures=settings.max_load_failures,
+            lazy_blocks=settings.lazy_blocks,
+        )
+        self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
+        self.now = 0.0
+        self.weights = ""
+        """What the workers compute with now, as the engine knows it; the scheduler has only been told."""
+        self.texts: dict[str, str] = {}
+        self._keys: dict[str, Keys] = {}
+        self.told: list[Committed] = []
+        """Every commit that listeners heard of since it was put back, or emptied."""
+        self._handed_out: list[int] = []
+        self._groups = range(len(self.geometry.groups))
+        self.ledger.listen(self._hear)
+
+    def _hear(self, told: Committed) -> None:
+        self.told.append(told)
+        if told.event == "allocate":
+            self._handed_out += [int(each) for each in told.ids]
+
+    # --- content ------------------------------------------------------------------------------------------------------------
+
+    def content(self, group: int, text: str) -> Content:
+        """What a block holds after the last token of *text*, under the present weights."""
+        return self.content_of(f"{group}:{text}".encode(), self.weights)
+
+    @staticmethod
+    def content_of(key: bytes, weights: str) -> Content:
+        """What a key promises under some weights."""
+        return f"{key.decode()}@{weights}" if weights else key.decode()
+
+    # --- requests -----------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, text: str, prompt: int) -> None:
+        """A request whose prompt are the first *prompt* letters of what it will say; it ends when all of them are known."""
+        if not 0 < prompt < len(text):
+            raise MisuseError(f"request {name}: its prompt has 1 to {len(text) - 1} of its {len(text)} letters, not {prompt}")
+        self.know(name, text)
+        self.scheduler.add_request(name, self._keys[name], prompt_tokens=prompt)
+
+    def know(self, name: str, text: str) -> None:
+        """Say what a request will say, before it is added."""
+        if self.texts.get(name) != text:
+            self.texts[name] = text
+            self._keys[name] = Spelling(text, self.geometry.block_tokens)
+
+    def keys(self, name: str) -> Keys:
+        """The key function of a request that is known."""
+        return self._keys[name]
+
+    def waiting(self) -> list[str]:
+        """Requests that hold nothing, in the order in which they came."""
+        return [name for name in self.ledger.requests if self._state(name) in (Request.WAITING, Request.PREEMPTED)]
+
+    def running(self) -> list[str]:
+        """Requests that can be scheduled, in the order in which they came."""
+        return self.scheduler.running()
+
+    def _state(self, name: str) -> Request:
+        return self.ledger.request_state(name)
+
+    def finish(self, name: str) -> None:
+        """A request has said enough."""
+        self.scheduler.finish(name)
+
+    def abort(self, name: str) -> None:
+        """The client has gone."""
+        self.scheduler.abort(name)
+
+    def renew(self, weights: str) -> list[str]:
+        """Other weights are there: what was made with the former ones must never be found again."""
+        self.weights = weights
+        return self.scheduler.renew(weights)
+
+    def preempt(self, name: str) -> None:
+        """A request gives way, and comes again."""
+        self.scheduler.preempt(name)
+
+    # --- the step -----------------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        tokens: Mapping[str, int] | None = None,
+        *,
+        admit: Collection[str] | Mapping[str, int] | None = None,
+        preempt: Collection[str] = (),
+    ) -> Stepped:
+        """Schedule, let in, plan. What is to be done is in the answer; `settle` says that it was.
+
+        *tokens*: how many each running request computes, 0 for those not named. *admit*: who is looked up and let in; a number
+        says with how many tokens. Without *tokens* (or *admit*) the engine decides: everybody gets what is left of its known
+        tokens, who finds no room makes the latest comer give way, and everybody who waits is let in, first come first served,
+        up to the first who finds no room.
+        """
+        for name in preempt:
+            self.scheduler.preempt(name)
+        asleep = self.scheduler.asleep
+        begin = {name: self._end(name) for name in self.running()}
+        if asleep:
+            wants, short, gave_way = dict.fromkeys(begin, 0), list[str](), list[str]()
+        else:
+            wants, short, gave_way = self._grow(begin, tokens)
+        chosen: Collection[str] | Mapping[str, int]
+        if admit is not None:
+            chosen = admit
+        else:
+            chosen = [] if asleep or short else [name for name in self.waiting() if name not in gave_way]
+        hits, refused, deferred = self._let_in(chosen, begin, wants, stop_at_refusal=admit is None)
+        self._hand_off(begin, wants)
+        plan = self.scheduler.build_plan(self.now)
+        handed_out, self._handed_out = tuple(self._handed_out), []
+        orders = self._orders(plan, self._forward(begin, wants))
+        return Stepped(orders, handed_out, hits, tuple(short), tuple(refused), tuple(deferred))
+
+    def _end(self, name: str) -> int:
+        found = self.scheduler.progress(name)
+        return found.computed + found.in_flight
+
+    def _want(self, name: str, begin: int) -> int:
+        """The tokens that a request gets: what is known and not computed; one more where the plan before it is still out."""
+        left = max(self.scheduler.progress(name).known - begin, int(self.settings.asynchronous))
+        left = min(left, len(self.texts[name]) - 1 - begin)
+        return left if self.settings.step_tokens is None else min(left, self.settings.step_tokens)
+
+    def _grow(self, begin: dict[str, int], tokens: Mapping[str, int] | None) -> tuple[dict[str, int], list[str], list[str]]:
+        """Schedule who runs; returns the tokens of each, who found no room, and who gave way to others."""
+        wants = {name: self._want(name, at) if tokens is None else tokens.get(name, 0) for name, at in begin.items()}
+        short = self.scheduler.grow(wants)
+        gave_way: list[str] = []
+        while short and tokens is None and len(wants) > 1:
+            victim = list(wants)[-1]
+            self.scheduler.preempt(victim)
+            gave_way.append(victim)
+            del wants[victim], begin[victim]
+            short = self.scheduler.grow({name: wants[name] for name in short if name != victim})
+        for name in short:
+            wants[name] = 0
+        return wants, short, gave_way
+
+    def _let_in(
+        self,
+        admit: Collection[str] | Mapping[str, int],
+        begin: dict[str, int],
+        wants: dict[str, int],
+        *,
+        stop_at_refusal: bool,
+    ) -> tuple[dict[str, Hit], list[str], list[str]]:
+        hits: dict[str, Hit] = {}
+        refused: list[str] = []
+        deferred: list[str] = []
+        for name in admit:
+            known = self.scheduler.progress(name).known
+            hits[name] = hit = self.scheduler.lookup(name, known)
+            if hit.deferred:
+                deferred.append(name)
+                continue
+            count = known - hit.compute_from
+            if isinstance(admit, Mapping):
+                count = admit[name]
+            elif self.settings.step_tokens is not None:
+                count = min(count, self.settings.step_tokens)
+            try:
+                if self.scheduler.admit(name, hit, count):
+                    begin[name], wants[name] = hit.compute_from, count
+            except CapacityError:
+                refused.append(name)
+                if stop_at_refusal:
+                    break
+        return hits, refused, deferred
+
+    def _hand_off(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> None:
+        """Every state that a step leaves at the end of a block is kept."""
+        for group, each in enumerate(self.geometry.groups):
+            for name, count in wants.items():
+                end = begin[name] + count
+                if isinstance(each, Mamba) and count and not end % each.block_tokens:
+                    self.scheduler.hand_off(name, group, end)
+
+    def _forward(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> Pass:
+        """What the forward pass of this step has to find, and what it leaves."""
+        reads: list[tuple[int, Content]] = []
+        writes: list[tuple[int, Content]] = []
+        for name, count in wants.items():
+            if count:
+                for group in self._groups:
+                    self._forward_of(name, group, begin[name], begin[name] + count, reads, writes)
+        return Pass(tuple(reads), tuple(writes))
+
+    def _forward_of(
+        self, name: str, group: int, begin: int, end: int, reads: list[tuple[int, Content]], writes: list[tuple[int, Content]]
+    ) -> None:
+        size, text = self.geometry.block_tokens[group], self.texts[name]
+        table = self.ledger.table(name, group)
+        final = self.scheduler.sealed_blocks(name, group)
+        if isinstance(self.geometry.groups[group], Mamba):
+            reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in self._needed(group, begin)]
+            writes.append((table[(end - 1) // size] & ID_MASK, self.content(group, text[:end])))
+            return
+        for position in self._needed(group, begin):
+            stop = (position + 1) * size if position < final else min(begin, (position + 1) * size)
+            reads.append((table[position] & ID_MASK, self.content(group, text[:stop])))
+        # a final block that is computed once more gets the bytes that it has
+        for position in range(max(begin // size, final), -(-end // size)):
+            if table[position] == NULL:
+                raise MisuseError(f"request {name}: token {end - 1} is computed into the null block")
+            writes.append((table[position] & ID_MASK, self.content(group, text[: min(end, (position + 1) * size)])))
+
+    def _needed(self, group: int, begin: int) -> range:
+        return self.geometry.needed(group, begin)
+
+    @staticmethod
+    def _orders(plan: Plan, forward: Pass) -> Orders:
+        loads, stores = ([_order(each) for each in transfers] for transfers in (plan.loads, plan.stores))
+        return Orders(plan.number, tuple(job.number for job in plan.flushes), tuple(loads), tuple(stores), forward)
+
+    def settle(
+        self,
+        reports: Iterable[Landing] = (),
+        *,
+        launched: Iterable[tuple[int, int]] = (),
+        sampled: Mapping[str, int] | None = None,
+    ) -> Settled:
+        """Every worker has carried the oldest plan out. Then requests that have said all they say are over.
+
+        *launched* names (job, worker) of copies that have begun to run.
+        """
+        ledger = self.ledger
+        settled = self.scheduler.settle(
+            self.scheduler.plans_out[0],
+            self.now,
+            sampled=sampled or {},
+            launched=[Launched(JobId(ledger.incarnation, job), Rank(worker)) for job, worker in launched],
+            completions=[self.completion(each) for each in reports],
+        )
+        for name in self.running():
+            if self.scheduler.progress(name).known >= len(self.texts[name]):
+                self.scheduler.finish(name)
+        return settled
+
+    def completion(self, landing: Landing) -> Completion:
+        """A worker's report of a landing; one of a job that nobody knows any more comes from another start of the scheduler."""
+        ledger = self.ledger
+        job = JobId(ledger.incarnation, landing.job)
+        if landing.job == LONG_OVER:
+            job = JobId(ledger.incarnation + 1, max(1, ledger.jobs.last_number))
+        return Completion(job, Rank(landing.worker), Result.OK if landing.ok else Result.FAILED)
+
+    # --- as a value ---------------------------------------------------------------------------------------------------------
+
+    def freeze(self, jobs: Iterable[int] = ()) -> tuple[SavedScheduler, Names]:
+        """Everything that decides what comes next, under canonical names, and these names. *jobs* that are over stay known."""
+        names = self.scheduler.canonical_names(jobs=jobs, now=self.now)
+        return self.scheduler.snapshot(names), names
+
+    def thaw(self, saved: SavedScheduler) -> None:
+        """Go back to what was frozen; the time starts anew."""
+        self.now = 0.0
+        self._handed_out = []
+        self.told.clear()
+        self.scheduler.restore(saved)
+
+
+def _plain(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(int(each) for each in ids)
+
+
+def _order(transfer: Transfer) -> CopyOrder:
+    """What a worker is told of one job."""
+    stores = transfer.direction is Direction.STORE
+    return CopyOrder(transfer.job.number, stores, _plain(transfer.source), _plain(transfer.target), transfer.group_sizes)

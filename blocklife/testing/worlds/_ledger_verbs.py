@@ -1,0 +1,408 @@
+"""The real ledger of a small world: which verbs an engine has a reason to try, the calls, and the ledger as a value.
+
+Rules of this file:
+
+* Whether a verb is legal is the ledger's answer. Here stands only what the engine would have no reason to do, and what can be
+  called at all: nobody hands out a second block to a request that may hold one.
+* A job of the world has a number of its own, the lowest that is free; `NamedJob` says which job of the ledger it is.
+
+A value holds the variables of `drawing.verbs` that belong to the ledger, and what decides about order alone: the ages of jobs,
+the order of waits, and which of two equal contents an index names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from attrs import frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import (
+    Batch,
+    Completion,
+    Contract,
+    Direction,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    Limits,
+    Plan,
+    Result,
+    Snapshot,
+    Transfer,
+    Worker,
+)
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
+from blocklife.states import MACHINES, TERMINAL, JobLife, Request
+from blocklife.testing.judges._model import ModelSettings
+from blocklife.testing.judges._rules import LOAD, NONE, STORE
+from blocklife.testing.worlds._device import CopyOrder, Orders
+
+DEADLINE = 8.0
+"""Every deadline begins at time 0 and ends here; whose deadline runs is chosen by who reports a launch."""
+OVER = frozenset(1 + JobLife.table.index[state] for state in TERMINAL)
+_HOLDER = "lookup"
+_REQUEST, _JOB = MACHINES["request"].index, MACHINES["job"].index
+_MAY_GROW = frozenset(_REQUEST[each] for each in (Request.WAITING, Request.RUNNING, Request.PREEMPTED))
+
+
+@frozen(kw_only=True)
+class LedgerSettings(ModelSettings):
+    """How large the world is, what happens in it, and whether reports come in heaps as well."""
+
+    bulk: bool = False
+    """Whether a plan can also be settled together with all reports that are under way."""
+
+
+class LedgerAction(NamedTuple):
+    """One thing that happens: its name and places are those of `drawing.verbs.ACTIONS`."""
+
+    verb: str
+    places: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.verb, *map(str, self.places)])
+
+
+Report: TypeAlias = tuple[int, int, bool]
+"""Job, worker, and whether all is well."""
+
+
+class NamedJob(NamedTuple):
+    """Which job of the ledger a job of the world is, and how it ended if it is over."""
+
+    number: int = 0
+    over: int = 0
+
+
+class JobValue(NamedTuple):
+    """The variables of one job."""
+
+    job: int = 0
+    kind: int = 0
+    jblock: int = 0
+    fresh: int = 0
+    jslot: int = 0
+    jkey: int = 0
+    failed: int = 0
+    expired: int = 0
+    armed: int = 0
+    ordered: int = 0
+    awaited: int = 0
+    awaited_next: int = 0
+    reported: tuple[int, ...] = ()
+
+
+class LedgerValue(NamedTuple):
+    """A ledger as a value; the names are those of the variables of the model."""
+
+    block: tuple[int, ...]
+    refs: tuple[int, ...]
+    pins: tuple[int, ...]
+    writes: tuple[int, ...]
+    overdue: tuple[int, ...]
+    bkey: tuple[int, ...]
+    source: tuple[int, ...]
+    slot: tuple[int, ...]
+    spins: tuple[int, ...]
+    skey: tuple[int, ...]
+    counted: tuple[int, ...]
+    jobs: tuple[JobValue, ...]
+    request: tuple[int, ...]
+    table: tuple[int, ...]
+    load: tuple[int, ...]
+    plans: int
+    order: tuple[object, ...]
+    """What decides about order alone, and is no variable of the model."""
+
+
+class Verbs:
+    """A ledger, and the names that its jobs have in the world.
+
+    Invariant: ``names[job].number`` is the job of the ledger, 0 for none; ``over`` its last state, once it is terminal.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        limits = Limits(
+            num_blocks=settings.blocks + 1,
+            num_slots=settings.slots,
+            max_jobs=settings.jobs,
+            max_requests=settings.requests,
+            num_workers=settings.workers,
+            max_plans=settings.plans,
+            max_journal=1,
+        )
+        self.ledger = Ledger(limits, contract=settings.contract, deadline=DEADLINE, own_pool=False)
+        self.names: tuple[NamedJob, ...] = (NamedJob(),) * settings.jobs
+        self._gone = {over: JobValue(over, reported=(0,) * settings.workers) for over in (0, *OVER)}
+        self.quiet = self._gone[0]
+        """A job that is not there."""
+        self._keys = [b"%c" % (ord("a") + number) for number in range(settings.requests)]
+        self._letters: dict[bytes | None, int] = {None: 0} | {key: 1 + at for at, key in enumerate(self._keys)}
+        self._requests = [chr(ord("p") + number) for number in range(settings.requests)]
+
+    def letter(self, request: int) -> int:
+        """The content of a request, from 1."""
+        return 1 if self.settings.shared else request + 1
+
+    # --- what may be tried --------------------------------------------------------------------------------------------------
+
+    def candidates(self, at: LedgerValue) -> Iterator[LedgerAction]:
+        """What the engine has a reason to do, legal or not, that needs nothing from the device."""
+        settings = self.settings
+        for request in range(settings.requests):
+            known = at.request[request] != _REQUEST[Request.FINISHED]
+            yield from (LedgerAction(verb, (request,)) for verb in (("admit", "preempt", "finish") if known else ("add",)))
+            held = at.table[request]
+            if held == NONE and at.request[request] in _MAY_GROW:
+                for block in range(settings.blocks):
+                    yield LedgerAction("allocate", (request, block))
+                    if at.bkey[block] == self.letter(request):
+                        yield LedgerAction("acquire", (request, block))
+            if 0 < held <= settings.blocks:
+                if at.request[request] == _REQUEST[Request.RUNNING]:
+                    yield LedgerAction("seal", (request, held - 1))
+                if "release" in settings.verbs:
+                    yield LedgerAction("release", (request,))
+        free = next((job for job, named in enumerate(self.names) if not named.number), None)
+        if free is not None:
+            yield from self._job_candidates(at, free)
+        yield from self._verb_candidates(at)
+
+    def _job_candidates(self, at: LedgerValue, free: int) -> Iterator[LedgerAction]:
+        settings = self.settings
+        for slot in range(settings.slots):
+            for block in range(settings.blocks):
+                if at.bkey[block]:
+                    yield LedgerAction("store", (block, slot, free))
+            for request, held in enumerate(at.table):
+                if not 0 < held <= settings.blocks:
+                    continue
+                if not at.bkey[held - 1] and at.request[request] == _REQUEST[Request.RUNNING]:
+                    yield LedgerAction("pledge", (request, held - 1, slot, free))
+                if settings.loads and at.skey[slot] == self.letter(request):
+                    yield LedgerAction("load", (request, held - 1, slot, free))
+
+    def _verb_candidates(self, at: LedgerValue) -> Iterator[LedgerAction]:
+        verbs = self.settings.verbs
+        for job, named in enumerate(self.names):
+            if named.number and not named.over:
+                for verb in ("submit", "cancel", "abandon"):
+                    if verb in verbs:
+                        yield LedgerAction(verb, (job,))
+                if "flush" in verbs and not at.jobs[job].ordered:
+                    yield LedgerAction("flush", (job,))
+        if "drop" in verbs:
+            yield from (LedgerAction("drop", (block,)) for block in range(self.settings.blocks))
+        for slot in range(self.settings.slots):
+            if "evict" in verbs:
+                yield LedgerAction("evict", (slot,))
+            if "pin" in verbs:
+                yield LedgerAction("unpin" if at.counted[slot] else "pin", (slot,))
+        if "reset" in verbs:
+            yield LedgerAction("reset")
+
+    # --- the calls ----------------------------------------------------------------------------------------------------------
+
+    def do(self, action: LedgerAction, reports: Sequence[Report] = ()) -> Orders | None:
+        """Make one call; a plan that it made is returned as orders."""
+        ledger, places = self.ledger, action.places
+        match action.verb:
+            case "dispatch":
+                return self._orders(ledger.dispatch(0.0))
+            case "settle":
+                ledger.settle(ledger.plans_out[0], 0.0, completions=[self._completion(each) for each in reports])
+            case "report":
+                for each in reports:
+                    ledger.complete(self._completion(each))
+            case "expire":
+                if not ledger.expire(DEADLINE).ids:
+                    raise MisuseError("no deadline runs")
+            case "reset":
+                ledger.reset()
+            case "add" | "admit" | "preempt" | "finish" | "allocate" | "acquire" | "seal" | "release":
+                self._do_request(action.verb, *places)
+            case "store" | "pledge" | "load":
+                self._do_plan(action.verb, places)
+            case "drop" | "evict" | "pin" | "unpin":
+                self._do_place(action.verb, places[0])
+            case verb:
+                self._do_job(verb, places[0])
+        self._note_ends()
+        return None
+
+    def _do_request(self, verb: str, request: int, block: int = 0) -> None:
+        ledger, name = self.ledger, self._requests[request]
+        match verb:
+            case "add":
+                ledger.add_request(name)
+            case "admit":
+                ledger.admit(name)
+            case "preempt":
+                ledger.preempt(name)
+            case "finish":
+                ledger.finish(name)
+            case "allocate":
+                ledger.observe_allocate(name, [block + 1])
+            case "acquire":
+                ledger.acquire(name, [ledger.life(block + 1)])
+            case "seal":
+                ledger.seal(Batch([ledger.life(block + 1)]), [self._keys[self.letter(request) - 1]])
+            case _:
+                ledger.release(name, [0])
+
+    def _do_plan(self, verb: str, places: tuple[int, ...]) -> None:
+        ledger, block, slot, job = self.ledger, *places[-3:]
+        life = ledger.life(block + 1)
+        if verb == "load":
+            found = ledger.plan_load(self._requests[places[0]], Batch([life]), [slot])
+        elif verb == "pledge":
+            found = ledger.plan_store(Batch([life]), [slot], [self._keys[self.letter(places[0]) - 1]])
+        else:
+            found = ledger.plan_store(Batch([life]), [slot], [ledger.blocks.key(block + 1) or b""])
+        self._rename(job, NamedJob(found.ids[0].number))
+
+    def _do_place(self, verb: str, place: int) -> None:
+        ledger = self.ledger
+        if verb == "drop":
+            ledger.drop([ledger.life(place + 1)])
+        elif verb == "evict":
+            ledger.evict([place])
+        elif verb == "pin":
+            ledger.pin(_HOLDER, [place])
+        else:
+            ledger.unpin(_HOLDER, [place])
+
+    def _do_job(self, verb: str, job: int) -> None:
+        ledger, name = self.ledger, self._id(job)
+        match verb:
+            case "submit":
+                ledger.submit(Jobs((name,)))
+            case "cancel":
+                ledger.cancel(Jobs((name,)))
+            case "abandon":
+                ledger.abandon(Jobs((name,)))
+            case "flush":
+                ledger.flush(Jobs((name,)))
+            case "launched":
+                ledger.launched(Launched(name, Worker(0)), 0.0)
+            case "quiesce":
+                ledger.quiesce(Jobs((name,)))
+            case _:
+                raise MisuseError(f"{verb}: there is no such verb in this world")
+
+    def _id(self, job: int) -> JobId:
+        return JobId(self.ledger.incarnation, self.names[job].number)
+
+    def _completion(self, report: Report) -> Completion:
+        job, worker, good = report
+        return Completion(self._id(job), Worker(worker), Result.OK if good else Result.FAILED)
+
+    def _rename(self, job: int, named: NamedJob) -> None:
+        self.names = (*self.names[:job], named, *self.names[job + 1 :])
+
+    def _note_ends(self) -> None:
+        for job, named in enumerate(self.names):
+            state = self.ledger.jobs.state(named.number) if named.number and not named.over else None
+            if state is not None:
+                at = 1 + _JOB[state]
+                if at in OVER:
+                    self._rename(job, named._replace(over=at))
+
+    def _orders(self, plan: Plan) -> Orders:
+        """A plan under the names of the world."""
+        own = {named.number: job for job, named in enumerate(self.names)}
+
+        def order(each: Transfer) -> CopyOrder:
+            source, target = tuple(each.source.tolist()), tuple(each.target.tolist())
+            return CopyOrder(own[each.job.number], each.direction is Direction.STORE, source, target)
+
+        flushes = tuple(own[each.number] for each in plan.flushes)
+        return Orders(plan.number, flushes, tuple(map(order, plan.loads)), tuple(map(order, plan.stores)))
+
+    def order_of(self, at: LedgerValue, job: int) -> CopyOrder:
+        """What a worker is told of a job that is handed over beside any plan."""
+        block, slot = (at.jobs[job].jblock + 1,), (at.jobs[job].jslot,)
+        stores = at.jobs[job].kind == STORE
+        return CopyOrder(job, stores, block if stores else slot, slot if stores else block)
+
+    # --- the ledger as a value ----------------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """What differs as soon as a verb has written anything."""
+        return self.ledger.snapshot(), len(self.ledger.journal)
+
+    def value(self) -> LedgerValue:
+        """The ledger as it stands."""
+        ledger, letters = self.ledger, self._letters
+        saved = ledger.snapshot()
+        blocks, slots, out = saved.blocks, saved.slots, [job.number for job in ledger.jobs.alive()]
+        own = {named.number: job for job, named in enumerate(self.names) if named.number}
+        rows = {0: 0} | {each.row: own[each.number] + 1 for each in saved.jobs if each.number in out}
+        waits = [numbers for _, numbers in saved.waiting]
+        counted: Mapping[int, int] = ledger.holders.get(_HOLDER, {})
+        known = {each.name: each for each in saved.requests}
+        requests = [known.get(name) for name in self._requests]
+        return LedgerValue(
+            tuple(blocks.state[1:]),
+            tuple(memoryview(blocks.refs).cast("H")[1:]),
+            tuple(blocks.pins[1:]),
+            tuple(blocks.writes[1:]),
+            tuple(blocks.overdue[1:]),
+            tuple([letters[key] for key in blocks.key[1:]]),
+            tuple([rows[row] for row in memoryview(blocks.job).cast("i")[1:]]),
+            tuple(slots.state),
+            tuple(slots.pinned()),
+            tuple([letters[key] for key in slots.key]),
+            tuple([counted.get(slot, 0) for slot in range(len(slots.state))]),
+            tuple([self._job_value(named, saved) for named in self.names]),
+            tuple([_REQUEST[Request.FINISHED] if each is None else each.state for each in requests]),
+            tuple([0 if each is None else self._held(each.tables[0]) for each in requests]),
+            tuple([0 if each is None or not each.load else own[each.load] + 1 for each in requests]),
+            len(waits),
+            (
+                saved.block_index[0],
+                saved.slot_index[0],
+                tuple([own[number] for number in out]),
+                tuple([own[number] for number in saved.to_flush if number in out]),
+                tuple([tuple([own[number] for number in plan if number in out]) for plan in waits]),
+            ),
+        )
+
+    def _held(self, table: Sequence[int]) -> int:
+        """The block that a table holds, from 1; one more than there are for the null block."""
+        if len(table) > 1:
+            raise MisuseError(f"a request of this world holds one block, not {len(table)}")
+        if not table:
+            return NONE
+        return self.settings.blocks + 1 if table[0] == NULL else table[0] & ID_MASK
+
+    def _job_value(self, named: NamedJob, saved: Snapshot) -> JobValue:
+        if not named.number or named.over:
+            return self._gone[named.over]
+        number, waits = named.number, [numbers for _, numbers in saved.waiting]
+        (job,) = [each for each in saved.jobs if each.number == number]
+        life = job.payload.lives[0]
+        return JobValue(
+            1 + job.state,
+            STORE if job.direction is Direction.STORE else LOAD,
+            (life & ID_MASK) - 1,
+            int(saved.blocks.epochs()[life & ID_MASK] == life >> EPOCH_SHIFT),
+            job.payload.slots[0],
+            self._letters[job.payload.keys[0]],
+            int(job.failed),
+            int(job.expired),
+            int(job.deadline is not None),
+            int(number in saved.to_flush),
+            int(len(waits) > 0 and number in waits[0]),
+            int(len(waits) > 1 and number in waits[1]),
+            tuple([job.reported >> worker & 1 for worker in range(self.settings.workers)]),
+        )
+
+    @property
+    def fence(self) -> bool:
+        """Whether blocks that a copy reads may be handed out."""
+        return self.settings.contract is Contract.FENCE

@@ -1,0 +1,345 @@
+"""The pinned worlds: small ones that every change has to hold in, with the exact number of their states, and larger ones.
+
+Rules of this file:
+
+* A world is data. What happens in it is decided by `world`, and what has to hold there too.
+* Counts are exact: who changes a rule changes a number here, and sees which. One table has them all (`COUNTS`).
+
+Theory. A world is bounded in four ways: by its places, by who comes, by what goes wrong, and by its policies. Each of these
+worlds is small in all but one of them, so that the product of two dangers is met as well as each alone: *loads* needs requests
+whose content has left the device, *overdue* a copy that never lands while its places are wanted, *windows* blocks that leave a
+request that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from attrs import field, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract
+from blocklife.offload import FullHit, LastStep, Mode
+from blocklife.testing.worlds._engine import Settings
+from blocklife.testing.worlds._world import Faults, WorldSettings
+
+FENCE, HOLD = Contract.FENCE, Contract.HOLD
+
+
+class Counts(NamedTuple):
+    """What an exploration of a whole world counts."""
+
+    states: int
+    edges: int
+    depth: int
+
+
+@frozen
+class Pinned:
+    """A world with a name."""
+
+    name: str
+    about: str
+    """One sentence: what can happen there that cannot happen in the others."""
+    settings: WorldSettings
+    large: bool = field(default=False, kw_only=True)
+    """Whether it is left out of the ordinary tests."""
+
+    @property
+    def counts(self) -> Counts | None:
+        """What was counted in it; None where nobody has yet."""
+        return COUNTS.get(self.name)
+
+
+def _world(requests: tuple[str, ...], engine: Settings, **faults: int) -> WorldSettings:
+    return WorldSettings(engine=engine, requests=requests, faults=Faults(**faults))
+
+
+_TWO = ("ab.cd", "ab.ce")
+_SHORT = ("ab.c", "ab.d")
+_OTHERS = ("ab.c", "de.f", "ab.g")
+_LONGER = ("ab.c", "ab.de")
+_SLIDING = ("abcdefghijkl.mnopq", "wxyz.v")
+_HOLES = ("abcdef.g", "abcdef.h")
+_HYBRID = ("abcd.ef", "abcd.gh")
+
+WORLDS: tuple[Pinned, ...] = (
+    Pinned("calm-fence", "two requests with a common prefix, and nothing goes wrong", _world(_TWO, Settings(max_jobs=2))),
+    Pinned(
+        "calm-hold",
+        "the same, and a block that a copy reads goes to nobody",
+        _world(_TWO, Settings(max_jobs=2, contract=HOLD)),
+    ),
+    Pinned(
+        "clients-fence",
+        "a request gives way and a client goes, at any time",
+        _world(_TWO, Settings(max_jobs=2), abort=1, preempt=1),
+    ),
+    Pinned(
+        "clients-hold",
+        "the same while copies hold on to blocks",
+        _world(_TWO, Settings(max_jobs=2, contract=HOLD), abort=1, preempt=1),
+    ),
+    Pinned(
+        "loads-fence",
+        "content comes back from the host into blocks that were just given away",
+        _world(_OTHERS, Settings(max_jobs=2), fail=1, preempt=1),
+    ),
+    Pinned(
+        "loads-hold",
+        "content comes back from the host when blocks are free again",
+        _world(_OTHERS, Settings(max_jobs=2, contract=HOLD), fail=1, preempt=1),
+    ),
+    Pinned(
+        "overdue-fence",
+        "a copy never lands, and its blocks go on behind a wait",
+        _world(_OTHERS, Settings(num_blocks=2, num_slots=4), hang=1, preempt=2),
+    ),
+    Pinned(
+        "overdue-hold",
+        "a copy never lands, and its blocks are missed until the device is proven quiet",
+        _world(_OTHERS, Settings(num_blocks=2, num_slots=4, contract=HOLD), hang=1, preempt=1),
+    ),
+    Pinned(
+        "overdue-asleep",
+        "a copy never lands while the device is given up",
+        _world(_SHORT, Settings(), hang=1, sleep=1, preempt=1),
+    ),
+    Pinned(
+        "reports-lost",
+        "a report is lost, and the engine has to find out by its deadline",
+        _world(_SHORT, Settings(), lose=1, fail=1, preempt=1),
+    ),
+    Pinned(
+        "reports-twice",
+        "reports come once more, before or after the job is over, from either of two workers",
+        _world(_SHORT, Settings(num_workers=2), repeat=2, preempt=1),
+    ),
+    Pinned(
+        "upheavals",
+        "all content is forgotten, at once or when no copy is out, while copies fail",
+        _world(_SHORT, Settings(), fail=1, reset=1, drain=1),
+    ),
+    Pinned("weights", "other weights come twice", _world(_SHORT, Settings(), renew=2)),
+    Pinned(
+        "sleep",
+        "the device is given up while copies run, and clients go",
+        _world(_LONGER, Settings(), sleep=2, abort=1),
+    ),
+    Pinned(
+        "sleep-loads",
+        "the device is given up while a load runs, which then hangs, and somebody loads the same again",
+        _world(_LONGER, Settings(num_slots=3), hang=1, sleep=2, preempt=1),
+    ),
+    Pinned(
+        "two-workers",
+        "of two workers one fails, or never reports, and the other does not",
+        _world(_SHORT, Settings(num_workers=2), fail=1, hang=1, abort=1),
+    ),
+    Pinned(
+        "two-workers-forget",
+        "two workers land one after the other while all content is forgotten",
+        _world(_SHORT, Settings(num_workers=2, num_blocks=2), hang=1, abort=1, reset=1),
+    ),
+    Pinned(
+        "lost-worker",
+        "of two workers one goes with all that it had, and comes back",
+        _world(_SHORT, Settings(num_workers=2), lose_worker=1, preempt=1),
+    ),
+    Pinned(
+        "ahead-fence",
+        "each step is planned while the one before it runs",
+        _world(_OTHERS, Settings(asynchronous=True, num_blocks=2), hang=1, preempt=1),
+    ),
+    Pinned(
+        "ahead-hold",
+        "the same while copies hold on to blocks",
+        _world(_OTHERS, Settings(asynchronous=True, num_blocks=2, contract=HOLD), hang=1, preempt=1),
+    ),
+    Pinned(
+        "windows",
+        "blocks that have left a window go to the same request or to another, before or after they were stored",
+        _world(_SLIDING, Settings(groups="swa:4:8", num_slots=1, step_tokens=4), hang=1, preempt=1),
+    ),
+    Pinned(
+        "windows-ahead",
+        "the same, planned ahead",
+        _world(_SLIDING, Settings(groups="swa:4:8", num_blocks=4, num_slots=1, asynchronous=True), abort=1),
+    ),
+    Pinned(
+        "twins",
+        "three requests say the same, and a report of what they share is lost",
+        _world(("abcd.e",) * 3, Settings(groups="full:2", num_blocks=4, num_slots=4), lose=1, preempt=1),
+    ),
+    Pinned(
+        "holes",
+        "chunks of two blocks, of which the window has left one",
+        _world(_HOLES, Settings(groups="swa:1:3", blocks_per_chunk=2, num_blocks=6, step_tokens=3), preempt=1),
+    ),
+    Pinned(
+        "parts",
+        "the same, and what is left of such a chunk is stored",
+        _world(
+            _HOLES,
+            Settings(groups="swa:1:3", blocks_per_chunk=2, num_blocks=6, step_tokens=3, partial_chunks=True),
+            preempt=1,
+        ),
+    ),
+    Pinned(
+        "hybrid",
+        "a full group and a window agree on one length",
+        _world(_HYBRID, Settings(groups="full:2,swa:2:2", num_blocks=6, num_slots=4), fail=1, preempt=1, sleep=1),
+    ),
+    Pinned(
+        "hybrid-states",
+        "a full group, a window and states agree on one length",
+        _world(_HYBRID, Settings(groups="full:2,swa:2:2,mamba:2", num_blocks=9, num_slots=5), fail=1, preempt=1, sleep=1),
+    ),
+    Pinned(
+        "states-ahead",
+        "states that a plan leaves whose last token is not known yet, and clients that go",
+        _world(_HYBRID, Settings(groups="full:2,mamba:2", num_blocks=8, num_slots=4, asynchronous=True), abort=1),
+    ),
+    Pinned(
+        "roomy",
+        "there is a slot for everything, and nothing that was computed may be left out",
+        _world(("ab.cd", "ae.f"), Settings(num_slots=8, asynchronous=True), abort=1, preempt=1),
+    ),
+    Pinned(
+        "roomy-chunks",
+        "the same with chunks of two blocks",
+        _world(("abcd.e", "abcf.g"), Settings(blocks_per_chunk=2, num_blocks=7, num_slots=5, step_tokens=2), preempt=1),
+    ),
+    Pinned(
+        "roomy-states",
+        "the same where a full group and states have to agree",
+        _world(("abcd.ef", "abx.gh"), Settings(groups="full:2,mamba:2", num_blocks=8, num_slots=12), abort=1, preempt=1),
+    ),
+    Pinned(
+        "last-step-flush",
+        "the last request ends while copies are out, and one of them never lands: the last plan waits",
+        _world(_SHORT, Settings(), hang=1, fail=1, abort=1),
+    ),
+    Pinned(
+        "last-step-drain",
+        "the same, and nobody waits",
+        _world(_SHORT, Settings(last_step=LastStep.DRAIN), hang=1, fail=1, abort=1),
+    ),
+    Pinned(
+        "lazy",
+        "content is stored when its block is about to go, and all is forgotten meanwhile",
+        _world(("ab.c", "de.f"), Settings(mode=Mode.LAZY, lazy_blocks=2), hang=1, reset=1),
+    ),
+    Pinned(
+        "arc",
+        "the host forgets by ARC, which remembers what it has forgotten",
+        _world(_OTHERS, Settings(replacement="arc"), preempt=1, reset=1),
+    ),
+    Pinned(
+        "patient",
+        "a load may fail twice before its request computes",
+        _world(_LONGER, Settings(max_load_failures=2), fail=3, sleep=1),
+    ),
+    Pinned(
+        "recompute",
+        "a hit on the whole prompt is taken, and its last token computed once more",
+        _world(_LONGER, Settings(full_hit=FullHit.RECOMPUTE_LAST_TOKEN), fail=1, sleep=1, preempt=1),
+    ),
+    Pinned(
+        "wide-fence",
+        "three requests over three blocks: copies hang and requests give way",
+        _world(_OTHERS, Settings(), hang=1, preempt=1),
+        large=True,
+    ),
+    Pinned(
+        "wide-hold",
+        "the same while copies hold on to blocks",
+        _world(_OTHERS, Settings(contract=HOLD), hang=1, preempt=1),
+        large=True,
+    ),
+    Pinned(
+        "wide-ahead",
+        "two workers, planned ahead, and one share of a copy never lands",
+        _world(_SHORT, Settings(asynchronous=True, num_workers=2), hang=1, abort=1, preempt=1),
+        large=True,
+    ),
+    Pinned(
+        "wide-windows",
+        "a window over chunks with holes, and clients that go",
+        _world(
+            ("abcdefgh.ij", "abcdefgh.ik"),
+            Settings(groups="swa:1:2", blocks_per_chunk=2, num_blocks=8, step_tokens=3, contract=HOLD),
+            abort=1,
+            preempt=1,
+        ),
+        large=True,
+    ),
+    Pinned(
+        "wide-lazy",
+        "lazy stores of which one fails and one never lands, clients that go, and all is forgotten meanwhile",
+        _world(("ab.c", "de.f"), Settings(mode=Mode.LAZY, lazy_blocks=2), fail=1, hang=1, abort=1, reset=1),
+        large=True,
+    ),
+)
+"""Every one, from the quiet to the wild."""
+
+COUNTS: Mapping[str, Counts] = {
+    "calm-fence": Counts(120, 160, 21),
+    "calm-hold": Counts(171, 242, 21),
+    "clients-fence": Counts(1_461, 2_224, 24),
+    "clients-hold": Counts(2_092, 3_600, 24),
+    "loads-fence": Counts(3_687, 5_577, 27),
+    "loads-hold": Counts(1_984, 3_046, 27),
+    "overdue-fence": Counts(6_633, 15_156, 28),
+    "overdue-hold": Counts(2_936, 6_059, 31),
+    "overdue-asleep": Counts(1_630, 3_358, 25),
+    "reports-lost": Counts(929, 1_876, 23),
+    "reports-twice": Counts(1_729, 3_380, 17),
+    "upheavals": Counts(778, 1_547, 16),
+    "weights": Counts(384, 651, 12),
+    "sleep": Counts(2_843, 5_286, 31),
+    "sleep-loads": Counts(14_746, 33_708, 36),
+    "two-workers": Counts(1_559, 3_766, 22),
+    "two-workers-forget": Counts(382, 743, 12),
+    "lost-worker": Counts(1_720, 3_290, 15),
+    "ahead-fence": Counts(5_117, 12_742, 24),
+    "ahead-hold": Counts(4_246, 10_641, 26),
+    "windows": Counts(10_610, 22_453, 41),
+    "windows-ahead": Counts(4_477, 8_153, 31),
+    "twins": Counts(1_467, 2_783, 23),
+    "holes": Counts(486, 682, 16),
+    "parts": Counts(546, 751, 18),
+    "hybrid": Counts(4_296, 6_701, 33),
+    "hybrid-states": Counts(2_913, 4_371, 32),
+    "states-ahead": Counts(1_081, 2_062, 16),
+    "roomy": Counts(3_044, 5_790, 22),
+    "roomy-chunks": Counts(841, 1_118, 18),
+    "roomy-states": Counts(2_378, 3_407, 19),
+    "last-step-flush": Counts(429, 840, 21),
+    "last-step-drain": Counts(1_640, 3_530, 24),
+    "lazy": Counts(6_487, 17_731, 33),
+    "arc": Counts(7_635, 12_558, 28),
+    "patient": Counts(1_526, 2_269, 28),
+    "recompute": Counts(3_638, 5_740, 27),
+    "wide-fence": Counts(23_068, 62_074, 45),
+    "wide-hold": Counts(8_297, 20_386, 41),
+    "wide-ahead": Counts(10_516, 31_461, 22),
+    "wide-windows": Counts(22_780, 33_660, 31),
+    "wide-lazy": Counts(33_094, 91_185, 34),
+}
+"""By name: states, steps between them, and the longest of all shortest ways to a state."""
+
+
+def pinned_world(name: str) -> Pinned:
+    """The world of that name; `MisuseError` names those that there are."""
+    for each in WORLDS:
+        if each.name == name:
+            return each
+    raise MisuseError(f"world {name!r}: there is none (there are {', '.join(each.name for each in WORLDS)})")
+
+
+def worlds_table() -> Iterator[str]:
+    """The worlds as `specs/testing.md` prints them, line by line."""
+    yield from ("| world | what can happen there |", "| --- | --- |")
+    yield from (f"| {each.name}{' (large)' if each.large else ''} | {each.about} |" for each in WORLDS)

@@ -1,0 +1,892 @@
+"""The world that is explored: the real scheduler and its ledger, the device, and what is on its way between them.
+
+Rules of this file:
+
+* Two truths, always: what the ledger says is compared with what the device does, in every state.
+* The engine in it is the plainest one (`engine`); everything else that can happen is an action, and is offered wherever it can.
+* A state is a value under canonical names: worlds that differ only in how a block, slot, job or plan is called are one.
+
+Theory. The world is a product of parts that never see each other: the *core* (scheduler, host tier, ledger) and the *device*
+only pass plain records. Each is a function of the calls made to it. So every distinct value of a part is kept once and gets a
+number, and each call is made on each value of a part once, by the real code; what it did is remembered. A state of the world
+is a pair of numbers and what is on its way. Most of the steps of a world are new pairs of known halves, which is what makes it
+fast: how reports, faults and landings interleave multiplies states, but not calls.
+
+What is on its way (`Env`): who has come, reports that are with the engine and not yet told (*inbox*), reports that will come
+once more (*echoes*), and how many faults of each kind are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from string import ascii_lowercase
+from typing import Any, NamedTuple, TypeAlias
+
+from attrs import define, evolve, field, fields, frozen
+
+from blocklife.errors import CapacityError, InvariantError, MisuseError
+from blocklife.ledger import JobId, Jobs
+from blocklife.ledger.invariants import check
+from blocklife.lifecycle import Row
+from blocklife.offload import FullAttention, Mamba, Mode
+from blocklife.offload._groups import Group
+from blocklife.offload._snapshot import SavedScheduler
+from blocklife.states import Request
+from blocklife.testing.exploring._explore import Broken, Kind, Property
+from blocklife.testing.worlds._cross_checks import (
+    KEPT,
+    LAST_STEP,
+    LAWFUL,
+    OVER,
+    RULES,
+    TOLD,
+    CoreValue,
+    blamed,
+    described,
+    disagreements,
+    left_behind,
+    loads,
+    misdone,
+    not_kept,
+    unheeded,
+)
+from blocklife.testing.worlds._device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
+from blocklife.testing.worlds._device import DeviceNames as DeviceNames
+from blocklife.testing.worlds._engine import LONG_OVER, Engine, Settings
+from blocklife.testing.worlds._row_counts import RowCounts
+
+
+@frozen(kw_only=True)
+class Faults:
+    """How often each thing that is no part of a quiet life may happen; 0: never."""
+
+    fail: int = 0
+    """A copy fails on one worker."""
+    hang: int = 0
+    """A copy never lands; deadlines pass, and the engine may prove the device quiet."""
+    lose: int = 0
+    """A report is lost; deadlines pass likewise."""
+    repeat: int = 0
+    """A report comes once more, at any later time."""
+    abort: int = 0
+    """A client goes away."""
+    preempt: int = 0
+    """A request has to give way although there is room."""
+    reset: int = 0
+    """All content is forgotten at once."""
+    drain: int = 0
+    """All content is forgotten when no copy is out."""
+    renew: int = 0
+    """Other weights come."""
+    sleep: int = 0
+    """The device is given up for a while."""
+    lose_worker: int = 0
+    """A worker goes, and comes back empty."""
+
+    def __attrs_post_init__(self) -> None:
+        for name, times in self.items():
+            if type(times) is not int or times < 0:
+                raise MisuseError(f"faults: {name} must be a whole number of at least 0, not {times!r}")
+
+    def items(self) -> list[tuple[str, int]]:
+        """Every kind with its number."""
+        return [(each.name, getattr(self, each.name)) for each in fields(Faults)]
+
+
+_HARMLESS = frozenset({"abort", "repeat"})
+"""Faults that never make a request compute again what it has computed."""
+_LOSES_NOTHING = _HARMLESS | {"preempt"}
+"""Faults after which all content is as good as before."""
+_FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
+_FAIL, _HANG = _FAULT["fail"], _FAULT["hang"]
+
+
+@frozen
+class Script:
+    """What one request will say; its prompt is the beginning of it. Written ``prompt.output``, ``ab.c`` for example."""
+
+    name: str
+    text: str
+    prompt: int
+
+    @classmethod
+    def parse(cls, name: str, written: str) -> Script:
+        """Read ``prompt.output``."""
+        prompt, dot, output = written.partition(".")
+        if not dot or not all(part.isascii() and part.isalnum() for part in (prompt, output)):
+            raise MisuseError(f"request {written!r}: write its prompt and what it will say as letters, ab.c for example")
+        return cls(name, prompt + output, len(prompt))
+
+    def blocks(self, group: Group, step_tokens: int | None, *, ahead: bool, again: bool) -> int:
+        """The most blocks of one group that it can hold at once; *again*: it may have to give way, and compute all it knows.
+
+        The last token is never computed. What leaves a window goes when the step that moved it has settled.
+        """
+        last, size = len(self.text) - 1, group.block_tokens
+        if isinstance(group, FullAttention):
+            return -(-last // size)
+        if isinstance(group, Mamba):
+            return min(-(-last // size), 2 + ahead)
+        most = 0
+        for known in range(self.prompt, last + 1 if again else self.prompt + 1):
+            settled = begin = 0
+            while begin < last:
+                end = min(begin + (step_tokens or known), max(known, begin + 1), last)
+                most = max(most, -(-end // size) - max(0, settled - group.window_tokens + 1) // size)
+                settled, begin = begin if ahead else end, end
+        return most
+
+
+def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
+    found = list(written)
+    if not 1 <= len(found) <= len(ascii_lowercase):
+        raise MisuseError(f"a world has 1 to {len(ascii_lowercase)} requests, not {len(found)}")
+    named = zip(found, ascii_lowercase[: len(found)], strict=True)
+    return tuple(each if isinstance(each, Script) else Script.parse(name, each) for each, name in named)
+
+
+@frozen(kw_only=True)
+class WorldSettings:
+    """A bounded world: the sizes and policies of its engine, who comes, and what goes wrong."""
+
+    engine: Settings = field(factory=Settings)
+    requests: tuple[Script, ...] = field(default=("a.bc", "a.bd"), converter=_scripts)
+    faults: Faults = field(factory=Faults)
+
+    def __attrs_post_init__(self) -> None:
+        if self.faults.lose_worker and self.engine.num_workers < 2:
+            raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
+        geometry = self.engine.geometry
+        again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
+        for script in self.requests:
+            needed = sum(
+                script.blocks(group, self.engine.step_tokens, ahead=self.engine.asynchronous, again=again)
+                for group in geometry.groups
+            )
+            if needed > self.engine.num_blocks:
+                raise MisuseError(
+                    f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
+                    f"{self.engine.num_blocks} (num_blocks)"
+                )
+
+    @property
+    def roomy(self) -> bool:
+        """Whether all that can be computed can be stored, and nothing happens that may lose it."""
+        faults = {name for name, times in self.faults.items() if times}
+        if self.engine.mode is not Mode.EAGER or not faults <= _LOSES_NOTHING:
+            return False
+        chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
+        return sum(len(script.text) // each for script in self.requests for each in chunks) <= self.engine.num_slots
+
+    @property
+    def timed(self) -> bool:
+        """Whether something can be out for ever, so that deadlines have to pass."""
+        return bool(self.faults.hang or self.faults.lose)
+
+
+class Action(NamedTuple):
+    """What happens next: a verb, and what it is about."""
+
+    verb: str
+    request: str = ""
+    job: int = 0
+    worker: int = 0
+
+    def __str__(self) -> str:
+        if self.request:
+            return f"{self.verb} {self.request}"
+        if self.job:
+            return f"{self.verb} {self.job}@{self.worker}"
+        return f"{self.verb} {self.worker}" if self.verb in ("lose_worker", "regain_worker") else self.verb
+
+
+_STEP, _STEP_FAILING, _SETTLE, _SETTLE_LATE = map(Action, ("step", "step_failing", "settle", "settle_late"))
+
+
+class Env(NamedTuple):
+    """What is on its way between core and device, and what may still happen."""
+
+    arrived: int
+    """Bit per request that has come."""
+    inbox: tuple[Landing, ...]
+    echoes: tuple[Landing, ...]
+    left: tuple[int, ...]
+    """Faults of each kind that may still happen."""
+    lost: tuple[str, ...] = ()
+    """Requests that are there, once for each of their loads that was lost."""
+
+
+class State(NamedTuple):
+    """A state of the world; ``core`` and ``device`` are numbers of values that the world keeps."""
+
+    core: int
+    device: int
+    env: Env
+
+
+@define(eq=False)
+class CoreStep:
+    """What one call made of a value of the core: its new value, and what the device has to know. Nobody changes it."""
+
+    message: int
+    """The number of all that the device has to know: two calls with one number are one to it."""
+    core: int
+    orders: Orders | None
+    handed_out: tuple[int, ...]
+    names: DeviceNames
+    proven: tuple[int, ...] = ()
+    """Jobs whose copies were made quiet first."""
+    failed: tuple[str, ...] = ()
+    """Requests whose load was lost."""
+    loading: tuple[str, ...] = ()
+    """Requests for which a load was planned."""
+    problem: tuple[str, str] | None = None
+    out: frozenset[int] = frozenset()
+    """Jobs that are not over then, as they were called before."""
+
+
+_CoreCall: TypeAlias = tuple[int, Action, tuple[Landing, ...], tuple[tuple[int, int], ...]]
+"""A value of the core, what is called, and what is told with it: reports, and which copies have begun to run."""
+_NOBODY: frozenset[int] = frozenset()
+NO_MESSAGE = -1
+"""The number where the device is told nothing, for the call itself has failed."""
+_FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
+"""After these nothing can be found on the device, and but for the last nothing in the host tier."""
+_OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang"}), frozenset({"lose", "repeat", "echo"})
+_CLOSING = frozenset({"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo"})
+"""What brings nobody new and breaks nothing."""
+
+
+class World:
+    """A model for `explore.explore`: every way in which a small engine, its copies and its clients can go on."""
+
+    def __init__(self, settings: WorldSettings) -> None:
+        if settings.timed:
+            settings = evolve(settings, engine=evolve(settings.engine, deadline=1.0))
+        self.settings = settings
+        self.engine = Engine(settings.engine)
+        self._rows = RowCounts(self.engine.ledger)
+        for script in settings.requests:
+            self.engine.know(script.name, script.text)
+        geometry = self.engine.geometry
+        self._size = geometry.blocks_per_chunk
+        self._device = Device(
+            settings.engine.num_blocks + 1, settings.engine.num_slots * self._size, settings.engine.num_workers
+        )
+        self._fence = settings.engine.contract.name == "FENCE"
+        self._timed = settings.timed
+        self._most = settings.engine.max_requests
+        self._plans_ahead = int(settings.engine.asynchronous)
+        self._cores: list[CoreValue] = []
+        self._core_numbers: dict[tuple[SavedScheduler, str], int] = {}
+        self._parts: dict[Any, Any] = {}
+        """The large parts of those values, each once: a world has thousands of values and hundreds of parts."""
+        self._problems: list[tuple[str, str] | None] = [None]
+        """What the rules of the ledger say to each value of the core; nothing to the first."""
+        self._steps: dict[tuple[_CoreCall, int | None], CoreStep] = {}
+        self._messages: dict[tuple[object, ...], int] = {}
+        """What the device was told of calls. There are far fewer different messages than calls."""
+        self._claims: dict[tuple[object, ...], int] = {}
+        """What values of the core say of the device; likewise."""
+        self._claims_of: list[int] = []
+        """The number of what each value of the core says."""
+        self._out: dict[_CoreCall, frozenset[int]] = {}
+        """The jobs that are out after each call: whether the engine will hear of them makes no difference to their names."""
+        self._devices = DeviceMemo(self._device)
+        self._arriving: dict[int, tuple[Action, ...]] = {}
+        self._anytimes: dict[tuple[int, tuple[int, ...]], tuple[Action, ...]] = {}
+        self._copies: dict[tuple[int, bool, bool], tuple[Action, ...]] = {}
+        self._judged: dict[tuple[int, int], tuple[str, str] | None] = {}
+        self.core_calls = 0
+        """How often the real code was run."""
+        self._core_number(self.engine.freeze()[0], "")
+
+    # --- the model ----------------------------------------------------------------------------------------------------------
+
+    def initial(self) -> State:
+        """Nobody is there."""
+        return State(0, 0, Env(0, (), (), tuple(times for _, times in self.settings.faults.items())))
+
+    def rules(self) -> Sequence[str]:
+        """What is watched in each step."""
+        return (*RULES, LAST_STEP, *([KEPT] if self.settings.roomy else []), TOLD, LAWFUL)
+
+    def properties(self) -> Sequence[Property[State, Action]]:
+        """Everything drains, and there is something to drain."""
+        everybody = (1 << len(self.settings.requests)) - 1
+        return (
+            Property("drains", Kind.LEADS_TO, "everybody ends and every copy lands", goal=self._drained, closing=_closing),
+            Property("stores", Kind.SOMETIMES, "something can be read in the host tier", goal=self._stored),
+            Property(
+                "finishes",
+                Kind.SOMETIMES,
+                "all requests have come and gone",
+                goal=lambda state: state.env.arrived == everybody and self._drained(state),
+            ),
+        )
+
+    def actions(self, state: State) -> Sequence[Action]:
+        """What can happen next."""
+        core, env = self._cores[state.core], state.env
+        offered = list(self._arrivals(env.arrived)) if len(core.saved.requests) < self._most else []
+        if core.plans_out <= self._plans_ahead and core.busy:
+            offered.append(_STEP)
+            if env.left[_FAIL] and self._waits_for(state):
+                offered.append(_STEP_FAILING)
+        if core.plans_out:
+            offered.append(_SETTLE)
+            if self._timed and core.live:
+                offered.append(_SETTLE_LATE)
+        offered += self._of_copies(state.device, env.left)
+        if env.inbox or env.echoes:
+            offered += self._of_reports(env)
+        offered += self._anytime(state.core, env.left)
+        return offered
+
+    def step(self, state: State, action: Action) -> State:
+        """The state after an action; raises `Broken` with the rule that does not hold."""
+        after = self._take(state, action)
+        if action.verb in _FORGETS and (remembered := self._not_forgotten(after, action)) is not None:
+            raise Broken("I10", remembered)
+        if (problem := self._judge(after.core, after.device)) is not None:
+            raise Broken(*problem)
+        return after
+
+    def _not_forgotten(self, after: State, action: Action) -> str | None:
+        """Content that can still be found right after all of it was to be forgotten."""
+        core = self._cores[after.core]
+        if action.verb == "drain" and self._live_or_planned(core):
+            return None  # it was refused
+        if core.readable_blocks:
+            return f"after {action.verb} block {core.readable_blocks[0][0]} can still be found"
+        if action.verb != "sleep" and core.readable_places:
+            return f"after {action.verb} host place {core.readable_places[0][0]} can still be found"
+        return None
+
+    def coverage(self) -> dict[str, dict[Row, int]]:
+        """How often the real code took each row of each table."""
+        return self._rows.by_machine()
+
+    def core(self, state: State) -> CoreValue:
+        """The value of the core in a state, with all that is asked about it."""
+        return self._cores[state.core]
+
+    def device(self, state: State) -> FrozenDevice:
+        """The value of the device in a state."""
+        return self._devices.values[state.device]
+
+    def running(self, state: State) -> list[tuple[int, int, bool]]:
+        """Every share of a copy that runs: job, worker, and whether it hangs."""
+        return self._running(state.device)
+
+    def enter(self, core: CoreValue, device: FrozenDevice, env: Env) -> State:
+        """The state with these values, which another world of the same settings has found lawful."""
+        return State(self._core_number(core.saved, core.weights), self._devices.number(device), env)
+
+    # --- in several processes -----------------------------------------------------------------------------------------------
+
+    def parts(self) -> tuple[int, ...]:
+        """How many values of the core, and of the device, are kept."""
+        return len(self._cores), len(self._devices.values)
+
+    def pack(self, kind: int, number: int) -> object:
+        """A value of the core, or of the device."""
+        if kind:
+            return self._devices.values[number]
+        core = self._cores[number]
+        # what every copy of the world has stays where it is
+        requests = tuple([each._replace(keys=_no_keys) for each in core.saved.requests])
+        ledger = core.saved.ledger._replace(made_with="")
+        return core.saved._replace(ledger=ledger, requests=requests), core.weights
+
+    def unpack(self, kind: int, value: object) -> int:
+        """The number of such a value here."""
+        match value:
+            case FrozenDevice():
+                return self._devices.number(value)
+            case (SavedScheduler() as saved, str(weights)):
+                requests = tuple([each._replace(keys=self.engine.keys(each.name)) for each in saved.requests])
+                ledger = saved.ledger._replace(made_with=self._cores[0].saved.ledger.made_with)
+                return self._core_number(saved._replace(ledger=ledger, requests=requests), weights)
+        raise MisuseError(f"{value!r}: it is no part of a world")
+
+    def divided(self, state: State) -> tuple[tuple[int, ...], object]:
+        """The numbers of a state's values, and what is on its way."""
+        return (state.core, state.device), state.env
+
+    def joined(self, parts: tuple[int, ...], rest: object) -> State:
+        """The state with these values."""
+        if not isinstance(rest, Env):
+            raise MisuseError(f"{rest!r}: it is no part of a world")
+        core, device = parts
+        return State(core, device, rest)
+
+    def tallied(self) -> list[int]:
+        """Calls of the real code, and how often each row of each table was taken."""
+        return [self.core_calls, *self._rows.taken()]
+
+    def add_tally(self, more: Sequence[int]) -> None:
+        """Add what was counted elsewhere."""
+        calls, *taken = more
+        self.core_calls += calls
+        self._rows.add(taken)
+
+    @property
+    def remembered(self) -> int:
+        """How many values and calls the world keeps; it forgets none."""
+        return len(self._devices) + sum(map(len, (self._cores, self._steps, self._judged, self._anytimes)))
+
+    def digest(self) -> int:
+        """A number that worlds with the same values of the core agree on, and hardly any others; of one process only."""
+        return hash(frozenset(self._core_numbers))
+
+    # --- what can happen ----------------------------------------------------------------------------------------------------
+
+    def _twin_waits(self, number: int, arrived: int) -> bool:
+        """Of requests that say the same the first comes first: who is who makes no difference."""
+        mine = self.settings.requests[number]
+        return any(
+            (other.text, other.prompt) == (mine.text, mine.prompt) and not arrived >> earlier & 1
+            for earlier, other in enumerate(self.settings.requests[:number])
+        )
+
+    def _waits_for(self, state: State) -> bool:
+        """Whether the next plan would wait for a copy that runs."""
+        step = self._core_step(state.core, _STEP, _kept(state.env))
+        runs = {job for job, _, hung in self._running(state.device) if not hung}
+        runs |= {order.job for worker in self._devices.values[state.device].workers for order in worker.held_back}
+        return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
+
+    def _arrivals(self, arrived: int) -> tuple[Action, ...]:
+        """Who can come, if there is room."""
+        found = self._arriving.get(arrived)
+        if found is None:
+            scripts = enumerate(self.settings.requests)
+            coming = [each.name for at, each in scripts if not arrived >> at & 1 and not self._twin_waits(at, arrived)]
+            found = self._arriving[arrived] = tuple([Action("arrive", name) for name in coming])
+        return found
+
+    def _of_copies(self, device: int, left: tuple[int, ...]) -> tuple[Action, ...]:
+        """How the copies that run can go on."""
+        key = device, left[_FAIL] > 0, left[_HANG] > 0
+        found = self._copies.get(key)
+        if found is None:
+            verbs = ("land", *(["fail"] if key[1] else []), *(["hang"] if key[2] else []))
+            running = self._running(device)
+            found = tuple([Action(verb, "", job, worker) for job, worker, hung in running if not hung for verb in verbs])
+            self._copies[key] = found
+        return found
+
+    def _of_reports(self, env: Env) -> Iterator[Action]:
+        """What can happen to reports that are on their way."""
+        for landing in dict.fromkeys(env.inbox):
+            if env.left[_FAULT["lose"]]:
+                yield Action("lose", job=landing.job, worker=landing.worker)
+            if env.left[_FAULT["repeat"]] and landing not in env.echoes:
+                yield Action("repeat", job=landing.job, worker=landing.worker)
+        for landing in env.echoes:
+            yield Action("echo", job=landing.job, worker=landing.worker)
+
+    def _anytime(self, number: int, left: tuple[int, ...]) -> tuple[Action, ...]:
+        """What can happen whatever the copies do."""
+        found = self._anytimes.get((number, left))
+        if found is None:
+            core = self._cores[number]
+            nothing = not (any(left) or core.asleep or core.lost or core.quarantined)
+            found = () if nothing else (*self._client_actions(core, left), *self._upheavals(core, left))
+            self._anytimes[number, left] = found
+        return found
+
+    def _client_actions(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:
+        for name, at in core.requests:
+            if left[_FAULT["abort"]]:
+                yield Action("abort", name)
+            if left[_FAULT["preempt"]] and at in (Request.RUNNING, Request.LOADING):
+                yield Action("preempt", name)
+
+    def _upheavals(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:
+        if left[_FAULT["reset"]]:
+            yield Action("reset")
+        if left[_FAULT["drain"]]:
+            yield Action("drain")
+        if left[_FAULT["renew"]]:
+            yield Action("renew")
+        if left[_FAULT["sleep"]] and not core.asleep:
+            yield Action("sleep")
+        if core.asleep and not core.plans_out and not self._live_or_planned(core):
+            yield Action("wake")
+        for worker in range(self.settings.engine.num_workers) if left[_FAULT["lose_worker"]] and not core.lost else ():
+            yield Action("lose_worker", worker=worker)
+        for worker in core.lost:
+            yield Action("regain_worker", worker=worker)
+        if core.quarantined:
+            yield Action("prove")
+
+    def _live_or_planned(self, core: CoreValue) -> bool:
+        return any(job.state not in OVER for job in core.saved.ledger.jobs)
+
+    # --- taking a step ------------------------------------------------------------------------------------------------------
+
+    def _take(self, state: State, action: Action) -> State:
+        core, device, env = state
+        verb = action.verb
+        if verb in _OF_COPIES:
+            device, landed = self._device_step(device, action, lambda device: self._land(device, action))
+            if verb != "land":
+                env = self._spent(env, verb)
+            if landed:
+                arrived, inbox, echoes, left, lost = env
+                env = Env(arrived, tuple(sorted(inbox + landed)) if inbox else landed, echoes, left, lost)
+            return State(core, device, env)
+        if verb in _OF_REPORTS:
+            return State(core, device, self._mislay(env, action))
+        if verb == "settle" or verb == "settle_late":
+            return self._settle(state, action)
+        step = self._core_step(core, _core_action(action), _kept(env))
+        if verb == "step":
+            return self._with_device(state, step, action, env)
+        if verb in _FAULT:
+            env = self._spent(env, verb)
+        elif verb == "step_failing":
+            env = self._spent(env, "fail")
+        elif verb == "arrive":
+            number = next(at for at, script in enumerate(self.settings.requests) if script.name == action.request)
+            env = env._replace(arrived=env.arrived | 1 << number)
+        return self._with_device(state, step, action, env)
+
+    def _settle(self, state: State, action: Action) -> State:
+        """All reports are told; with deadlines, also which copies have begun to run."""
+        launched: tuple[tuple[int, int], ...] = ()
+        if self._timed:
+            launched = self._devices.values[state.device].begun
+        env = state.env
+        arrived, inbox, echoes, left, lost = env
+        if inbox:
+            env = Env(arrived, (), echoes, left, lost)
+        step = self._core_step(state.core, action, _kept(env), inbox, launched)
+        return self._with_device(state, step, action, env)
+
+    def _with_device(self, state: State, step: CoreStep, action: Action, env: Env) -> State:
+        """Let the device hear of what the core did, and go over to the new names."""
+        if step.problem is not None:
+            raise Broken(*step.problem)
+        device, landed = self._device_step(
+            state.device, (step.message, action.verb), lambda each: self._follow(each, step, action)
+        )
+        arrived, inbox, echoes, left, lost = env
+        for name in step.loading:
+            if lost.count(name) >= self.settings.engine.max_load_failures:
+                raise Broken("I7", f"request {name} has lost {lost.count(name)} loads, and gets another one")
+        if lost or step.failed:
+            here = {each.name for each in self._cores[step.core].saved.requests}
+            lost = tuple(sorted([name for name in (*lost, *step.failed) if name in here]))
+        if inbox or echoes:
+            # a job that has been over for so long that its row is another's has no name left; a report of it still comes
+            jobs = step.names.jobs
+            inbox = _told_again(inbox, jobs)
+            echoes = _told_again(echoes, jobs)
+        if landed:
+            inbox = tuple(sorted(inbox + landed))
+        if inbox is not env.inbox or echoes is not env.echoes or lost is not env.lost:
+            env = Env(arrived, inbox, echoes, left, lost)
+        return State(step.core, device, env)
+
+    def _spent(self, env: Env, fault: str) -> Env:
+        arrived, inbox, echoes, left, lost = env
+        at = _FAULT[fault]
+        return Env(arrived, inbox, echoes, (*left[:at], left[at] - 1, *left[at + 1 :]), lost)
+
+    def _mislay(self, env: Env, action: Action) -> Env:
+        """A report is lost, will come again, or comes again."""
+        found = next(
+            each
+            for each in (env.echoes if action.verb == "echo" else env.inbox)
+            if (each.job, each.worker) == (action.job, action.worker)
+        )
+        if action.verb == "echo":
+            return env._replace(inbox=tuple(sorted((*env.inbox, found))), echoes=_without(env.echoes, found))
+        env = self._spent(env, action.verb)
+        if action.verb == "repeat":
+            return env._replace(echoes=tuple(sorted((*env.echoes, found))))
+        return env._replace(inbox=_without(env.inbox, found))
+
+    # --- the device ---------------------------------------------------------------------------------------------------------
+
+    def _device_step(
+        self, number: int, what: object, act: Callable[[Device], tuple[FrozenDevice, tuple[Landing, ...]]]
+    ) -> tuple[int, tuple[Landing, ...]]:
+        """Do something to a value of the device."""
+        try:
+            return self._devices.call(number, what, act)
+        except DeviceFault as fault:
+            raise Broken(fault.rule, fault.message) from fault
+
+    @staticmethod
+    def _land(device: Device, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+        landed: tuple[Landing, ...] = ()
+        if action.verb == "hang":
+            device.hang(action.job, action.worker)
+        else:
+            landed = (device.land(action.job, action.worker, ok=action.verb == "land"),)
+        return device.freeze(), landed
+
+    def _follow(self, device: Device, step: CoreStep, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+        """What a call to the core means for the device; the answer is under the new names."""
+        landed: list[Landing] = []
+        if action.verb == "prove":
+            device.abort(step.proven)
+        elif action.verb == "lose_worker":
+            device.lose(action.worker)
+        elif action.verb == "regain_worker":
+            device.regain(action.worker)
+        elif action.verb == "wake":
+            device.forget_blocks()
+        if step.orders is not None:
+            device.hand_out(step.handed_out, fence=self._fence)
+            failing: list[tuple[int, int]] = []
+            if action.verb == "step_failing":
+                failing = [(job, worker) for job in step.orders.flushes for worker in range(len(device.workers))]
+            landed = device.carry_out(step.orders, failing=failing)
+        elif action.verb in ("settle", "settle_late"):
+            device.take_begun()
+        if not self._timed:
+            device.take_begun()  # nobody waits for a deadline
+        core = self._cores[step.core]
+        after = renamed(device.freeze(), step.names, core.kept_blocks, core.kept_places)
+        jobs = step.names.jobs
+        return after, tuple([landing._replace(job=jobs[landing.job]) for landing in landed]) if landed else ()
+
+    def _running(self, number: int) -> list[tuple[int, int, bool]]:
+        return [
+            (order.job, rank, hung)
+            for rank, worker in enumerate(self._devices.values[number].workers)
+            for order, _, hung in worker.copies
+        ]
+
+    # --- the core -----------------------------------------------------------------------------------------------------------
+
+    def _core_number(self, saved: SavedScheduler, weights: str) -> int:
+        number = self._core_numbers.get((saved, weights))
+        if number is None:
+            saved = self._shared(saved)
+            number = self._core_numbers[saved, weights] = len(self._cores)
+            core = described(self.engine, saved, weights)
+            claims = core.live, core.blocks, core.slots, core.readable_blocks, core.readable_places, weights
+            self._cores.append(core)
+            self._claims_of.append(self._claims.setdefault(claims, len(self._claims)))
+            self._problems.append(None)
+        return number
+
+    def _shared(self, saved: SavedScheduler) -> SavedScheduler:
+        """The same value, made of the parts that equal values of before have: they are in the cache of the processor still."""
+        known, ledger = self._parts.setdefault, saved.ledger
+        return saved._replace(
+            requests=known(saved.requests, saved.requests),
+            progress=known(saved.progress, saved.progress),
+            stores=known(saved.stores, saved.stores),
+            ledger=ledger._replace(
+                blocks=known(ledger.blocks, ledger.blocks),
+                slots=known(ledger.slots, ledger.slots),
+                block_index=known(ledger.block_index, ledger.block_index),
+                slot_index=known(ledger.slot_index, ledger.slot_index),
+                jobs=known(ledger.jobs, ledger.jobs),
+                requests=known(ledger.requests, ledger.requests),
+                spare_jobs=known(ledger.spare_jobs, ledger.spare_jobs),
+                spare_requests=known(ledger.spare_requests, ledger.spare_requests),
+            ),
+        )
+
+    def _counted_again(self, core: int) -> tuple[str, str] | None:
+        """What the rules of the ledger say after a call that led to this value; the engine stands there, under other names."""
+        described = self._cores[core]
+        if found := check(self.engine.ledger):
+            self.engine.thaw(described.saved)
+            first = (check(self.engine.ledger) or found)[0]  # what a snapshot leaves out can be wrong, too
+            return first.rule, first.message
+        if not described.idle:
+            return None
+        kept = not_kept(described, self.engine.geometry) if self.settings.roomy else iter(())
+        return next(chain(left_behind(described), kept), None)
+
+    def _core_step(
+        self,
+        core: int,
+        action: Action,
+        kept: tuple[int, ...],
+        inbox: tuple[Landing, ...] = (),
+        launched: tuple[tuple[int, int], ...] = (),
+    ) -> CoreStep:
+        """Make a call on a value of the core, once; later it is remembered."""
+        call = core, action, inbox, launched
+        found = self._steps.get((call, _oldest(kept, self._out.get(call, _NOBODY)) if kept else None))
+        if found is None:
+            found = self._call(core, action, kept, inbox, launched)
+            self._out[call] = found.out
+            self._steps[call, _oldest(kept, found.out)] = found
+        return found
+
+    def _call(
+        self,
+        number: int,
+        action: Action,
+        kept: tuple[int, ...],
+        inbox: tuple[Landing, ...],
+        launched: tuple[tuple[int, int], ...],
+    ) -> CoreStep:
+        self.core_calls += 1
+        engine, before = self.engine, self._cores[number]
+        engine.thaw(before.saved)
+        engine.weights = before.weights
+        violations = engine.ledger.tally["violations"]
+        try:
+            orders, handed_out = self._act(engine, action, before, inbox, launched)
+            problem = misdone(engine, before, orders, handed_out, action.verb, action.worker)
+            if problem is None and engine.ledger.tally["violations"] > violations:
+                problem = LAWFUL, "the ledger itself has counted a violation"
+            failed, loading = loads(engine, before)
+            saved, names = engine.freeze(kept)
+            out = frozenset([job.number for job in engine.ledger.jobs.alive()])
+            problem = problem or unheeded(saved, action.verb, action.request, action.worker)
+            core = self._core_number(saved, engine.weights)
+            self._problems[core] = self._problems[core] or self._counted_again(core)
+        except Exception as broken:
+            # whatever the code under test raises is a finding: mutants raise all kinds
+            return CoreStep(NO_MESSAGE, 0, None, (), DeviceNames((), (), {}), problem=blamed(broken))
+        proven = before.quarantined if action.verb == "prove" else ()
+        blocks, places, jobs = tuple(names.blocks), _places(tuple(names.slots), self._size), tuple(names.jobs.items())
+        after = self._cores[core]
+        message = (
+            action.worker, orders, handed_out, blocks, places, jobs, names.plans_before, proven, after.kept_blocks,
+            after.kept_places,
+        )  # fmt: skip
+        return CoreStep(
+            self._messages.setdefault(message, len(self._messages)),
+            core,
+            orders,
+            handed_out,
+            DeviceNames(blocks, places, names.jobs, names.plans_before),
+            proven,
+            failed,
+            loading,
+            problem or self._problems[core],
+            out,
+        )
+
+    def _act(
+        self,
+        engine: Engine,
+        action: Action,
+        core: CoreValue,
+        inbox: tuple[Landing, ...],
+        launched: tuple[tuple[int, int], ...],
+    ) -> tuple[Orders | None, tuple[int, ...]]:
+        """Make one call; only a step has orders for the device."""
+        scheduler = engine.scheduler
+        match action.verb:
+            case "step":
+                stepped = engine.step()
+                return stepped.orders, stepped.handed_out
+            case "settle":
+                engine.settle(inbox, launched=launched)
+            case "settle_late":
+                engine.now += self.settings.engine.deadline
+                engine.settle(inbox, launched=launched)
+            case "arrive":
+                script = next(each for each in self.settings.requests if each.name == action.request)
+                engine.add(script.name, script.text, script.prompt)
+            case "abort":
+                engine.abort(action.request)
+            case "preempt":
+                engine.preempt(action.request)
+            case "reset":
+                scheduler.reset()
+            case "drain":
+                self._drain(engine, core)
+            case "renew":
+                engine.renew(engine.weights + "x")
+            case "sleep":
+                scheduler.sleep()
+            case "wake":
+                scheduler.wake()
+            case "lose_worker":
+                scheduler.lose_worker(action.worker)
+            case "regain_worker":
+                scheduler.regain_worker(action.worker)
+            case "prove":
+                engine.ledger.quiesce(Jobs(tuple(JobId(engine.ledger.incarnation, job) for job in core.quarantined)))
+            case verb:
+                raise MisuseError(f"action {verb}: it is unknown")
+        return None, ()
+
+    def _drain(self, engine: Engine, core: CoreValue) -> None:
+        """Forget all content if no job is out; else the call has to refuse, and nothing changes."""
+        if not self._live_or_planned(core):
+            engine.scheduler.reset(drain=True)
+            return
+        before = engine.scheduler.snapshot()
+        try:
+            engine.scheduler.reset(drain=True)
+        except CapacityError:
+            if engine.scheduler.snapshot() != before:
+                raise InvariantError("a drain that was refused has changed something (I5)") from None
+            return
+        raise InvariantError("a drain was not refused although jobs are out (I10)")
+
+    # --- both truths --------------------------------------------------------------------------------------------------------
+
+    def _judge(self, core: int, device: int) -> tuple[str, str] | None:
+        """Where the two truths differ, with the rule."""
+        key = self._claims_of[core], device
+        if key not in self._judged:
+            self._judged[key] = next(disagreements(self._cores[core], self._devices.values[device]), None)
+        return self._judged[key]
+
+    def _stored(self, state: State) -> bool:
+        return bool(self._cores[state.core].readable_places)
+
+    def _drained(self, state: State) -> bool:
+        """Nobody is there and no copy is out. A report that nobody waits for may never be told."""
+        workers = self._devices.values[state.device].workers
+        return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
+
+
+@lru_cache(4096)
+def _places(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The new names of the host places, where slots have new ones."""
+    return tuple([slot * size + part for slot in slots for part in range(size)])
+
+
+def _no_keys(group: int, start: int, stop: int) -> list[bytes]:
+    raise MisuseError("a value that has crossed has no keys of its own")
+
+
+def _told_again(landings: tuple[Landing, ...], jobs: Mapping[int, int]) -> tuple[Landing, ...]:
+    """Reports under the new names of jobs."""
+    return tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in landings])) if landings else ()
+
+
+def _closing(action: Action) -> bool:
+    return action.verb in _CLOSING
+
+
+def _core_action(action: Action) -> Action:
+    """The call that an action makes: how the copies fare that a plan waits for is the device's affair."""
+    return _STEP if action.verb == "step_failing" else action
+
+
+def _without(landings: tuple[Landing, ...], landing: Landing) -> tuple[Landing, ...]:
+    """All but one that is equal to this."""
+    at = landings.index(landing)
+    return (*landings[:at], *landings[at + 1 :])
+
+
+def _kept(env: Env) -> tuple[int, ...]:
+    """Jobs of which the engine will still hear."""
+    return tuple(sorted({landing.job for landing in (*env.inbox, *env.echoes)})) if env.inbox or env.echoes else ()
+
+
+def _oldest(kept: tuple[int, ...], out: frozenset[int]) -> int | None:
+    """All that a name depends on besides the ledger itself: the oldest job that is over and of which somebody will hear."""
+    return min([job for job in kept if job not in out], default=None) if kept else None

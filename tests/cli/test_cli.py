@@ -1,0 +1,614 @@
+"""The command line says what it does, what is wrong, and nothing else: one line, the right status, never a traceback.
+
+Method: most commands run in this process. What needs a process of its own gets one: pipes, signals, a terminal, a full disk.
+Nothing sleeps; a run is known to live when its record file grows.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from blocklife import __version__
+from blocklife.cli import main
+from blocklife.cli._built import examine
+from blocklife.engines.toy._replay import ReplayReport
+from tests.interrupts import interruptible
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "blocklife"]
+LINE = '{"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1,2]}\n'
+SIZES = (
+    "gpu-blocks", "host-slots", "block-bytes", "block-tokens", "blocks-per-chunk", "workers", "step-tokens", "max-running",
+    "link-blocks", "max-jobs", "deadline",
+)  # fmt: skip
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+SECONDS_MAX = 60
+"""A process that lives longer hangs."""
+
+Capture = pytest.CaptureFixture[str]
+
+
+def call(capsys: Capture, *argv: str) -> tuple[int, str, str]:
+    """Run a command here; its status, its output and its errors. No thread may outlive it."""
+    try:
+        status = main(argv)
+    except SystemExit as left:
+        status = left.code if isinstance(left.code, int) else 1
+    found = capsys.readouterr()
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("blocklife")]
+    return status, found.out, found.err
+
+
+def refused(capsys: Capture, *argv: str) -> str:
+    """Run a command that must be refused; its one line."""
+    status, out, err = call(capsys, *argv)
+
+    assert status == 2, (status, err)
+    assert out == ""
+    assert err.startswith("blocklife")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    return err.strip()
+
+
+def spawn(*argv: str, **changes: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    given: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": SECONDS_MAX, "check": False}
+    return subprocess.run([*COMMAND, *argv], **{**given, **changes})
+
+
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which BLOCKLIFE is the command; the status is that of the first command of the last pipe."""
+    line = script.replace("BLOCKLIFE", " ".join(COMMAND)) + "; exit ${PIPESTATUS[0]}"
+    return subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "workload.jsonl"
+    path.write_text(LINE * 3)
+    return path
+
+
+# --- help and version ---------------------------------------------------------------------------------------------------
+
+
+def test_cli_version_is_the_package_s(capsys: Capture) -> None:
+    assert call(capsys, "--version") == (0, f"blocklife {__version__} (core {examine()})\n", "")
+
+
+def test_cli_without_arguments_prints_help(capsys: Capture) -> None:
+    """Nothing asked is a question for help, and no error."""
+    status, out, err = call(capsys)
+
+    assert (status, err) == (0, "")
+    assert out == call(capsys, "--help")[1]
+    assert all(command in out for command in ("replay", "check", "scenario", "recording", "workload", "draw", "spec", "doctor"))
+
+
+COMMANDS = [
+    ("replay",),
+    ("check",),
+    ("scenario", "run"),
+    ("recording", "check"),
+    ("recording", "show"),
+    ("recording", "view"),
+    ("recording", "stats"),
+    ("recording", "perfetto"),
+    ("draw",),
+    ("workload", "generate"),
+    ("spec",),
+    ("doctor",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_cli_help_has_examples_that_parse(command: tuple[str, ...], capsys: Capture) -> None:
+    """Each help ends in examples, and each example names options that exist."""
+    status, out, err = call(capsys, *command, "--help")
+    examples = [line for line in out.partition("examples:")[2].splitlines() if line.strip()]
+
+    assert (status, err) == (0, "")
+    assert len(examples) >= 2
+    for line in examples:
+        words = [word for word in line.split() if word.startswith("--")]
+        assert all(word in out.partition("examples:")[0] for word in words), line
+
+
+def test_cli_help_speaks_of_workloads(capsys: Capture) -> None:
+    """The glossary has one word for what is replayed."""
+    _, out, _ = call(capsys, "replay", "--help")
+
+    assert "[WORKLOAD]" in out
+    assert "replay workload.jsonl" in out
+    assert "trace" not in out.lower()
+
+
+def test_cli_help_of_a_group_names_its_commands(capsys: Capture) -> None:
+    status, out, err = call(capsys, "workload")
+
+    assert (status, err) == (0, "")
+    assert "generate" in out
+
+
+def test_cli_runs_as_a_module() -> None:
+    ran = spawn("--version")
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"blocklife {__version__} (core {examine()})\n", "")
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["fly"], "invalid choice: 'fly'"),
+        (["replay", "--wings", "2"], "unrecognized arguments: --wings"),
+        (["workload", "eat"], "invalid choice: 'eat'"),
+        (["spec"], "--check --write --promela is required"),
+        (["spec", "--check", "--write"], "not allowed with argument"),
+        (["replay", "a", "b"], "unrecognized arguments: b"),
+        (["replay", "--contract", "maybe"], "invalid choice: 'maybe'"),
+        (["replay", "--checking", "some"], "invalid choice: 'some'"),
+        (["replay", "--record"], "expected one argument"),
+        (["replay", "--record", ""], "--record: '' is not the name of a file"),
+        (["replay", ""], "WORKLOAD: '' is not the name of a file"),
+        (["workload", "generate", "--output", ""], "--output: '' is not the name of a file"),
+        (["replay", "--block-tokens", "100"], "--block-tokens must divide 512"),
+        (["replay", "--block-tokens", "1024"], "--block-tokens can be at most 512"),
+        (["replay", "--groups", "full:16", "--block-tokens", "128"], "--block-tokens 128 and --groups full:16 both name"),
+        (["replay", "--groups", "full:16", "--block-tokens", "16"], "--block-tokens 16 and --groups full:16 both name"),
+        (["replay", "--groups", "half:16"], "--groups: 'half:16' is no group: write full:BLOCK"),
+        (["replay", "--groups", "swa:16"], "--groups: 'swa:16' is no group"),
+        (["replay", "--groups", "full:16,,mamba:16"], "--groups: '' is no group"),
+        (["replay", "--groups", "full:24"], "--groups: full:24 has blocks that do not divide 512"),
+        (["replay", "--groups", "full:16,swa:16:0"], "--groups: window_tokens of SlidingWindow must be a whole number"),
+        (["replay", "--groups", "mamba:1024"], "--groups: mamba:1024 has blocks that do not divide 512"),
+        (["replay", "--groups", "full:16" + ",full:16" * 256], "--groups: a geometry has 1 to 256 groups, not 257"),
+        (["replay", "--groups", "full:" + "9" * 5_000], "--groups: 'full:999"),
+        (["replay", "--groups"], "expected one argument"),
+        (["replay", "--blocks-per-chunk", "65"], "--blocks-per-chunk can be at most 64"),
+        (["replay", "--host-slots", str(1 << 30), "--blocks-per-chunk", "64"], "x --blocks-per-chunk 64) x --block-bytes"),
+        (["replay", "--mode", "idle"], "invalid choice: 'idle'"),
+        (["replay", "--policy", "fifo"], "invalid choice: 'fifo'"),
+        (["replay", "--async=2"], "ignored explicit argument '2'"),
+        (["replay", "--block-bytes", "12"], "--block-bytes must be a multiple of 8"),
+        (["replay", "--gpu-blocks", "1"], "--gpu-blocks must be at least 2"),
+        (["replay", "--gpu-blocks", str(1 << 31)], "this machine has"),
+        (["replay", "--workers", "65"], "--workers can be at most 64"),
+        (["replay", "--max-running", "65535"], "--max-running can be at most 64511"),
+        (["replay", "--faults", "fail=2"], "fault rate fail: 2.0 is no share"),
+        (["replay", "--faults", "fail=-0.1"], "fault rate fail: -0.1 is no share"),
+        (["replay", "--faults", "fail=nan"], "fault rate fail: nan is no share"),
+        (["replay", "--faults", "fail=much"], "fault rate fail: 'much' is no number"),
+        (["replay", "--faults", "slow=0.1"], "fault rate 'slow': unknown"),
+        (["replay", "--faults", "fail=0.1,fail=0.1"], "fault rate 'fail': named twice"),
+        (["replay", "--faults", "no-such-workload.jsonl"], "unknown"),
+        (["replay", "--requests", "0"], "--requests must be at least 1"),
+        (["replay", "--requests", "-3"], "--requests must be at least 1"),
+        (["replay", "--requests", "1.5"], "'1.5' is not a whole number"),
+        (["replay", "--requests", "9" * 20], "requests must be a whole number from 1 to 1000000"),
+        (["replay", "--requests", "9" * 5_000], "is not a whole number"),
+        (["replay", "--faults", ""], "fault rate '': unknown (write fail=0.01,late=0.01,"),
+        (["replay", "--record", "-", "--json"], "--json and --record - both take standard output (record to a file)"),
+        (["replay", "--seed", "-1"], "--seed must be from 0"),
+        (["replay", "--seed", str(1 << 63)], "--seed must be from 0"),
+        (["replay", "--seed", "dice"], "'dice' is not a whole number"),
+        (["replay", "--speed", "0"], "--speed must be above 0"),
+        (["replay", "--speed", "-1"], "--speed must be above 0"),
+        (["replay", "--speed", "nan"], "--speed must be above 0"),
+        (["replay", "--speed", "inf"], "--speed must be above 0"),
+        (["replay", "--speed", "fast"], "'fast' is not a number"),
+        (["replay", "--verify", "1.1"], "--verify must be a share"),
+        (["replay", "--verify", "nan"], "--verify must be a share"),
+        (["replay", "--abort", "-0.1"], "--abort must be a share"),
+        (["replay", "--abort", "nan"], "--abort must be a share"),
+        (["workload", "generate", "--requests", "0"], "requests must be a whole number from 1"),
+        (["workload", "generate", "--seed", "-1"], "seed must be a whole number from 0"),
+        (["spec", "--check", "--root", "no/such/folder"], "no/such/folder: no such folder"),
+    ],
+    ids=lambda each: " ".join(each)[:40] if isinstance(each, list) else "",
+)
+def test_cli_refuses_in_one_line(argv: list[str], message: str, capsys: Capture) -> None:
+    """Bad input ends with status 2 and one line on standard error that names what is wrong."""
+    assert message in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize("option", SIZES)
+@pytest.mark.parametrize("value", ["0", "-1", "9" * 30, "many", "1.0", ""])
+def test_cli_refuses_a_size_that_is_none(option: str, value: str, capsys: Capture) -> None:
+    """Zero, negative and huge numbers, and what is no number, are refused with the option's own name."""
+    assert f"--{option}" in refused(capsys, "replay", f"--{option}={value}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", ": holds no request"),
+        ("\n\n", ": holds no request"),
+        (LINE + LINE[:30], ":2: the file ends in the middle of a line"),
+        (LINE + "[]\n", ":2: must be an object"),
+        (LINE + "hello\n", ":2: not JSON"),
+        ("\x00\x01\x02", ":1: not JSON"),
+        (LINE.replace("[1,2]", "[1]"), ":1: hash_ids must hold 2 ids"),
+        (LINE.replace("600", "-1"), ":1: input_length must be a whole number"),
+        (LINE.replace('"timestamp":0,', ""), ":1: missing field timestamp"),
+    ],
+    ids=["empty", "blank", "cut", "list", "text", "binary", "hashes", "negative", "field"],
+)
+def test_cli_names_file_and_line_of_a_bad_workload(
+    content: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same from a file and from standard input."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+
+    assert f"{path}{message}" in refused(capsys, "replay", str(path))
+    monkeypatch.setattr("sys.stdin", io.StringIO(content))
+    assert f"<stdin>{message}" in refused(capsys, "replay", "-")
+
+
+def test_cli_refuses_a_workload_that_is_no_file(tmp_path: Path, capsys: Capture) -> None:
+    assert "is a directory" in refused(capsys, "replay", str(tmp_path))
+    assert "no such file" in refused(capsys, "replay", str(tmp_path / "missing"))
+
+
+def test_cli_refuses_a_file_that_cannot_be_written(tmp_path: Path, workload: Path, capsys: Capture) -> None:
+    """A folder, and a file in a folder that does not exist."""
+    for where in (tmp_path, tmp_path / "missing" / "file"):
+        assert str(where) in refused(capsys, "replay", str(workload), "--record", str(where))
+        assert str(where) in refused(capsys, "workload", "generate", "--output", str(where))
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["itself", "a link to it"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay FILE --record OUT",
+        "recording view FILE -o OUT",
+        "recording show FILE --block 1 -o OUT",
+        "recording perfetto FILE -o OUT",
+        "draw block --recording FILE -o OUT",
+        "draw block --coverage FILE -o OUT",
+        "draw block --mutants FILE -o OUT",
+        "draw --diff FILE block -o OUT",
+        "check --mutants --tests FILE --page OUT",
+        "check FILE --write .",
+    ],
+)
+def test_cli_writes_over_nothing_that_it_reads(
+    command: str, linked: bool, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slip of the hand costs nobody a file, whatever it is called there."""
+    read, link, content = tmp_path / "story.txt", tmp_path / "link.txt", "" if command.startswith("check") else LINE
+    read.write_text(content)
+    link.symlink_to(read)
+    monkeypatch.chdir(tmp_path)
+    argv = [{"FILE": str(read), "OUT": str(link if linked else read)}.get(word, word) for word in command.split()]
+
+    assert "it is also read, and would be overwritten (write to another file)" in refused(capsys, *argv)
+    assert link.is_symlink()
+    assert read.read_text() == content
+
+
+def test_cli_writes_not_over_its_standard_input(workload: Path) -> None:
+    ran = shell(f"BLOCKLIFE replay - --record {workload} < {workload}")
+
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "it is also read" in ran.stderr
+    assert workload.read_text() == LINE * 3
+
+
+@FULL
+@pytest.mark.parametrize("requests", [1, 30])
+def test_cli_says_that_the_disk_is_full(requests: int, capsys: Capture) -> None:
+    """Whether the record fails while it is written or at its end, one line says so, and no thread is left."""
+    assert "/dev/full: No space left" in refused(capsys, "replay", "--requests", str(requests), "--record", "/dev/full")
+    assert "/dev/full: No space left" in refused(capsys, "workload", "generate", "--output", "/dev/full")
+
+
+@FULL
+@pytest.mark.parametrize(
+    "command",
+    ["replay --requests 1", "replay --requests 1 --json", "replay --requests 30 --record -", "workload generate"],
+)
+def test_cli_says_that_standard_output_is_full(command: str) -> None:
+    ran = shell(f"BLOCKLIFE {command} > /dev/full")
+
+    assert (ran.returncode, ran.stderr) == (2, "blocklife: standard output: No space left on device\n")
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------------
+
+
+def test_cli_replays_a_file(workload: Path, capsys: Capture) -> None:
+    """The tables name every section, in plain text."""
+    status, out, err = call(capsys, "replay", str(workload))
+
+    assert (status, err) == (0, "")
+    assert "clean: nothing corrupt, nothing leaked, no violation" in out
+    assert "\x1b" not in out
+    for name in ("requests", "tokens", "copies", "proof", "scheduler us per step", "refused stores", "jobs DONE"):
+        assert name in out
+
+
+def test_cli_json_has_every_field(workload: Path, capsys: Capture) -> None:
+    """One object on one line, with all fields of the report."""
+    status, out, err = call(capsys, "replay", str(workload), "--json", "--requests", "2", "--faults", "fail=0.5", "--seed", "1")
+    report = json.loads(out)
+
+    assert (status, err) == (0, "")
+    assert out.count("\n") == 1
+    assert set(report) == {field.name for field in attrs.fields(ReplayReport)}
+    assert report["requests"] == 2
+    assert set(report["transitions"]) == {"block", "slot", "job", "request"}
+    assert set(report["jobs"]) == {"DONE", "FAILED", "CANCELLED"}
+
+
+def test_cli_replays_a_hybrid_model(workload: Path, capsys: Capture) -> None:
+    """All options of groups and offload together; figures by group and by cause are in both outputs."""
+    argv = (
+        "replay", str(workload), "--groups", "full:32,swa:64:100,mamba:128", "--blocks-per-chunk", "2", "--mode", "lazy",
+        "--async", "--policy", "arc", "--workers", "2", "--link-blocks", "1", "--gpu-blocks", "50",
+    )  # fmt: skip
+    status, out, err = call(capsys, *argv)
+    _, found, _ = call(capsys, *argv, "--json")
+    report = json.loads(found)
+
+    assert (status, err) == (0, "")
+    assert (report["groups"], report["blocks_per_chunk"]) == ("full:32,swa:64:100,mamba:128", 2)
+    assert len(report["blocks_hit_gpu"]) == len(report["blocks_hit_host"]) == 3
+    assert report["flushes"] == sum(report["flushes_by_cause"].values()) > 0
+    for name in (
+        "full:32 gpu", "swa:64:100 host", "mamba:128 gpu", "flushes, ", "already in flight", "partial chunks",
+        "stale entries", "deferred lookups",
+    ):  # fmt: skip
+        assert name in out
+
+
+def test_cli_skips_a_request_that_does_not_fit(workload: Path, capsys: Capture) -> None:
+    """Requests longer than the memory are counted; that is no error."""
+    status, out, _ = call(capsys, "replay", str(workload), "--gpu-blocks", "2", "--json")
+
+    assert status == 0
+    assert json.loads(out)["skipped_requests"] == 3
+
+
+def test_replay_says_so_when_nothing_ran(capsys: Capture) -> None:
+    """A run in which no request fits is clean, and worth a word."""
+    status, out, _ = call(capsys, "replay", "--requests", "3", "--gpu-blocks", "2")
+
+    assert status == 0
+    assert "but nothing ran: no request fits into the device (raise --gpu-blocks)" in out
+
+
+def test_cli_reads_standard_input(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dash is standard input; a last line without its end is a line."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(LINE * 2 + LINE.rstrip()))
+    status, out, _ = call(capsys, "replay", "-", "--json")
+
+    assert status == 0
+    assert json.loads(out)["requests"] == 3
+
+
+def test_cli_generates_what_it_replays(tmp_path: Path, capsys: Capture) -> None:
+    """The same seed gives the same bytes, to a file and to standard output."""
+    path = tmp_path / "workload.jsonl"
+    _, out, _ = call(capsys, "workload", "generate", "--requests", "5", "--seed", "3")
+    status, silent, _ = call(capsys, "workload", "generate", "--requests", "5", "--seed", "3", "--output", str(path))
+
+    assert (status, silent) == (0, "")
+    assert path.read_text() == out
+    assert out.count("\n") == 5
+
+
+def test_cli_pipes_into_itself() -> None:
+    ran = shell("set -o pipefail; BLOCKLIFE workload generate --requests 5 | BLOCKLIFE replay - --json")
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["requests"] == 5
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        "BLOCKLIFE workload generate --requests 3000 | head -1",
+        "BLOCKLIFE replay --requests 1 | true",
+        "BLOCKLIFE replay --requests 1 --json | true",
+        "BLOCKLIFE replay --help | true",
+        "BLOCKLIFE replay --requests 300 --record - 2>/dev/null | head -1",
+    ],
+)
+def test_cli_survives_a_reader_that_goes(pipe: str) -> None:
+    """A closed pipe is the reader's good right: no word about it."""
+    ran = shell(pipe)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay --requests 1",
+        "check --list",
+        "scenario list",
+        "recording check -",
+        "workload generate",
+        "draw block",
+        "spec --promela",
+        "doctor",
+    ],
+)
+def test_cli_has_nothing_to_write_to(command: str) -> None:
+    """Nothing is done whose outcome nobody would see."""
+    ran = shell(f"BLOCKLIFE {command} >&- </dev/null")
+
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "blocklife: standard output is closed (send it to a file, or to /dev/null)\n",
+    )
+
+
+def test_replay_records_to_standard_output(tmp_path: Path) -> None:
+    """The recording alone comes there, the same as in a file; the report goes to standard error."""
+    file = tmp_path / "run.jsonl"
+    written = spawn("replay", "--requests", "10", "--record", str(file))
+    printed = spawn("replay", "--requests", "10", "--record", "-", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    silent = shell("BLOCKLIFE replay --requests 10 --record - 2>&-")
+
+    assert (written.returncode, printed.returncode, silent.returncode) == (0, 0, 0)
+    assert printed.stdout == silent.stdout == file.read_text()
+    assert "clean: nothing corrupt" in printed.stderr
+    assert os.listdir(tmp_path) == ["run.jsonl"]
+
+
+def test_cli_checks_what_it_records() -> None:
+    ran = shell("set -o pipefail; BLOCKLIFE replay --requests 10 --record - 2>/dev/null | BLOCKLIFE recording check -")
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "legal: every transition\n" in ran.stdout
+
+
+def test_cli_spec_checks_and_writes(tmp_path: Path, capsys: Capture) -> None:
+    """The pages of this very tree are fresh; a stale copy is named, and written."""
+    for page in (ROOT / "specs").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        (tmp_path / page.name).write_text(
+            text.replace("<!-- generated: slot.rows -->\n", "<!-- generated: slot.rows -->\nMore.\n")
+        )
+    fresh, _, _ = call(capsys, "spec", "--check", "--root", str(ROOT / "specs"))
+    stale, _, problems = call(capsys, "spec", "--check", "--root", str(tmp_path))
+    written, names, _ = call(capsys, "spec", "--write", "--root", str(tmp_path))
+    again, nothing, _ = call(capsys, "spec", "--write", "--root", str(tmp_path))
+
+    assert fresh == 0
+    assert stale == 1
+    assert "slot.rows is out of date" in problems
+    assert (written, names) == (0, f"wrote {tmp_path / 'slot.md'}\n")
+    assert (again, nothing) == (0, "")
+
+
+def test_cli_imports_little() -> None:
+    """A command that replays nothing drawn brings in neither torch nor transitions."""
+    script = (
+        "import sys\nfrom blocklife.cli import main\nstatus = main(['replay', '--requests', '1', '--json'])\n"
+        "sys.exit(status or bool({'torch', 'transitions', 'vllm', 'rich'} & set(sys.modules)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# --- terminals and signals ----------------------------------------------------------------------------------------------
+
+
+def on_terminal(*argv: str, both: bool = False) -> tuple[int, str]:
+    """Run with standard error (and output) on a terminal; the status and what the terminal was sent."""
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(
+        [*COMMAND, *argv],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs if both else subprocess.DEVNULL,
+        stderr=theirs,
+        env=env,
+    ) as process:
+        os.close(theirs)
+        found = b""
+        while select.select([ours], [], [], SECONDS_MAX)[0]:
+            try:
+                more = os.read(ours, 1 << 16)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not more:
+                break
+            found += more
+        os.close(ours)
+        status = process.wait(SECONDS_MAX)
+    return status, found.decode()
+
+
+def test_cli_shows_progress_on_a_terminal() -> None:
+    """The bar counts requests and steps, and is gone at the end."""
+    status, shown = on_terminal("replay", "--requests", "150", "--json")
+
+    assert status == 0
+    assert "150" in shown
+    assert "steps" in shown
+    assert "\x1b[2K" in shown
+    assert "Traceback" not in shown
+
+
+def test_cli_shows_no_progress_in_a_pipe() -> None:
+    """In pipes there is no bar, no colour, and nothing on standard error."""
+    ran = spawn("replay", "--requests", "20")
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "\x1b" not in ran.stdout
+    assert "clean" in ran.stdout
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> tuple[list[str], Path]:
+    """A run that would take long, and its record."""
+    return ["replay", "--requests", "20000", "--faults", "--record", str(tmp_path / "record")], tmp_path / "record"
+
+
+def interrupt(argv: list[str], record: Path, signals: int) -> tuple[int, str, str]:
+    """Send so many SIGINTs to a run once its record has grown; the status, the output and the errors."""
+    with interruptible():
+        run = subprocess.Popen([*COMMAND, *argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with run as process:
+        try:
+            while process.poll() is None and not (record.exists() and record.stat().st_size > 100_000):
+                os.sched_yield()
+            for _ in range(signals):
+                process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=SECONDS_MAX)
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("json_too", [False, True], ids=["tables", "json"])
+def test_cli_reports_after_an_interrupt(long_run: tuple[list[str], Path], json_too: bool) -> None:
+    """Ctrl-C ends the run between two steps: the report so far, status 130, a record of whole lines."""
+    argv, record = long_run
+    status, out, err = interrupt([*argv, *(["--json"] if json_too else [])], record, signals=1)
+
+    assert (status, err) == (130, "")
+    if json_too:
+        report = json.loads(out)
+        assert report["interrupted"]
+        assert (report["corrupt_blocks"], report["leaked_places"], report["violations"]) == (0, 0, 0)
+        assert report["requests"] == 20_000
+    else:
+        assert "interrupted: every request was aborted" in out
+    lines = record.read_text().splitlines(keepends=True)
+    assert all(line.endswith("}\n") for line in lines)
+    assert json.loads(lines[-2])["to"]
+    assert json.loads(lines[-1])["blocklife"] == "end"
+
+
+def test_cli_stops_at_once_at_the_second_interrupt(long_run: tuple[list[str], Path]) -> None:
+    """A second Ctrl-C may fall before or after the report; in both cases the status is 130 and nobody sees a traceback."""
+    status, _, err = interrupt(*long_run, signals=2)
+
+    assert status == 130
+    assert err in ("", "blocklife: interrupted\n")

@@ -1,0 +1,248 @@
+"""The doctor says what is there, tries what can be tried, and is not fooled by what is installed and broken.
+
+Method: the real machine is asked once, in both forms. Then single checks are driven over memory and packages that are broken on
+purpose: a copier that loses bytes or reports nothing, a package that raises when it is imported, one that is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from blocklife import __version__
+from blocklife.cli import _built as built
+from blocklife.cli import _doctor as doctor
+from blocklife.cli import main
+from blocklife.cli._doctor import CheckOutcome, Diagnosis, compare, examine, there_and_back, told_of_movers
+from blocklife.copiers._cpu import CpuCopier
+from blocklife.ledger.records import Completion, Worker
+
+ROOT = Path(__file__).parents[2]
+NAMES = [
+    "python", "platform", "blocklife", "core", "numpy", "torch", "drawing", "copier cpu", "copier torch", "copier cuda",
+    "movers", "ranks", "gpu", "link",
+]  # fmt: skip
+
+Capture = pytest.CaptureFixture[str]
+
+
+def examined(capsys: Capture, *argv: str) -> tuple[int, str]:
+    status = main(["doctor", *argv])
+    found = capsys.readouterr()
+
+    assert found.err == ""
+    return status, found.out
+
+
+# --- this machine ------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_says_one_line_a_fact(capsys: Capture) -> None:
+    """Every check has one line, in order, and nothing that is installed here is broken."""
+    status, out = examined(capsys)
+    *lines, blank, last = out.splitlines()
+
+    assert status == 0, out
+    assert [line[:15].strip() for line in lines] == NAMES
+    assert (blank, last) == ("", "all that is installed works")
+    assert f"CPython {platform.python_version()}" in lines[0]
+    assert lines[2].split() == ["blocklife", __version__]
+    assert lines[3].startswith("core            ")
+    assert str(built.examine()) in lines[3]
+    assert lines[4].split() == ["numpy", np.__version__]
+    assert lines[7].endswith("works: 2,048 bytes there and back, compared")
+
+
+def test_doctor_says_the_same_to_machines(capsys: Capture) -> None:
+    """One JSON object; each finding has its name, its verdict, and what to do for more."""
+    status, out = examined(capsys, "--json")
+    report = json.loads(out)
+
+    assert (status, report["ok"], out.count("\n")) == (0, True, 1)
+    assert [finding["name"] for finding in report["findings"]] == NAMES
+    assert all(set(finding) == {"name", "verdict", "says", "install"} for finding in report["findings"])
+    assert {finding["verdict"] for finding in report["findings"]} <= {"fact", "works", "absent"}
+
+
+def test_doctor_says_of_each_module_how_it_runs(capsys: Capture) -> None:
+    """For machines each module of the core stands by itself, with what compiled it."""
+    core = json.loads(examined(capsys, "--json")[1])["core"]
+
+    assert list(core["modules"]) == list(built.CORE)
+    assert set(core["modules"].values()) == {"compiled" if core["by"] else "interpreted"}
+
+
+def test_doctor_finds_a_core_of_another_source(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """A source that was changed after it was compiled does not run, whoever reads it."""
+    stale = built.InstalledCore((built.Module("ledger.core", compiled=True, stale=True),), "Cython 9")
+    monkeypatch.setattr(built, "examine", lambda: stale)
+    status, out = examined(capsys)
+
+    assert status == 1
+    assert "BROKEN: ValueError: compiled from another source than lies here: ledger.core (install it again)" in out
+
+
+def test_doctor_finds_an_extension_that_python_does_not_take(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """What lies there is not enough: the module that was imported says what runs."""
+    monkeypatch.setattr(
+        built, "examine", lambda: built.InstalledCore((built.Module("errors", compiled=True, stale=False),), "Cython 9")
+    )
+    status, out = examined(capsys)
+
+    assert status == 1
+    assert "BROKEN: ValueError: errors is compiled, and Python runs " in out
+
+
+def test_doctor_tries_the_torch_copier(capsys: Capture) -> None:
+    """With torch installed its copier has moved bytes both ways; a GPU is measured or said not to be there."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    found = {each["name"]: each for each in json.loads(examined(capsys, "--json")[1])["findings"]}
+    there = "works" if torch.cuda.is_available() else "absent"
+
+    assert found["copier torch"]["verdict"] == "works"
+    assert found["copier torch"]["says"] == "2,048 bytes between cpu tensors and host memory and back, compared"
+    assert {found[name]["verdict"] for name in ("copier cuda", "movers", "link")} == {there}
+
+
+# --- what is not there, and what is broken -----------------------------------------------------------------------------
+
+
+def in_a_world_where(tmp_path: Path, files: dict[str, str]) -> tuple[int, dict[str, dict[str, str]]]:
+    """Ask in a process in which these modules stand before all others."""
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-m", "blocklife", "doctor", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ran.stderr == ""
+    return ran.returncode, {finding["name"]: finding for finding in json.loads(ran.stdout)["findings"]}
+
+
+def test_doctor_names_a_package_that_is_broken(tmp_path: Path) -> None:
+    """A torch and a drawing package that raise when imported are broken, with their error; all else is told as ever."""
+    status, found = in_a_world_where(
+        tmp_path,
+        {
+            "torch/__init__.py": "raise OSError('libcudart.so.13: cannot open shared object file')\n",
+            "resvg_py.py": "def svg_to_bytes(**_options):\n    return b'not a picture'\n",
+        },
+    )
+
+    assert status == 1
+    assert found["torch"]["verdict"] == "broken"
+    assert found["torch"]["says"] == "OSError: libcudart.so.13: cannot open shared object file"
+    assert (found["drawing"]["verdict"], found["copier torch"]["verdict"]) == ("broken", "broken")
+    assert found["copier cpu"]["verdict"] == "works"
+
+
+def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """What is not installed is no fault: the status is 0, and each line names the command."""
+    monkeypatch.setattr(doctor, "find_spec", lambda _module: None)
+    status, out = examined(capsys)
+    lines = {line[:15].strip(): line[16:] for line in out.splitlines()}
+
+    assert status == 0
+    for name in ("torch", "copier torch", "copier cuda", "movers", "ranks", "gpu", "link"):
+        assert lines[name] == "not installed (pip install 'blocklife[torch]')"
+    assert lines["drawing"] == "pygraphviz, pymupdf-fonts, resvg-py not installed (pip install 'blocklife[draw]')"
+
+
+def test_doctor_ends_with_what_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The status is 1, the line says so, and the last line names it."""
+
+    def broken() -> Diagnosis:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(doctor, "CHECKS", (("good", lambda: Diagnosis("good", CheckOutcome.FACT, "yes")), ("bad", broken)))
+    status, out = examined(capsys)
+    _, told = examined(capsys, "--json")
+
+    assert status == 1
+    assert out == f"{'good':<15} yes\n{'bad':<15} BROKEN: RuntimeError: first line second line\n\nbroken: bad\n"
+    assert json.loads(told)["ok"] is False
+
+
+def test_doctor_has_no_message_to_tell() -> None:
+    """An error without words is named by its kind."""
+
+    def broken() -> Diagnosis:
+        raise ZeroDivisionError
+
+    assert examine("sum", broken) == Diagnosis("sum", CheckOutcome.BROKEN, "ZeroDivisionError: no message")
+
+
+# --- copiers -----------------------------------------------------------------------------------------------------------
+
+
+class Silent(CpuCopier):
+    """A copier that moves its bytes and reports nothing."""
+
+    def poll(self) -> list[Completion]:
+        super().poll()
+        return []
+
+
+def test_there_and_back_moves_everything() -> None:
+    """A copier that works passes, and the bytes are where they are compared."""
+    device, host = np.arange(1, 65, dtype=np.uint64).reshape(8, 8), np.zeros((8, 8), dtype=np.uint64)
+    copier = CpuCopier(device, host, worker=Worker(0))
+    there_and_back(copier)
+    copier.close()
+
+    compare(device.view(np.uint8), host.view(np.uint8), device[:4].view(np.uint8).copy())
+
+
+def test_there_and_back_wants_a_report() -> None:
+    """A copier that moves its bytes and reports nothing does not work."""
+    copier = Silent(np.ones((8, 8), dtype=np.uint64), np.zeros((8, 8), dtype=np.uint64), worker=Worker(0))
+    with pytest.raises(ValueError, match=r"a store was reported as \[\]"):
+        there_and_back(copier)
+    copier.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (lambda world: world.host.__setitem__((7, 3), 0), "stored"),
+        (lambda world: world.device.__setitem__((5, 0), 0), "loaded"),
+        (lambda world: world.device.__setitem__((0, 1), 0), "kept"),
+    ],
+    ids=["stored", "loaded", "source"],
+)
+def test_compare_finds_one_wrong_byte(spoil: Callable[[SimpleNamespace], None], what: str) -> None:
+    """One byte that is not what it was is found wherever it lies."""
+    content = np.arange(1, 17, dtype=np.uint8).reshape(4, 4)
+    world = SimpleNamespace(device=np.zeros((8, 4), dtype=np.uint8), host=np.zeros((8, 4), dtype=np.uint8))
+    world.device[[0, 1, 2, 3]] = world.device[[4, 5, 6, 7]] = world.host[[5, 2, 7, 0]] = content
+    compare(world.device, world.host, content)
+    spoil(world)
+
+    with pytest.raises(ValueError, match=rf"the bytes that were {what} are not those that went \(1 differ\)"):
+        compare(world.device, world.host, content)
+
+
+def test_movers_that_do_not_work_are_told_with_their_reason() -> None:
+    """What works stands first; the sentence ends there if nothing is missing."""
+    left_out = {"kernel": "ModuleNotFoundError: no triton", "batch": "RuntimeError: too old"}
+    without = "copies are slower without kernel (ModuleNotFoundError: no triton); batch (RuntimeError: too old)"
+
+    assert told_of_movers(("kernel", "batch", "slices"), {}) == "kernel, batch, slices"
+    assert told_of_movers(("slices",), left_out) == f"slices; {without}"

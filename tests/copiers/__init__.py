@@ -1,0 +1,1 @@
+"""What moves bytes: on the processor, on streams, over several ranks."""

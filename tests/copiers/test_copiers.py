@@ -1,0 +1,738 @@
+"""Copiers move the bytes they were told to, as late as they may, and prove when nothing moves any more.
+
+Method: the real copier on two small tensors whose every word tells where it came from. Where a thread must be caught in the act
+it is held at a gate; nothing sleeps and nothing is timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blocklife.copiers._cpu import CpuCopier
+from blocklife.copiers._faults import FaultRates, FaultyCopier
+from blocklife.copiers._protocol import Copier
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
+
+STORE, LOAD = Direction.STORE, Direction.LOAD
+RANK = Worker(3)
+PLACES, WORDS = 16, 4
+
+Tensor = NDArray[np.uint64]
+Build = Callable[..., CpuCopier]
+
+
+def tensors() -> tuple[Tensor, Tensor]:
+    words = np.arange(PLACES * WORDS, dtype=np.uint64).reshape(PLACES, WORDS)
+    return words + np.uint64(1_000), words + np.uint64(2_000)
+
+
+def job(number: int) -> JobId:
+    return JobId(1, number)
+
+
+def transfer(number: int, direction: Direction, source: list[int], target: list[int]) -> Transfer:
+    return Transfer(job(number), direction, np.array(source), np.array(target), (len(source),))
+
+
+def numbers(completions: list[Completion]) -> list[int]:
+    return [completion.job.number for completion in completions]
+
+
+@pytest.fixture
+def build() -> Iterator[Build]:
+    """Builds copiers on `tensors` unless told otherwise, and closes them."""
+    built: list[CpuCopier] = []
+
+    def make(device: Tensor | None = None, host: Tensor | None = None, pace: int | None = None) -> CpuCopier:
+        fresh = tensors()
+        device, host = fresh[0] if device is None else device, fresh[1] if host is None else host
+        built.append(CpuCopier(device, host, worker=RANK, blocks_per_poll=pace))
+        return built[-1]
+
+    yield make
+    for copier in built:
+        copier.close()
+
+
+class Gate(np.ndarray[Any, Any]):
+    """A tensor whose reader does something first: waits at a gate, or dies."""
+
+    def __getitem__(self, key: Any) -> Any:
+        self.before_read()
+        return super().__getitem__(key)
+
+    @staticmethod
+    def before_read() -> None:
+        """Replaced by each test."""
+
+
+def gated(before_read: Callable[[], None]) -> Tensor:
+    kind = type("Gated", (Gate,), {"before_read": staticmethod(before_read)})
+    return tensors()[0].view(kind)
+
+
+class TestCpuCopier:
+    @pytest.mark.parametrize("pace", [None, 1, 3, 100])
+    def test_moves_bytes_both_ways(self, build: Build, pace: int | None) -> None:
+        """Every target row holds its source row, all others are as before."""
+        device, host = tensors()
+        want_device, want_host = device.copy(), host.copy()
+        want_host[[7, 1, 4]] = device[[1, 2, 3]]
+        want_device[[9, 8]] = host[[10, 11]]
+        copier = build(device, host, pace)
+
+        copier.launch(transfer(1, STORE, [1, 2, 3], [7, 1, 4]))
+        copier.launch(transfer(2, LOAD, [10, 11], [9, 8]))
+        copier.wait([job(1), job(2)])
+
+        assert copier.poll() == [Completion(job(1), RANK, Result.OK), Completion(job(2), RANK, Result.OK)]
+        assert copier.poll() == []
+        np.testing.assert_array_equal(device, want_device)
+        np.testing.assert_array_equal(host, want_host)
+
+    def test_moves_a_job_larger_than_one_slab(self, build: Build) -> None:
+        """A job of several megabytes goes in several pieces and arrives whole."""
+        device = np.arange(40 * 20_000, dtype=np.uint64).reshape(40, 20_000)
+        host = np.zeros_like(device)
+        copier = build(device, host)
+
+        copier.launch(transfer(1, STORE, list(range(40)), list(range(39, -1, -1))))
+        copier.wait([job(1)])
+
+        np.testing.assert_array_equal(host, device[::-1])
+
+    def test_a_launch_takes_its_ids_with_it(self, build: Build) -> None:
+        """The caller may reuse the id arrays as soon as launch has returned."""
+        device, host = tensors()
+        copier = build(device, host, 1)
+        given = transfer(1, STORE, [1, 2], [3, 4])
+
+        copier.launch(given)
+        given.source[:] = given.target[:] = 0
+        copier.wait([job(1)])
+
+        np.testing.assert_array_equal(host[[3, 4]], device[[1, 2]])
+
+    def test_pacing_is_exact_and_the_same_in_every_run(self, build: Build) -> None:
+        """The poll in which each job lands depends on the calls alone: two blocks a poll and direction, over twenty runs."""
+
+        def run() -> list[list[int]]:
+            copier = build(pace=2)
+            copier.launch(transfer(1, STORE, [1, 2, 3], [1, 2, 3]))
+            copier.launch(transfer(2, STORE, [4], [4]))
+            copier.launch(transfer(3, LOAD, [5, 6, 7, 8, 9], [5, 6, 7, 8, 9]))
+            polls = [numbers(copier.poll()) for _ in range(3)]
+            copier.launch(transfer(4, STORE, [1], [1]))
+            return polls + [numbers(copier.poll()) for _ in range(3)]
+
+        assert [run() for _ in range(20)] == [[[], [], [1, 2], [3], [4], []]] * 20
+
+    def test_a_launch_alone_moves_nothing(self, build: Build) -> None:
+        """An idle direction saves no grants, and a grant reaches only what was queued when it was given."""
+        device, host = tensors()
+        copier = build(device, host, 8)
+        for _ in range(5):
+            copier.poll()
+        copier.launch(transfer(1, STORE, [1], [1]))
+
+        assert copier.poll() == []
+        assert numbers(copier.poll()) == [1]
+
+    def test_copies_what_the_block_holds_when_its_grant_comes(self, build: Build) -> None:
+        """A source overwritten after the launch but before its grant arrives overwritten: early reuse does corrupt."""
+        device, host = tensors()
+        first = device[1].copy()
+        copier = build(device, host, 1)
+        copier.launch(transfer(1, STORE, [1, 2], [5, 6]))
+        copier.poll()
+
+        device[2] = 77
+        copier.poll()
+        copier.poll()
+
+        np.testing.assert_array_equal(host[5], first)
+        assert host[6].tolist() == [77] * WORDS
+
+    def test_wait_moves_only_what_it_must(self, build: Build) -> None:
+        """What stands behind the awaited job, and the whole other direction, stays where it is."""
+        device, host = tensors()
+        before = host.copy(), device.copy()
+        copier = build(device, host, 1)
+        for number in (1, 2, 3):
+            copier.launch(transfer(number, STORE, [number], [number]))
+        copier.launch(transfer(4, LOAD, [9], [9]))
+
+        copier.wait([job(2)])
+
+        np.testing.assert_array_equal(host[[1, 2]], device[[1, 2]])
+        np.testing.assert_array_equal(host[3], before[0][3])
+        np.testing.assert_array_equal(device[9], before[1][9])
+        assert numbers(copier.poll()) == [1, 2]
+
+    def test_wait_ignores_what_it_does_not_know(self, build: Build) -> None:
+        """Unknown and landed jobs are quiet; nothing else moves for them."""
+        copier = build(pace=1)
+        copier.launch(transfer(1, STORE, [1], [1]))
+        copier.wait([job(1), job(99)])
+        copier.wait([job(1), job(99)])
+        copier.wait([])
+
+        assert numbers(copier.poll()) == [1]
+
+    def test_each_direction_is_first_in_first_out(self, build: Build) -> None:
+        """Two stores to one slot leave the later one's bytes, and land in order."""
+        device, host = tensors()
+        copier = build(device, host, 3)
+        for number in range(1, 9):
+            copier.launch(transfer(number, STORE, [number], [0]))
+        landed = [number for _ in range(5) for number in numbers(copier.poll())]
+
+        assert landed == list(range(1, 9))
+        np.testing.assert_array_equal(host[0], device[8])
+
+    @pytest.mark.parametrize("bad", [PLACES, -1])
+    def test_an_error_becomes_a_result(self, build: Build, bad: int) -> None:
+        """A place that does not exist fails its own job; neighbours and polls go on."""
+        copier = build(pace=4)
+        copier.launch(transfer(1, STORE, [1, bad, 2], [1, 2, 3]))
+        copier.launch(transfer(2, STORE, [1], [4]))
+        copier.launch(transfer(3, LOAD, [bad], [4]))
+        copier.wait([job(1), job(2), job(3)])
+
+        assert [completion.result for completion in copier.poll()] == [Result.FAILED, Result.OK, Result.FAILED]
+        assert copier.statistics().num_failed == 2
+        assert "IndexError" in copier.statistics().last_error
+
+    def test_a_failed_job_leaves_its_grant_to_nobody(self, build: Build) -> None:
+        """Waiting for a job that fails early does not move the jobs behind it."""
+        device, host = tensors()
+        untouched = host[9].copy()
+        copier = build(device, host, 1)
+        copier.launch(transfer(1, STORE, [PLACES, 1, 2], [1, 2, 3]))
+        copier.launch(transfer(2, STORE, [9], [9]))
+        copier.wait([job(1)])
+        np.testing.assert_array_equal(host[9], untouched)
+        copier.poll()
+        copier.poll()
+
+        np.testing.assert_array_equal(host[9], device[9])
+
+    @pytest.mark.parametrize("pace", [None, 2])
+    def test_a_dead_thread_hangs_nobody(self, build: Build, pace: int | None) -> None:
+        """When the thread dies in a copy, all that was out has failed, and so does all that is launched later."""
+
+        def die() -> None:
+            raise SystemExit
+
+        copier = build(device=gated(die), pace=pace)
+        copier.launch(transfer(1, STORE, [1], [1]))
+        copier.launch(transfer(2, LOAD, [PLACES], [2]))
+        copier.wait([job(1)])
+        copier.launch(transfer(3, STORE, [1], [1]))
+        copier.wait([job(3)])
+        completions = copier.poll()
+
+        assert numbers(completions) == [1, 2, 3]
+        assert {completion.result for completion in completions} == {Result.FAILED}
+        assert not copier.busy()
+
+    def test_close_drains_ends_the_thread_and_may_be_repeated(self, build: Build) -> None:
+        """Everything queued has moved, may still be polled, and no thread outlives the copier."""
+        threads = set(threading.enumerate())
+        device, host = tensors()
+        copier = build(device, host, 1)
+        copier.launch(transfer(1, STORE, [1, 2, 3], [4, 5, 6]))
+        assert len(set(threading.enumerate()) - threads) == 1
+
+        copier.close()
+        copier.close()
+
+        assert set(threading.enumerate()) <= threads
+        np.testing.assert_array_equal(host[[4, 5, 6]], device[[1, 2, 3]])
+        assert numbers(copier.poll()) == [1]
+        assert not copier.busy()
+
+    def test_a_launch_after_close_is_refused(self, build: Build) -> None:
+        """The refusal names the job and the remedy, and nothing is queued."""
+        copier = build()
+        copier.close()
+        with pytest.raises(MisuseError, match=r"job 1\.1: cannot LAUNCH while the copier is CLOSED"):
+            copier.launch(transfer(1, STORE, [1], [1]))
+
+        assert not copier.busy()
+
+    def test_a_second_launch_of_a_job_is_refused(self, build: Build) -> None:
+        """A job that is out is not launched again; the first launch goes on."""
+        copier = build(pace=1)
+        copier.launch(transfer(1, STORE, [1], [1]))
+        with pytest.raises(MisuseError, match="launched once"):
+            copier.launch(transfer(1, LOAD, [1], [1]))
+        copier.poll()
+
+        assert numbers(copier.poll()) == [1]
+
+    @pytest.mark.parametrize("pace", [0, -1])
+    def test_a_pace_that_never_ends_is_refused(self, pace: int) -> None:
+        with pytest.raises(MisuseError, match="never end a job"):
+            CpuCopier(*tensors(), worker=RANK, blocks_per_poll=pace)
+
+    def test_tensors_that_do_not_fit_are_refused(self) -> None:
+        device, host = tensors()
+        with pytest.raises(MisuseError, match="make them equal"):
+            CpuCopier(device, host[:, 1:], worker=RANK)
+        with pytest.raises(MisuseError, match="2-d uint64"):
+            CpuCopier(device, host[0], worker=RANK)
+
+    def test_busy_until_the_last_completion_was_polled(self, build: Build) -> None:
+        copier = build(pace=1)
+        idle = copier.busy()
+        copier.launch(transfer(1, STORE, [1], [1]))
+        queued = copier.busy()
+        copier.wait([job(1)])
+        landed = copier.busy()
+        copier.poll()
+
+        assert (idle, queued, landed, copier.busy()) == (False, True, True, False)
+
+    def test_unpaced_moves_at_once_and_polls_without_waiting(self, build: Build) -> None:
+        """While the thread stands at the gate a poll returns empty; once let through, it lands without a poll."""
+        gate, arrived = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            arrived.set()
+            gate.wait()
+
+        copier = build(device=gated(stand))
+        copier.launch(transfer(1, STORE, [1], [1]))
+        arrived.wait()
+        early = copier.poll()
+        gate.set()
+        copier.wait([job(1)])
+
+        assert early == []
+        assert numbers(copier.poll()) == [1]
+
+    def test_the_directions_take_turns(self, build: Build) -> None:
+        """Of two stores and two loads granted together, one of each moves first: neither direction starves the other."""
+        log: list[str] = []
+        copier = build(gated(lambda: log.append("store")), gated(lambda: log.append("load")), pace=2)
+        for number in (1, 2):
+            copier.launch(transfer(number, STORE, [number], [number]))
+        for number in (3, 4):
+            copier.launch(transfer(number, LOAD, [number], [number]))
+        copier.poll()
+        copier.poll()
+
+        assert log == ["store", "load", "store", "load"]
+
+    @pytest.mark.parametrize("ask", ["poll", "wait"])
+    def test_every_turn_begins_with_the_stores(self, build: Build, ask: str) -> None:
+        """What moves first depends on the calls alone, not on what moved before: the load reads what the store has written."""
+        device, host = tensors()
+        fresh = device[2].copy()
+        copier = build(device, host, 1)
+
+        copier.launch(transfer(1, STORE, [1], [5]))
+        copier.wait([job(1)])
+        copier.launch(transfer(2, STORE, [2], [6]))
+        copier.launch(transfer(3, LOAD, [6], [7]))
+        if ask == "poll":
+            copier.poll()
+            copier.poll()
+        else:
+            copier.wait([job(2), job(3)])
+
+        np.testing.assert_array_equal(device[7], fresh)
+
+    def test_the_copy_runs_beside_the_caller(self, build: Build) -> None:
+        """A poll returns while its own grant is still moving; the next poll waits for it."""
+        gate, arrived = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            arrived.set()
+            gate.wait()
+
+        copier = build(device=gated(stand), pace=1)
+        copier.launch(transfer(1, STORE, [1], [1]))
+        granted = copier.poll()
+        arrived.wait()
+        gate.set()
+
+        assert granted == []
+        assert numbers(copier.poll()) == [1]
+
+    def test_an_interrupted_wait_leaves_a_copier_that_can_be_closed(self, build: Build) -> None:
+        """Ctrl-C reaches a caller that waits for a copy; afterwards close drains as ever.
+
+        A signal that arrives just before the caller falls asleep is noted but wakes nobody, so the thread knocks again until
+        one was answered; only the first is.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            pytest.skip("signals reach the main thread only")
+        gate, knocked, caller = threading.Event(), threading.Event(), threading.get_ident()
+        answered: list[int] = []
+
+        def answer(number: int, _frame: object) -> None:
+            answered.append(number)
+            if len(answered) == 1:
+                raise KeyboardInterrupt
+
+        def knock() -> None:
+            while not answered:
+                signal.pthread_kill(caller, signal.SIGINT)
+                gate.wait(0.001)
+            knocked.set()
+            gate.wait()
+
+        copier = build(device=gated(knock), pace=1)
+        copier.launch(transfer(1, STORE, [1], [1]))
+        before = signal.signal(signal.SIGINT, answer)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                copier.wait([job(1)])
+            knocked.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+            gate.set()
+        copier.close()
+
+        assert numbers(copier.poll()) == [1]
+
+
+@attrs.define(eq=False)
+class NaiveCopier:
+    """The second truth: no thread, no lock, one block at a time. A granted block moves when the grant is given."""
+
+    device: Tensor
+    host: Tensor
+    pace: int
+    queues: dict[Direction, list[tuple[int, Transfer, int]]] = attrs.field(factory=lambda: {STORE: [], LOAD: []})
+    landed: list[tuple[int, JobId]] = attrs.field(factory=list)
+    num_launched: int = 0
+
+    def launch(self, given: Transfer) -> None:
+        self.num_launched += 1
+        self.queues[given.direction].append((self.num_launched, given, 0))
+
+    def poll(self) -> list[JobId]:
+        reported = [name for _, name in sorted(self.landed)]
+        self.landed.clear()
+        for direction in Direction:
+            for _ in range(self.pace):
+                self.move(direction)
+        return reported
+
+    def wait(self, names: list[JobId]) -> None:
+        for direction, queue in self.queues.items():
+            while any(given.job in names for _, given, _ in queue):
+                self.move(direction)
+
+    def move(self, direction: Direction) -> None:
+        if not self.queues[direction]:
+            return
+        order, given, moved = self.queues[direction].pop(0)
+        source, target = (self.device, self.host) if direction is STORE else (self.host, self.device)
+        target[given.target[moved]] = source[given.source[moved]]
+        if moved + 1 < len(given.source):
+            self.queues[direction].insert(0, (order, given, moved + 1))
+        else:
+            self.landed.append((order, given.job))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_walk_agrees_with_the_naive_copier(build: Build, seed: int) -> None:
+    """Random launches, polls, waits and overwrites leave the same reports and, whenever all is quiet, the same bytes.
+
+    Stores keep to the lower halves of both tensors and loads to the upper ones; sources are overwritten only where nothing
+    is granted, that is right after a wait for everything: races between directions are nobody's promise.
+    """
+    dice = random.Random(seed)
+    device, host = tensors()
+    pace = dice.randint(1, 5)
+    copier, naive = build(device, host, pace), NaiveCopier(device.copy(), host.copy(), pace)
+    number = 0
+    for _ in range(150):
+        match dice.choices(["launch", "poll", "wait", "overwrite"], [dice.randint(1, 6), 4, 1, 1])[0]:
+            case "launch":
+                number += 1
+                direction, half = dice.choice([(STORE, range(PLACES // 2)), (LOAD, range(PLACES // 2, PLACES))])
+                count = dice.randint(1, PLACES // 2)
+                given = transfer(number, direction, dice.choices(half, k=count), dice.sample(half, count))
+                copier.launch(given)
+                naive.launch(given)
+            case "poll":
+                assert [completion.job for completion in copier.poll()] == naive.poll()
+            case "wait":
+                names = [job(dice.randint(1, number + 1)) for _ in range(2)]
+                copier.wait(names)
+                naive.wait(names)
+            case _:
+                names = [job(name) for name in range(number + 1)]
+                copier.wait(names)
+                naive.wait(names)
+                np.testing.assert_array_equal(device, naive.device)
+                np.testing.assert_array_equal(host, naive.host)
+                row, word = dice.randrange(PLACES), dice.randrange(1 << 30)
+                device[row] = naive.device[row] = host[row] = naive.host[row] = word
+    copier.close()
+    naive.wait([job(name) for name in range(number + 1)])
+
+    np.testing.assert_array_equal(device, naive.device)
+    np.testing.assert_array_equal(host, naive.host)
+
+
+def faulty(inner: Copier, seed: int = 0, late_polls_max: int = 5, **rates: float) -> FaultyCopier:
+    return FaultyCopier(inner, FaultRates(**rates), np.random.default_rng(seed), late_polls_max=late_polls_max)
+
+
+def drive(copier: Copier, polls: int) -> list[tuple[int, int, Result]]:
+    """Poll so many times: (poll, job, result) of each report."""
+    return [(number, completion.job.number, completion.result) for number in range(polls) for completion in copier.poll()]
+
+
+class TestFaultyCopier:
+    def test_without_faults_is_the_inner_copier(self, build: Build) -> None:
+        """All rates 0: same landings, same bytes, same worker."""
+        logs = []
+        for wrap in (False, True):
+            inner: Copier = build(pace=1)
+            copier = faulty(inner) if wrap else inner
+            for number in (1, 2, 3):
+                copier.launch(transfer(number, STORE, [1, 2], [number, 9]))
+            logs.append((copier.worker, drive(copier, 10), copier.busy()))
+
+        assert logs[0] == logs[1]
+
+    def test_fail_moves_half_and_says_so(self, build: Build) -> None:
+        """The first half of the blocks arrives, of a single block none; the result is FAILED."""
+        device, host = tensors()
+        before = host.copy()
+        copier = faulty(build(device, host, 8), fail=1.0)
+        copier.launch(transfer(1, STORE, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]))
+        copier.launch(transfer(2, STORE, [6], [6]))
+        reports = [(number, result) for _, number, result in drive(copier, 3)]
+
+        assert sorted(reports) == [(1, Result.FAILED), (2, Result.FAILED)]
+        np.testing.assert_array_equal(host[[1, 2]], device[[1, 2]])
+        np.testing.assert_array_equal(host[[3, 4, 5, 6]], before[[3, 4, 5, 6]])
+        assert copier.statistics().num_failed == 2
+        assert not copier.busy()
+
+    def test_fail_cuts_the_groups_with_the_blocks(self, build: Build) -> None:
+        """A transfer of several groups stays lawful when it is cut short."""
+        device, host = tensors()
+        copier = faulty(build(device, host, 8), fail=1.0)
+        ids = np.arange(6)
+        copier.launch(Transfer(job(1), STORE, ids, ids, (2, 3, 1)))
+        copier.wait([job(1)])
+
+        np.testing.assert_array_equal(host[:3], device[:3])
+        assert not np.array_equal(host[3], device[3])
+
+    def test_late_holds_the_report_back_and_not_the_bytes(self, build: Build) -> None:
+        """Bytes are quiet after wait; the completion comes within the bound, later than it landed."""
+        device, host = tensors()
+        copier = faulty(build(device, host, 1), late=1.0)
+        for number in range(1, 9):
+            copier.launch(transfer(number, STORE, [number], [number]))
+        copier.wait([job(number) for number in range(1, 9)])
+        np.testing.assert_array_equal(host[1:9], device[1:9])
+        reports = drive(copier, 6)
+
+        assert sorted(number for _, number, _ in reports) == list(range(1, 9))
+        assert {poll for poll, _, _ in reports} <= set(range(1, 6))
+        assert len({poll for poll, _, _ in reports}) > 1
+        assert copier.statistics().num_late == 8
+
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_hold_back_is_one_poll_to_as_many_as_are_allowed(self, build: Build, most: int) -> None:
+        """Both ends are drawn: the first poll takes over what has landed, and each report comes 1 to *most* polls behind it."""
+        copier = faulty(build(pace=1), late_polls_max=most, late=1.0)
+        for number in range(1, 33):
+            copier.launch(transfer(number, STORE, [1], [1]))
+        copier.wait([job(number) for number in range(1, 33)])
+        reports = drive(copier, most + 2)
+
+        assert {poll for poll, _, _ in reports} == set(range(1, most + 1))
+        assert len(reports) == 32
+
+    def test_twice_reports_again_some_polls_later(self, build: Build) -> None:
+        """Two equal reports, never in one poll, and the copier is busy until the second."""
+        copier = faulty(build(pace=1), twice=1.0)
+        copier.launch(transfer(1, STORE, [1], [1]))
+        copier.wait([job(1)])
+        first = copier.poll()
+        busy = copier.busy()
+        again = drive(copier, 5)
+
+        assert numbers(first) == [1]
+        assert busy
+        assert [(number, result) for _, number, result in again] == [(1, Result.OK)]
+        assert copier.statistics().num_twice == 1
+        assert not copier.busy()
+
+    def test_reorder_lets_later_jobs_overtake(self, build: Build) -> None:
+        """Jobs that land together come out backwards; one alone waits for a later one, or for the bound."""
+        copier = faulty(build(pace=1), reorder=1.0)
+        for number in (1, 2, 3):
+            copier.launch(transfer(number, STORE, [number], [number]))
+        copier.wait([job(1), job(2), job(3)])
+        together = numbers(copier.poll())
+        copier.launch(transfer(4, STORE, [1], [1]))
+        copier.wait([job(4)])
+        alone = drive(copier, 10)
+
+        assert together == [3, 2, 1]
+        assert [(poll, number) for poll, number, _ in alone] == [(5, 4)]
+        assert copier.statistics().num_reordered == 2
+
+    def test_reorder_comes_right_after_the_job_that_overtook(self, build: Build) -> None:
+        """With some jobs reordered and some not, each reordered one follows a later one whenever there is one in time."""
+        copier = faulty(build(pace=1), seed=4, reorder=0.4)
+        for number in range(1, 41):
+            copier.launch(transfer(number, STORE, [1], [1]))
+        reported = [number for _, number, _ in drive(copier, 60)]
+
+        assert sorted(reported) == list(range(1, 41))
+        assert reported != sorted(reported)
+        assert copier.statistics().num_reordered >= sum(a > b for a, b in itertools.pairwise(reported)) > 0
+
+    def test_never_stops_half_way_and_stays_silent(self, build: Build) -> None:
+        """Half of the bytes move, no completion comes, not even after wait and close; nobody need tick for it."""
+        device, host = tensors()
+        before = host.copy()
+        copier = faulty(build(device, host, 1), never=1.0)
+        copier.launch(transfer(1, STORE, [1, 2, 3, 4], [1, 2, 3, 4]))
+        copier.launch(transfer(2, STORE, [5], [5]))
+        busy = copier.busy()
+        copier.wait([job(1), job(2)])
+        np.testing.assert_array_equal(host[[1, 2]], device[[1, 2]])
+        reports = drive(copier, 30)
+        copier.close()
+
+        assert not busy
+        assert reports == drive(copier, 1) == []
+        np.testing.assert_array_equal(host[3:6], before[3:6])
+        assert copier.statistics().num_never == 2
+
+    def test_a_hung_job_moves_only_before_the_wait_returns(self, build: Build) -> None:
+        """Wait is proof of quiet: what is written into its places afterwards stays there."""
+        device, host = tensors()
+        copier = faulty(build(device, host, 1), never=1.0)
+        copier.launch(transfer(1, STORE, [1, 2, 3, 4], [1, 2, 3, 4]))
+        copier.wait([job(1)])
+        host[1:5] = 5
+        drive(copier, 10)
+
+        assert (host[1:5] == 5).all()
+
+    def test_fates_are_the_same_in_every_run(self, build: Build) -> None:
+        """The same seed and jobs give the same reports and counts; another seed gives others."""
+
+        def run(seed: int) -> tuple[object, object]:
+            copier = faulty(build(pace=2), seed, fail=0.2, late=0.3, twice=0.3, reorder=0.3, never=0.1)
+            log = []
+            for number in range(1, 61):
+                copier.launch(transfer(number, STORE if number % 3 else LOAD, [1, 2, 3], [number % 9, 10, 11]))
+                log += drive(copier, 2)
+            return log + drive(copier, 100), copier.statistics()
+
+        first = run(7)
+
+        assert run(7) == run(7) == first
+        assert run(8) != first
+
+    def test_the_fate_of_a_job_does_not_depend_on_the_others(self, build: Build) -> None:
+        """Leaving out other jobs, or polling more often, fails the same ones."""
+
+        def failed(chosen: range, polls: int) -> set[int]:
+            copier = faulty(build(), 3, fail=0.5)
+            reports = []
+            for number in chosen:
+                copier.launch(transfer(number, STORE, [1], [1]))
+                reports += drive(copier, polls)
+            copier.wait([job(number) for number in chosen])
+            return {number for _, number, result in reports + drive(copier, 1) if result is Result.FAILED}
+
+        everything, every_second = failed(range(1, 41), 0), failed(range(1, 41, 2), 3)
+
+        assert every_second == {number for number in everything if number % 2}
+        assert 0 < len(every_second) < 20
+
+    def test_every_job_comes_to_an_end(self, build: Build) -> None:
+        """On a bad day every job is reported once, twice if so fated, or counted as never; and the copier falls silent."""
+        copier = faulty(build(pace=3), 11, fail=0.2, late=0.3, twice=0.3, reorder=0.3, never=0.2)
+        for number in range(1, 101):
+            copier.launch(transfer(number, STORE if number % 2 else LOAD, [1, 2], [3, 4]))
+        reported = []
+        while copier.busy():
+            reported += numbers(copier.poll())
+        counts = copier.statistics()
+
+        assert len(set(reported)) == 100 - counts.num_never
+        assert len(reported) == len(set(reported)) + counts.num_twice
+        assert min(counts.num_failed, counts.num_late, counts.num_twice, counts.num_reordered, counts.num_never) > 0
+
+    def test_real_failures_come_through(self, build: Build) -> None:
+        """What fails by itself inside is FAILED outside, and is not counted as injected."""
+        copier = faulty(build(pace=1))
+        copier.launch(transfer(1, STORE, [PLACES], [1]))
+        copier.wait([job(1)])
+
+        assert copier.poll() == [Completion(job(1), RANK, Result.FAILED)]
+        assert copier.statistics().num_failed == 0
+
+    def test_refuses_what_no_copier_could_honour(self, build: Build) -> None:
+        """A second launch, a launch after close, and a hold-back of no polls."""
+        copier = faulty(build(pace=1), fail=1.0)
+        copier.launch(transfer(1, STORE, [1], [1]))
+        with pytest.raises(MisuseError, match="launched once"):
+            copier.launch(transfer(1, STORE, [1], [1]))
+        copier.close()
+        copier.close()
+        with pytest.raises(MisuseError, match="CLOSED"):
+            copier.launch(transfer(2, STORE, [1], [1]))
+        with pytest.raises(MisuseError, match="not late"):
+            faulty(copier, late_polls_max=0)
+
+        assert copier.statistics().num_launched == 1
+
+
+class TestFaultRates:
+    def test_parse_reads_what_str_writes(self) -> None:
+        rates = FaultRates(fail=0.25, never=1.0)
+
+        assert FaultRates.parse(str(rates)) == rates
+        assert FaultRates.parse("never=1, fail=.25") == rates
+        assert FaultRates.parse("default") == FaultRates.default()
+
+    @pytest.mark.parametrize(
+        ("text", "trouble"),
+        [
+            ("", "unknown"),
+            ("fial=0.1", "unknown"),
+            ("fail=0.1,fail=0.2", "named twice"),
+            ("late=often", "no number"),
+            ("late", "no number"),
+            ("twice=1.5", "no share"),
+            ("twice=-1", "no share"),
+            ("never=nan", "no share"),
+            ("fail=0.1,", "unknown"),
+        ],
+    )
+    def test_nonsense_is_refused_in_one_line(self, text: str, trouble: str) -> None:
+        with pytest.raises(MisuseError, match=trouble) as refused:
+            FaultRates.parse(text)
+
+        assert "\n" not in str(refused.value)

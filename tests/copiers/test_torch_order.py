@@ -1,0 +1,501 @@
+"""Copies on streams run after everybody who was at their places, and no event is recorded while somebody may wait for it (I2).
+
+Goal: each wait is there, and is needed. Method: the real copier on a fake device that lands what it is told to and finds every
+race. An engine that keeps the contracts is walked with dice, and small programs are explored in all their landing orders; then
+one wait after the other is taken out, and each time the fake has to find a race. The fake itself is held against a naive truth:
+two operations race if some landing order turns them round.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from attrs import define, field
+
+from blocklife.copiers.torch import _order as order
+from blocklife.copiers.torch._copier import TorchCopier
+from blocklife.copiers.torch._layout import KvCache
+from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
+from blocklife.copiers.torch._streams import DeviceLostError
+from blocklife.errors import MisuseError
+from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
+from blocklife.testing._fake_device import FakeDevice, Operation, Span, StuckError, conflict
+
+STORE, LOAD = Direction.STORE, Direction.LOAD
+BLOCKS, PLACES = 6, 6
+SEEDS = range(40)
+
+Choose = Callable[[int], int]
+"""Asks for a number below the given one."""
+
+Answer = TypeVar("Answer")
+
+
+@define(eq=False)
+class Rows:
+    """The host's end, plain."""
+
+    regions: list[torch.Tensor]
+    pinned: bool = True
+
+    def region(self, index: int) -> torch.Tensor:
+        return self.regions[index]
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@define(eq=False)
+class Rig:
+    """A copier on a fake device, and an engine that can be told to compute."""
+
+    device: FakeDevice = field(factory=FakeDevice)
+    cache: KvCache = field(
+        factory=lambda: KvCache([[torch.zeros(BLOCKS, 4, dtype=torch.uint8), torch.zeros(BLOCKS, 2, dtype=torch.int32)]])
+    )
+    copier: TorchCopier = field(init=False)
+    num_jobs: int = 0
+    reading: dict[JobId, set[int]] = field(factory=dict)
+    """The blocks of the stores that the host has not seen land: no kernel may write them, says the contract."""
+
+    def __attrs_post_init__(self) -> None:
+        host = Rows([torch.zeros(PLACES, size, dtype=torch.uint8) for size in self.cache.row_bytes])
+        self.copier = TorchCopier(self.cache, host, worker=Worker(0), device=self.device)
+        self.copier.computed()
+
+    def launch(self, direction: Direction, source: list[int], target: list[int]) -> JobId:
+        self.num_jobs += 1
+        job = JobId(1, self.num_jobs)
+        self.copier.launch(Transfer(job, direction, np.array(source), np.array(target), (len(source),)))
+        if direction is STORE:
+            self.reading[job] = set(source)
+        return job
+
+    def compute(self, reads: list[int], writes: list[int], *, named: bool = False) -> None:
+        """A forward pass; *named*: the copier is told which blocks it touches."""
+        self.copier.before_forward(blocks=reads + writes if named else None)
+        self.device.engine.kernel("forward", self.spans(reads), self.spans(writes))
+        self.copier.computed()
+
+    def spans(self, blocks: list[int]) -> tuple[Span, ...]:
+        pages = self.cache.page_bytes[0]
+        starts = [
+            (layer.data_ptr() + block * page, page)
+            for layer, page in zip(self.cache.layers, pages, strict=True)
+            for block in blocks
+        ]
+        return tuple((start, start + page) for start, page in starts)
+
+    def poll(self) -> list[Completion]:
+        completions = self.copier.poll()
+        for completion in completions:
+            self.reading.pop(completion.job, None)
+        return completions
+
+    def wait(self, jobs: list[JobId]) -> None:
+        self.copier.wait(jobs)
+        for job in jobs:
+            self.reading.pop(job, None)
+
+
+def land_all(device: FakeDevice) -> None:
+    while device.landable():
+        device.land_any()
+
+
+def walk(seed: int, steps: int = 120) -> Rig:
+    """An engine that keeps the contracts, and otherwise does what the dice say."""
+    dice = random.Random(seed)
+    rig = Rig(FakeDevice(seed))
+    eager = dice.random()
+    for _ in range(steps):
+        match dice.choices(["store", "load", "compute", "poll", "wait", "land"], [4, 4, 3, 2, 0.3, 8 * eager])[0]:
+            case "store" | "load" as word:
+                count = dice.randint(1, 3)
+                blocks, places = dice.sample(range(BLOCKS), count), dice.sample(range(PLACES), count)
+                ends = (blocks, places) if word == "store" else (places, blocks)
+                rig.launch(STORE if word == "store" else LOAD, *ends)
+            case "compute":
+                busy = set().union(*rig.reading.values())
+                writes = [block for block in range(BLOCKS) if block not in busy and dice.random() < 0.4]
+                reads = [block for block in range(BLOCKS) if dice.random() < 0.4]
+                rig.compute(reads, writes, named=dice.random() < 0.7)
+            case "poll":
+                rig.poll()
+            case "wait":
+                rig.wait(dice.choices([JobId(1, number) for number in range(1, rig.num_jobs + 2)], k=2))
+            case _:
+                for _ in range(dice.randint(1, 6)):
+                    if rig.device.landable():
+                        rig.device.land_any()
+    rig.copier.close()
+    return rig
+
+
+def without(wait: Wait) -> tuple[Wait, ...]:
+    return tuple(other for other in WAITS if other is not wait)
+
+
+def named(wait: Wait) -> str:
+    return f"{wait.waiter.name} after {wait.holder.name} at {wait.side.value}"
+
+
+# --- all waits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_walk_finds_a_race(seed: int) -> None:
+    """With all waits nothing is found, every job is reported once, and all are good."""
+    rig = walk(seed)
+    statistics = rig.copier.statistics()
+
+    assert rig.device.findings == []
+    assert (statistics.num_launched, statistics.num_failed, statistics.num_suspect) == (rig.num_jobs, 0, 0)
+    assert statistics.num_landed == rig.num_jobs
+
+
+def test_events_are_used_again() -> None:
+    """A long run that is polled makes no more events, and keeps no more marks, than a short one."""
+    made, kept = [], []
+    for steps in (20, 400):
+        rig = Rig()
+        for step in range(steps):
+            rig.launch(STORE, [step % BLOCKS], [step % PLACES])
+            rig.launch(LOAD, [(step + 1) % PLACES], [(step + 2) % BLOCKS])
+            rig.compute([0], [])
+            land_all(rig.device)
+            rig.poll()
+        made.append(rig.copier.statistics().num_events)
+        gc.collect()
+        kept.append(sum(type(thing) is StreamMark for thing in gc.get_objects()))
+        del rig
+
+    assert made[0] == made[1] < 12
+    assert kept[1] <= kept[0] + 12
+
+
+def test_waits_are_for_what_conflicts_and_nothing_else() -> None:
+    """The rows are those that the reads and writes of each use ask for, less the one that the contracts keep."""
+    writes = {
+        Side.DEVICE: {Use.COMPUTE: True, Use.STORE: False, Use.LOAD: True},
+        Side.HOST: {Use.STORE: True, Use.LOAD: False},
+    }
+    needed = {
+        (waiter, holder, side)
+        for side, uses in writes.items()
+        for waiter, holder in itertools.permutations(uses, 2)
+        if uses[waiter] or uses[holder]
+    }
+    kept_by_the_host = {(Use.COMPUTE, Use.STORE, Side.DEVICE)}
+
+    assert {(wait.waiter, wait.holder, wait.side) for wait in WAITS} == needed - kept_by_the_host
+    assert len(WAITS) == len(needed) - 1
+
+
+# --- each wait ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", WAITS, ids=named)
+def test_walks_find_a_race_without(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out, the wait is missed in some walk: what is found names its two uses."""
+    monkeypatch.setattr(order, "WAITS", without(wait))
+    findings = [finding for seed in SEEDS for finding in walk(seed).device.findings]
+    words = {Use.COMPUTE: "forward", Use.STORE: "store", Use.LOAD: "load"}
+    print(len(findings), "findings, the first:", *findings[:3], sep="\n")
+
+    assert findings
+    assert {*findings[0].split()} >= {words[wait.waiter], words[wait.holder]}
+
+
+def meet(wait: Wait, rig: Rig) -> None:
+    """The shortest program in which this wait alone keeps two operations apart: place 1 and block 1 are where they meet."""
+    match wait.holder, wait.waiter, wait.side:
+        case Use.COMPUTE, Use.STORE, _:
+            rig.compute([], [1])
+            rig.launch(STORE, [1], [1])
+        case Use.COMPUTE, Use.LOAD, _:
+            rig.compute([1], [])
+            rig.launch(LOAD, [1], [1])
+        case Use.LOAD, Use.STORE, Side.DEVICE:
+            rig.launch(LOAD, [2], [1])
+            rig.launch(STORE, [1], [3])
+        case Use.LOAD, Use.STORE, Side.HOST:
+            rig.launch(LOAD, [1], [2])
+            rig.launch(STORE, [3], [1])
+        case Use.STORE, Use.LOAD, Side.DEVICE:
+            rig.launch(STORE, [1], [2])
+            rig.launch(LOAD, [3], [1])
+        case Use.STORE, Use.LOAD, Side.HOST:
+            rig.launch(STORE, [2], [1])
+            rig.launch(LOAD, [1], [3])
+        case _:
+            rig.launch(LOAD, [2], [1])
+            rig.compute([1], [], named=True)
+
+
+def turned(program: Callable[[Rig], None]) -> bool:
+    """Whether some landing order turns two operations round that touch the same bytes: the naive truth, by exhaustion."""
+
+    def run(choose: Choose) -> bool:
+        rig = Rig()
+        program(rig)
+        return out_of_order(rig.device, choose)
+
+    return any(explore(run))
+
+
+def out_of_order(device: FakeDevice, choose: Choose) -> bool:
+    """Land everything in the chosen order: whether one landed before another that was queued earlier and meets it."""
+    landed: list[Operation] = []
+    while streams := device.landable():
+        operation = device.land(streams[choose(len(streams))])
+        if operation in device.operations:
+            landed.append(operation)
+    rank = {operation: number for number, operation in enumerate(device.operations)}
+    return any(rank[one] > rank[other] and conflict(one, other) for one, other in itertools.combinations(landed, 2))
+
+
+def explore(run: Callable[[Choose], Answer]) -> Iterator[Answer]:
+    """Run once for every sequence of choices, depth first."""
+    path: list[tuple[int, int]] = []
+    while True:
+        places = itertools.count()
+
+        def choose(count: int, places: Iterator[int] = places) -> int:
+            place = next(places)
+            if place == len(path):
+                path.append((0, count))
+            return path[place][0]
+
+        yield run(choose)
+        while path and path[-1][0] + 1 == path[-1][1]:
+            path.pop()
+        if not path:
+            return
+        path[-1] = (path[-1][0] + 1, path[-1][1])
+
+
+@pytest.mark.parametrize("wait", WAITS, ids=named)
+def test_each_wait_alone_keeps_two_operations_apart(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all landing orders they keep their turn; without the wait some order turns them round, and the fake knew before."""
+    rig = Rig()
+    meet(wait, rig)
+    kept = not turned(lambda rig: meet(wait, rig))
+    monkeypatch.setattr(order, "WAITS", without(wait))
+    bare = Rig()
+    meet(wait, bare)
+
+    assert (kept, rig.device.findings) == (True, [])
+    assert turned(lambda rig: meet(wait, rig))
+    assert len(bare.device.findings) == 1
+
+
+def test_small_program_is_clean_in_every_interleaving_of_host_and_device() -> None:
+    """Stores, a load and a forward pass at one block and one place, polled in between: whatever has landed when, no race."""
+
+    def run(choose: Choose) -> tuple[list[str], bool]:
+        rig = Rig()
+        land_some(rig, choose)
+        rig.launch(STORE, [1], [1])
+        land_some(rig, choose)
+        rig.poll()
+        rig.launch(LOAD, [1], [1])
+        land_some(rig, choose)
+        rig.poll()
+        rig.launch(STORE, [1], [2])
+        turned_round = out_of_order(rig.device, lambda count: 0)
+        rig.poll()
+        return rig.device.findings, turned_round or rig.copier.busy()
+
+    results = [*explore(run)]
+    print(len(results), "interleavings")
+
+    assert len(results) > 100
+    assert all(result == ([], False) for result in results)
+
+
+def land_some(rig: Rig, choose: Choose) -> None:
+    """Nothing, one operation, or more."""
+    while streams := rig.device.landable():
+        chosen = choose(len(streams) + 1)
+        if chosen == 0:
+            return
+        rig.device.land(streams[chosen - 1])
+
+
+# --- events are not recorded again too early ------------------------------------------------------------------------------
+
+
+def recycle_while_awaited(self: Order, mark: StreamMark) -> None:
+    if mark.passed and mark.event is not None:
+        self._free.append(mark.event)
+        mark.event = None
+
+
+def test_an_event_that_somebody_waits_for_is_not_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back as soon as its point is passed, an event is recorded while a stream has yet to reach its wait: found."""
+    monkeypatch.setattr(Order, "_recycle", recycle_while_awaited)
+    findings = [finding for seed in SEEDS for finding in walk(seed).device.findings]
+
+    assert any("has yet to wait for it" in finding for finding in findings)
+
+
+def test_an_event_is_not_recorded_again_before_it_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back when the next of its use is recorded, an event loses a point that was not passed: found."""
+    honest = Order.mark
+
+    def hasty(self: Order, use: Use, *rest: object) -> StreamMark:
+        mark = honest(self, use, *rest)  # type: ignore[arg-type]
+        if mark.event is not None:
+            self._free.append(mark.event)
+        return mark
+
+    monkeypatch.setattr(Order, "mark", hasty)
+    findings = [finding for seed in SEEDS for finding in walk(seed).device.findings]
+
+    assert any("before its point on" in finding for finding in findings)
+
+
+# --- what need not wait ---------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_pass_waits_only_for_the_blocks_it_names() -> None:
+    """A load into another block goes on beside it; an unnamed one waits for all loads."""
+    beside, behind = Rig(), Rig()
+    for rig, named_blocks in ((beside, True), (behind, False)):
+        land_all(rig.device)
+        rig.device.named("load").hangs = True
+        rig.launch(LOAD, [2], [1])
+        rig.compute([3], [4], named=named_blocks)
+        land_all(rig.device)
+
+    assert not beside.device.engine.queue
+    assert behind.device.engine.queue
+
+
+def test_copies_of_other_places_do_not_wait_for_each_other() -> None:
+    """A store that hangs holds up no load of other places."""
+    rig = Rig()
+    rig.device.named("store").hangs = True
+    rig.launch(STORE, [1], [1])
+    rig.launch(LOAD, [2], [2])
+    land_all(rig.device)
+
+    assert [completion.job.number for completion in rig.poll()] == [2]
+
+
+def test_a_wait_without_an_event_is_an_error() -> None:
+    """Where the device gave no event nothing can be ordered behind the place; a later event of the use stands for it too."""
+    rig = Rig()
+    stores = rig.device.named("store")
+    stores.refuses = {"record"}
+    rig.launch(STORE, [1], [1])
+    rig.launch(LOAD, [1], [2])
+    rig.device.named("load").refuses = {"record"}
+    rig.launch(LOAD, [3], [3])
+    with pytest.raises(DeviceLostError, match="a load writes what the forward pass reads"):
+        rig.copier.before_forward(blocks=[3])
+    failed = rig.poll()
+    stores.refuses = set()
+    rig.launch(STORE, [4], [4])
+    rig.launch(LOAD, [1], [5])
+    land_all(rig.device)
+    settled = rig.poll()
+
+    assert [(each.job.number, each.result) for each in failed] == [(2, Result.FAILED)]
+    assert [(each.job.number, each.result) for each in settled] == [(1, Result.FAILED), (4, Result.OK)]
+    assert rig.device.findings == []
+
+
+# --- the fake itself ------------------------------------------------------------------------------------------------------
+
+
+def scribble(device: FakeDevice, dice: random.Random) -> None:
+    """Three streams, a few kernels on three bytes, a few events between them."""
+    streams = [device.stream(name) for name in "abc"]
+    events = [device.event() for _ in range(3)]
+    for _ in range(dice.randint(2, 8)):
+        stream = dice.choice(streams)
+        match dice.choice(["kernel", "kernel", "record", "wait"]):
+            case "record":
+                stream.record(dice.choice(events))
+            case "wait":
+                stream.wait(dice.choice(events))
+            case _:
+                byte = dice.randrange(3)
+                span = ((byte, byte + 1),)
+                stream.kernel("kernel", *((span, ()) if dice.random() < 0.5 else ((), span)))
+
+
+def test_the_fake_agrees_with_all_landing_orders() -> None:
+    """It finds a race exactly if some landing order turns two operations round that touch the same byte."""
+    verdicts = []
+    for seed in range(400):
+
+        def run(choose: Choose, seed: int = seed) -> tuple[bool, bool]:
+            device = FakeDevice()
+            scribble(device, random.Random(seed))
+            return any("races" in finding for finding in device.findings), out_of_order(device, choose)
+
+        results = [*explore(run)]
+        assert results[0][0] == any(turned_round for _, turned_round in results), f"seed {seed}"
+        verdicts.append(results[0][0])
+
+    assert 50 < sum(verdicts) < 350
+
+
+def test_the_fake_knows_what_the_host_has_seen() -> None:
+    """What the host queues after it has seen an event pass comes after it; before it has looked, it does not."""
+    found = []
+    for looks in (True, False):
+        device = FakeDevice()
+        one, other, event = device.stream("one"), device.stream("other"), device.event()
+        one.kernel("first", (), ((0, 4),))
+        one.record(event)
+        land_all(device)
+        if looks:
+            event.query()
+        other.kernel("second", ((3, 5),), ())
+        found.append(device.findings)
+
+    assert found == [[], ["second races with first"]]
+
+
+def test_the_fake_says_where_it_is_stuck() -> None:
+    device = FakeDevice()
+    stream, event = device.stream("one"), device.event()
+    stream.hangs = True
+    stream.record(event)
+    with pytest.raises(StuckError, match="one at record event 1"):
+        event.synchronize()
+    with pytest.raises(StuckError, match="one at record event 1"):
+        device.synchronize()
+
+
+def test_the_fake_refuses_what_is_not_its_own() -> None:
+    device = FakeDevice()
+    stream = device.stream("one")
+    with pytest.raises(MisuseError, match="no stream 'two'"):
+        device.named("two")
+    with pytest.raises(MisuseError, match="nothing on one may land now"):
+        device.land(stream)
+    with pytest.raises(MisuseError, match="int is no stream of it"):
+        device.precede(device.event(), 7)
+
+
+def test_the_page_of_copiers_lists_every_wait() -> None:
+    """`specs/copiers.md` has the rows of the table, word for word and in its order."""
+    page = (Path(__file__).parents[2] / "specs" / "copiers.md").read_text(encoding="utf-8")
+    listed = [line for line in page.splitlines() if re.match(r"\| (store|load|compute) \| (store|load|compute) \|", line)]
+    rows = [f"| {each.waiter.name} | {each.holder.name} | {each.side.value} | ".lower() + f"{each.why} |" for each in WAITS]
+
+    assert listed == rows

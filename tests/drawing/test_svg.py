@@ -1,0 +1,370 @@
+"""Is a drawing well-formed, readable, the same each time, and does it say what it shows?
+
+Method: the SVG is read with a real XML parser, and its words, ids, boxes and colours are compared with the tables. Pixels are
+read back from the PNG with nothing but zlib.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blocklife.drawing import _elements as elements
+from blocklife.drawing._picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
+from blocklife.drawing._png import SCALE, png
+from blocklife.drawing._svg import row_told, slug, state_told, svg
+from blocklife.drawing._theme import Theme, Tint
+from blocklife.states import COUPLINGS, MACHINES, Tone
+
+ROOT = Path(__file__).parents[2]
+NS = {"svg": "http://www.w3.org/2000/svg"}
+
+every_machine = pytest.mark.parametrize("name", MACHINES)
+
+
+def panel_of(name: str, marks: Marks | None = None, *, alone: bool = False) -> Panel:
+    drawn = picture(MACHINES[name], name, () if alone else COUPLINGS)
+    return Panel(drawn) if marks is None else Panel(drawn, marks)
+
+
+def read(drawn: str) -> ET.Element:
+    return ET.fromstring(drawn)
+
+
+def words_of(element: ET.Element) -> list[str]:
+    return ["".join(each.itertext()) for each in element.iter(f"{{{NS['svg']}}}text")]
+
+
+def of_class(root: ET.Element, name: str) -> list[ET.Element]:
+    return [each for each in root.iter() if name in (each.get("class") or "").split()]
+
+
+# --- what is shown -----------------------------------------------------------------------------------------------------
+
+
+@every_machine
+def test_svg_shows_every_state_and_every_row_once(name: str) -> None:
+    """Each has an id of its own, its words, and a tooltip with what it means."""
+    panel, table = panel_of(name), MACHINES[name]
+    root = read(svg([panel]))
+    states = {each.get("data-state"): each for each in of_class(root, "bl-state")}
+    rows = {int(each.get("data-row", "0")): each for each in of_class(root, "bl-row")}
+
+    assert list(states) == [state.name for state in table.states]
+    assert sorted(rows) == [row.index for row in table.rows]
+    ids = [each.get("id") for each in root.iter() if each.get("id")]
+    assert len(ids) == len(set(ids))
+    for node in panel.picture.nodes:
+        assert states[node.name].findtext("svg:title", namespaces=NS) == state_told(panel, node)
+        assert node.name in words_of(states[node.name])
+    for arrow in panel.picture.arrows:
+        for label in arrow.labels:
+            said = words_of(rows[label.row])
+            assert said[:1] == [label.event]
+            assert label.guard is None or f"[{label.guard}]" in said
+            assert rows[label.row].findtext("svg:title", namespaces=NS) == row_told(panel, arrow, label)
+
+
+def test_svg_tells_what_a_row_is_about() -> None:
+    """The tooltip has the arrow, the event, the guard and the couplings in words."""
+    panel = panel_of("block")
+    arrow = next(each for each in panel.picture.arrows if (each.source, each.target) == ("IN_FLIGHT", "FLUSHED"))
+    told = row_told(panel, arrow, arrow.labels[0]).splitlines()
+
+    assert told[0].endswith("IN_FLIGHT → FLUSHED")
+    assert told[1] == "allocate: Hand the place to a new tenant."
+    assert told[2] == "[lendable]: The contract is fence, nobody holds the life, and no load writes the place."
+    assert [line.partition(":")[0] for line in told[3:]] == ["takes along, life-ends", "takes along, hand-out-flushes"]
+
+
+@every_machine
+def test_svg_has_one_line_with_a_head_for_each_arrow(name: str) -> None:
+    """And a second border just where a life ends."""
+    panel = panel_of(name)
+    root = read(svg([panel]))
+    arrows = of_class(root, "bl-arrow")
+
+    assert {(each.get("data-source"), each.get("data-target")) for each in arrows} == {
+        (each.source, each.target) for each in panel.picture.arrows if not each.loop
+    }
+    assert all(len(each.findall("svg:polygon", NS)) == 1 for each in arrows)
+    double = {
+        each.get("data-state")
+        for each in of_class(root, "bl-state")
+        if len([r for r in each.findall("svg:rect", NS) if "bl-box" in (r.get("class") or "")]) == 2
+    }
+    assert double == {node.name for node in panel.picture.nodes if node.final}
+    assert len(of_class(root, "bl-entry")) == 1
+
+
+def test_svg_numbers_couplings_on_labels_as_in_the_legend() -> None:
+    """Every number that a label has is explained below, in words."""
+    panel = panel_of("block")
+    root = read(svg([panel]))
+    entries = of_class(root, "bl-coupling")
+
+    assert [each.get("data-coupling") for each in entries] == [each.name for each in panel.picture.couplings]
+    for entry, coupling in zip(entries, panel.picture.couplings, strict=True):
+        said = " ".join(words_of(entry))
+        assert coupling.why in said
+        assert all(effect in said for effect in coupling.effects)
+    shown = {text.text for text in of_class(root, "bl-number")}
+    assert {str(number) for number in range(1, len(entries) + 1)} <= shown
+
+
+def test_svg_alone_has_no_number_and_no_coupling() -> None:
+    root = read(svg([panel_of("block", alone=True)]))
+
+    assert of_class(root, "bl-number") == []
+    assert of_class(root, "bl-coupling") == []
+
+
+def test_svg_of_several_machines_has_a_titled_panel_for_each() -> None:
+    """Panels stand apart, inside the drawing, and every id is there once."""
+    root = read(svg([panel_of(name) for name in MACHINES]))
+    ids = [each.get("id") for each in root.iter() if each.get("id")]
+    titles = [each.text for each in of_class(root, "bl-head1")]
+
+    assert titles == list(MACHINES)
+    assert len(ids) == len(set(ids))
+    boxes = []
+    for group in root.findall("svg:g", NS):
+        rect = group.find("svg:rect[@class='bl-panel']", NS)
+        if rect is not None:
+            x, y = map(float, re.findall(r"[\d.]+", group.get("transform", "")))
+            boxes.append((x, y, x + float(rect.get("width", "")), y + float(rect.get("height", ""))))
+    assert len(boxes) == len(MACHINES)
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    width, height = float(root.get("width", "")), float(root.get("height", ""))
+    assert all(box[0] >= 0 and box[2] <= width and box[3] <= height for box in boxes)
+
+
+def test_svg_can_be_read_aloud() -> None:
+    """It is an image with a title and a description that an aid can find."""
+    root = read(svg([panel_of("job")]))
+    ids = {each.get("id"): each.text or "" for each in root.iter() if each.get("id")}
+    title, about = root.get("aria-labelledby", "").split()
+
+    assert root.get("role") == "img"
+    assert ids[title] == "Lifecycle: job"
+    assert "begins in PLANNED and ends in DONE, FAILED, CANCELLED" in ids[about]
+
+
+@every_machine
+def test_svg_fetches_nothing_and_runs_nothing(name: str) -> None:
+    root = read(svg([panel_of(name)]))
+
+    assert not {each.tag.partition("}")[2] for each in root.iter()} & {"script", "image", "use", "foreignObject", "a"}
+    assert not [key for each in root.iter() for key in each.attrib if key.endswith("href") or key.startswith("on")]
+    assert "url(" not in svg([panel_of(name)])
+
+
+def test_svg_is_the_same_bytes_in_another_process() -> None:
+    """Neither the order of a set nor the locale comes into it."""
+    script = (
+        "import sys\nfrom blocklife.drawing._picture import Panel, picture\nfrom blocklife.drawing._svg import svg\n"
+        "from blocklife.states import COUPLINGS, MACHINES\n"
+        "drawn = svg([Panel(picture(table, name, COUPLINGS)) for name, table in MACHINES.items()])\n"
+        "sys.stdout.buffer.write(drawn.encode())\n"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "LC_ALL": "C"},
+        )
+        for seed in ("1", "2")
+    ]
+
+    assert runs[0].stdout == runs[1].stdout == svg([panel_of(name) for name in MACHINES]).encode()
+    assert runs[0].stderr == b""
+
+
+# --- marks -------------------------------------------------------------------------------------------------------------
+
+
+def test_svg_shows_marks_on_rows_arrows_and_states() -> None:
+    """An arrow looks like the strongest mark of its rows; notes stand beside them; the legend explains what is used."""
+    drawn = picture(MACHINES["slot"], "slot", COUPLINGS)
+    row = {(arrow.source, arrow.target): arrow.labels[0].row for arrow in drawn.arrows}
+    marks = Marks(
+        "taken in a run",
+        {"READY": Mark(Emphasis.ALARM, "17 places", "too many")},
+        {
+            row["EMPTY", "WRITING"]: Mark(Emphasis.USED, "×12", "a lot", 1.0),
+            row["WRITING", "QUARANTINED"]: Mark(Emphasis.UNUSED),
+            row["WRITING", "EMPTY"]: Mark(Emphasis.ADDED),
+        },
+        ["One more thing."],
+    )
+    root = read(svg([Panel(drawn, marks)]))
+    arrows = {(each.get("data-source"), each.get("data-target")): each for each in of_class(root, "bl-arrow")}
+
+    def classes(source: str, target: str) -> set[str]:
+        return {name for path in arrows[source, target].findall("svg:path", NS) for name in (path.get("class") or "").split()}
+
+    assert "bl-used" in classes("EMPTY", "WRITING")
+    assert "stroke-width:4.2" in [path.get("style") for path in arrows["EMPTY", "WRITING"].findall("svg:path", NS)]
+    assert "bl-unused" in classes("WRITING", "QUARANTINED")
+    assert "bl-changed" in classes("WRITING", "EMPTY"), "one of its two rows is new"
+    assert "bl-plain" in classes("READY", "EMPTY")
+    ready = next(each for each in of_class(root, "bl-state") if each.get("data-state") == "READY")
+    assert "17 places" in words_of(ready)
+    assert "17 places: too many" in (ready.findtext("svg:title", namespaces=NS) or "")
+    legend = " ".join(words_of(of_class(root, "bl-legend")[0]))
+    for said in (
+        "taken in a run",
+        "One more thing.",
+        *(each.value for each in (Emphasis.USED, Emphasis.UNUSED, Emphasis.ALARM, Emphasis.ADDED)),
+        Emphasis.CHANGED.value,  # as the arrow looks of which one row is new
+    ):
+        assert said in legend
+    assert Emphasis.REMOVED.value not in legend
+
+
+odd = st.text(st.characters(codec="utf-8"), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(odd.filter(bool), odd.filter(bool), odd, odd)
+def test_svg_holds_whatever_a_name_holds(state: str, event: str, guard: str, about: str) -> None:
+    """Any text is well-formed XML, in the drawing and in its tooltips."""
+    label = Label(1, event, guard)
+    drawn = Picture(about, about, (Node(state, about, True, True),), (Arrow(state, state, (label,)),))
+    root = read(svg([Panel(drawn, Marks(about, {state: Mark(Emphasis.USED, guard, about)}, {}, [about]))]))
+
+    assert len(of_class(root, "bl-state")) == 1
+
+
+def test_escaped_text_survives_a_parser() -> None:
+    """What XML can hold comes back as it was; what it cannot is replaced."""
+    text = "a<b & \"c\" > 'd' \N{SNOWMAN}"
+
+    assert ET.fromstring(f'<a b="{elements.escaped(text)}">{elements.escaped(text)}</a>').text == text
+    assert elements.escaped("\x00\x1b\ud800") == "\ufffd" * 3
+    assert slug("my module:Door") == "my-module-Door"
+
+
+# --- colours -----------------------------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    """As WCAG defines it."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, two: str) -> float:
+    light, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", Theme, ids=lambda theme: theme.name.lower())
+def test_theme_has_text_that_can_be_read(theme: Theme) -> None:
+    """4.5 to 1 for text on all that it stands on; what never happened may be fainter, though not gone."""
+    palette = theme.value
+    tints: list[tuple[Tone | Emphasis, Tint]] = [*palette.tones.items(), *palette.emphases.items()]
+
+    for colour in (palette.text, palette.faint, palette.guard):
+        assert contrast(colour, palette.ground) >= 4.5
+        assert contrast(colour, palette.panel) >= 4.5
+    for which, tint in tints:
+        least = 3.5 if which is Emphasis.UNUSED else 4.5
+        assert contrast(tint.text, palette.panel) >= least, which
+        assert contrast(tint.text, tint.fill) >= least, which
+        assert contrast(palette.guard, tint.fill) >= least, which
+    assert set(palette.tones) == set(Tone)
+    assert set(palette.emphases) == set(Emphasis)
+
+
+def test_svg_follows_the_reader_or_a_theme() -> None:
+    """Without a theme both sets of colours are there, one for readers in the dark; with one only its own."""
+    both, dark = svg([panel_of("slot")]), svg([panel_of("slot")], Theme.DARK)
+
+    assert "@media (prefers-color-scheme:dark)" in both
+    assert Theme.LIGHT.value.ground in both
+    assert Theme.DARK.value.ground in both
+    assert "@media" not in dark
+    assert Theme.LIGHT.value.ground not in dark
+
+
+# --- pixels ------------------------------------------------------------------------------------------------------------
+
+
+def pixels_of(data: bytes) -> tuple[int, int, list[bytes]]:
+    """Width, height and unfiltered lines of an RGBA image."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height, depth, colour = struct.unpack(">IIBB", data[16:26])
+    assert (depth, colour) == (8, 6)
+    packed, at = b"", 8
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + length]
+        at += 12 + length
+    raw, lines, above = zlib.decompress(packed), [], bytes(4 * width)
+    for number in range(height):
+        start = number * (4 * width + 1)
+        above = unfiltered(raw[start], raw[start + 1 : start + 1 + 4 * width], above)
+        lines.append(above)
+    return width, height, lines
+
+
+def unfiltered(kind: int, line: bytes, above: bytes) -> bytes:
+    """One line of a PNG as it was before it was filtered."""
+    if kind == 0:
+        return line
+    if kind == 2:
+        return bytes((value + up) & 255 for value, up in zip(line, above, strict=True))
+    found, before = bytearray(4), bytes(4) + above  # both begin one pixel to the left
+    for value, up, corner in zip(line, above, before, strict=False):
+        left = found[-4]
+        if kind == 1:
+            near = left
+        elif kind == 3:
+            near = (left + up) // 2
+        else:
+            a, b, c = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
+            near = left if a <= b and a <= c else up if b <= c else corner
+        found.append((value + near) & 255)
+    return bytes(found[4:])
+
+
+@pytest.mark.parametrize("theme", Theme, ids=lambda theme: theme.name.lower())
+def test_png_has_the_size_of_the_drawing_and_is_not_blank(theme: Theme) -> None:
+    """Ground, text and every tone that the machine has are there in their colours."""
+    panel = Panel(picture(MACHINES["request"], "request"))
+    root = read(svg([panel], theme))
+    width, height, lines = pixels_of(png([panel], theme))
+    seen = {line[at : at + 3] for line in lines[::2] for at in range(0, len(line), 8)}
+
+    def colour(text: str) -> bytes:
+        return bytes.fromhex(text[1:])
+
+    assert width == pytest.approx(float(root.get("width", "")) * SCALE, abs=2)
+    assert height == pytest.approx(float(root.get("height", "")) * SCALE, abs=2)
+    assert colour(theme.value.panel) in seen
+    for tone in {node.tone for node in panel.picture.nodes}:
+        assert colour(theme.value.tones[tone].fill) in seen
+    assert len(seen) > 100, "letters have soft edges"
+
+
+def test_png_is_the_same_each_time_and_light_without_a_theme() -> None:
+    panel = panel_of("slot", alone=True)
+
+    assert png([panel]) == png([panel]) == png([panel], Theme.LIGHT)
+    assert png([panel]) != png([panel], Theme.DARK)

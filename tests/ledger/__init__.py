@@ -1,0 +1,1 @@
+"""The ledger: its verbs, what they refuse, and what holds after each."""

@@ -1,0 +1,918 @@
+"""A verb that takes many does what the verb that takes one does, called for each in the same order.
+
+Goal: no verb for many is a second opinion. Method: seeded programs drive two ledgers, one with the verbs for many
+(`allocate_many`, `release_many`, `plan_stores`, `submit`, and a `settle` that gets all reports in one call) and one with those
+for one, with `complete` for each report. After every call both are compared: the snapshot, the rows that were taken, everything
+counted, what was published, and the story of every place, step by step, with the job in whose name it happened. Only the order
+of places within one machine may differ, and that of blocks without content in the free queue; the queue of the twin is then put
+in the same order, so that both hand out the same blocks.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import pytest
+from attrs import define, field
+
+from blocklife.errors import CapacityError, DefinitionError, MisuseError, RefusedError
+from blocklife.ledger import (
+    Batch,
+    Committed,
+    Completion,
+    Contract,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    Result,
+    Seal,
+    Worker,
+)
+from blocklife.ledger._ids import ID_MASK, NULL, listed
+from blocklife.ledger._rules import Rule
+from blocklife.ledger.invariants import check
+from blocklife.ledger.jobs import GroupTransfer, Store
+from blocklife.states import MACHINES, TERMINAL, Block, Job, Request, Slot, SlotLife
+from blocklife.testing.mutants._judging import SWITCHING
+from tests.ledger.test_ledger_groups import sound
+from tests.worlds import BOTH, in_flight, keys, make_ledger, ready, refuses, report, sealed, unchanged
+
+Change: TypeAlias = tuple[bool, int, int, bytes]
+Told: TypeAlias = dict[tuple[str, int], list[tuple[int, int, int | None]]]
+
+SEEDS = range(60)
+STEPS = 90
+NAMES = keys(*"klmnopqrst")
+REQUESTS = ("a", "b", "c")
+GROUPS = 2
+SUB = 2
+"""Host places of a slot."""
+WANTED = (
+    *("job IN_FLIGHT to DONE", "job IN_FLIGHT to FAILED", "job AWAITED to DONE", "job AWAITED to FAILED"),
+    *("job UNWANTED to CANCELLED", "job QUARANTINED to FAILED", "job PLANNED to CANCELLED"),
+    *("slot WRITING to READY", "slot WRITING to EMPTY", "slot QUARANTINED to EMPTY", "twins that landed together"),
+    *("blocks lent", "shared lives released", "plan_group_load", "duplicate", "late", "unknown", "allocate_many refused"),
+)
+"""What the programs have to reach, each more than ten times."""
+LONG_AGO = -1e9
+"""A time at which no deadline has passed."""
+
+
+# --- two ledgers --------------------------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Witness:
+    """One ledger and all that it told since it was last looked at."""
+
+    ledger: Ledger
+    told: Told = field(factory=lambda: defaultdict(list))
+    changes: list[Change] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.ledger.listen(self.hear)
+        self.ledger._state.slots.on_change = self.note
+
+    def note(self, stored: bool, slots: Sequence[int]) -> None:
+        """Keep each change, with its content."""
+        columns = self.ledger._state.slots
+        self.changes.extend((stored, slot, columns.group[slot], columns.key[slot] or b"") for slot in slots)
+
+    def hear(self, record: Committed) -> None:
+        """File each step under its place, with its row, its job and the epoch afterwards."""
+        epochs: Sequence[int | None] = record.epochs or [None] * len(record.ids)
+        for (place, row), job, epoch in zip(record.steps(), record.job_of_each(), epochs, strict=True):
+            self.told[record.machine, place].append((row, job, epoch))
+
+    def forget(self) -> None:
+        """Start anew."""
+        self.told.clear()
+        self.changes.clear()
+
+
+def facts(ledger: Ledger) -> tuple[object, ...]:
+    """Everything that two equal ledgers agree on, the journal and the free queue apart."""
+    columns = (ledger._state.blocks.column, ledger._state.slots.column, ledger._state.jobs.column, ledger._state.request_column)
+    return (
+        ledger.snapshot()._replace(queue=()),
+        [list(column.row_counts()) for column in columns],
+        *(ledger.tally, ledger.flushes, ledger.ended, ledger.moved),
+        *(ledger._state.jobs.owned, list(ledger._state.jobs.planned), ledger._state.slots.peek_empty(len(ledger.slots))),
+    )
+
+
+def queue_of(ledger: Ledger) -> tuple[set[int], list[int]]:
+    """The free blocks without content, and those with content in their order."""
+    order = ledger._state.blocks.queue.order()
+    cached = [place for place in order if ledger.blocks.at(place) is Block.CACHED]
+    return set(order) - set(cached), cached
+
+
+@define(eq=False)
+class Pair:
+    """A ledger that is driven by the verbs for many, and its twin that is driven by those for one."""
+
+    many: Witness
+    one: Witness
+    seen: Counter[str] = field(factory=Counter)
+    done: list[str] = field(factory=list)
+
+    def do(self, what: str, many: Callable[[Ledger], object], one: Callable[[Ledger], object] | None = None) -> bool:
+        """Make the call on both and compare; whether it was accepted."""
+        self.done.append(what)
+        refused = []
+        for witness, call in ((self.many, many), (self.one, one or many)):
+            try:
+                call(witness.ledger)
+                refused.append("")
+            except (MisuseError, CapacityError) as refusal:
+                refused.append(f"{type(refusal).__name__}: {refusal}")
+        assert refused[0] == refused[1], self.done[-5:]
+        self.compare()
+        self.seen[what.partition("(")[0] + (" refused" if refused[0] else "")] += 1
+        return not refused[0]
+
+    def compare(self) -> None:
+        """Both are in one world, and told the same of every place."""
+        first, second = self.many, self.one
+        assert facts(first.ledger) == facts(second.ledger), self.done[-5:]
+        assert queue_of(first.ledger) == queue_of(second.ledger), self.done[-5:]
+        assert first.told == second.told, self.done[-5:]
+        assert first.changes == second.changes, self.done[-5:]
+        sound(first.ledger)
+        sound(second.ledger)
+        self.note(first)
+        second.ledger._state.blocks.queue.reset(first.ledger._state.blocks.queue.order())
+        first.forget()
+        second.forget()
+
+    def note(self, witness: Witness) -> None:
+        """Count what is worth to have happened: the ends of jobs, and what became of what they wrote."""
+        for (machine, _), steps in witness.told.items():
+            for row, _, _ in steps:
+                if machine in ("job", "slot"):
+                    line = MACHINES[machine].row(row)
+                    if line.event == "land" or (line.target in TERMINAL and line.source is not line.target):
+                        self.seen[f"{machine} {line.source.name} to {line.target.name}"] += 1
+
+
+def make_pair(contract: Contract, workers: int) -> Pair:
+    """Two ledgers with two groups and some running requests; each knows nothing of the other."""
+    worlds = [
+        make_ledger(
+            num_blocks=40,
+            num_slots=16,
+            max_jobs=12,
+            groups=GROUPS,
+            workers=workers,
+            contract=contract,
+            requests=REQUESTS,
+            max_requests=8,
+        )
+        for _ in range(2)
+    ]
+    return Pair(Witness(worlds[0]), Witness(worlds[1]))
+
+
+# --- programs -----------------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """One random program: what it does next is decided by its seed and by the world it has made."""
+
+    def __init__(self, seed: int, contract: Contract, workers: int) -> None:
+        self.random = random.Random(seed)
+        self.pair = make_pair(contract, workers)
+        self.now = 0.0
+        self.workers = workers
+        self.promised: dict[int, bytes] = {}
+        self.plans: list[int] = []
+        self.launched: list[JobId] = []
+
+    @property
+    def world(self) -> Ledger:
+        """The state to decide by; that of the twin is the same."""
+        return self.pair.many.ledger
+
+    def run(self) -> Counter[str]:
+        """Run it, and let everything land."""
+        verbs: list[tuple[Callable[[], object], int]] = [
+            (self.allocate, 8),
+            (self.seal, 8),
+            (self.skip, 1),
+            (self.hit, 4),
+            (self.plan_stores, 12),
+            (self.admit, 3),
+            (self.submit, 2),
+            (self.dispatch, 8),
+            (self.settle, 10),
+            (self.release, 5),
+            (self.give_back, 3),
+            (self.job_verb, 4),
+            (self.slot_verb, 2),
+            (self.rare, 1),
+        ]
+        for _ in range(STEPS):
+            self.random.choices([verb for verb, _ in verbs], [weight for _, weight in verbs])[0]()
+        self.dispatch()
+        while self.plans:
+            self.settle(last=True)
+        self.pair.seen.update({name: self.world.tally[name] for name in ("duplicate", "late", "unknown")})
+        return self.pair.seen
+
+    # --- blocks ---------------------------------------------------------------------------------------------------------
+
+    def some_requests(self, most: int) -> list[str]:
+        """A few requests, each once."""
+        names = list(self.world.requests)
+        return self.random.sample(names, min(len(names), self.random.randint(1, most)))
+
+    def allocate(self) -> None:
+        """Free blocks for several requests; where copied ones have to be lent, or there are not enough, for one."""
+        names, group = self.some_requests(3), self.random.randrange(GROUPS)
+        counts = [self.random.choice([1, 1, 2, 3, 6]) for _ in names]
+        lent = sum(counts) > self.world.free
+        if lent:
+            names, counts = names[:1], counts[:1]
+
+        def one(ledger: Ledger) -> None:
+            for name, count in zip(names, counts, strict=True):
+                ledger.allocate(name, count, group)
+
+        if self.pair.do(f"allocate_many({names}, {counts}, {group})", lambda x: x.allocate_many(names, counts, group), one):
+            self.pair.seen["blocks lent"] += lent
+
+    def held_lives(self, request: str, group: int, *states: Block) -> list[int]:
+        """The lives that a request holds in some states."""
+        blocks = self.world._state.blocks
+        return [life for life in self.world.table(request, group) if life != NULL and blocks.at(life & ID_MASK) in states]
+
+    def open_lives(self, most: int) -> tuple[int, list[int], list[bytes]]:
+        """Some lives whose content can be sealed, with their keys."""
+        (request,), group = self.some_requests(1), self.random.randrange(GROUPS)
+        found = self.held_lives(request, group, Block.ALLOCATED, Block.PLEDGED)[:most]
+        return group, found, [self.promised.get(life, self.random.choice(NAMES)) for life in found]
+
+    def seal(self) -> None:
+        """Content becomes final; keys may repeat."""
+        group, lives, names = self.open_lives(6)
+        self.pair.do(f"seal({lives}, {names})", lambda x: x.seal(Batch(lives, group), names))
+
+    def skip(self) -> None:
+        """Nulls in a table."""
+        (request,), group = self.some_requests(1), self.random.randrange(GROUPS)
+        self.pair.do(f"skip({request})", lambda x: x.skip(request, 2, group))
+
+    def hit(self) -> None:
+        """Requests share content."""
+        group = self.random.randrange(GROUPS)
+        found = [life for key in self.random.sample(NAMES, 3) for life in self.world.find_blocks([key], group)]
+        for request in self.some_requests(3):
+            lives = [life for life in found if life not in self.world.table(request, group)]
+            self.pair.do(
+                f"acquire({request}, {lives})", functools.partial(Ledger.acquire, request=request, lives=lives, group=group)
+            )
+
+    def release(self) -> None:
+        """Several requests let go of some places each; lives may be shared."""
+        names, group = self.random.choice([self.some_requests(3), list(self.world.requests)]), self.random.randrange(GROUPS)
+        tables = [self.world.table(name, group) for name in names]
+        share = self.random.choice([0.2, 0.8])
+        chosen: list[Sequence[int]] = [[at for at in range(len(table)) if self.random.random() < share] for table in tables]
+        if self.random.random() < 0.3:
+            chosen = [range(len(positions)) for positions in chosen]
+        lives = [table[at] for table, positions in zip(tables, chosen, strict=True) for at in positions if table[at] != NULL]
+        if any(self.world.blocks.at(life & ID_MASK) is Block.PLEDGED for life in lives):  # see the test of pledges below
+            names, chosen = names[:1], chosen[:1]
+        elif len(set(lives)) < len(lives):
+            self.pair.seen["shared lives released"] += 1
+
+        def one(ledger: Ledger) -> None:
+            for name, positions in zip(names, chosen, strict=True):
+                ledger.release(name, positions, group)
+
+        self.pair.do(f"release_many({names}, {chosen}, {group})", lambda x: x.release_many(names, chosen, group), one)
+
+    def give_back(self) -> None:
+        """A request gives everything back, and comes again."""
+        (request,) = self.some_requests(1)
+        event = self.random.choice(["preempt", "finish", "drop"])
+        if event == "preempt" and self.world.request_state(request) in (Request.RUNNING, Request.LOADING):
+            self.pair.do("preempt", lambda x: x.preempt(request))
+        elif event == "finish":
+            self.pair.do("finish", lambda x: x.finish(request))
+            self.pair.do("add", lambda x: x.add_request(request))
+        if event != "drop" and self.random.random() < 0.7:
+            self.plan_load(request)
+        elif event == "drop":
+            places = [int(place) for place in self.world._state.blocks.column.where(Block.IN_FLIGHT)]
+            idle = [self.world.life(place) for place in places if not self.world._state.blocks.refs[place]]
+            self.pair.do("drop", lambda x: x.drop(idle))
+
+    # --- jobs -----------------------------------------------------------------------------------------------------------
+
+    def transfer(self, request: str, group: int, spare: list[int]) -> GroupTransfer[Any] | None:
+        """Chunks of one or two blocks of one group; takes the slots from *spare*, and no key twice."""
+        blocks, slots = self.world._state.blocks, self.world._state.slots
+        lives = self.held_lives(request, group, Block.ALLOCATED, Block.SEALED)
+        self.random.shuffle(lives)
+        chosen: list[int] = []
+        places: list[int] = []
+        taken: list[int] = []
+        names: list[bytes] = []
+        one_each = self.random.random() < 0.7
+        while lives and spare and len(taken) < 2:
+            chunk = [lives.pop() for _ in range(1 if one_each else min(2, len(lives)))]
+            last = chunk[-1]
+            key = blocks.key[last & ID_MASK] or self.random.choice(NAMES)
+            slot = slots.index[group].get(key)
+            if key in names or (slot is not None and slots.at(slot) is Slot.READY):
+                continue
+            taken.append(spare.pop())
+            names.append(key)
+            chosen += chunk
+            places += [taken[-1] * SUB + at for at in range(SUB - len(chunk), SUB)]
+        if not chosen:
+            return None
+        if len(chosen) == len(names):
+            self.promised.update(zip(chosen, names, strict=True))
+        return GroupTransfer(Batch(chosen, group), taken, names, places)
+
+    def plan_stores(self) -> None:
+        """Several stores of one or two groups; content of equal keys is stored twice at once."""
+        spare = self.world._state.slots.peek_empty(len(self.world._state.slots))
+        stores: list[Store] = []
+        used: set[str] = set()
+        for request in self.some_requests(3)[: self.world.jobs.room]:
+            groups = range(GROUPS) if self.random.random() < 0.4 else [self.random.randrange(GROUPS)]
+            transfers = [transfer for group in groups if (transfer := self.transfer(request, group, spare)) is not None]
+            lives = [int(life) for transfer in transfers for life in transfer.blocks.lives]
+            if transfers and used.isdisjoint(map(str, lives)):
+                stores.append(Store(self.random.choice([request, None]), transfers))
+                used.update(map(str, lives))
+
+        def one(ledger: Ledger) -> None:
+            for store in stores:
+                ledger.plan_stores([store])
+
+        names = [(group.blocks.group, group.keys) for store in stores for group in store.transfers]
+        if not self.pair.do(f"plan_stores({names})", lambda x: x.plan_stores(stores), one):
+            raise AssertionError(self.pair.done[-1])
+        self.pair.seen["several stores in one call"] += len(stores) > 1
+
+    def admit(self) -> None:
+        """A request that holds nothing comes into the batch, one that holds something goes through its life first."""
+        for name in self.world.requests:
+            if self.world.request_state(name) in (Request.WAITING, Request.PREEMPTED):
+                self.pair.do("admit", functools.partial(Ledger.admit, request=name))
+
+    def plan_load(self, request: str) -> None:
+        """A request that is out of the batch loads content of one or both groups."""
+        out = self.world.request_state(request) in (Request.WAITING, Request.PREEMPTED)
+        ready = self.world._state.slots.column.where(Slot.READY).tolist()[:4]
+        if not out or not ready or self.world.free < 4 or not self.world.jobs.room:
+            return
+        slots = self.world._state.slots
+        parts = [(group, [slot for slot in ready if slots.group[slot] == group]) for group in range(GROUPS)]
+
+        def load(ledger: Ledger) -> None:
+            transfers: list[GroupTransfer[Any]] = []
+            for group, own in parts:
+                names = [key for slot in own if (key := ledger._state.slots.key[slot]) is not None]
+                if own:
+                    places = [slot * SUB + SUB - 1 for slot in own]
+                    transfers.append(GroupTransfer(ledger.allocate(request, len(own), group), own, names, places, names))
+            ledger.plan_group_load(request, transfers)
+
+        self.pair.do(f"plan_group_load({request}, {parts})", load)
+
+    def submit(self) -> None:
+        """Some planned stores go out without a plan."""
+        planned = [job for job in self.world._state.jobs.planned.values() if job.owner is None or self.random.random() < 0.5]
+        ripe = self.world._steps.ripe()
+        ids = [self.world._state.id_of(job) for job in planned if job.direction.name == "STORE" and job in ripe]
+
+        def one(ledger: Ledger) -> None:
+            for job in ids:
+                ledger.submit(Jobs((job,)))
+
+        self.pair.do(f"submit({ids})", lambda x: x.submit(Jobs(tuple(ids))), one)
+
+    def dispatch(self) -> None:
+        """A plan; the twin has submitted each store by itself before."""
+        if len(self.plans) > 2:
+            return
+        self.now += 1.0
+
+        def one(ledger: Ledger) -> None:
+            for job in ledger._steps.ripe():
+                if job.direction.name == "STORE":
+                    ledger.submit(Jobs((ledger._state.id_of(job),)))
+            ledger.dispatch(self.now)
+
+        self.pair.do("dispatch", lambda x: x.dispatch(self.now), one)
+        self.plans.append(self.world.plan_number)
+
+    def reports(self, last: bool) -> list[Completion]:
+        """What came back: most of what is out, in runs of whole jobs or mixed, some of it failed, twice, late or of nobody."""
+        found: list[Completion] = []
+        out = [job for job in self.world._state.jobs.alive() if job.number not in self.world._state.jobs.planned]
+        self.random.shuffle(out)
+        for job in out:
+            if last or self.random.random() < 0.7:
+                ok = self.random.random() < 0.85
+                for worker in range(self.workers):
+                    if not last and self.random.random() < 0.1:
+                        continue
+                    result = Result.OK if ok or self.random.random() < 0.5 else Result.FAILED
+                    found.append(Completion(self.world._state.id_of(job), Worker(worker), result))
+                    if self.random.random() < 0.1:
+                        found.append(found[-1])
+        known = [job for job in self.world._state.jobs.by_number.values() if self.world._state.jobs.state(job) in TERMINAL]
+        for job in known[:1] if self.random.random() < 0.3 else []:
+            found.append(report(self.world._state.id_of(job), worker=self.random.randrange(self.workers)))
+        if self.random.random() < 0.1:
+            found.append(report(JobId(99, 1)))
+        if self.random.random() < 0.3:
+            self.random.shuffle(found)
+        return found
+
+    def settle(self, last: bool = False) -> None:
+        """One call with everything, or: waits and their reports, the proof, each other report, each seal, the deadlines."""
+        if not self.plans:
+            return
+        plan = self.plans.pop(0)
+        self.now += self.random.choice([0.0, 1.0, 4.0])
+        completions = self.reports(last)
+        waited = self.world._state.waiting[plan]
+        running = [
+            self.world._state.id_of(job)
+            for job in self.world._state.jobs.alive()
+            if job.number not in self.world._state.jobs.planned
+        ]
+        launched = [Launched(job, Worker(0)) for job in running if self.random.random() < 0.5]
+        group, lives, names = self.open_lives(3)
+        seals = [Seal(group, lives, names)] if lives else []
+        first = [each for each in completions if each.job.incarnation == 1 and each.job.number in waited]
+        later = [each for each in completions if each not in first]
+
+        def one(ledger: Ledger) -> None:
+            for record in launched:
+                ledger.launched(record, self.now)
+            for completion in first:
+                ledger.complete(completion)
+            ledger.settle(plan, LONG_AGO)
+            for completion in later:
+                ledger.complete(completion)
+            for seal in seals:
+                ledger.seal(Batch(seal.lives, seal.group), seal.keys)
+            ledger.expire(self.now)
+
+        def many(ledger: Ledger) -> None:
+            ledger.settle(plan, self.now, launched=launched, completions=completions, seals=seals)
+
+        bulk: list[Committed] = []
+        self.world.listen(bulk.append)
+        if not self.pair.do(f"settle({plan}, {completions})", many, one):
+            raise AssertionError(self.pair.done[-1])
+        self.world._state.journal.listeners.remove(bulk.append)
+        ended = [record for record in bulk if record.machine == "job" and len(record.ids) > 1]
+        self.pair.seen["stores that ended together"] += sum(len(record.ids) for record in ended)
+        self.pair.seen["twins that landed together"] += sum(
+            record.machine == "slot"
+            and len(set(record.job_of_each())) > 1
+            and any(SlotLife.table.row(row).target is Slot.EMPTY for _, row in record.steps())
+            for record in bulk
+        )
+
+    def job_verb(self) -> None:
+        """Jobs are given up, waited for, proven quiet: the same call on both."""
+        alive = self.world._state.jobs.alive()
+        if not alive:
+            return
+        job = self.random.choice(alive)
+        jobs = Jobs[Any]((self.world._state.id_of(job),))
+        verb = self.random.choice(["cancel", "abandon", "flush", "flush", "flush", "flush", "expire", "quiesce"])
+        if verb == "expire":
+            self.now += self.random.choice([0.0, 8.0])
+            self.pair.do("expire", lambda x: x.expire(self.now))
+        elif verb == "flush":
+            self.pair.do("flush", lambda x: x.flush(jobs, "test"))
+        else:
+            self.pair.do(verb, lambda x: getattr(x, verb)(jobs))
+
+    def slot_verb(self) -> None:
+        """Make room below."""
+        ready = self.world._state.slots.column.where(Slot.READY).tolist()
+        self.pair.do("evict", lambda x: x.evict(ready[:3]))
+
+    def rare(self) -> None:
+        """A worker is gone, or everything is forgotten."""
+        if self.random.random() < 0.5:
+            self.pair.do("lose", lambda x: x.lose(Worker(self.workers - 1)))
+        else:
+            host = self.random.random() < 0.5
+            self.pair.do(f"reset(host={host})", lambda x: x.reset(host=host))
+
+
+@functools.cache
+def run(seed: int, contract: Contract) -> Counter[str]:
+    """One program, run once."""
+    return Program(seed, contract, workers=1 + seed % 3).run()
+
+
+@BOTH
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
+def test_many_is_one_by_one(seed: int, contract: Contract) -> None:
+    """After each call of a random program both ledgers are in one world, and no rule is broken in either."""
+    assert run(seed, contract)["plan_stores"] > 0
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(100, 108), ids=lambda seed: f"seed{seed}")
+def test_many_is_one_by_one_on_the_bulk_path(seed: int, contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with batches that are gathered as arrays, however few they hold."""
+    for module in SWITCHING:
+        monkeypatch.setattr(module, "BULK", 1)
+
+    assert Program(seed, contract, workers=1 + seed % 3).run()["plan_stores"] > 0
+
+
+def test_programs_do_what_they_are_for() -> None:
+    """The programs together take every way that a job can end, in numbers: else their agreement would say nothing."""
+    seen: Counter[str] = Counter()
+    for seed in SEEDS:
+        for contract in Contract:
+            seen.update(run(seed, contract))
+
+    assert seen["several stores in one call"] > 100
+    assert seen["stores that ended together"] > 100
+    assert {name: seen[name] > 10 for name in WANTED} == dict.fromkeys(WANTED, True)
+
+
+# --- what many refuse ---------------------------------------------------------------------------------------------------
+
+
+def source(ledger: Ledger, name: str, request: str = "a") -> GroupTransfer[Any]:
+    """One sealed block that is to go into the slot of its number, under its name."""
+    return GroupTransfer(sealed(ledger, request, keys(name)), [int(name)], keys(name))
+
+
+REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
+    "allocate_many unknown": (lambda x: x.allocate_many(["a", "z"], [1, 1]), MisuseError, "request z: it is not known"),
+    "allocate_many none": (
+        lambda x: x.allocate_many(["a", "b"], [1, 0]),
+        MisuseError,
+        r"2 requests cannot allocate \[1, 0\] blocks \(ask for at least 1 each\)",
+    ),
+    "allocate_many below": (lambda x: x.allocate_many(["a", "b"], [3, -1]), MisuseError, r"cannot allocate \[3, -1\] blocks"),
+    "allocate_many counts": (lambda x: x.allocate_many(["a", "b"], [1]), MisuseError, r"2 requests cannot allocate \[1\]"),
+    "allocate_many group": (lambda x: x.allocate_many(["a"], [1], 2), MisuseError, "group 2: groups are 0 to 1"),
+    "allocate_many all or none": (
+        lambda x: x.allocate_many(["a", "b"], [1, 99]),
+        CapacityError,
+        r"2 requests: 100 blocks wanted, \d are free, 1 are freeing soon, 0 are quarantined",
+    ),
+    "release_many unknown": (lambda x: x.release_many(["a", "z"], [[0], [0]]), MisuseError, "request z: it is not known"),
+    "release_many beyond": (
+        lambda x: x.release_many(["a", "b"], [[0], [9]]),
+        MisuseError,
+        r"request b: positions must be distinct and below 1, not \[9\]",
+    ),
+    "release_many below": (lambda x: x.release_many(["a", "b"], [[0], [-1]]), MisuseError, "request b: positions must be"),
+    "release_many range beyond": (
+        lambda x: x.release_many(["b", "a"], [range(1), range(1, 9)]),
+        MisuseError,
+        r"request a: positions must be distinct and below \d, not \[1, 2, 3, 4",
+    ),
+    "release_many range below": (
+        lambda x: x.release_many(["a", "b"], [range(2), range(-1, 1)]),
+        MisuseError,
+        r"request b: positions must be distinct and below 1, not \[-1, 0\]",
+    ),
+    "release_many range back": (
+        lambda x: x.release_many(["a", "b"], [range(2), range(1, -1, -1)]),
+        MisuseError,
+        r"request b: positions must be distinct and below 1, not \[1, 0\]",
+    ),
+    "release_many twice": (lambda x: x.release_many(["b", "a"], [[0], [0, 0]]), MisuseError, "request a: positions must be"),
+    "release_many request twice": (
+        lambda x: x.release_many(["a", "a"], [[0], [1]]),
+        MisuseError,
+        "2 requests and 2 lists of positions do not agree, or one comes twice",
+    ),
+    "release_many lists": (lambda x: x.release_many(["a", "b"], [[0]]), MisuseError, "2 requests and 1 lists of positions"),
+    "release_many group": (lambda x: x.release_many(["a"], [[0]], 2), MisuseError, "group 2"),
+}
+
+
+def mixed() -> Ledger:
+    """Two requests that hold something each, one slot with content, one on its way that nobody else holds."""
+    ledger = make_ledger(num_blocks=12, num_slots=6, groups=2, requests=("a", "b"), max_jobs=4)
+    ready(ledger, "r", 0)
+    in_flight(ledger, "a", "w", 1)
+    ledger.release("a", [1])
+    ledger.allocate("a", 2)
+    sealed(ledger, "b", keys("s"))
+    return ledger
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.replace(" ", "-"))
+def test_refused_verb_for_many_changes_nothing(case: str) -> None:
+    """What cannot be done for one of them is done for none, and the message names that one."""
+    call, error, match = REFUSALS[case]
+    ledger = mixed()
+    with refuses(ledger, error, match):
+        call(ledger)
+
+    assert check(ledger) == []
+
+
+def test_several_stores_are_planned_all_or_none() -> None:
+    """A good store that stands before or behind a bad one is not planned."""
+    ledger = make_ledger(num_blocks=16, num_slots=6, max_jobs=3)
+    ready(ledger, "r", 0)
+    good, other, third, fourth = (source(ledger, name) for name in "1234")
+    stale = Batch[Any]([int(ledger.life(1)) + (1 << 32)])
+    cases: list[tuple[GroupTransfer[Any], type[Exception], str]] = [
+        (GroupTransfer(other.blocks, [1], other.keys), MisuseError, "slot 1: it is named twice in one call"),
+        (GroupTransfer(other.blocks, [0], other.keys), RefusedError, "slot 0: cannot PLAN_STORE while READY"),
+        (GroupTransfer(other.blocks, [2], keys("r")), MisuseError, "key 72: it is stored already"),
+        (GroupTransfer(other.blocks, [2], keys("x")), MisuseError, "block 3: it holds 32, which cannot be stored as 78"),
+        (GroupTransfer(good.blocks, [2], good.keys), MisuseError, "plan_store: a block is named twice in one call"),
+        (GroupTransfer(stale, [2], keys("x")), MisuseError, "block 1: cannot plan_store its life 1, which is over"),
+        (GroupTransfer(other.blocks, [2, 3], other.keys), MisuseError, "2 slots and 1 keys do not agree"),
+        (GroupTransfer(Batch([]), [], []), MisuseError, "a job with nothing to copy cannot be built"),
+    ]
+    for bad, error, match in cases:
+        for stores in ([good, bad], [bad, good]):
+            with refuses(ledger, error, match):
+                ledger.plan_stores([Store("a", [transfer]) for transfer in stores])
+    with refuses(ledger, CapacityError, r"4 jobs wanted, 3 of 3 can be made; let some land first \(max_jobs\)"):
+        ledger.plan_stores([Store("a", [transfer]) for transfer in (good, other, third, fourth)])
+    ledger.plan_stores([Store("a", [transfer]) for transfer in (good, other, third)])
+    with refuses(ledger, CapacityError, r"all 3 jobs are out; let one land first \(max_jobs\)"):
+        ledger.plan_stores([Store("a", [fourth])])
+
+    assert check(ledger) == []
+
+
+def test_nothing_at_all_is_planned_without_a_trace() -> None:
+    """No stores, no requests, no positions: nothing happens, and that is no error."""
+    ledger = mixed()
+    with unchanged(ledger):
+        planned = ledger.plan_stores([])
+        given = ledger.allocate_many([], [])
+        ledger.release_many([], [])
+        ledger.release_many(["a", "b"], [[], []])
+        ledger.skip("a", 0)
+
+    assert (planned.ids, given) == ((), [])
+
+
+# --- what many give -----------------------------------------------------------------------------------------------------
+
+
+def test_blocks_for_many_are_lent_as_those_for_one() -> None:
+    """Where copied blocks have to be lent, many get in turn what one request would have got in one call."""
+    worlds = [make_ledger(num_blocks=5, num_slots=4, requests=("a", "b", "c")) for _ in range(2)]
+    for world in worlds:
+        ready(world, "r", 3)
+        for slot, name in enumerate(("u", "v")):
+            in_flight(world, "a", name, slot)
+        world.finish("a")
+    many, one = worlds
+    given = many.allocate_many(["b", "c"], [3, 1])
+    whole = one.allocate("b", 4)
+
+    assert [len(part) for part in given] == [3, 1]
+    assert [*given[0], *given[1]] == list(whole.lives)
+    assert (many.table("b"), many.table("c")) == (given[0], given[1])
+    assert many.flushes == one.flushes == {"handed out": 2}
+    assert many.dispatch(0.0).flushes == one.dispatch(0.0).flushes
+    assert check(many) == check(one) == []
+
+
+def test_pledges_of_many_end_where_those_of_one_do() -> None:
+    """Many let go of everything before the stores are cancelled whose sources are gone; the world at the end is the same."""
+    worlds = [make_ledger(num_blocks=6, requests=("a", "b")) for _ in range(2)]
+    for world in worlds:
+        shared = sealed(world, "a", keys("s"))
+        world.acquire("b", shared.lives)
+        pledged = world.allocate("a", 1)
+        world.plan_store(Batch([*shared.lives, *pledged.lives]), [0, 1], keys("s", "p"))
+    many, one = worlds
+    many.release_many(["a", "b"], [[0, 1], [0]])
+    one.release("a", [0, 1])
+    one.release("b", [0])
+
+    assert many.snapshot() == one.snapshot()
+    assert [many.blocks.at(place) for place in (1, 2)] == [Block.CACHED, Block.FREED]
+    assert many.ended == one.ended == {"CANCELLED": 1}
+    assert check(many) == check(one) == []
+
+
+def test_request_may_come_twice_among_many() -> None:
+    """It gets its shares one behind the other."""
+    ledger = make_ledger()
+    given = ledger.allocate_many(["a", "a"], [2, 1])
+
+    assert ledger.table("a") == [*given[0], *given[1]] == [1, 2, 3]
+
+
+def test_reports_of_one_call_count_each_for_its_own() -> None:
+    """The second report of one worker within a run of good stores finds its job over; the others are not disturbed."""
+    ledger = make_ledger(num_blocks=8)
+    ids = [in_flight(ledger, "a", name, slot)[1] for slot, name in enumerate("pqr")]
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, completions=[*map(report, ids[:2]), report(ids[0], Result.FAILED), report(ids[2])])
+
+    assert [ledger.job_state(job) for job in ids] == [Job.DONE] * 3
+    assert ledger.tally == {"duplicate": 1, "stale": 0}
+    assert ledger.moved == {"STORE": 3}
+    assert ledger.ended == {"DONE": 3}
+    assert check(ledger) == []
+
+
+def test_step_of_several_jobs_says_whose_each_place_is() -> None:
+    """Listeners and the journal can tell the jobs of one record apart; a record of one job names it alone."""
+    ledger = make_ledger(num_blocks=8)
+    heard: list[Committed] = []
+    ledger.listen(heard.append)
+    planned = ledger.plan_stores([Store("a", [source(ledger, name)]) for name in "012"])
+    ledger.submit(planned)
+    ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, planned.ids))
+    together = [record for record in heard if len(record.jobs) == 3]
+
+    assert [(record.machine, record.event) for record in together] == [
+        ("block", "plan_store"),
+        ("slot", "plan_store"),
+        ("job", "submit"),
+        ("block", "submit"),
+        ("job", "finish"),
+        ("block", "land"),
+        ("slot", "land"),
+    ]
+    assert all((list(record.jobs), record.job) == ([1, 2, 3], 0) for record in together)
+    assert ledger.history("slot", 1) == [
+        "plan 0: EMPTY --plan_store--> WRITING (job 2)",
+        "plan 1: WRITING --land [published]--> READY (job 2)",
+    ]
+
+
+def test_waits_are_counted_by_their_cause() -> None:
+    """A wait counts once, for whoever ordered it first; a new plan counts anew."""
+    ledger = make_ledger(num_blocks=4)
+    ids = [in_flight(ledger, "a", name, slot)[1] for slot, name in enumerate("pq")]
+    ledger.flush(Jobs(tuple(ids)), "last step")
+    ledger.flush(Jobs((ids[0],)), "again")
+    first = dict(ledger.flushes)
+    ledger.dispatch(0.0)
+    ledger.flush(Jobs((ids[0],)))
+
+    assert first == {"last step": 2}
+    assert ledger.flushes == {"last step": 2, "asked": 1}
+
+
+def test_jobs_are_counted_by_their_owner() -> None:
+    """As long as they are out, and through a snapshot; a store of nobody is nobody's."""
+    ledger = make_ledger(num_blocks=8, requests=("a", "b"))
+    first = ledger.plan_stores([Store("a", [source(ledger, "0")]), Store(None, [source(ledger, "1")])])
+    second = ledger.plan_stores([Store("a", [source(ledger, "2")]), Store("b", [source(ledger, "3", "b")])])
+    ledger.submit(first)
+    saved = ledger.snapshot()
+    counted = [dict(ledger._state.jobs.owned)]
+    planned = [sorted(ledger._state.jobs.planned)]
+    ledger.cancel(second)
+    counted.append(dict(ledger._state.jobs.owned))
+    ledger.complete(report(first.ids[0]))
+    counted.append(dict(ledger._state.jobs.owned))
+    ledger.plan_stores([Store("b", [source(ledger, "2")])])
+    ledger.restore(saved)
+    counted.append(dict(ledger._state.jobs.owned))
+    planned.append(sorted(ledger._state.jobs.planned))
+
+    assert counted == [{"a": 2, "b": 1}, {"a": 1}, {}, {"a": 2, "b": 1}]
+    assert planned == [[3, 4], [3, 4]]
+    assert ledger.jobs_of("a").ids == first.ids[:1]
+    assert ledger.jobs_of("b").ids == ledger.jobs_of("z").ids == ()
+    assert ledger.submitted().ids == first.ids
+    assert check(ledger) == []
+
+
+def test_store_of_several_requests_is_each_of_theirs() -> None:
+    """Whoever has content in it is told of it, counts it among what is out, and keeps doing so through a snapshot."""
+    ledger = make_ledger(num_blocks=8, requests=("a", "b", "c"))
+    (job,) = ledger.plan_stores([Store("a", [source(ledger, "0")], ("b",))]).ids
+    ledger.submit(Jobs((job,)))
+    saved = ledger.snapshot()
+    out = dict(ledger._state.jobs.owned)
+    problems = check(ledger)
+    ledger.complete(report(job))
+    over = dict(ledger._state.jobs.owned)
+    ledger.restore(saved)
+
+    assert (out, over, problems) == ({"a": 1, "b": 1}, {}, [])
+    assert ledger.jobs_of("a").ids == ledger.jobs_of("b").ids == (job,)
+    assert ledger.jobs_of("c").ids == ()
+    assert ledger._state.jobs.owned == out
+    assert check(ledger) == []
+
+
+@pytest.mark.parametrize("shared", [2, 60])
+def test_window_that_several_leave_together_lets_go_once_for_each(shared: int) -> None:
+    """Blocks that two requests share are free when both have left them in one call, few and many."""
+    ledger = make_ledger(num_blocks=200, requests=("a", "b"))
+    names = keys(*map(str, range(shared)))
+    lives = listed(ledger.seal(ledger.allocate("a", shared), names).lives)
+    ledger.acquire("b", lives)
+    own = listed(ledger.allocate("b", 1).lives)
+    ledger.release_many(["a", "b"], [range(shared), range(1, shared + 1)])
+    held = [place for place, refs in enumerate(ledger._state.blocks.refs) if refs]
+
+    assert held == [lives[0] & ID_MASK]
+    assert ledger.table("b") == [lives[0], *[NULL] * shared]
+    assert ledger.blocks.at(own[0] & ID_MASK) is Block.FREED
+    assert check(ledger) == []
+
+
+@BOTH
+@pytest.mark.parametrize("count", [2, 60])
+def test_load_that_fails_leaves_its_targets_to_others(count: int, contract: Contract) -> None:
+    """Few and many targets of a failed load are free, nobody holds them, and they can be handed out again."""
+    ledger = make_ledger(num_blocks=count + 1, num_slots=count, contract=contract)
+    names = keys(*map(str, range(count)))
+    filled = ledger.plan_store(ledger.seal(ledger.allocate("a", count), names), list(range(count)), names)
+    ledger.submit(filled)
+    ledger.complete(report(filled.ids[0]))
+    ledger.finish("a")
+    ledger.add_request("b")
+    load = ledger.plan_load("b", ledger.allocate("b", count), list(range(count)))
+    ledger.submit(load)
+    ledger.complete(report(load.ids[0], Result.FAILED))
+
+    assert ledger.request_state("b") is Request.WAITING
+    assert check(ledger) == []
+    assert (ledger.free, sum(ledger._state.blocks.refs)) == (count, 0)
+    assert len(ledger.allocate("b", count)) == count
+    assert check(ledger) == []
+
+
+@pytest.mark.parametrize("count", [2, 60])
+def test_targets_of_a_failed_load_stay_while_an_older_store_reads_them(count: int) -> None:
+    """Few and many: the load has landed, and the blocks are handed out only when the store of their last life has, too."""
+    ledger = make_ledger(num_blocks=count + 1, num_slots=2 * count)
+    slots, names = list(range(2 * count)), keys(*map(str, range(2 * count)))
+    filled = ledger.plan_store(ledger.seal(ledger.allocate("a", count), names[:count]), slots[:count], names[:count])
+    ledger.submit(filled)
+    ledger.complete(report(filled.ids[0]))
+    ledger.release("a", range(count))
+    store = ledger.plan_store(ledger.seal(ledger.allocate("a", count), names[count:]), slots[count:], names[count:])
+    ledger.submit(store)
+    ledger.finish("a")
+    ledger.add_request("b")
+    load = ledger.plan_load("b", ledger.allocate("b", count), slots[:count])
+    ledger.dispatch(0.0)  # the plan that loads waits for the store
+    ledger.complete(report(load.ids[0], Result.FAILED))
+    held = [ledger.blocks.at(place) for place in range(1, count + 1)]
+    free = ledger.free
+    ledger.complete(report(store.ids[0]))
+
+    assert (set(held), free) == ({Block.STALE}, 0)
+    assert ledger.free == count
+    assert check(ledger) == []
+
+
+@pytest.mark.parametrize("count", [5, 60])
+def test_free_blocks_keep_their_order_for_ever(count: int) -> None:
+    """Few and many at a time: what has content goes to the end, and nothing is lost or doubled however long that goes on."""
+    ledger = make_ledger(num_blocks=10 * count + 1, requests=())
+    free = list(range(1, 10 * count + 1))
+    for turn in range(25):
+        ledger.add_request("a")
+        given = ledger.allocate("a", count)
+        ids = [int(life) & ID_MASK for life in listed(given.lives)]
+        ledger.seal(given, keys(*(f"{turn}.{number}" for number in range(count))))
+        assert ids == free[:count], turn
+        ledger.release("a", range(count))
+        ledger.finish("a")
+        free = free[count:] + ids
+        assert ledger._state.blocks.queue.order() == free, turn
+        assert check(ledger) == []
+
+
+def test_a_machine_with_more_states_than_a_byte_holds_is_refused() -> None:
+    """At import, and not when many places are asked at once for the first time."""
+    state = enum.Enum("State", {f"S{number}": number for number in range(17)})  # type: ignore[misc]
+    table = attrs.evolve(MACHINES["block"], name="Wide", states=tuple(state))
+    event = attrs.evolve(MACHINES["block"].events["seal"], table=table)
+
+    with pytest.raises(DefinitionError, match="Wide: 17 states and four counts do not fit one byte"):
+        Rule(event)

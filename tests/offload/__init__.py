@@ -1,0 +1,1 @@
+"""The offload scheduler: what it decides in a step, and the cases from bug threads."""

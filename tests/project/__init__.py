@@ -1,0 +1,1 @@
+"""The project itself: its layers, pages, examples, types, builds and benchmarks."""

@@ -1,0 +1,411 @@
+"""Are the pages of ``specs/`` true: generated parts fresh, names existing, links leading somewhere?"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from blocklife.drawing import _spec as spec
+from blocklife.errors import BlocklifeError
+from blocklife.ledger import Ledger, Limits
+from blocklife.ledger.invariants import INVARIANTS
+from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
+from blocklife.offload._search import unit_of
+from blocklife.states import COUPLINGS, MACHINES
+
+SPECS = Path(__file__).parents[2] / "specs"
+PAGES = sorted(SPECS.rglob("*.md"))
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+STATES = {state.name for table in MACHINES.values() for state in table.states}
+EVENTS = {f"{machine}.{event}" for machine, table in MACHINES.items() for event in table.events}
+ROWS = {machine: {str(row) for row in table.rows} for machine, table in MACHINES.items()}
+
+
+def quoted(page: Path) -> Iterator[str]:
+    """What the hand-written part of a page has between backticks."""
+    prose = re.sub(r"(?s)<!-- generated: \S+ -->\n.*?\n<!-- end -->", "", page.read_text(encoding="utf-8"))
+    yield from re.findall(r"`([^`\n]+)`", prose)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the pages that a test may spoil."""
+    return Path(shutil.copytree(SPECS, tmp_path / "specs"))
+
+
+def change(page: Path, old: str, new: str) -> int:
+    """Replace one passage of a page; gives the line where it begins."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{old!r} is in {page.name} {text.count(old)} times"
+    page.write_text(text.replace(old, new), encoding="utf-8")
+    return text[: text.index(old)].count("\n") + 1
+
+
+# --- freshness ---------------------------------------------------------------------------------------------------------
+
+
+def test_specs_are_fresh() -> None:
+    """What is generated is what the tables say now."""
+    assert spec.stale(SPECS) == []
+
+
+def test_spec_part_that_was_tampered_with_is_named_and_repaired(copied: Path) -> None:
+    """One changed word is found with file and line, and writing brings back the very bytes."""
+    page = copied / "block.md"
+    before = page.read_text(encoding="utf-8")
+    line = change(page, "<!-- generated: block.states -->\n", "<!-- generated: block.states -->\nA word too many.\n")
+
+    assert spec.stale(copied) == [f"{page}:{line}: generated part block.states is out of date (run: blocklife spec --write)"]
+    assert spec.write(copied) == [str(page)]
+    assert page.read_text(encoding="utf-8") == before
+    assert spec.stale(copied) == []
+
+
+def test_spec_part_that_is_empty_is_filled(copied: Path) -> None:
+    """A new page needs nothing but the two markers."""
+    page = copied / "new.md"
+    page.write_text("# New\n\n<!-- generated: slot.rows -->\n<!-- end -->\n\nProse.\n", encoding="utf-8")
+
+    assert len(spec.stale(copied)) == 1
+    assert spec.write(copied) == [str(page)]
+    assert spec.stale(copied) == []
+    assert page.read_text(encoding="utf-8").startswith("# New\n\n<!-- generated: slot.rows -->\n\n| row |")
+    assert page.read_text(encoding="utf-8").endswith("|\n\n<!-- end -->\n\nProse.\n")
+
+
+def test_spec_write_leaves_fresh_pages_alone(copied: Path) -> None:
+    """Nothing is written where nothing is stale, and nothing is left beside the pages."""
+    assert spec.write(copied) == []
+    assert sorted(path.name for path in copied.rglob("*")) == sorted(path.name for path in SPECS.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("new", "complaint"),
+    [
+        ("<!-- generated: slot.colour -->", "unknown generated part slot.colour"),
+        ("<!-- generated slot.states -->", "is malformed"),
+        ("<!-- generated: slot.states -->\n<!-- generated: slot.states -->", "generated part slot.states is not closed"),
+        ("<!-- end -->\n<!-- generated: slot.states -->", "<!-- end --> closes nothing"),
+    ],
+)
+def test_spec_marker_that_is_wrong_is_named_and_its_page_left_alone(copied: Path, new: str, complaint: str) -> None:
+    """A page whose markers cannot be trusted is reported by line and not rewritten."""
+    page = copied / "slot.md"
+    line = change(page, "<!-- generated: slot.states -->", new)
+    spoiled = page.read_text(encoding="utf-8")
+
+    first = spec.stale(copied)[0]
+    assert first.startswith(f"{page}:{line}: ")
+    assert complaint in first
+    assert spec.write(copied) == []
+    assert page.read_text(encoding="utf-8") == spoiled
+
+
+def test_spec_part_that_is_not_closed_is_named(copied: Path) -> None:
+    """The last marker of a page needs an end, too."""
+    page = copied / "couplings.md"
+    line = change(page, "<!-- end -->", "")
+
+    assert spec.stale(copied)[0] == f"{page}:{line_of(page, 'generated: couplings')}: " + (
+        "generated part couplings is not closed (write <!-- end -->)"
+    )
+    assert line > line_of(page, "generated: couplings")
+
+
+def line_of(page: Path, text: str) -> int:
+    """The line of a page in which some text stands."""
+    return next(number for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1) if text in line)
+
+
+@pytest.mark.parametrize("name", list(spec.generated()))
+def test_spec_part_that_no_page_has_is_missed(tmp_path: Path, name: str) -> None:
+    """Each part of each machine must be printed somewhere."""
+    page = tmp_path / "only.md"
+    others = [f"<!-- generated: {other} -->\n<!-- end -->\n" for other in spec.generated() if other != name]
+    page.write_text("".join(others), encoding="utf-8")
+    spec.write(tmp_path)
+
+    assert spec.stale(tmp_path) == [f"{tmp_path}: no file has the generated part {name}"]
+
+
+def test_spec_write_that_fails_leaves_the_old_page(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is replaced as a whole or not at all."""
+    page = copied / "block.md"
+    change(page, "<!-- generated: block.states -->\n", "<!-- generated: block.states -->\nA word too many.\n")
+    spoiled = page.read_text(encoding="utf-8")
+
+    def fail(source: object, target: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        spec.write(copied)
+    assert page.read_text(encoding="utf-8") == spoiled
+    assert sorted(path.name for path in copied.rglob("*")) == sorted(path.name for path in SPECS.rglob("*"))
+
+
+# --- prose -------------------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_spec_names_only_states_and_events_that_exist(page: Path) -> None:
+    """A state is written in capitals, an event with its machine."""
+    machines = "|".join(MACHINES)
+    for text in quoted(page):
+        if re.fullmatch(r"[A-Z][A-Z_]{2,}", text) and text != "NAME":
+            assert text in STATES, f"{page.name}: no machine has a state {text}"
+        if found := re.match(rf"((?:{machines})\.\w+)(?!\.md)", text):
+            assert found[1] in EVENTS, f"{page.name}: no event {text}"
+
+
+@every_page
+def test_spec_draws_only_arrows_that_exist(page: Path) -> None:
+    """An arrow in the prose of a machine's page is a row of that machine, guard included."""
+    rows = ROWS.get(page.stem, set.union(*ROWS.values()))
+    for text in quoted(page):
+        if "-->" in text and not text.startswith("<!--"):
+            assert text in rows, f"{page.name}: no row {text}"
+
+
+@every_page
+def test_spec_names_only_couplings_that_exist(page: Path) -> None:
+    """A name with a hyphen is a coupling."""
+    names = {each.name for each in COUPLINGS}
+    for text in quoted(page):
+        if re.fullmatch(r"[a-z]+(-[a-z]+)+", text):
+            assert text in names, f"{page.name}: no coupling {text}"
+
+
+@pytest.mark.parametrize("machine", list(MACHINES))
+def test_spec_of_a_machine_speaks_its_own_states(machine: str) -> None:
+    """On the page of a machine, a state means one of that machine, and every state is in its story or its arrows."""
+    own = {state.name for state in MACHINES[machine].states}
+    words = {word for text in quoted(SPECS / f"{machine}.md") for word in re.findall(r"\b[A-Z][A-Z_]{2,}\b", text)}
+
+    assert words == own
+
+
+@every_page
+def test_spec_links_lead_somewhere(page: Path) -> None:
+    """A link to another page names a file that is there."""
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).is_file(), f"{page.name}: {target}"
+
+
+def test_spec_index_links_every_page() -> None:
+    """No page is without a way to it: the index links it, or the page that its folder is named after does."""
+    linked = set[str]()
+    for page in (SPECS / "README.md", *SPECS.glob("*.md")):
+        links = set(re.findall(r"\]\(([^)]+\.md)\)", page.read_text(encoding="utf-8")))
+        linked |= {link for link in links if page.name == "README.md" or link.startswith(f"{page.stem}/")}
+
+    assert linked == {page.relative_to(SPECS).as_posix() for page in PAGES} - {"README.md"}
+
+
+def test_spec_lists_every_invariant_once() -> None:
+    """They are numbered from I1 without a gap."""
+    found = re.findall(r"(?m)^\| (I\d+) \|", (SPECS / "invariants.md").read_text(encoding="utf-8"))
+
+    assert found == [f"I{number}" for number in range(1, 16)]
+
+
+def test_invariants_are_numbered_and_pinned_by_tests_that_exist() -> None:
+    """Each of the fifteen rules has its row, and every test that a row names is defined in that file."""
+    rows = re.findall(
+        r"^\| (I\d+) \|.*\| ([^|]*) \|$", (SPECS / "invariants.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    pinned = {rule: re.findall(r"`([\w.]+)::(\w+)`", names) for rule, names in rows}
+    missing = [
+        f"{file}::{name}"
+        for names in pinned.values()
+        for file, name in names
+        if not any(f"def {name}(" in found.read_text(encoding="utf-8") for found in (SPECS.parent / "tests").rglob(file))
+    ]
+
+    assert [rule for rule, _ in rows] == [f"I{number}" for number in range(1, 16)]
+    assert missing == []
+    assert {rule for rule, names in pinned.items() if not names} == {"I11"}
+    assert {rule for rule, names in pinned.items() if names} == {*INVARIANTS, "I2"}  # I2 is about the device, not the ledger
+
+
+# --- the scheduler -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading (or a line that begins like it), without its head."""
+    lines = iter((SPECS / page).read_text(encoding="utf-8").splitlines())
+    next(line for line in lines if line.startswith(heading))
+    next(line for line in lines if line.startswith("| ---"))
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return found
+
+
+def make(groups: str = "full:4", *, own_pool: bool = True) -> OffloadScheduler:
+    """A scheduler with 15 blocks and 8 slots, and a request *a* with a prompt of 5 tokens."""
+    geometry = Geometry.parse(groups)
+    ledger = Ledger(Limits(num_blocks=16, num_slots=8, num_groups=len(geometry.groups)), own_pool=own_pool)
+    scheduler = OffloadScheduler(ledger, HostTier(ledger), geometry)
+    add(scheduler, "a", 5)
+    return scheduler
+
+
+def add(scheduler: OffloadScheduler, name: str, tokens: int) -> None:
+    """All requests have the same tokens."""
+    scheduler.add_request(name, lambda _group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=tokens)
+
+
+def let_in(scheduler: OffloadScheduler, name: str = "a", tokens: int = 5) -> OffloadScheduler:
+    scheduler.admit(name, scheduler.lookup(name, tokens), tokens)
+    return scheduler
+
+
+def tick(scheduler: OffloadScheduler, times: int = 1) -> OffloadScheduler:
+    """Steps in which nothing lands."""
+    for _ in range(times):
+        scheduler.settle(scheduler.build_plan(1.0).number, 1.0)
+    return scheduler
+
+
+def planned(scheduler: OffloadScheduler) -> OffloadScheduler:
+    """A plan is out."""
+    scheduler.build_plan(1.0)
+    return scheduler
+
+
+def lost() -> None:
+    scheduler = make()
+    scheduler.abort("a")
+    scheduler.lookup("a", 5)
+
+
+def old_hit() -> None:
+    scheduler = make()
+    hit = scheduler.lookup("a", 5)
+    tick(scheduler).admit("a", hit, 5)
+
+
+def deferred_hit() -> None:
+    """Only a store that is out brings the content of *b*."""
+    scheduler = tick(let_in(make()), 2)
+    scheduler.finish("a")
+    scheduler.ledger.drop(scheduler.ledger.find_blocks([b"0"]))
+    add(scheduler, "b", 5)
+    let_in(scheduler, "b")
+
+
+def no_room() -> None:
+    let_in(make(), "a", 80)
+
+
+def again(scheduler: OffloadScheduler) -> None:
+    hit = scheduler.lookup("a", 5)
+    for _ in range(2):
+        scheduler.admit("a", hit, 5)
+
+
+def ended() -> None:
+    scheduler = planned(let_in(make()))
+    scheduler.finish("a")
+    scheduler.preempt("a")
+
+
+def twice() -> None:
+    scheduler = tick(make())
+    scheduler.settle(1, 1.0)
+
+
+def unplaced() -> None:
+    scheduler = make(own_pool=False)
+    scheduler.admit("a", scheduler.lookup("a", 5, 0), 5)
+
+
+def asleep() -> None:
+    scheduler = make()
+    scheduler.sleep()
+    scheduler.lookup("a", 5)
+
+
+def woken() -> None:
+    scheduler = tick(let_in(make()), 2)
+    scheduler.sleep()
+    scheduler.wake()
+
+
+MISTAKES: dict[str, Callable[[], object]] = {
+    "a request that was never added, or is over": lost,
+    "adding it twice": lambda: add(make(), "a", 5),
+    "growing who waits": lambda: make().grow({"a": 1}),
+    "growing twice in a step": lambda: let_in(make()).grow({"a": 1}),
+    "looking up who runs": lambda: let_in(make()).lookup("a", 5),
+    "admitting twice": lambda: again(make()),
+    "a hit of an earlier step": old_hit,
+    "a hit that is deferred": deferred_hit,
+    "no room": no_room,
+    "preempting who waits": lambda: make().preempt("a"),
+    "preempting who has ended": ended,
+    "a state of another kind of group": lambda: let_in(make()).hand_off("a", 0, 4),
+    "a state where the step does not end": lambda: let_in(make("full:4,mamba:4")).hand_off("a", 1, 8),
+    "the next step before `settle`": lambda: planned(make()).lookup("a", 5),
+    "settling out of order": lambda: planned(make()).settle(2, 1.0),
+    "settling twice": twice,
+    "own pool, but a hit is given": lambda: make().lookup("a", 5, 0),
+    "own pool, but blocks are placed": lambda: make().place("a", []),
+    "foreign pool, but no hit is given": lambda: make(own_pool=False).lookup("a", 5),
+    "foreign pool, but nothing was placed": unplaced,
+    "foreign pool, freeing what it does not hold": lambda: make(own_pool=False).free("a", 0, [9]),
+    "a drain that comes too early": lambda: tick(let_in(make()), 2).reset(drain=True),
+    "a step while it sleeps": asleep,
+    "waking too early": woken,
+    "a generation that is the present one": lambda: make().renew(""),
+    "regaining a worker that is there": lambda: make().regain_worker(0),
+}
+
+
+@pytest.mark.parametrize(("mistake", "message"), rows_of("engine-contract.md", "## What is refused"), ids=lambda cell: cell)
+def test_contract_quotes_what_is_really_said(mistake: str, message: str) -> None:
+    """Each mistake of the page is made, and answered as the page says."""
+    with pytest.raises(BlocklifeError) as raised:
+        MISTAKES[mistake]()
+
+    assert f"`{raised.value}`" == message
+
+
+def test_contract_tells_every_mistake() -> None:
+    """None that is made here is left out there."""
+    assert [row[0] for row in rows_of("engine-contract.md", "## What is refused")] == list(MISTAKES)
+
+
+def test_offload_names_every_policy_with_its_default() -> None:
+    """The table has the fields of the record, in order, each with the default that it really has."""
+    told = {row[0].strip("`"): row[1] for row in rows_of("offload.md", "## Policies")}
+    fields = attrs.fields(Policies)
+
+    assert list(told) == [field.name for field in fields]
+    for field in fields:
+        assert told[field.name].startswith(f"`{field.default}`:"), field.name
+
+
+@pytest.mark.parametrize("row", rows_of("offload.md", "A hit has one length"), ids=lambda row: f"{row[0]} by {row[1]}")
+def test_offload_counts_windows_as_the_geometry_does(row: list[str]) -> None:
+    """The numbers of the page are those of the code."""
+    geometry = Geometry.parse(row[0].strip("`"), int(row[1]))
+    windows = [
+        ", ".join("all" if each is None else str(each) for each in window)
+        for window in (geometry.window_blocks, geometry.window_chunks)
+    ]
+    size = geometry.blocks_per_chunk
+    tails = ", ".join(str(unit_of(geometry, group, size).tail) for group in range(len(geometry.groups)))
+
+    assert row[2:] == [*windows, tails, str(geometry.block_alignment), str(geometry.chunk_alignment)]

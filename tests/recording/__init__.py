@@ -1,0 +1,1 @@
+"""What a run wrote down, and what is read from it."""

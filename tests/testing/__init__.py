@@ -1,0 +1,1 @@
+"""Worlds, the explorer, walks, mutants, scenarios, and the pytest plugin."""

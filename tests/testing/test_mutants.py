@@ -1,0 +1,347 @@
+"""Mutants: the list is read off the rules, each one changes the code and nothing stays behind, and the page tells the truth.
+
+Goal: no rule that could be taken away unseen. Method: what `specs/mutants.md` says of each mutant is asked again: it is
+planted, and the world that is named breaks the rule that is named after just as many steps, or the test that is named
+(`caught.toml`) fails. Judging all of them from nothing, in all worlds, is `make mutants`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from blocklife.errors import MisuseError
+from blocklife.ledger._ledger import Ledger
+from blocklife.ledger._places import Blocks
+from blocklife.ledger._steps import Steps
+from blocklife.states import COUPLINGS, MACHINES
+from blocklife.testing.exploring._explore import Bounds, Verdict, explore
+from blocklife.testing.mutants import _judging as judging
+from blocklife.testing.mutants import _planting as planting
+from blocklife.testing.mutants._caught import read_caught
+from blocklife.testing.mutants._judging import (
+    Baseline,
+    Fate,
+    Judgement,
+    baselines,
+    explored,
+    ground_of,
+    grounds,
+    judge,
+    judge_all,
+)
+from blocklife.testing.mutants._planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
+from blocklife.testing.mutants._table import PageRow, holes, lines, page, read_page
+from blocklife.testing.worlds._world import Faults, World, WorldSettings
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "specs" / "mutants.md"
+MUTANTS = {each.name: each for each in all_mutants()}
+ROWS = read_page(PAGE.read_text(encoding="utf-8"))
+CAUGHT = read_caught(str(ROOT / "tests" / "caught.toml"), MUTANTS)
+GROUNDS = grounds()
+LENGTHS = {"guard": 30, "effect": 36, "step": 318, "seed": 5}
+TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
+
+
+# --- the list -----------------------------------------------------------------------------------------------------------
+
+
+def test_mutants_are_as_many_as_there_are_rules() -> None:
+    """Who adds a guard, an effect or a cleanup step adds a mutant, and changes a number here."""
+    assert Counter(each.kind for each in MUTANTS.values()) == LENGTHS
+
+
+def test_mutants_cover_every_guard_and_every_effect() -> None:
+    """One for each guarded row, and one for each effect of each coupling."""
+    guarded = [row for table in MACHINES.values() for row in table.rows if row.guard is not None]
+    effects = [effect for coupling in COUPLINGS for effect in coupling.effects]
+
+    assert LENGTHS["guard"] == len(guarded)
+    assert LENGTHS["effect"] == len(effects)
+
+
+def test_mutants_cover_the_steps_of_an_end() -> None:
+    """A statement that a job, hold or request ends with is among them; a question and a counter are not."""
+    names = set(MUTANTS)
+
+    assert "Ledger.finish without self._steps.give_up(found, 'finish')" in names
+    assert "Blocks._end_life without self._epoch[place] = self._epoch[place] + 1 & EPOCH_MASK" in names
+    assert not any("tally[" in name or " without self._check." in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        (".unpin without .pop", "self._state.pinned.pop(name, None)", "self._state.pinned.get(name, None)"),
+        ("_settle_exposed without .pop", "self._exposed.pop(number)", "self._exposed[number]"),
+        ("JobTable.add without .popleft", "self._spare.popleft()", "self._spare[0]"),
+    ],
+)
+def test_what_is_taken_out_stays_where_that_is_the_mutant(text: str, before: str, after: str) -> None:
+    """The entry is read as before, with the same default; nothing else of the function is another."""
+    (name,) = [each for each in MUTANTS if text in each]
+    site = MUTANTS[name].site
+    assert site is not None
+    tree = planting._copy_of(site.owner, site.name)  # type: ignore[arg-type]
+    whole = ast.unparse(tree)
+    call = planting._steps(tree)[site.number]
+    assert isinstance(call, ast.Call)
+    planting._LookUp(call).visit(tree)
+
+    assert whole.count(before) == 1
+    assert ast.unparse(tree) == whole.replace(before, after)
+
+
+def test_mutant_of_another_name_is_not_known() -> None:
+    """What is nearest is named; a part of a name is nearer than what only looks like it."""
+    assert mutant_named("life-ends: no job.cancel").kind == "effect"
+    for wrong, nearest in (
+        ("life-end: no job.cancel", "life-ends: no job.cancel"),
+        ("Ledger.cancel", "Ledger.cancel without "),
+    ):
+        with pytest.raises(MisuseError, match=f"no mutant is called '{wrong}' .the nearest is [\"']{nearest}"):
+            mutant_named(wrong)
+
+
+def code() -> list[int]:
+    """The identity of what runs now: every function of some classes that mutants change, and every look-up."""
+    functions = [value for owner in (Steps, Ledger, Blocks) for value in vars(owner).values()]
+    events = [event for table in MACHINES.values() for event in table.events.values()]
+    return [id(part) for part in (*functions, *(event.lut for event in events), *(event._lut_view for event in events))]
+
+
+@pytest.mark.parametrize("kind", list(LENGTHS))
+def test_mutant_leaves_nothing_behind(kind: str) -> None:
+    """With it the code is another; afterwards it is the very same, also when what runs fails."""
+    before = code()
+    for mutant in [each for each in MUTANTS.values() if each.kind == kind][::9]:
+        with pytest.raises(ZeroDivisionError), planted(mutant):
+            1 // 0  # noqa: B018 - it fails on purpose
+
+    assert code() == before
+
+
+def test_watched_code_does_what_it_did() -> None:
+    """With a note at each place the worlds are the same, and what was reached is known."""
+    with watched(list(MUTANTS.values())) as reached:
+        seen = explore(World(TINY))
+    plain = explore(World(TINY))
+
+    assert (seen.states, seen.edges) == (plain.states, plain.edges)
+    assert "Ledger.finish without self._steps.give_up(found, 'finish')" in reached
+    assert "SchedulerCore._forget without self.stores.clear()" not in reached
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------
+
+
+def test_page_names_every_mutant_once() -> None:
+    """Found by a world or found by a test: one of the two, and no survivor."""
+    named = Counter([*(row.mutant for row in ROWS), *CAUGHT])
+
+    assert set(named.values()) == {1}
+    assert set(named) == set(MUTANTS)
+
+
+def test_page_gives_every_test() -> None:
+    """What no world finds stands there with its test, and nothing stands there without."""
+    text = PAGE.read_text(encoding="utf-8").replace("\\|", "|")
+
+    assert "## Found by nobody" not in text
+    for mutant, test in CAUGHT.items():
+        assert f"| `{mutant}` | `{test}` |\n" in text
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.mutant)
+def test_mutant_is_found(row: PageRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world that the page names breaks that rule, after exactly as many steps as it says."""
+    monkeypatch.setattr(judging, "SECONDS_MAX", 10.0)  # what hangs there is known to hang
+    with planted(MUTANTS[row.mutant]):
+        ran = explored(GROUNDS[row.world])
+
+    assert (ran.verdict, ran.rule, len(ran.actions)) == (Verdict.VIOLATED, row.rule, row.length), ran.message
+
+
+# --- the tests that find the others -----------------------------------------------------------------------------------------
+
+
+def test_test_that_finds_a_mutant_is_there() -> None:
+    """Who renames a test, or takes it away, finds its mutant without one."""
+    for test in sorted(set(CAUGHT.values())):
+        file, _, name = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        assert name.partition("[")[0] in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}, test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", list(CAUGHT))
+def test_mutant_is_caught(mutant: str) -> None:
+    """The test that is named fails in a run with the mutant planted."""
+    options = ["-q", "-p", "no:cacheprovider", "--blocklife-mutant", mutant, CAUGHT[mutant]]
+    ran = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("1 failed in"), ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "No such file"),
+        ('"life-ends: no job.cancel" = \n', r"caught\.toml:1: Invalid value"),
+        (
+            '\n"life-ends: no jobs" = "test_a.py::test_a"\n',
+            r"caught\.toml:2: no mutant is called 'life-ends: no jobs' .the near",
+        ),
+        ('"life-ends: no job.cancel" = "test_a"\n', r"caught\.toml:1: 'test_a' is no test .say file\.py::test_name"),
+        ('"life-ends: no job.cancel" = 3\n', r"caught\.toml:1: 3 is no test"),
+    ],
+    ids=["missing", "no TOML", "no mutant", "no test", "number"],
+)
+def test_file_of_tests_is_refused_with_its_line(tmp_path: Path, text: str, match: str) -> None:
+    """And says what is wrong there."""
+    path = tmp_path / "caught.toml"
+    if text:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(MisuseError, match=match):
+        read_caught(str(path), MUTANTS)
+
+
+# --- judging ------------------------------------------------------------------------------------------------------------
+
+
+def mutant(kind: str = "seed", name: str = "nothing") -> Mutant:
+    """One that changes nothing."""
+    return Mutant(name, kind, lambda: lambda: None)
+
+
+def test_judge_tells_apart_what_is_not_found() -> None:
+    """Unreached where no world comes by, unchanged where every world stays as it is."""
+    sleeper = MUTANTS["OffloadScheduler.sleep without self._state.asleep = True"]
+    known = baselines({"tiny": ground_of(TINY)}, [sleeper, mutant()])
+
+    assert judge(sleeper, known).fate is Fate.UNREACHED
+    assert judge(mutant(), known).fate is Fate.UNCHANGED
+
+
+def test_judge_knows_a_survivor() -> None:
+    """A world that is another one with the mutant, holds, and has as many states: nothing would notice."""
+    known = baselines({"tiny": ground_of(TINY)}, [mutant()])
+    base = known["tiny"]
+    other = Baseline(base.ground, evolve(base.ran, digest=base.ran.digest + 1), base.reached)
+
+    assert judge(mutant(), {"tiny": other}).fate is Fate.SURVIVED
+
+
+@pytest.mark.parametrize("change", [{"edges": 1}, {"rows": frozenset({"job: a row"})}], ids=["steps", "rows"])
+def test_judge_counts_where_every_rule_holds(change: dict[str, Any]) -> None:
+    """That is no find: it needs a test, like everything that no rule notices."""
+    known = baselines({"tiny": ground_of(TINY)}, [mutant()])
+    base = known["tiny"]
+    found = judge(mutant(), {"tiny": Baseline(base.ground, evolve(base.ran, **change), base.reached)})
+
+    assert (found.fate, found.world) == (Fate.COUNTED, "tiny")
+    assert "instead of" in found.message or "is never taken" in found.message
+    assert holes([found]) == ["nothing: counted"]
+
+
+def test_baselines_refuse_a_world_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would find every mutant, and prove nothing."""
+    with planted(next(seed_mutants())), pytest.raises(MisuseError, match="does not hold without any mutant"):
+        baselines({"plain": grounds()["calm-fence"]}, [])
+
+
+def test_judge_all_goes_on_until_it_is_stopped() -> None:
+    """Progress is told after each, and what was judged so far is kept."""
+    heard: list[str] = []
+    found = judge_all(
+        [mutant(name="one"), mutant(name="two"), mutant(name="three")],
+        {"tiny": ground_of(TINY)},
+        progress=lambda number, each: heard.append(f"{number} {each.mutant}"),
+        stop=lambda: len(heard) == 2,
+    )
+
+    assert heard == ["1 one", "2 two"]
+    assert [each.mutant for each in found] == ["one", "two"]
+
+
+def test_judge_all_stops_while_it_explores_the_worlds_as_they_are() -> None:
+    """They may take a minute: whether to stop is asked within each of them."""
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 2
+
+    assert judge_all([mutant()], {"tiny": ground_of(TINY), "again": ground_of(TINY)}, stop=stop) == []
+    assert asked == 2
+
+
+def test_holes_are_mutants_without_counterexample_or_test() -> None:
+    """And tests that nobody needs."""
+    judged = [Judgement("found", "step", Fate.FOUND), Judgement("open", "step", Fate.SURVIVED)]
+    test = "test_a.py::test_a"
+
+    assert holes(judged) == ["open: survived"]
+    assert holes(judged, {"open": test}) == []
+    assert holes(judged, {"open": test, "found": test, "gone": test}) == [
+        "found: there is a test for it, and a world finds it",
+        "gone: there is a test for it, and no such mutant",
+    ]
+    assert holes(judged[:1], {"gone": test}, whole=False) == []
+
+
+def test_lines_say_what_finds_each_mutant_and_how_many_are_open() -> None:
+    """A world, a test, or nothing."""
+    judged = [
+        Judgement(name, "step", fate)
+        for name, fate in (("found", Fate.FOUND), ("tested", Fate.COUNTED), ("open", Fate.SURVIVED))
+    ]
+
+    assert lines(judged, {"tested": "test_a.py::test_a"}) == [
+        "found in  after 0 steps (): found",
+        "counted: tested\n    test_a.py::test_a",
+        "survived: open\n    NOBODY FINDS IT (--tests FILE says which test does)",
+        "3 mutants: found by a world 1, by a test 1; holes: 1",
+    ]
+
+
+def test_page_is_read_as_it_was_written() -> None:
+    """Bars in a name are no columns."""
+    judged = [
+        Judgement("a.b|c without d", "guard", Fate.FOUND, "tiny", "I1", "said"),
+        Judgement("x", "step", Fate.UNCHANGED),
+        Judgement("y|z", "step", Fate.COUNTED, "tiny", "", "1 states"),
+    ]
+    text = page(judged, {"y|z": "test_a.py::test_a[1|2]"})
+
+    assert read_page(text) == [PageRow("a.b|c without d", "tiny", "I1", 0)]
+    assert "3 mutants: found by a world 1, by a test 1." in text
+    assert "by nobody\n\n| mutant | what changes |\n| --- | --- |\n| `x` | nothing |" in text
+    assert "| `y\\|z` | `test_a.py::test_a[1\\|2]` |" in text
+    with pytest.raises(MisuseError, match="names no mutant"):
+        read_page("# Mutants\n")
+
+
+def test_seeds_are_the_five_released_fixes() -> None:
+    """Each of them is found in a plain world, not by a test written for it."""
+    assert [each.name[:2] for each in seed_mutants()] == ["S1", "S2", "S3", "S4", "S5"]
+    assert {row.mutant[:2] for row in ROWS if MUTANTS[row.mutant].kind == "seed"} == {"S1", "S2", "S3", "S4", "S5"}
+
+
+def test_verdict_of_a_ground_is_that_of_its_world() -> None:
+    """Nothing is lost on the way."""
+    ran = ground_of(TINY)(Bounds(), lambda: None)
+
+    assert ran.verdict is Verdict.HOLDS
+    assert inspect.isfunction(ground_of(TINY))

@@ -1,0 +1,243 @@
+"""Long walks through a world that is too large to enumerate.
+
+Goal: a walk finds what an exploration cannot reach, can be repeated by its seed, and shows what it finds by a short path.
+Method: walks of the real code, whose seeds are printed, must find nothing; walks of code with a planted bug must find it, and
+the path that is left is taken again in a world of its own, where every action of it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from attrs import asdict, evolve
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract, Ledger, Plan
+from blocklife.offload import Mode
+from blocklife.testing.exploring._explore import Broken
+from blocklife.testing.exploring._walk import LARGE, WORLD, Walked, carry, shrink, walk
+from blocklife.testing.worlds import _world as world_module
+from blocklife.testing.worlds._engine import Settings
+from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
+
+SEEDS = (11, 12)
+STEPS = 800
+QUIET = WorldSettings()
+SMALL = WorldSettings(faults=Faults(fail=2, hang=1, lose=1, abort=2, preempt=2, reset=1, renew=1, sleep=1))
+WORLDS = {
+    "large": LARGE,
+    "hold": evolve(LARGE, engine=evolve(LARGE.engine, contract=Contract.HOLD)),
+    "lazy": evolve(LARGE, engine=evolve(LARGE.engine, mode=Mode.LAZY, lazy_blocks=4, asynchronous=False)),
+    "states": evolve(LARGE, engine=evolve(LARGE.engine, groups="full:1,mamba:2", blocks_per_chunk=1, num_blocks=14)),
+    "partial": evolve(LARGE, engine=evolve(LARGE.engine, partial_chunks=True, replacement="arc")),
+}
+
+
+def breaks(settings: WorldSettings, actions: tuple[Action, ...]) -> str:
+    """The rule that the last action of a path breaks; empty where none does, or an action is not possible."""
+    world = World(settings)
+    state = world.initial()
+    for action in actions:
+        if action not in list(world.actions(state)):
+            return ""
+        try:
+            state = world.step(state, action)
+        except Broken as broken:
+            return broken.rule if action is actions[-1] else ""
+    return ""
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: no plan waits for a copy whose block is handed out."""
+    dispatch = Ledger.dispatch
+
+    def hasty(self: Ledger, now: float) -> Plan:
+        return evolve(dispatch(self, now), flushes=())
+
+    monkeypatch.setattr(Ledger, "dispatch", hasty)
+
+
+# --- what walks find --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", WORLDS)
+def test_walk_finds_nothing_in_the_real_code(name: str, seed: int) -> None:
+    """Whatever goes wrong, every rule holds and every leg drains."""
+    walked = walk(WORLDS[name], steps=STEPS, seed=seed)
+    print(name, *walked.lines(), sep="\n")
+
+    assert walked.finding is None
+    assert walked.steps >= STEPS
+    assert walked.drained == walked.legs > 1
+    assert sum(walked.taken.values()) == walked.steps
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize("settings", [LARGE, SMALL, QUIET], ids=["large", "small", "quiet"])
+def test_walk_finds_a_planted_bug_and_shows_a_short_path(settings: WorldSettings) -> None:
+    """The path that is left breaks the same rule in a world of its own, and no action of it can be left out."""
+    walked = walk(settings, steps=20_000, seed=SEEDS[0])
+    print(*walked.lines(), sep="\n")
+    found = walked.finding
+
+    assert found is not None
+    assert found.rule in ("I1", "I6", "last step")
+    assert len(found.actions) <= 16
+    assert breaks(found.settings, found.actions) == found.rule
+    for at in range(len(found.actions) - 1):
+        assert breaks(found.settings, found.actions[:at] + found.actions[at + 1 :]) != found.rule
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_finding_is_told_to_people_and_machines() -> None:
+    """Seed, step, rule and story are in both, and the record is JSON."""
+    walked = walk(SMALL, steps=20_000, seed=SEEDS[0])
+    found = walked.finding
+    assert found is not None
+    record = json.loads(json.dumps(walked.record()))
+
+    assert record["finding"]["actions"] == [str(each) for each in found.actions]
+    assert record["finding"]["rule"] == found.rule == found.counterexample.rule
+    assert str(found.story()) == record["finding"]["story"]
+    assert f"seed {SEEDS[0]}, leg {found.leg}, step {found.step}: {found.rule}" in "\n".join(walked.lines())
+
+
+def test_walk_finds_what_never_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps are no closing actions, who has come never goes, and one arrival shows it."""
+    monkeypatch.setattr(world_module, "_CLOSING", world_module._CLOSING - {"step"})
+    found = walk(QUIET, steps=500, seed=SEEDS[0]).finding
+
+    assert found is not None
+    assert found.rule == "drains"
+    assert [each.verb for each in found.actions] == ["arrive"]
+    assert not found.story().breaks
+
+
+def test_walk_finds_where_the_world_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the test's own code comes with its path, too."""
+    mislay = World._mislay
+
+    def fails(self: World, env: world_module.Env, action: Action) -> world_module.Env:
+        if action.verb == "lose":
+            raise KeyError("planted")
+        return mislay(self, env, action)
+
+    monkeypatch.setattr(World, "_mislay", fails)
+    found = walk(evolve(SMALL, faults=Faults(lose=1)), steps=5_000, seed=SEEDS[0]).finding
+
+    assert found is not None
+    assert (found.rule, found.message) == (WORLD, "KeyError: 'planted'")
+    assert found.actions[-1].verb == "lose"
+    assert str(found.story())
+
+
+# --- what a walk is ---------------------------------------------------------------------------------------------------------
+
+
+def without_time(walked: Walked) -> dict[str, object]:
+    """Everything about a walk that its seed decides."""
+    return {**asdict(walked, recurse=False), "seconds": 0, "worlds": 0, "states": 0, "coverage": 0}
+
+
+def test_walk_is_decided_by_its_seed() -> None:
+    """The same seed gives the same walk, another one another."""
+    one, same, other = (walk(SMALL, steps=400, seed=seed) for seed in (1, 1, 2))
+
+    assert without_time(one) == without_time(same)
+    assert one.states == same.states
+    assert one.coverage == same.coverage
+    assert one.taken != other.taken
+
+
+def test_walk_is_the_same_however_little_its_worlds_remember() -> None:
+    """Going over to a new world changes nothing but what is counted twice."""
+    full, poor = (walk(LARGE, steps=500, seed=SEEDS[0], keep=keep) for keep in (1_000_000, 1_000))
+
+    assert (full.worlds, poor.worlds > 2) == (1, True)
+    assert without_time(full) == without_time(poor)
+    assert poor.states >= full.states
+    assert {name: set(rows) for name, rows in full.coverage.items()} == {
+        name: set(rows) for name, rows in poor.coverage.items()
+    }
+
+
+def test_carry_keeps_all_that_can_happen() -> None:
+    """A state and its copy in a new world offer the same actions, and go the same way."""
+    old, new = World(SMALL), World(SMALL)
+    state = old.initial()
+    for _ in range(30):
+        copy = carry(state, old, new)
+        actions = list(old.actions(state))
+        if not actions:
+            break
+        assert list(new.actions(copy)) == actions
+        state, after = old.step(state, actions[-1]), new.step(copy, actions[-1])
+
+        assert carry(state, old, new) == after
+
+
+def test_some_walks_starve_a_kind_of_action() -> None:
+    """What one leg likes another does not: no weight is the same for all."""
+    legs = [walk(LARGE, steps=60, seed=seed).taken for seed in range(12)]
+    for verb in ("abort", "reset", "renew"):
+        assert any(taken.get(verb, 0) == 0 for taken in legs), verb
+        assert any(taken.get(verb, 0) > 1 for taken in legs), verb
+
+
+def test_budgets_of_faults_are_filled_again() -> None:
+    """A leg can have more faults than the settings say, and the world that is shown for a path has as many as it needs."""
+    walked = walk(evolve(SMALL, faults=Faults(preempt=1)), steps=2_000, seed=SEEDS[0])
+
+    assert walked.taken["preempt"] > walked.legs
+
+
+def test_requests_come_again_and_never_too_many_at_once() -> None:
+    """More come in a leg than there are, though the ledger never has to refuse one."""
+    settings = WorldSettings(engine=Settings(max_requests=2), requests=("a.bc", "a.bd", "b.cd"))
+    walked = walk(settings, steps=1_000, seed=SEEDS[0])
+
+    assert walked.finding is None
+    assert walked.taken["arrive"] > 3 * walked.legs
+
+
+def test_walk_can_be_stopped_and_says_how_far_it_is() -> None:
+    """`progress` hears of steps, legs and states; `stop` ends the walk with what is known."""
+    heard: list[tuple[int, int, int]] = []
+    walked = walk(
+        QUIET,
+        steps=100_000,
+        progress=lambda steps, legs, states: heard.append((steps, legs, states)),
+        stop=lambda: len(heard) > 2,
+    )
+
+    assert walked.interrupted
+    assert [steps for steps, _, _ in heard] == [64, 128, 192]
+    assert walked.steps == 192
+    assert "interrupted" in "\n".join(walked.lines())
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True])
+def test_walk_refuses_no_steps(steps: int) -> None:
+    """A walk has steps."""
+    with pytest.raises(MisuseError, match="steps must be a whole number of at least 1"):
+        walk(QUIET, steps=steps)
+
+
+def test_shrink_refuses_a_path_that_breaks_nothing() -> None:
+    """Only what was found can be made shorter."""
+    with pytest.raises(MisuseError, match="these 2 actions do not break I1"):
+        shrink(QUIET, [Action("arrive", "a"), Action("step")], "I1")
+
+
+def test_shrink_ends_where_it_is_told_to(forgetful: None) -> None:
+    """With no tries left the path is what it was, without what was not possible anyway."""
+    walked = walk(SMALL, steps=20_000, seed=SEEDS[0], shorten=False)
+    found = walked.finding
+    assert found is not None
+    path, _ = shrink(found.settings, (Action("wake"), *found.actions), found.rule, tries=0)
+
+    assert path == found.actions
+    assert len(path) == found.found_after

@@ -1,0 +1,262 @@
+"""The pinned worlds hold, have exactly as many states and steps as is written down, and together take every row of every table.
+
+Method: every small world is explored to its last state, once; what it counted and which rows the real code took is asked
+afterwards. The large ones are marked slow. Where a count differs the message has the line to write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import attrs
+import pytest
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract
+from blocklife.offload import FullHit, LastStep, Mamba, Mode, SlidingWindow
+from blocklife.states import MACHINES
+from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
+from blocklife.testing.worlds._engine import Settings
+from blocklife.testing.worlds._format import (
+    FAULT_DOCS,
+    PYTHON_IMPORTS,
+    WORDS,
+    as_python,
+    faults_table,
+    make_world,
+    read_world,
+    said,
+    words_of,
+    words_table,
+)
+from blocklife.testing.worlds._pinned import COUNTS, WORLDS, Counts, Pinned, pinned_world, worlds_table
+from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
+
+PAGE = Path(__file__).parents[2] / "specs" / "testing.md"
+SMALL = [each for each in WORLDS if not each.large]
+LARGE = [each for each in WORLDS if each.large]
+
+BY_THE_ENGINE_NEVER = frozenset(
+    {
+        "block LOADING --release [is_overdue]--> QUARANTINED",
+        "block LOADING --land [own_overdue]--> QUARANTINED",
+        "block LOADING --land [own_pinned]--> STALE",
+        "block QUARANTINED --land [is_overdue]--> QUARANTINED",
+        "block QUARANTINED --land [pinned]--> STALE",
+        "block LOADING --expire--> LOADING",
+        "block QUARANTINED --expire--> QUARANTINED",
+        "block PENDING_STORE --drop [idle]--> FREED",
+    }
+)
+"""Rows that the scheduler never needs, and engines that call the ledger themselves do: `test_ledger_world.py` takes all."""
+
+
+class Seen(NamedTuple):
+    """What an exploration has found."""
+
+    counts: Counts
+    verdict: Verdict
+    complete: bool
+    counterexamples: tuple[Counterexample[Action], ...]
+    taken: frozenset[str]
+
+
+@cache
+def seen(name: str) -> Seen:
+    """A pinned world, explored once however many tests ask."""
+    world = World(pinned_world(name).settings)
+    found = explore(world, processes=1)
+    taken = frozenset(f"{machine} {row}" for machine, rows in world.coverage().items() for row, times in rows.items() if times)
+    counts = Counts(found.states, found.edges, found.depth)
+    print(f"{name}: {found.states} states, {found.states_per_second:.0f} a second")
+    return Seen(counts, found.verdict, found.complete, tuple(found.counterexamples), taken)
+
+
+def judge(pinned: Pinned) -> None:
+    """It holds, and its counts are those that are written down."""
+    found = seen(pinned.name)
+
+    assert found.counterexamples == ()
+    assert (found.verdict, found.complete) == (Verdict.HOLDS, True)
+    states, edges, depth = found.counts
+    assert COUNTS.get(pinned.name) == found.counts, f'write "{pinned.name}": Counts({states:_}, {edges:_}, {depth}),'
+
+
+@pytest.mark.parametrize("pinned", SMALL, ids=lambda each: each.name)
+def test_small_world_holds_with_its_pinned_counts(pinned: Pinned) -> None:
+    """Every state of it was visited; who changes a rule changes a number here."""
+    judge(pinned)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pinned", LARGE, ids=lambda each: each.name)
+def test_large_world_holds_with_its_pinned_counts(pinned: Pinned) -> None:
+    """The same, where it takes longer."""
+    judge(pinned)
+
+
+# --- what they cover --------------------------------------------------------------------------------------------------------
+
+
+def rows() -> set[str]:
+    """Every row of the four tables."""
+    return {f"{machine} {row}" for machine, table in MACHINES.items() for row in table.rows}
+
+
+def test_worlds_together_take_every_row_that_a_scheduler_can() -> None:
+    """A row that no world takes is tested by none of them; those that only the ledger's own verbs reach are known by name."""
+    taken = frozenset().union(*(seen(each.name).taken for each in SMALL))
+
+    assert rows() - taken == BY_THE_ENGINE_NEVER
+
+
+def test_small_worlds_meet_every_fault_and_every_policy() -> None:
+    """Each kind of fault happens in a small world, and each policy has one."""
+    engines = [each.settings.engine for each in SMALL]
+    kinds = {name for each in SMALL for name, times in each.settings.faults.items() if times}
+
+    assert kinds == set(FAULT_DOCS)
+    assert {each.contract for each in engines} == set(Contract)
+    assert {each.mode for each in engines} == set(Mode)
+    assert {each.last_step for each in engines} == set(LastStep)
+    assert {each.full_hit for each in engines} == set(FullHit)
+    assert {each.replacement for each in engines} == {"lru", "arc"}
+    assert {each.asynchronous for each in engines} == {each.partial_chunks for each in engines} == {False, True}
+    assert {each.num_workers for each in engines} >= {1, 2}
+    assert {each.blocks_per_chunk for each in engines} >= {1, 2}
+    assert max(each.max_load_failures for each in engines) > 1
+    groups = {type(group) for each in engines for group in each.geometry.groups}
+    assert groups >= {SlidingWindow, Mamba}
+
+
+def test_contracts_differ_where_it_matters() -> None:
+    """A world under both contracts is no pair of twins: the counts differ."""
+    pairs = [each.name.removesuffix("-fence") for each in SMALL if each.name.endswith("-fence")]
+
+    assert pairs
+    for name in pairs:
+        assert COUNTS[f"{name}-fence"] != COUNTS[f"{name}-hold"]
+
+
+def test_pinned_names_are_unique_and_counted() -> None:
+    """No count stands for a world that is gone."""
+    names = [each.name for each in WORLDS]
+
+    assert len(set(names)) == len(names)
+    assert set(COUNTS) == set(names)
+    assert all(each.about and each.counts == COUNTS[each.name] for each in WORLDS)
+    with pytest.raises(MisuseError, match="world 'atlantis': there is none"):
+        pinned_world("atlantis")
+
+
+# --- worlds in words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pinned", WORLDS, ids=lambda each: each.name)
+def test_world_is_read_as_it_is_written(pinned: Pinned) -> None:
+    """Words and Python say all of it."""
+    names: dict[str, object] = {}
+    exec("\n".join([*PYTHON_IMPORTS, "found = (", *as_python(pinned.settings), ")"]), names)
+
+    assert make_world(words_of(pinned.settings), "test") == pinned.settings
+    assert names["found"] == pinned.settings
+    assert said(pinned.settings).startswith("requests ")
+
+
+def test_every_setting_has_a_word() -> None:
+    """A new field of the settings, or a new fault, cannot be forgotten here."""
+    assert {word.setting for word in WORDS} == {each.name for each in attrs.fields(Settings) if each.init}
+    assert set(FAULT_DOCS) == {name for name, _ in Faults().items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"block": 3}, "w.toml: unknown key 'block' (did you mean 'blocks'?)"),
+        ({"zebra": 3}, "w.toml: unknown key 'zebra' (known: groups, "),
+        ({"blocks": "three"}, "w.toml: blocks must be a whole number, not 'three'"),
+        ({"blocks": True}, "w.toml: blocks must be a whole number, not true"),
+        ({"blocks": 0}, "w.toml: blocks must be from 1 to 4096, not 0"),
+        ({"blocks": 10**9}, "w.toml: blocks must be from 1 to 4096"),
+        ({"workers": 65}, "w.toml: workers must be from 1 to 64, not 65"),
+        ({"max_requests": 1}, "w.toml: 2 requests may come, and there is room for 1 (max_requests)"),
+        ({"async": 1}, "w.toml: async must be true or false, not 1"),
+        ({"contract": "maybe"}, "w.toml: contract must be one of fence, hold, not 'maybe'"),
+        ({"policy": "fifo"}, "w.toml: policy must be one of lru, arc, not 'fifo'"),
+        ({"deadline": -1}, "w.toml: deadline must be above 0, not -1"),
+        ({"groups": "half:1"}, "w.toml: 'half:1' is no group"),
+        ({"requests": "ab.c"}, "w.toml: requests must be a list of texts like 'ab.c', not 'ab.c'"),
+        ({"requests": [1]}, "w.toml: requests must be a list of texts"),
+        ({"requests": ["abc"]}, "w.toml: request 'abc': write its prompt"),
+        ({"requests": []}, "w.toml: a world has 1 to 26 requests, not 0"),
+        ({"requests": ["abcdefgh.i"]}, "w.toml: request a: 9 letters need up to 8 blocks, and there are 3"),
+        ({"faults": 1}, "w.toml: faults must be a table of numbers, not 1"),
+        ({"faults": {"fial": 1}}, "w.toml: faults.fial: there is no such fault (did you mean 'fail'?)"),
+        ({"faults": {"fail": "1"}}, "w.toml: faults.fail must be from 0 to 4096, not '1'"),
+        ({"faults": {"fail": -1}}, "w.toml: faults.fail must be from 0 to 4096, not -1"),
+        ({"faults": {"lose_worker": 1}}, "w.toml: faults: a worker can be lost only where there are two"),
+    ],
+    ids=lambda each: str(each)[:30] if isinstance(each, dict) else "",
+)
+def test_words_are_refused_with_file_and_key(words: Mapping[str, object], message: str) -> None:
+    """One sentence, before anything is built."""
+    with pytest.raises(MisuseError) as refused:
+        make_world(words, "w.toml")
+
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+def test_world_file_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A file says the same as the settings do; what is no file, or no TOML, is refused with its name."""
+    folder = tmp_path_factory.mktemp("worlds")
+    path = folder / "world.toml"
+    path.write_text('requests = ["ab.c"]\ncontract = "hold"\nblocks = 2\n[faults]\nhang = 1\n')
+    settings = make_world(read_world(str(path)), str(path))
+
+    assert settings == WorldSettings(
+        engine=Settings(contract=Contract.HOLD, num_blocks=2),
+        requests=("ab.c",),
+        faults=Faults(hang=1),
+    )
+    path.write_text("blocks = = 2")
+    with pytest.raises(MisuseError, match=r"world\.toml:1: "):
+        read_world(str(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(MisuseError, match=r"world.toml: "):
+        read_world(str(path))
+    with pytest.raises(MisuseError, match="No such file"):
+        read_world(str(folder / "missing.toml"))
+    with pytest.raises(MisuseError, match="directory"):
+        read_world(str(folder))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [words_table, faults_table, worlds_table], ids=lambda each: each.__name__)
+def test_page_has_the_tables(table: Callable[[], Iterator[str]]) -> None:
+    """Words, faults and worlds stand in `specs/testing.md` as the code has them; the message has what to write."""
+    wanted = "\n".join(table())
+
+    assert f"\n{wanted}\n" in PAGE.read_text(encoding="utf-8"), f"write into {PAGE}:\n{wanted}"
+
+
+def test_page_s_world_and_program_run() -> None:
+    """What the page shows as TOML is a world, and the program that it shows runs; its tests are run in another place."""
+    text = PAGE.read_text(encoding="utf-8")
+    (world,) = re.findall(r"(?s)```toml\n(.*?)```", text)
+    (program,) = re.findall(r"(?s)```python\n(from .*?)```", text)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, {})
+
+    assert make_world(tomllib.loads(world), "page").faults == Faults(hang=1, preempt=1)
+    assert printed.getvalue().startswith("Verdict.HOLDS ")

@@ -1,0 +1,1 @@
+"""The toy engine and its replays."""

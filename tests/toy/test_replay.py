@@ -1,0 +1,729 @@
+"""A replay ends, loses nothing, and its report is true; and a planted bug ends it with exit status 1.
+
+Method: small worlds under all the pressure that the options allow, each under a limit of steps, so that a hang is a failure and
+not a wait. Bugs are planted in the compiled tables or in one method, and the very default run has to find them: once with the
+books checked, once with what the workers saw and the bytes alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy as clone
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from blocklife.cli import main
+from blocklife.copiers._cpu import CpuCopier
+from blocklife.copiers._executor import Executor
+from blocklife.copiers._faults import FaultRates
+from blocklife.engines.toy import _engine as engine
+from blocklife.engines.toy import _sequences as sequences
+from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
+from blocklife.engines.toy._workload import WorkloadRequest, generate_workload
+from blocklife.errors import MisuseError
+from blocklife.ledger import Checking, Contract, Direction
+from blocklife.ledger._checks import Checks
+from blocklife.ledger._ids import ID_MASK, Ids, Lives, ids_of, select
+from blocklife.ledger._places import Blocks, Places
+from blocklife.ledger._rules import CountedEvent
+from blocklife.ledger._steps import Asked, Steps
+from blocklife.ledger.jobs import JobRow
+from blocklife.lifecycle import Event, Rows
+from blocklife.offload import Mode
+from blocklife.offload._stores import Chunk, StoreLine
+from blocklife.states import MACHINES, Block, Job
+from blocklife.testing.mutants._planting import rewire
+
+STEPS_MAX = 60_000
+"""No small world needs so many; what does, hangs."""
+
+TIMINGS = ("scheduler_us_per_step", "seconds")
+BAD_DAY = FaultRates(fail=0.1, late=0.1, twice=0.1, reorder=0.1, never=0.05)
+
+
+def chats(requests: int = 12, seed: int = 0, **changes: Any) -> list[WorkloadRequest]:
+    """Short conversations that come fast and share much."""
+    given: dict[str, Any] = {
+        "max_input_length": 1_500,
+        "mean_first_prompt_tokens": 400,
+        "mean_new_prompt_tokens": 150,
+        "mean_output_tokens": 30,
+        "num_system_prompts": 2,
+        "system_prompt_tokens": 600,
+        "mean_turns": 3,
+        "mean_think_s": 0.1,
+        "requests_per_second": 50,
+    }
+    return generate_workload(requests=requests, seed=seed, **{**given, **changes})
+
+
+def blocks_of(request: WorkloadRequest, block_tokens: int) -> int:
+    return -(-(request.input_length + request.output_length - 1) // block_tokens)
+
+
+def longest(workload: Sequence[WorkloadRequest], block_tokens: int) -> int:
+    return max(blocks_of(request, block_tokens) for request in workload)
+
+
+def options(workload: Sequence[WorkloadRequest], **changes: Any) -> ReplayOptions:
+    """A small world: blocks for two of the longest requests, a host tier for some more."""
+    block_tokens = changes.get("block_tokens", 64)
+    most = longest(workload, block_tokens)
+    given: dict[str, Any] = {
+        "gpu_blocks": 2 * most + 1,
+        "host_slots": 4 * most,
+        "block_bytes": 16,
+        "block_tokens": block_tokens,
+        "link_blocks": 4,
+        "max_jobs": 4,
+        "deadline": 16,
+    }
+    return ReplayOptions(**{**given, **changes})
+
+
+def run(
+    workload: Sequence[WorkloadRequest], chosen: ReplayOptions, watch: Callable[[Replay], None] = lambda _: None
+) -> ReplayReport:
+    """Replay to the end; a world that does not end, and a thread that outlives it, fail."""
+    replay = Replay(workload, chosen)
+
+    def tick() -> None:
+        watch(replay)
+        if replay.engine.counts.steps > STEPS_MAX:
+            pytest.fail(f"no end after {STEPS_MAX} steps: {chosen}")
+
+    report = replay.run(progress=tick)
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("blocklife")]
+    return report
+
+
+def assert_clean(report: ReplayReport) -> None:
+    assert report.violation_messages == []
+    assert (report.corrupt_blocks, report.leaked_places, report.violations) == (0, 0, 0)
+    assert report.clean
+
+
+# --- clean runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("faults", [None, BAD_DAY], ids=["calm", "faults"])
+@pytest.mark.parametrize("checking", list(Checking), ids=lambda each: each.name.lower())
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
+def test_replay_is_clean(contract: Contract, workers: int, checking: Checking, faults: FaultRates | None) -> None:
+    """Every request of a small world runs to its end, whatever the contract, the ranks, the checks and the faults."""
+    workload = chats(20)
+    report = run(workload, options(workload, contract=contract, workers=workers, checking=checking, faults=faults))
+
+    assert_clean(report)
+    assert (report.requests, report.skipped_requests, report.interrupted) == (20, 0, False)
+    assert report.blocks_stored > 0
+    assert report.verified_blocks > 0
+    assert report.bytes_stored == report.blocks_stored * 16 * workers
+    assert report.bytes_loaded == report.blocks_loaded * 16 * workers
+
+
+@pytest.mark.parametrize("faults", [None, BAD_DAY], ids=["calm", "faults"])
+def test_replay_is_a_function_of_its_options(faults: FaultRates | None) -> None:
+    """Twice the same run gives twice the same report, the two timings apart."""
+    workload = chats(25)
+    chosen = options(workload, faults=faults, workers=2, seed=5)
+    first, second = (attrs.asdict(run(workload, chosen)) for _ in range(2))
+    for report in (first, second):
+        for timing in TIMINGS:
+            del report[timing]
+
+    assert first == second
+
+
+def test_replay_seed_changes_the_faults() -> None:
+    """Another seed is another bad day."""
+    workload = chats(25)
+    jobs = {str(run(workload, options(workload, faults=BAD_DAY, seed=seed)).jobs) for seed in range(4)}
+
+    assert len(jobs) > 1
+
+
+@pytest.mark.parametrize("gpu_share", [1, 30], ids=["pressed", "roomy"])
+@pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
+def test_replay_accounts_for_every_token(contract: Contract, gpu_share: int) -> None:
+    """A token is computed, hit on the device or loaded: exactly once each, unless blocks were given up and made again."""
+    workload = chats(30, mean_output_tokens=80)
+    goals = sum(request.input_length + request.output_length - 1 for request in workload)
+    report = run(workload, options(workload, contract=contract, gpu_blocks=gpu_share * longest(workload, 64) + 3, max_jobs=16))
+    found = report.tokens_computed + report.tokens_hit_gpu + report.tokens_hit_host
+
+    assert_clean(report)
+    assert found >= goals
+    assert report.preemptions + report.failed_loads > 0 or found == goals
+    assert (gpu_share == 1) == (report.preemptions > 0)
+
+
+def test_replay_loads_what_it_has_stored() -> None:
+    """What the device forgot comes back from the host, and each loaded block counts its tokens."""
+    workload = chats(60, mean_turns=5)
+    report = run(workload, options(workload, host_slots=2_000, max_jobs=16, link_blocks=24))
+
+    assert_clean(report)
+    assert report.blocks_loaded > 0
+    assert report.failed_loads == report.aborted_requests == 0
+    assert report.tokens_hit_host == report.blocks_loaded * 64
+
+
+def test_replay_counts_what_the_tables_count() -> None:
+    """The totals of the report are those of the rows that were taken."""
+    workload = chats(40, mean_output_tokens=80)
+    report = run(workload, options(workload, faults=BAD_DAY, abort=0.1))
+    block, job, request = (report.transitions[name] for name in ("block", "job", "request"))
+    ends = dict.fromkeys(report.jobs, 0)
+    for row, count in job.items():
+        source, target = row.split(" --")[0], row.split("--> ")[1]
+        if target in ends and source != target:
+            ends[target] += count
+
+    assert ends == report.jobs
+    assert sum(count for row, count in request.items() if row.endswith("FINISHED")) >= report.requests
+    assert sum(count for row, count in request.items() if "preempt--> PREEMPTED" in row) == report.preemptions
+    assert sum(count for row, count in job.items() if "--flush-->" in row) == report.flushes
+    assert block["LOADING --land [arrived]--> SEALED"] == report.blocks_loaded
+
+
+# --- pressure -----------------------------------------------------------------------------------------------------------
+
+
+TIGHT: dict[str, dict[str, Any]] = {
+    "blocks for one request": {"gpu_blocks": "most"},
+    "one slot": {"host_slots": 1},
+    "one job": {"max_jobs": 1},
+    "one block a step": {"link_blocks": 1},
+    "one step a job": {"deadline": 1},
+    "one request at a time": {"max_running": 1},
+    "eight bytes": {"block_bytes": 8},
+    "a token a step": {"step_tokens": 1},
+    "all at once": {"gpu_blocks": "most", "host_slots": 1, "max_jobs": 1, "link_blocks": 1, "deadline": 1, "block_bytes": 8},
+    "no host to speak of": {"gpu_blocks": "most", "host_slots": 2, "max_jobs": 1, "link_blocks": 1, "deadline": 999},
+}
+
+
+@pytest.mark.parametrize("faults", [None, BAD_DAY], ids=["calm", "faults"])
+@pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
+@pytest.mark.parametrize("tight", TIGHT)
+def test_replay_ends_clean_under_pressure(tight: str, contract: Contract, faults: FaultRates | None) -> None:
+    """However small one limit is, and all of them, every request comes to its end."""
+    workload = chats(8, max_input_length=800, mean_output_tokens=10)
+    changes = {name: longest(workload, 64) + 1 if value == "most" else value for name, value in TIGHT[tight].items()}
+    report = run(workload, options(workload, contract=contract, faults=faults, abort=0.0, **changes))
+
+    assert_clean(report)
+    assert (report.skipped_requests, report.aborted_requests) == (0, 0)
+
+
+@pytest.mark.parametrize("block_tokens", [1 << shift for shift in range(10)])
+def test_replay_is_clean_with_blocks_of_any_size(block_tokens: int) -> None:
+    """Blocks of one token and of a whole hash, in a memory that just holds the longest request."""
+    workload = chats(5, max_input_length=700, mean_output_tokens=10)
+    report = run(workload, options(workload, block_tokens=block_tokens, gpu_blocks=longest(workload, block_tokens) + 1))
+
+    assert_clean(report)
+    assert report.skipped_requests == 0
+
+
+def test_replay_computes_at_most_the_budget_of_a_step() -> None:
+    """With a budget of n tokens, a run takes at least tokens / n steps."""
+    workload = chats(6)
+    report = run(workload, options(workload, step_tokens=7))
+
+    assert_clean(report)
+    assert report.steps >= report.tokens_computed / 7
+
+
+# --- requests that do not fit, go away, or come later --------------------------------------------------------------------
+
+
+def test_replay_skips_what_no_memory_holds() -> None:
+    """A request longer than the memory is counted and passed over; one that just fits runs."""
+    fits, too_long = WorkloadRequest(0.0, 256, 1, (1,)), WorkloadRequest(0.0, 257, 1, (1,))
+    report = run([too_long, fits, too_long], options([fits], gpu_blocks=5))
+
+    assert_clean(report)
+    assert (report.requests, report.skipped_requests) == (3, 2)
+    assert report.tokens_computed == 256
+
+
+def test_replay_builds_nothing_for_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line of a file may ask for 2^31 tokens: its lengths alone tell that it does not fit."""
+    monkeypatch.setattr(sequences.RequestSequence, "of", lambda *_: pytest.fail("built"))
+    report = run([WorkloadRequest(0.0, 257, 1, (1,))], ReplayOptions(gpu_blocks=5, block_tokens=64))
+
+    assert (report.requests, report.skipped_requests) == (1, 1)
+
+
+def test_replay_of_nothing_but_skipped_requests_is_clean() -> None:
+    """No request fits: there is nothing to do, and that is no error."""
+    workload = chats(5)
+    report = run(workload, options(workload, gpu_blocks=2))
+
+    assert_clean(report)
+    assert report.skipped_requests == 5
+    assert report.tokens_computed == 0
+
+
+def test_replay_of_one_token_ends() -> None:
+    """The smallest request: one token in, one token out."""
+    report = run([WorkloadRequest(0.0, 1, 1, (0,))], ReplayOptions(gpu_blocks=2, host_slots=1, block_bytes=8, block_tokens=1))
+
+    assert_clean(report)
+    assert report.tokens_computed == 1
+
+
+@pytest.mark.parametrize("faults", [None, BAD_DAY], ids=["calm", "faults"])
+@pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
+def test_replay_survives_that_every_client_goes_away(contract: Contract, faults: FaultRates | None) -> None:
+    """Aborts in the middle of everything leave nothing behind."""
+    workload = chats(30)
+    report = run(workload, options(workload, contract=contract, faults=faults, abort=1.0))
+
+    assert_clean(report)
+    assert report.aborted_requests == 30
+
+
+def most_at_once(workload: Sequence[WorkloadRequest], chosen: ReplayOptions) -> tuple[int, ReplayReport]:
+    most = 0
+
+    def watch(replay: Replay) -> None:
+        nonlocal most
+        most = max(most, len(replay.ledger.requests))
+
+    report = run(workload, chosen, watch)
+    return most, report
+
+
+def test_replay_speed_honours_the_arrivals() -> None:
+    """Requests an hour apart meet when all have arrived, and never when time passes."""
+    workload = [WorkloadRequest(3_600_000.0 * number, 100, 50, (number,)) for number in range(4)]
+    together, _ = most_at_once(workload, options(workload, gpu_blocks=100))
+    apart, report = most_at_once(workload, options(workload, gpu_blocks=100, speed=10.0))
+
+    assert together == 4
+    assert apart == 1
+    assert_clean(report)
+
+
+@pytest.mark.parametrize("speed", [1e-300, 1e-9, 1e-3, 0.3, 1.0, 1e3, 9.9e11])
+def test_replay_ends_at_any_speed(speed: float) -> None:
+    """Where nobody is there the clock jumps: no speed makes a run wait, nor its jobs run out of time."""
+    workload = [WorkloadRequest(at, 100, 5, (number,)) for number, at in enumerate((0.0, 0.1, 1e3, 1e9, 2.0**53))]
+    report = run(workload, options(workload, speed=speed, deadline=64))
+
+    assert_clean(report)
+    assert report.steps < 200
+    assert report.jobs["FAILED"] == 0
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_replay_verifies_the_share_that_it_is_told(workers: int) -> None:
+    """All, some or none of the blocks that steps read; the host tier is always read at the end."""
+    workload = chats(20)
+    none, some, every = (
+        run(workload, options(workload, verify=share, workers=workers)).verified_blocks for share in (0.0, 0.5, 1.0)
+    )
+
+    assert 0 < none < some < every
+    assert 0.3 < (some - none) / (every - none) < 0.8
+
+
+@pytest.mark.parametrize(("block_bytes", "verified"), [(8, 9 + 1), (16, 2 * 9 + 1)])
+def test_replay_counts_as_verified_what_it_has_looked_at(block_bytes: int, verified: int) -> None:
+    """Nine steps read a whole block and a tail, which has no whole word where a block is one; one slot is READY at the end."""
+    report = run([WorkloadRequest(0.0, 100, 10, (1,))], ReplayOptions(block_tokens=64, block_bytes=block_bytes))
+
+    assert_clean(report)
+    assert report.steps == 10
+    assert report.verified_blocks == verified
+
+
+def test_replay_report_changes_nothing() -> None:
+    """It can be read at any time and any number of times; a block that a request holds is not leaked."""
+    workload = chats(10)
+    seen: list[int] = []
+    replay = Replay(workload, options(workload))
+    last = replay.run(progress=lambda: seen.append(replay.report().leaked_places))
+    unseen = run(workload, options(workload))
+
+    assert set(seen) == {0}
+    assert replay.report() == replay.report() == last
+    assert last.verified_blocks == unseen.verified_blocks
+
+
+def test_replay_times_the_scheduler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks of all invariants, and proofs that copies are quiet, are not the scheduler's: its clock stands meanwhile."""
+    now = [0.0]
+    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for name in ("check", "prove_quiet"):
+        monkeypatch.setattr(engine.ToyEngine, name, lambda _: now.append(now.pop() + 1.0))
+    report = run([WorkloadRequest(0.0, 300, 1, (1,))], ReplayOptions(step_tokens=1))
+
+    assert report.steps > 256
+    assert now[0] > 0.0
+    assert report.scheduler_us_per_step == 0.0
+
+
+@pytest.mark.parametrize("checking", [Checking.STRICT, Checking.COUNT], ids=lambda each: each.name.lower())
+def test_replay_counts_a_violation_of_the_ledger_once(checking: Checking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it ends the run and is named, or is only counted."""
+    real, looks = Checks.couplings, iter(range(1 << 30))
+
+    def recheck(core: Checks, job: JobRow) -> None:
+        real(core, job)
+        if next(looks) == 5:
+            core.violate("planted")
+
+    monkeypatch.setattr(Checks, "couplings", recheck)
+    workload = chats(10)
+
+    assert run(workload, options(workload, checking=checking)).violations == 1
+
+
+def test_replay_counts_once_what_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that was found broken at one check is not found again at the next."""
+    monkeypatch.setattr(engine, "check", lambda _: ["planted"])
+    report = run([WorkloadRequest(0.0, 300, 1, (1,))], ReplayOptions(step_tokens=1, checking=Checking.COUNT))
+
+    assert report.violations == 1
+
+
+def test_replay_that_is_stopped_aborts_and_reports() -> None:
+    """A stop between two steps gives every request up, lets the copies land, and says so."""
+    workload = chats(30)
+    replay = Replay(workload, options(workload, faults=BAD_DAY))
+    report = replay.run(stop=lambda: replay.engine.counts.steps >= 20)
+
+    assert_clean(report)
+    assert report.interrupted
+    assert report.aborted_requests > 0
+    assert replay.ledger.jobs.live == 0
+
+
+# --- the default run ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_engine_that_loses_a_worker_comes_to_its_end(asynchronous: bool) -> None:
+    """Whatever a plan that is out speaks of, no request is waited for that nobody will name again."""
+    workload = chats()
+    replay = Replay(workload, options(workload, workers=2, asynchronous=asynchronous))
+    engine = replay.engine
+    for request in workload:
+        engine.add(request)
+    for _ in range(60):
+        engine.step()
+    before = engine.unfinished
+    engine.lose_worker(1)
+    left = engine.unfinished
+    for _ in range(1_000):
+        if not engine.idle:
+            engine.step()
+    engine.close()
+
+    assert before > left == 0
+    assert engine.idle
+    assert engine.counts.violations == []
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_replay_with_default_faults_sees_everything(seed: int) -> None:
+    """The default run under faults ends jobs in every way, and meets refusals, preemptions and flushes; it stays clean."""
+    report = run(generate_workload(requests=600, seed=seed), ReplayOptions(faults=FaultRates.default(), seed=seed))
+
+    assert_clean(report)
+    assert set(report.jobs) == {"DONE", "FAILED", "CANCELLED"}
+    assert min(report.jobs.values()) > 0
+    for figure in (
+        "tokens_hit_gpu", "tokens_hit_host", "blocks_stored", "blocks_loaded", "preemptions", "flushes", "late_completions",
+        "already_in_flight", "duplicate_completions", "refused_stores", "aborted_requests", "failed_loads",
+    ):  # fmt: skip
+        assert getattr(report, figure) > 0, figure
+
+
+def test_replay_default_is_clean() -> None:
+    """The default run without faults: every copy arrives."""
+    report = run(generate_workload(requests=600, seed=0), ReplayOptions())
+
+    assert_clean(report)
+    assert report.jobs["FAILED"] == 0
+    assert min(report.preemptions, report.flushes, report.refused_stores, report.blocks_loaded) > 0
+    assert set(report.flushes_by_cause) == {"handed out", "preempted"}
+
+
+# --- many worlds --------------------------------------------------------------------------------------------------------
+
+
+def world(seed: int) -> tuple[list[WorkloadRequest], ReplayOptions]:
+    dice = random.Random(seed)
+    pick = dice.choice
+    block_tokens = pick([16, 32, 64, 128, 256, 512])
+    workload = chats(
+        pick([3, 8, 20]),
+        seed,
+        max_input_length=pick([700, 1_500, 3_000]),
+        mean_output_tokens=pick([2, 20, 60]),
+        num_system_prompts=pick([0, 2]),
+        mean_turns=pick([1, 4]),
+    )
+    most = longest(workload, block_tokens)
+    return workload, options(
+        workload,
+        gpu_blocks=pick([most // 2 + 2, most + 1, most + 2, 2 * most, 4 * most]),
+        host_slots=pick([1, most, 5 * most, 20 * most]),
+        block_bytes=pick([8, 16, 128]),
+        block_tokens=block_tokens,
+        blocks_per_chunk=pick([1, 1, 2, 5]),
+        mode=pick(list(Mode)),
+        asynchronous=pick([False, True]),
+        policy=pick(["lru", "arc"]),
+        workers=pick([1, 1, 2, 3]),
+        contract=pick(list(Contract)),
+        checking=pick(list(Checking)),
+        faults=pick([None, FaultRates.default(), BAD_DAY, FaultRates(*(pick([0.0, 0.1, 0.5, 1.0]) for _ in range(5)))]),
+        seed=seed,
+        step_tokens=pick([64, 512, 8_192]),
+        max_running=pick([1, 2, 8, 256]),
+        link_blocks=pick([1, 2, 8, 24]),
+        max_jobs=pick([1, 2, 4, 32]),
+        deadline=pick([1, 4, 16, 128]),
+        speed=pick([None, None, 1e-3, 10.0, 1e9]),
+        verify=pick([1.0, 1.0, 0.3]),
+        abort=pick([None, 0.0, 0.2, 1.0]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_replay_is_clean_in_a_random_world(seed: int) -> None:
+    """Sixty worlds whose every option is drawn; the seed names the world."""
+    workload, chosen = world(seed)
+    print(f"seed {seed}: {len(workload)} requests, {chosen}")
+
+    assert_clean(run(workload, chosen))
+
+
+def test_replay_options_refuse_what_cannot_work() -> None:
+    """A refusal names the option as the command line spells it."""
+    refused: list[tuple[str, Any, str]] = [
+        ("gpu_blocks", 1, "--gpu-blocks must be at least 2"),
+        ("block_tokens", 100, "--block-tokens must divide 512"),
+        ("block_bytes", 12, "--block-bytes must be a multiple of 8"),
+        ("max_running", 65_535, "--max-running can be at most 64511"),
+        ("speed", float("nan"), "--speed must be above 0"),
+        ("verify", 1.5, "--verify must be a share"),
+        ("host_slots", 1 << 31, "this machine has"),
+    ]
+    for name, value, message in refused:
+        with pytest.raises(MisuseError, match=message):
+            ReplayOptions(**{name: value})
+
+
+# --- planted bugs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """Puts the compiled look-ups back."""
+    events = [event for table in MACHINES.values() for event in table.events.values()]
+    before = [event.lut for event in events]
+    yield
+    for event, lut in zip(events, before, strict=True):
+        rewire(event, lut)
+
+
+def divert(event: Event, source: Block | Job, row_of: tuple[Block | Job, Block | Job], unless: str = "") -> None:
+    """Let *event* take another row from *source*, where the guard named *unless* does not hold."""
+    row = next(row for row in event.rows if (row.source, row.target) == row_of)
+    spared = sum(1 << bit for bit, guard in enumerate(event.guards) if guard.name == unless)
+    lut = bytearray(event.lut)
+    for facts in range(1 << len(event.guards)):
+        if not facts & spared:
+            lut[event.table.index[source] << len(event.guards) | facts] = row.index
+    rewire(event, bytes(lut))
+
+
+BLOCK, JOB = MACHINES["block"].events, MACHINES["job"].events
+Patch = pytest.MonkeyPatch
+
+
+def free_early(patch: Patch) -> None:
+    """(a) The last holder's release frees a block although a copy reads it; nobody objects when the copy lands."""
+    divert(BLOCK["release"], Block.IN_FLIGHT, (Block.ALLOCATED, Block.FREED), unless="held")
+    land_anywhere(patch)
+
+
+def free_early_and_land(_: Patch) -> None:
+    """(a) The same, but the table of landings is as it was."""
+    divert(BLOCK["release"], Block.IN_FLIGHT, (Block.ALLOCATED, Block.FREED), unless="held")
+
+
+def hand_out_load_target(patch: Patch) -> None:
+    """(g) A block is free as soon as its request has gone, although a load still writes it."""
+    divert(BLOCK["release"], Block.LOADING, (Block.ALLOCATED, Block.FREED))
+    land_anywhere(patch)
+
+
+def land_anywhere(patch: Patch) -> None:
+    """Engines without tables do not notice that a copy lands on a block that has moved on."""
+    real = Steps._land_blocks
+    touched = {Block.IN_FLIGHT, Block.FLUSHED, Block.STALE, Block.LOADING, Block.QUARANTINED}
+
+    def land(core: Steps, job: JobRow, ok: bool) -> Asked:
+        still = [core._blocks.at(int(place)) in touched for place in ids_of(job.lives)]
+        gone = ids_of(select(job.lives, [not each for each in still]))
+        core._blocks.unpin(gone)
+        if job.direction is Direction.LOAD:
+            for place in gone:
+                core._blocks.writes[int(place)] -= 1
+        part = clone(job)
+        part.lives, part.ids = select(job.lives, still), select(job.ids, still)
+        return real(core, part, ok)
+
+    patch.setattr(Steps, "_land_blocks", land)
+
+
+def everything_is_fresh(patch: Patch) -> None:
+    """(b) No reference is ever stale."""
+
+    def fresh(_: Blocks, lives: Lives) -> list[bool] | np.ndarray[Any, np.dtype[np.bool_]]:
+        return [True] * len(lives) if isinstance(lives, list) else np.ones(len(lives), dtype=np.bool_)
+
+    patch.setattr(Blocks, "fresh", fresh)
+
+
+def epochs_stand_still(patch: Patch) -> None:
+    """(b) A new tenancy has the epoch of the former one."""
+    one, many = Blocks._end_life, Blocks._end_lives
+
+    def end_one(blocks: Blocks, place: int, *rest: Any) -> None:
+        before = max(1, blocks.epoch[place])
+        one(blocks, place, *rest)
+        blocks.epoch[place] = before
+
+    def end_many(blocks: Blocks, places: np.ndarray[Any, np.dtype[np.int64]], *rest: Any) -> None:
+        before = np.maximum(1, blocks.epoch_view[places])
+        many(blocks, places, *rest)
+        blocks.epoch_view[places] = before
+
+    patch.setattr(Blocks, "_end_life", end_one)
+    patch.setattr(Blocks, "_end_lives", end_many)
+
+
+def failures_are_published(_: Patch) -> None:
+    """(c) The last report makes a job DONE, whatever it says."""
+    for state in (Job.IN_FLIGHT, Job.AWAITED):
+        divert(JOB["finish"], state, (state, Job.DONE), unless="more")
+
+
+def nobody_waits(patch: Patch) -> None:
+    """(d) A flush is ordered and not waited for."""
+    patch.setattr(Executor, "wait", lambda _, jobs: None)
+
+
+def half_is_enough(patch: Patch) -> None:
+    """(e) Of each block only the first half is copied."""
+
+    def copy(copier: CpuCopier, direction: Direction, source: Any, target: Any) -> None:
+        half = copier._host.shape[1] // 2
+        if direction is Direction.STORE:
+            copier._host[target, :half] = copier._device[source, :half]
+        else:
+            copier._device[target, :half] = copier._host[source, :half]
+
+    patch.setattr(CpuCopier, "_copy", copy)
+
+
+def one_pin_leaks(patch: Patch) -> None:
+    """(f) The blocks of one single job keep their pins."""
+    real, landings = Blocks.write, iter(range(1 << 30))
+
+    def write(blocks: Blocks, change: CountedEvent, ids: Ids, rows: Rows) -> list[int]:
+        if change.rule.name == "land" and next(landings) == 100:
+            change = clone(change)
+            change.pins = 0
+        return real(blocks, change, ids, rows)
+
+    patch.setattr(Blocks, "write", write)
+
+
+def slot_pins_leak(patch: Patch) -> None:
+    """(f) Loads never let go of their slots."""
+    real = Places._add
+
+    def change(column: Any, view: Any, ids: Any, delta: int) -> None:
+        if not (delta < 0 and column.typecode == "H" and len(column) == ReplayOptions().host_slots):
+            real(column, view, ids, delta)
+
+    patch.setattr(Places, "_add", staticmethod(change))
+
+
+def wishes_follow_the_block(patch: Patch) -> None:
+    """(b) A chunk that is to be stored names blocks and not lives."""
+    real = StoreLine._judge
+
+    def judge(line: StoreLine, chunk: Chunk) -> Any:
+        chunk.lives = [line._ledger.life(life & ID_MASK) for life in chunk.lives]
+        return real(line, chunk)
+
+    patch.setattr(StoreLine, "_judge", judge)
+
+
+PLANTS: dict[Callable[[Patch], None], tuple[bool, str, str]] = {
+    # bug: (needs faults, what finds it with checking strict, what finds it with checking off)
+    free_early: (False, "clash", "clash"),
+    free_early_and_land: (False, "clash", "clash"),
+    everything_is_fresh: (True, "books", "books"),
+    epochs_stand_still: (True, "name", "name"),
+    failures_are_published: (True, "books", "bytes"),
+    nobody_waits: (False, "clash", "clash"),
+    half_is_enough: (False, "bytes", "bytes"),
+    one_pin_leaks: (False, "books", "leak"),
+    slot_pins_leak: (False, "books", "leak"),
+    hand_out_load_target: (True, "clash", "bytes"),
+}
+FOUND_BY: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "bytes": lambda report: report["corrupt_blocks"] > 0,
+    "leak": lambda report: report["leaked_places"] > 0,
+    "clash": lambda report: " meets job " in report["violation_messages"][0],
+    "name": lambda report: "(one content, one key)" in report["violation_messages"][0],
+    "books": lambda report: report["violation_messages"][0].startswith("InvariantError: "),
+}
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("checking", ["strict", "off"])
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_replay_finds_a_planted_bug(
+    plant: Callable[[Patch], None], checking: str, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default run ends with 1 and shows what its column says: names, the books, a worker's record, bytes or a leak."""
+    faults, *found_by = PLANTS[plant]
+    plant(monkeypatch)
+    status = main(["replay", "--json", "--checking", checking, *(["--faults"] if faults else [])])
+    report = json.loads(capsys.readouterr().out)
+
+    assert status == 1
+    assert FOUND_BY[found_by[checking == "off"]](report), report["violation_messages"]
+
+
+@pytest.mark.usefixtures("tables")
+def test_replay_finds_a_planted_bug_where_many_stores_are_refused(monkeypatch: Patch) -> None:
+    """Chunks that outlive their blocks' lives need a line of refused stores to go wrong; then a block would have two names."""
+    wishes_follow_the_block(monkeypatch)
+    workload = generate_workload(requests=300, seed=0)
+    report = run(workload, ReplayOptions(faults=FaultRates.default(), max_jobs=4, abort=0.2, checking=Checking.OFF))
+
+    assert "one content" in report.violation_messages[0]
+    assert not report.clean

@@ -1,0 +1,531 @@
+"""A hybrid model is replayed as cleanly as a plain one, and what goes wrong with its groups, windows and chunks is found.
+
+Method: the combinations of groups, chunk sizes, modes, planning, contracts and faults are all run, in a world that is too small
+for its workload; the engine reads what the model's groups say, not what the scheduler was told. Then bugs are planted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from blocklife.copiers._executor import Executor, Report
+from blocklife.copiers._faults import FaultRates
+from blocklife.engines.toy import _engine as engine
+from blocklife.engines.toy import _sequences as sequences
+from blocklife.engines.toy._memory import Memory
+from blocklife.engines.toy._replay import Replay, ReplayOptions
+from blocklife.engines.toy._workload import WorkloadRequest, generate_workload
+from blocklife.errors import MisuseError
+from blocklife.ledger import Checking, Contract, Ledger, Plan
+from blocklife.offload import FullAttention, Geometry, Hit, Mamba, Mode, OffloadScheduler, SlidingWindow
+from blocklife.offload._progress import ProgressTable
+from blocklife.offload._steps import SchedulerSteps
+from blocklife.states import Slot
+from tests.toy.test_replay import BAD_DAY, assert_clean, chats, run
+
+Patch = pytest.MonkeyPatch
+
+PLAIN, WINDOWED, HYBRID = "full:64", "full:64,swa:32:200", "full:32,swa:64:300,mamba:128"
+
+
+def most(workload: Sequence[WorkloadRequest], geometry: Geometry) -> int:
+    """Blocks that the longest request would need without any window."""
+    longest = max(request.input_length + request.output_length - 1 for request in workload)
+    return sum(-(-longest // tokens) for tokens in geometry.block_tokens)
+
+
+def options(workload: Sequence[WorkloadRequest], groups: str, blocks_per_chunk: int = 1, **changes: Any) -> ReplayOptions:
+    """A small world: blocks for two of the longest requests, a host tier for some more."""
+    geometry = Geometry.parse(groups, blocks_per_chunk)
+    blocks = most(workload, geometry)
+    given: dict[str, Any] = {
+        "groups": geometry,
+        "gpu_blocks": 2 * blocks + 1,
+        "host_slots": 8 * blocks // blocks_per_chunk,
+        "block_bytes": 16,
+        "link_blocks": 16,
+        "max_jobs": 8,
+        "deadline": 32,
+    }
+    return ReplayOptions(**{**given, **changes})
+
+
+# --- clean runs ---------------------------------------------------------------------------------------------------------
+
+COMBINATIONS = list(
+    itertools.product(
+        (PLAIN, WINDOWED, HYBRID), (1, 4), tuple(Mode), (False, True), tuple(Contract), (None, BAD_DAY),
+    )
+)  # fmt: skip
+
+
+PARTS: list[list[Any]] = [list(dict.fromkeys(column)) for column in zip(*COMBINATIONS, strict=True)]
+
+
+@pytest.mark.parametrize("number", range(len(COMBINATIONS)))
+def test_replay_is_clean_with_any_combination(number: int) -> None:
+    """Every combination of six options; policy and workers, two more, are spread over them so that all pairs occur."""
+    groups, blocks_per_chunk, mode, asynchronous, contract, faults = COMBINATIONS[number]
+    digits = [part.index(value) for part, value in zip(PARTS, COMBINATIONS[number], strict=True)]
+    workload = chats(40, seed=number)
+    chosen = options(
+        workload,
+        groups,
+        blocks_per_chunk,
+        mode=mode,
+        asynchronous=asynchronous,
+        contract=contract,
+        faults=faults,
+        policy=("lru", "arc")[sum(digits[1:]) % 2],
+        workers=1 + (digits[0] + digits[1] + digits[3]) % 2,
+        seed=number,
+    )
+    report = run(workload, chosen)
+
+    assert_clean(report)
+    assert (report.requests, report.skipped_requests, report.interrupted) == (40, 0, False)
+    assert report.blocks_stored > 0
+    assert report.verified_blocks > 0
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 2, 8])
+@pytest.mark.parametrize(
+    "groups", ["mamba:64", "swa:16:100", "swa:64:1", "full:16,swa:16:16,swa:64:500,mamba:512", "mamba:16,full:512,mamba:128"]
+)
+def test_replay_is_clean_with_groups_of_any_kind(groups: str, blocks_per_chunk: int) -> None:
+    """Models without full attention, with windows of one token or of one block, with two kinds of states."""
+    workload = chats(20)
+    report = run(workload, options(workload, groups, blocks_per_chunk, faults=BAD_DAY, abort=0.1))
+
+    assert_clean(report)
+    assert report.skipped_requests == 0
+
+
+def found_in(replay: Replay) -> tuple[list[set[bytes]], list[set[bytes]]]:
+    """The names of what can be read at the end, by group: on the device, and in the host tier."""
+    ledger = replay.ledger
+    groups = range(len(replay.options.geometry.groups))
+    return (
+        [set(ledger._state.blocks.index[group]) for group in groups],
+        [
+            {key for key, slot in ledger._state.slots.index[group].items() if ledger.slots.at(slot) is Slot.READY}
+            for group in groups
+        ],
+    )
+
+
+@pytest.mark.parametrize("max_running", [1, 256], ids=["one at a time", "all at once"])
+@pytest.mark.parametrize("blocks_per_chunk", [1, 4])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        PLAIN,
+        WINDOWED,
+        HYBRID,
+    ],
+)
+def test_replay_ends_with_the_same_content_sync_and_async(groups: str, blocks_per_chunk: int, max_running: int) -> None:
+    """With room for everything, planning ahead changes neither what is computed nor what can be found afterwards."""
+    workload = chats(15)
+    goals = sum(request.input_length + request.output_length - 1 for request in workload)
+    ends = []
+    for asynchronous in (False, True):
+        room = len(workload) * most(workload, Geometry.parse(groups))
+        chosen = options(
+            workload, groups, blocks_per_chunk, gpu_blocks=room + 1, host_slots=room, max_running=max_running,
+            step_tokens=1 << 20, link_blocks=room, max_jobs=64, deadline=1024, asynchronous=asynchronous,
+        )  # fmt: skip
+        replay = Replay(workload, chosen)
+        report = replay.run()
+        assert_clean(report)
+        assert report.tokens_computed + report.tokens_hit_gpu + report.tokens_hit_host == goals
+        ends.append((report.tokens_computed, report.blocks_hit_gpu, found_in(replay)))
+
+    assert ends[0] == ends[1]
+    assert all(len(names) > 0 for tier in ends[0][2] for names in tier)
+    assert (max_running == 1) == (ends[0][0] < goals)
+
+
+def test_replay_of_a_hybrid_model_sees_everything() -> None:
+    """A workload with many turns, in a small memory under faults: every figure of the offload layer moves."""
+    workload = generate_workload(requests=150, seed=1, mean_turns=4, max_input_length=8_000, num_system_prompts=2)
+    report = run(
+        workload,
+        ReplayOptions(
+            groups="full:64,swa:64:1024,mamba:512",
+            blocks_per_chunk=2,
+            gpu_blocks=1_000,
+            host_slots=1_500,
+            block_bytes=16,
+            link_blocks=12,
+            max_jobs=8,
+            faults=FaultRates.default(),
+        ),
+    )
+
+    assert_clean(report)
+    assert min(report.blocks_hit_gpu) > 0
+    assert min(report.blocks_hit_host) > 0
+    assert sum(report.blocks_hit_host) >= report.blocks_loaded > 0
+    assert report.flushes_by_cause["handed out"] > 0
+    assert sum(report.flushes_by_cause.values()) == report.flushes
+    for figure in (
+        "already_stored", "already_in_flight", "stale_entries", "deferred_lookups", "refused_stores", "preemptions",
+        "failed_loads", "stale_detected", "aborted_requests",
+    ):  # fmt: skip
+        assert getattr(report, figure) > 0, figure
+
+
+def test_replay_waits_for_its_copies_at_the_last_step() -> None:
+    """When the last request is over, its stores are still out on a slow link: one plan waits for all of them."""
+    report = run([WorkloadRequest(0.0, 400, 1, (1,))], ReplayOptions(groups=HYBRID, link_blocks=1))
+
+    assert_clean(report)
+    assert set(report.flushes_by_cause) == {"last step"}
+    assert report.steps < 10
+
+
+def world(seed: int) -> tuple[list[WorkloadRequest], ReplayOptions]:
+    """A hybrid world whose every option is drawn."""
+    pick = random.Random(seed).choice
+    kinds = ("full:16", "full:64", "full:512", "swa:16:1", "swa:32:100", "swa:64:64", "swa:16:700", "mamba:16", "mamba:128")
+    groups = ",".join(pick(kinds) for _ in range(pick([1, 2, 3, 4])))
+    workload = chats(
+        pick([5, 12, 30]), seed, max_input_length=pick([700, 1_500]), mean_output_tokens=pick([2, 20, 60]),
+        num_system_prompts=pick([0, 2]), mean_turns=pick([1, 4]),
+    )  # fmt: skip
+    blocks = most(workload, Geometry.parse(groups))
+    return workload, options(
+        workload,
+        groups,
+        pick([1, 1, 2, 3, 4]),
+        gpu_blocks=pick([blocks // 2 + 2, blocks + 1, blocks + 2, 2 * blocks, 4 * blocks]),
+        host_slots=pick([1, blocks, 5 * blocks]),
+        block_bytes=pick([8, 16, 64]),
+        mode=pick(list(Mode)),
+        asynchronous=pick([False, True]),
+        policy=pick(["lru", "arc"]),
+        workers=pick([1, 1, 2]),
+        contract=pick(list(Contract)),
+        checking=pick(list(Checking)),
+        faults=pick([None, FaultRates.default(), BAD_DAY, FaultRates(*(pick([0.0, 0.1, 0.5, 1.0]) for _ in range(5)))]),
+        seed=seed,
+        step_tokens=pick([17, 64, 512, 8_192]),
+        max_running=pick([1, 2, 8, 256]),
+        link_blocks=pick([1, 2, 8, 24]),
+        max_jobs=pick([1, 2, 4, 32]),
+        deadline=pick([1, 4, 16, 128]),
+        speed=pick([None, None, 10.0]),
+        verify=pick([1.0, 1.0, 0.3]),
+        abort=pick([None, 0.0, 0.2, 1.0]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_replay_is_clean_in_a_random_hybrid_world(seed: int) -> None:
+    """Forty worlds whose every option is drawn; the seed names the world."""
+    workload, chosen = world(seed)
+    print(f"seed {seed}: {len(workload)} requests, {chosen}")
+
+    assert_clean(run(workload, chosen))
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "blocks"),
+    [
+        ("full:64,mamba:64", 256, 4 + 2),
+        ("mamba:64", 64, 1),
+        ("swa:64:64", 2_048, 3),
+        ("swa:64:64", 128, 2),
+        ("full:128,swa:64:65,mamba:32", 512, 4 + 3 + 2),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_replay_counts_all_groups_of_what_does_not_fit(groups: str, tokens: int, blocks: int, asynchronous: bool) -> None:
+    """A window holds only what it needs for a step; with a plan ahead it, and a state, holds one step more."""
+    workload = [WorkloadRequest(0.0, tokens, 1, tuple(range(-(-tokens // 512))))]
+    if asynchronous:
+        blocks += sum(each.split(":")[0] != "full" and tokens > 128 for each in groups.split(","))
+    fits: dict[str, Any] = {"groups": groups, "step_tokens": 64, "asynchronous": asynchronous}
+    report = run(workload, ReplayOptions(gpu_blocks=blocks + 1, **fits))
+
+    assert_clean(report)
+    assert report.skipped_requests == 0
+    assert run(workload, ReplayOptions(gpu_blocks=max(2, blocks), **fits)).skipped_requests == (blocks > 1)
+
+
+def test_replay_names_content_only_for_those_whose_turn_has_come(monkeypatch: Patch) -> None:
+    """A workload of thousands must not cost the memory of all their keys at once."""
+    alive, highest = 0, 0
+    build, drop = sequences.RequestSequence.build, sequences.RequestSequence.drop
+
+    def counted_build(sequence: sequences.RequestSequence, geometry: Geometry) -> None:
+        nonlocal alive, highest
+        alive += 1
+        highest = max(highest, alive)
+        build(sequence, geometry)
+
+    def counted_drop(sequence: sequences.RequestSequence) -> None:
+        nonlocal alive
+        alive -= 1
+        drop(sequence)
+
+    monkeypatch.setattr(sequences.RequestSequence, "build", counted_build)
+    monkeypatch.setattr(sequences.RequestSequence, "drop", counted_drop)
+    workload = chats(80)
+    report = run(workload, options(workload, HYBRID, max_running=3, abort=0.2))
+
+    assert_clean(report)
+    assert alive == 0
+    assert 0 < highest <= 3 + engine.LOOK_AHEAD + 1
+
+
+@pytest.mark.parametrize("waiting", [engine.LOOK_AHEAD - 1, engine.LOOK_AHEAD])
+def test_replay_lets_others_pass_a_deferred_lookup(waiting: int, monkeypatch: Patch) -> None:
+    """Requests that wait for a copy hold up nobody behind them, as long as they are few; they come first when it has landed."""
+    real = OffloadScheduler.lookup
+    begun: list[str] = []
+
+    def lookup(offload: OffloadScheduler, name: str, known_tokens: int, device_tokens: int | None = None) -> Hit:
+        hit = real(offload, name, known_tokens, device_tokens)
+        late = int(name[1:]) < waiting and offload.ledger.plan_number < 50
+        return attrs.evolve(hit, deferred=True) if late else hit
+
+    def watch(replay: Replay) -> None:
+        begun.extend(name for name, row in replay.ledger._state.requests.items() if row.tables[0] and name not in begun)
+
+    monkeypatch.setattr(OffloadScheduler, "lookup", lookup)
+    workload = [WorkloadRequest(0.0, 100, 5, (number,)) for number in range(engine.LOOK_AHEAD + 4)]
+    report = run(workload, options(workload, HYBRID, gpu_blocks=1_000), watch)
+    names = [f"r{number}" for number in range(len(workload))]
+
+    assert_clean(report)
+    assert begun == (names[waiting:] + names[:waiting] if waiting < engine.LOOK_AHEAD else names)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_replay_executes_plans_when_their_time_has_come(asynchronous: bool, monkeypatch: Patch) -> None:
+    """In the step in which they were made, or in the one after; each of them once, the last ones too."""
+    made: list[int] = []
+    executed: dict[int, int] = {}
+    build, execute = OffloadScheduler.build_plan, Executor.execute
+
+    def building(offload: OffloadScheduler, now: float) -> Plan:
+        made.append(int(now))
+        return build(offload, now)
+
+    def executing(executor: Executor, plan: Plan, forward: Callable[[], None]) -> Report:
+        assert plan.number not in executed
+        executed[plan.number] = replay.engine.counts.steps
+        return execute(executor, plan, forward)
+
+    monkeypatch.setattr(OffloadScheduler, "build_plan", building)
+    monkeypatch.setattr(Executor, "execute", executing)
+    workload = chats(20)
+    replay = Replay(workload, options(workload, HYBRID, asynchronous=asynchronous))
+
+    assert_clean(replay.run())
+    assert [executed[number] - at for number, at in enumerate(made, 1)] == [int(asynchronous)] * len(made)
+
+
+@pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
+def test_replay_lets_a_lone_request_wait_for_its_own_copies(contract: Contract) -> None:
+    """Blocks that have left its window are held by their stores for long; it pauses, instead of beginning anew for ever."""
+    workload = [WorkloadRequest(0.0, 600, 20, (1, 2))]
+    chosen = ReplayOptions(
+        groups="swa:16:100", gpu_blocks=10, step_tokens=17, link_blocks=1, max_jobs=1, deadline=16, contract=contract,
+        faults=FaultRates(fail=1.0, late=1.0), abort=0.0,
+    )  # fmt: skip
+    report = run(workload, chosen)
+
+    assert_clean(report)
+    assert (report.skipped_requests, report.preemptions, report.tokens_computed) == (0, 0, 619)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("steps", [1, 2, 25, 60])
+def test_replay_of_a_hybrid_model_can_be_stopped(steps: int, asynchronous: bool) -> None:
+    """Every request is aborted, those with a plan that is out when it has settled; every copy lands."""
+    workload = chats(40)
+    replay = Replay(workload, options(workload, HYBRID, 2, asynchronous=asynchronous, faults=BAD_DAY))
+    report = replay.run(stop=lambda: replay.engine.counts.steps >= steps)
+
+    assert_clean(report)
+    assert report.interrupted
+    assert report.aborted_requests > 0
+    assert (replay.ledger.jobs.live, len(replay.ledger.requests)) == (0, 0)
+    assert replay.finished == 40
+
+
+# --- chunks -------------------------------------------------------------------------------------------------------------
+
+
+def test_replay_audits_every_block_of_a_chunk_that_was_written() -> None:
+    """At the end each place of the host tier counts that a store has written, be it the last of its chunk or not."""
+    workload = chats(10)
+    replay = Replay(workload, options(workload, HYBRID, 4, gpu_blocks=2_000, host_slots=2_000))
+    report = replay.run()
+    station = replay.stations[0]
+    memory = station.memory
+    ready = replay.ledger._state.slots.column.where(Slot.READY)
+    written = station.traffic.written(ready)
+    places = ready[:, None] * 4 + np.arange(4)
+
+    assert_clean(report)
+    assert isinstance(memory, Memory)
+    assert written[:, -1].all()
+    assert not written.all()  # the states have one block each
+    for where, corrupt in ((places[~written], 0), (places[written][:3], 3), (places[written], int(written.sum()))):
+        counts = replay.engine.counts
+        before = counts.corrupt_blocks
+        memory.host[where] ^= np.uint64(1)
+        replay.engine.audit()
+        memory.host[where] ^= np.uint64(1)
+        assert counts.corrupt_blocks - before == corrupt
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"groups": "full"}, "--groups: 'full' is no group"),
+        ({"groups": ""}, "--groups: '' is no group"),
+        ({"groups": "full:0"}, "--groups: block_tokens of FullAttention must be a whole number of at least 1"),
+        ({"groups": "full:48"}, "--groups: full:48 has blocks that do not divide 512"),
+        ({"groups": "full:16,swa:1024:4"}, "--groups: swa:1024:4 has blocks that do not divide 512"),
+        ({"groups": "full:16", "block_tokens": 128}, "--block-tokens 128 and --groups full:16 both name the groups"),
+        ({"groups": Geometry([Mamba(3)])}, "--groups: mamba:3 has blocks that do not divide 512"),
+        ({"groups": Geometry([Mamba(4)], 2), "blocks_per_chunk": 3}, "--blocks-per-chunk 3 and groups with blocks_per_chunk 2"),
+        ({"blocks_per_chunk": 0}, "--blocks-per-chunk must be at least 1"),
+        ({"blocks_per_chunk": 65}, "--blocks-per-chunk can be at most 64"),
+        ({"block_tokens": 0}, "--block-tokens must be at least 1"),
+        ({"policy": "fifo"}, "replacement 'fifo': unknown"),
+        ({"host_slots": 1 << 28, "blocks_per_chunk": 64}, "x --blocks-per-chunk 64"),
+    ],
+    ids=str,
+)
+def test_replay_options_refuse_groups_that_cannot_work(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(MisuseError) as refusal:
+        ReplayOptions(**given)
+
+    assert message in str(refusal.value)
+
+
+def test_replay_options_name_their_geometry() -> None:
+    """The short form, the text and the record mean the same."""
+    three = Geometry([FullAttention(16), SlidingWindow(16, 1_024), Mamba(16)], 4)
+
+    assert ReplayOptions().geometry == Geometry([FullAttention(128)])
+    assert ReplayOptions(block_tokens=16).geometry == Geometry([FullAttention(16)])
+    assert ReplayOptions(groups=str(three), blocks_per_chunk=4).geometry == three
+    assert ReplayOptions(groups=three).geometry == three
+
+
+# --- planted bugs -------------------------------------------------------------------------------------------------------
+
+
+def seal_before_it_is_full(patch: Patch) -> None:
+    """(h) A block is final with its first token, and a chunk is stored with its last block."""
+    real, offer = ProgressTable.finishing, SchedulerSteps.offer_chunks
+
+    def finishing(table: ProgressTable, rows: Any, computed: Any) -> Any:
+        return real(table, rows, computed + min(table._sizes) - 1)
+
+    def chunks(steps: SchedulerSteps, name: str, row: int, group: int, stop: int) -> None:
+        held = steps._ledger.requests.size(name, group) // steps._geometry.blocks_per_chunk
+        offer(steps, name, row, group, max(stop, held))
+
+    patch.setattr(ProgressTable, "finishing", finishing)
+    patch.setattr(SchedulerSteps, "offer_chunks", chunks)
+
+
+def lookup_ignores_the_window(patch: Patch) -> None:
+    """(h) A hit needs one block of a sliding group, however long its window is; the window itself slides as it should."""
+    real = OffloadScheduler.__init__
+
+    def init(offload: OffloadScheduler, ledger: Ledger, tier: Any, geometry: Geometry, *rest: Any) -> None:
+        short = [SlidingWindow(each.block_tokens, 2) if isinstance(each, SlidingWindow) else each for each in geometry.groups]
+        real(offload, ledger, tier, Geometry(short, geometry.blocks_per_chunk), *rest)
+        table = ProgressTable(ledger.limits.max_requests, geometry, offload.policies)
+        offload._state.progress = offload._steps._progress = offload._progress = table
+
+    patch.setattr(OffloadScheduler, "__init__", init)
+
+
+def load_skips_a_group(patch: Patch) -> None:
+    """(h) The load of a hybrid hit brings all groups but the last."""
+    real = Ledger.plan_group_load
+    patch.setattr(
+        Ledger, "plan_group_load", lambda ledger, request, transfers: real(ledger, request, transfers[:-1] or transfers)
+    )
+
+
+def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
+    """(h) The blocks of a chunk come back in another order."""
+    real = Ledger.plan_group_load
+
+    def plan(ledger: Ledger, request: str, transfers: Sequence[Any]) -> Any:
+        turned = [attrs.evolve(each, places=None if each.places is None else list(each.places)[::-1]) for each in transfers]
+        return real(ledger, request, turned)
+
+    patch.setattr(Ledger, "plan_group_load", plan)
+
+
+def window_leaves_too_early(patch: Patch) -> None:
+    """(h) One block more is given back than the window has left."""
+    real = ProgressTable.first_needed
+
+    def more(table: ProgressTable, group: int, row: int) -> int:
+        return real(table, group, row) + (group == 1)
+
+    patch.setattr(ProgressTable, "first_needed", more)
+
+
+def states_are_taken_from_the_table(patch: Patch) -> None:
+    """(h) What the table of a Mamba group has at the end of a chunk is stored, whether the engine has kept the state or not."""
+    real = OffloadScheduler.__init__
+
+    def init(offload: OffloadScheduler, *rest: Any) -> None:
+        real(offload, *rest)
+        offload._state.attention = list(offload._state.groups)
+        offload._progress._fills = [True for _ in offload._state.groups]
+
+    patch.setattr(OffloadScheduler, "__init__", init)
+    patch.setattr(OffloadScheduler, "hand_off", lambda *_: None)
+
+
+PLANTS: dict[Callable[[Patch], None], int] = {
+    # bug: blocks of a chunk in the world that shows it
+    seal_before_it_is_full: 2,
+    lookup_ignores_the_window: 2,
+    load_skips_a_group: 2,
+    load_confuses_the_places_of_a_chunk: 2,
+    window_leaves_too_early: 2,
+    states_are_taken_from_the_table: 1,
+}
+
+
+@pytest.mark.parametrize("checking", [Checking.STRICT, Checking.OFF], ids=lambda each: each.name.lower())
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_replay_finds_a_planted_bug_of_groups(plant: Callable[[Patch], None], checking: Checking, monkeypatch: Patch) -> None:
+    """A small hybrid world is clean, and is not with the bug."""
+    workload = chats(60, mean_turns=5)
+    chosen = options(workload, HYBRID, PLANTS[plant], checking=checking, step_tokens=300)
+    assert_clean(run(workload, chosen))
+    plant(monkeypatch)
+    report = run(workload, chosen)
+
+    print(plant.__name__, report.corrupt_blocks, report.leaked_places, report.violation_messages[:2])
+    assert not report.clean

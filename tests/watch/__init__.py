@@ -1,0 +1,1 @@
+"""The watch over a vLLM, as far as it needs no vLLM."""

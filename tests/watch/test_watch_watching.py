@@ -1,0 +1,750 @@
+"""A whole watch: what each mode does with a violation, what a process leaves behind, and how the environment switches it on.
+
+Goal: whoever watches hears of everything once, in the form that was asked for, and the engine never suffers from its watch.
+Method: fakes of vLLM's objects, and processes of their own where an end of a process is the subject.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+
+from blocklife.cli import main
+from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach, watch_of
+from blocklife.engines.vllm.watch import _plugin as plugin
+from blocklife.engines.vllm.watch._metrics import COUNTED, FOLDER, PREFIX, Collector, InFolder, Metrics, OfLibrary
+from blocklife.engines.vllm.watch._reporter import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
+from blocklife.engines.vllm.watch._violations import RULES, WatchViolation
+from blocklife.errors import BlocklifeError, InvariantError, MisuseError
+from tests.interrupts import interruptible
+from tests.watch.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
+
+A, B = FakeRequest("a"), FakeRequest("b")
+
+
+def hand_out_unwaited(scheduler: FakeScheduler, inner: FakeOffloading) -> None:
+    """I1: a block is handed out while job 0 reads it."""
+    manager = scheduler.kv_cache_manager
+    manager.allocate_slots(A, [1])
+    inner.build_connector_meta(FakeMeta({0: store("a", [1], [7])}))
+    inner.request_finished(A)
+    manager.free(A)
+    manager.allocate_slots(B, [1])
+    inner.build_connector_meta(FakeMeta())
+
+
+# --- modes --------------------------------------------------------------------------------------------------------------------
+
+
+def test_strict_raises_the_story_out_of_the_call_that_was_illegal() -> None:
+    """The error is one of ours, and carries the violation; the watch goes on if the engine does."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=WatchMode.STRICT))
+    with pytest.raises(WatchError) as caught:
+        hand_out_unwaited(scheduler, inner)
+    inner.build_connector_meta(FakeMeta())
+
+    assert isinstance(caught.value, BlocklifeError)
+    assert caught.value.violation is watch.violations[0]
+    assert "job 0 stores it of request a" in str(caught.value)
+    assert watch.steps == 3
+
+
+def test_strict_raises_the_first_of_several_and_counts_all() -> None:
+    """Nothing that was found is lost by the raise."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=WatchMode.STRICT))
+    inner.update_connector_output(reported(j5=1, j6=1))
+    with pytest.raises(WatchError, match="job 5"):
+        inner.build_connector_meta(FakeMeta())
+
+    assert watch.counts == {"I3": 2}
+
+
+def test_count_says_nothing_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Only the counts and the report know."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=WatchMode.COUNT))
+    with caplog.at_level(logging.DEBUG, LOGGER.name):
+        hand_out_unwaited(scheduler, inner)
+
+    assert watch.counts == {"I1": 1}
+    assert caplog.records == []
+
+
+def test_log_writes_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """With the rule, the step, the block, the request and the job."""
+    scheduler, inner = offloading()
+    attach(scheduler)
+    with caplog.at_level(logging.DEBUG, LOGGER.name):
+        hand_out_unwaited(scheduler, inner)
+
+    assert len(caplog.records) == 1
+    line = caplog.records[0].getMessage()
+    assert "\n" not in line
+    assert "I1 at step 2" in line
+    assert line.endswith("(block 1, life 0, request b, job 0)")
+
+
+def test_a_flood_of_one_rule_is_one_line_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """The first ones are told each; later a line says how many there were. Another rule is not held back by it."""
+    now = [0.0]
+    reporter = ViolationReporter(WatchMode.LOG, lambda rule: None, clock=lambda: now[0])
+    with caplog.at_level(logging.WARNING, LOGGER.name):
+        for _ in range(NUM_LOGGED + 5):
+            reporter([WatchViolation("I1", "again", 1)])
+        reporter([WatchViolation("I8", "something else", 1)])
+        now[0] = WHILE_S
+        reporter([WatchViolation("I1", "again", 1)])
+
+    assert len(caplog.records) == NUM_LOGGED + 2
+    assert "I8" in caplog.records[-2].getMessage()
+    assert "and 5 more of this rule since the last line" in caplog.records[-1].getMessage()
+    assert reporter.counts == {"I1": NUM_LOGGED + 6, "I8": 1}
+
+
+def test_violations_are_kept_up_to_a_limit_and_counted_beyond() -> None:
+    """A long illegal run does not fill the memory."""
+    reporter = ViolationReporter(WatchMode.COUNT, lambda rule: None)
+    for _ in range(NUM_KEPT + 10):
+        reporter([WatchViolation("I1", "again", 1)])
+
+    assert len(reporter.violations) == NUM_KEPT
+    assert reporter.counts["I1"] == NUM_KEPT + 10
+
+
+def test_a_report_is_plain_json() -> None:
+    """Counts, and the violations with their histories."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=WatchMode.COUNT))
+    hand_out_unwaited(scheduler, inner)
+    report = json.loads(json.dumps(watch.report()))
+
+    assert report["steps"] == 2
+    assert report["violations_by_rule"] == {"I1": 1}
+    assert report["violations"][0]["block"] == 1
+    assert report["violations"][0]["history"]
+    assert report["jobs"] == 0
+    assert report["lost"] is None
+
+
+# --- a watch that is wrong itself ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(WatchMode))
+def test_an_error_of_the_watch_itself_does_not_reach_the_engine(mode: WatchMode, caplog: pytest.LogCaptureFixture) -> None:
+    """It stops watching, says so once, and leaves the engine's methods as they were; strict raises, for it is asked to."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=mode))
+    watch.mirror.handed_out("a", 9, [1], [0])  # a group that is not there
+    if mode is WatchMode.STRICT:
+        with pytest.raises(InvariantError, match="the fault is its own"):
+            inner.build_connector_meta(FakeMeta())
+    else:
+        with caplog.at_level(logging.ERROR, LOGGER.name):
+            assert inner.build_connector_meta(FakeMeta()) == FakeMeta()
+        assert "the fault is its own" in caplog.records[0].getMessage()
+    hand_out_unwaited(scheduler, inner)
+
+    assert watch.lost is not None
+    assert watch.counts == {}
+    assert "build_connector_meta" not in vars(inner)
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------------------
+
+
+class FakeCounter:
+    """A counter of Prometheus."""
+
+    def __init__(self, name: str, about: str, labels: list[str] | None = None, registry: object = None) -> None:
+        self.name, self.labelled, self.value = name, dict[str, FakeCounter](), 0.0
+        if isinstance(registry, dict):
+            registry[name] = self
+
+    def inc(self, amount: float = 1) -> None:
+        """Count."""
+        self.value += amount
+
+    def labels(self, rule: str) -> FakeCounter:
+        """The one of a rule."""
+        return self.labelled.setdefault(rule, FakeCounter(rule, ""))
+
+
+@frozen
+class FakeFamily:
+    """What a collector says of one metric."""
+
+    name: str
+    documentation: str
+    labels: list[str]
+    values: dict[tuple[str, ...], float] = field(factory=dict)
+
+    def add_metric(self, labels: list[str], value: float) -> None:
+        """One of its series."""
+        self.values[tuple(labels)] = value
+
+
+def shown(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
+    """What a process that counts nothing itself shows of a folder."""
+    collector = Collector(InFolder(folder, ""), SimpleNamespace(CounterMetricFamily=FakeFamily))
+    found: list[Any] = list(collector.collect())
+    return {family.name: family.values for family in found}
+
+
+def test_metrics_are_named_as_vllm_names_its_own() -> None:
+    """A counter of violations by rule, and of each other figure the growth since it was told last."""
+    registry: dict[str, FakeCounter] = {}
+    metrics = Metrics(OfLibrary(SimpleNamespace(Counter=FakeCounter), registry))
+    before = {rule: counter.value for rule, counter in registry[PREFIX + "violations"].labelled.items()}
+    metrics.violated("I1")
+    metrics.violated("I1")
+    for steps in (10, 10, 25):
+        metrics.tell(1, dict.fromkeys(COUNTED, steps))
+    metrics.forget(1)
+    metrics.tell(2, dict.fromkeys(COUNTED, 5))
+
+    assert all(name.startswith(PREFIX) for name in registry)
+    assert before == dict.fromkeys(RULES, 0), (
+        "each rule has its series before its first event: an alert on its growth sees that"
+    )
+    assert registry[PREFIX + "violations"].labelled["I1"].value == 2
+    assert registry[PREFIX + "steps"].value == 30
+
+
+def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
+    """Another process adds up what two have counted, one of which has the number of one that is gone; all begin at zero."""
+    none = shown(tmp_path)
+    for _ in range(2):
+        metrics = Metrics(InFolder(tmp_path, ""))
+        metrics.violated("I6")
+        metrics.tell(1, dict.fromkeys(COUNTED, 10))
+    (tmp_path / "1.counts").write_bytes((tmp_path / f"{os.getpid()}.counts").read_bytes())
+    (tmp_path / "2.counts").write_bytes(b"")
+
+    assert none == {PREFIX + "violations": {(rule,): 0 for rule in RULES}} | {PREFIX + name: {(): 0} for name in COUNTED}
+    assert shown(tmp_path)[PREFIX + "violations"] == {(rule,): 4 if rule == "I6" else 0 for rule in RULES}
+    assert shown(tmp_path)[PREFIX + "steps"] == {(): 40}
+
+
+COUNTING = """
+import os, sys
+from blocklife.engines.vllm.watch import _metrics as metrics
+if len(sys.argv) > 1:
+    metrics.of_process().violated("I8")
+    print(metrics.of_process().where)
+else:
+    sys.modules["prometheus_client"] = None
+    import subprocess
+    metrics.of_process().violated("I8")
+    child = os.fork()
+    if not child:
+        metrics.of_process().violated("I8")
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(metrics.of_process().where)
+    print(subprocess.run([sys.executable, "-c", sys.orig_argv[-1], "x"], capture_output=True, text=True).stdout, end="")
+    folder = metrics.Path(os.environ[metrics.FOLDER])
+    print(metrics.InFolder(folder, "").totals()["I8"], len(list(folder.iterdir())), folder)
+"""
+
+
+def test_a_process_counts_with_those_that_it_starts() -> None:
+    """A fork and a new process count beside it, each in a file of its own, and nothing is left when it has ended."""
+    around = {name: value for name, value in os.environ.items() if name not in (FOLDER, "PROMETHEUS_MULTIPROC_DIR")}
+    ran = subprocess.run([sys.executable, "-c", COUNTING], capture_output=True, text=True, env=around, check=False)
+    own, started, told = ran.stdout.splitlines()
+    count, files, folder = told.split()
+
+    assert ran.returncode == 0, ran.stderr
+    assert (own, started) == (
+        "its counts are in the metrics of this process",
+        "its counts are in the metrics of the process that has started it",
+    )
+    assert (count, files) == ("3", "3")
+    assert not Path(folder).exists()
+
+
+# --- options ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["", "0", "off", " OFF "])
+def test_the_environment_can_leave_the_watch_off(value: str) -> None:
+    """Nothing asked, nothing done; the other settings do not matter then."""
+    assert Options.from_environment({}) is None
+    assert Options.from_environment({"BLOCKLIFE_WATCH": value, "BLOCKLIFE_WATCH_SAMPLE": "x"}) is None
+
+
+def test_the_environment_says_how_to_watch() -> None:
+    """All three settings."""
+    options = Options.from_environment(
+        {"BLOCKLIFE_WATCH": "Strict", "BLOCKLIFE_WATCH_SAMPLE": "8", "BLOCKLIFE_WATCH_RECORD": "run-{pid}.jsonl"}
+    )
+
+    assert options == Options(mode=WatchMode.STRICT, sample=8, record="run-{pid}.jsonl")
+    assert Options.from_environment({"BLOCKLIFE_WATCH": "log"}) == Options(jobs=False)
+    assert Options.from_environment({"BLOCKLIFE_WATCH": "count", "BLOCKLIFE_WATCH_RECORD": "x"}) == Options(
+        mode=WatchMode.COUNT, record="x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"BLOCKLIFE_WATCH": "loud"}, "BLOCKLIFE_WATCH=loud: it is strict, count or log"),
+        ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "0"}, "BLOCKLIFE_WATCH_SAMPLE=0"),
+        ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "-1"}, "BLOCKLIFE_WATCH_SAMPLE=-1"),
+        ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "½"}, "BLOCKLIFE_WATCH_SAMPLE=½"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], word: str) -> None:
+    """The message names the variable, its value and what it can be."""
+    with pytest.raises(MisuseError, match=word):
+        Options.from_environment(settings)
+
+
+def test_a_sample_is_at_least_one() -> None:
+    """Also where a caller says it."""
+    with pytest.raises(MisuseError, match="sample"):
+        Options(sample=0)
+
+
+@pytest.mark.parametrize("mode", ["strict", "bogus", None, 1])
+def test_a_mode_is_a_mode(mode: Any) -> None:
+    """The spelling of the environment would make a watch that says nothing."""
+    with pytest.raises(MisuseError, match=r"mode must be WatchMode.STRICT, COUNT or LOG, not "):
+        Options(mode=mode)
+
+
+@pytest.mark.parametrize("sample", [True, 1.5, "8", -1])
+def test_a_sample_is_a_whole_number(sample: Any) -> None:
+    """Of at least one."""
+    with pytest.raises(MisuseError, match="sample must be a whole number"):
+        Options(sample=sample)
+
+
+@pytest.mark.parametrize("jobs", ["no", 0, None])
+def test_a_ledger_is_asked_for_with_true_or_false(jobs: Any) -> None:
+    """A word that is not empty would mean the opposite of what it says."""
+    with pytest.raises(MisuseError, match="jobs must be True or False"):
+        Options(jobs=jobs)
+
+
+@pytest.mark.parametrize("record", [True, 7, b"run.jsonl"])
+def test_a_recording_is_named_by_a_path(record: Any) -> None:
+    """A number would be taken for an open file."""
+    with pytest.raises(MisuseError, match="record must be a path, as str or Path"):
+        Options(record=record)
+
+
+def test_a_path_may_be_spelt_in_each_way(tmp_path: Path) -> None:
+    """None is the empty one: nowhere."""
+    assert Options(record=tmp_path / "x") == Options(record=str(tmp_path / "x"))
+    assert Options(record=None) == Options()
+
+
+# --- the plug-in --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeScheduler]:
+    """The modules of vLLM that the plug-in wraps, with fakes in them; calling it makes a scheduler."""
+
+    class Scheduler(FakeScheduler):
+        def __init__(self, connector: object = None) -> None:
+            super().__init__(connector)
+
+    class Worker:
+        def __init__(self) -> None:
+            self.worker = None
+
+        def start_kv_transfers(self, meta: object) -> None:
+            """The loads of a step."""
+
+    made: dict[str, dict[str, type]] = {
+        "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
+        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker": {"OffloadingConnectorWorker": Worker},
+        "vllm.v1.simple_kv_offload.worker": {"SimpleCPUOffloadWorker": type("SimpleCPUOffloadWorker", (), {})},
+    }
+    for name, classes in made.items():
+        parts = name.split(".")
+        for depth in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(".".join(parts[:depth])))
+        module = ModuleType(name)
+        vars(module).update(classes)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def make(connector: object = None) -> FakeScheduler:
+        return Scheduler(SimpleNamespace(connector_scheduler=FakeOffloading()) if connector is None else connector)
+
+    vars(make)["worker"] = Worker
+    vars(sys.modules["vllm"])["__version__"] = "0.33.0"
+    return make
+
+
+def test_the_plug_in_watches_what_is_made_after_it(
+    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Schedulers and workers, once each, however often it is called; what cannot be watched is left alone, and told of."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setenv("BLOCKLIFE_WATCH_SAMPLE", "8")
+    before = fake_vllm()
+    plugin.install()
+    plugin.install()
+    silent = [record.getMessage() for record in caplog.records]
+    watched, plain, worker = fake_vllm(), fake_vllm(object()), vars(fake_vllm)["worker"]()
+
+    here = f"process MainProcess, {os.getpid()}"
+
+    assert watch_of(before) is None
+    assert watch_of(watched) is not None
+    assert watch_of(plain) is None
+    assert watch_of(worker) is not None
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        f"blocklife watches the scheduler's side of OffloadingConnector in {here} (log, one block of 8)",
+        "blocklife watch: watching nothing, because a scheduler with object has nothing to watch (only OffloadingConnector and "
+        "SimpleCPUOffloadConnector can be watched, alone or in a MultiConnector)",
+        f"blocklife watches a worker's side of OffloadingConnector in {here} (log, one block of 8)",
+    ]
+    assert silent == [], "a process in which nothing is watched says nothing"
+    assert attach(watched) is watch_of(watched)
+    detach(watched)
+    detach(worker)
+
+
+def test_a_caller_who_attaches_is_not_told_that_there_is_a_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """Who has asked knows; the line is for an environment that was set somewhere else."""
+    scheduler, _ = offloading()
+    with caplog.at_level(logging.DEBUG, LOGGER.name):
+        attach(scheduler)
+
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("release", ["0.20.2", "0.34.0", "0.40.1.dev3+g1", "1.0.0", "dev", None])
+def test_a_release_that_is_not_known_is_not_watched(
+    release: str | None,
+    fake_vllm: Callable[..., FakeScheduler],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the watch takes for granted may not hold there; vLLM goes on, and one line names the releases that are known."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", release)
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is None
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (
+            logging.WARNING,
+            f"blocklife watch: watching nothing, because this is vLLM {release or 'of an unknown release'}, and the watch "
+            "knows vLLM 0.21 to 0.33 (install one of these, or a blocklife for yours)",
+        )
+    ]
+
+
+@pytest.mark.parametrize("release", ["0.21.0", "0.22.1", "0.33.1rc1", "v0.33.0+cpu"])
+def test_a_release_that_is_known_is_watched(
+    release: str, fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range is wider than that of the connector: the watch rests on less."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", release)
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is not None
+
+
+def test_the_plug_in_does_nothing_unasked(fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed blocklife is no watched vLLM."""
+    monkeypatch.delenv("BLOCKLIFE_WATCH", raising=False)
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is None
+
+
+def test_the_plug_in_refuses_settings_that_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error must not pass for a silent watch."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "yes")
+    with pytest.raises(MisuseError, match="BLOCKLIFE_WATCH=yes"):
+        plugin.install()
+
+
+# --- recordings ---------------------------------------------------------------------------------------------------------------
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Status and output of a command."""
+    status = main(list(words))
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", [WatchMode.STRICT, WatchMode.COUNT])
+def test_the_command_of_a_story_draws_it(mode: WatchMode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recording is legal, and the very command works on it; also while the watch still runs, and after a strict stop."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=mode, record=str(tmp_path / "run-{pid}.jsonl")))
+    if mode is WatchMode.STRICT:
+        with pytest.raises(WatchError) as caught:
+            hand_out_unwaited(scheduler, inner)
+        text = str(caught.value)
+    else:
+        hand_out_unwaited(scheduler, inner)
+        text = str(watch.violations[0])
+    program, *words = text.rpartition("to draw it: ")[2].split()
+    while_open = told(capsys, *words)
+    detach(scheduler)
+    checked = told(capsys, "recording", "check", words[2])
+
+    assert program == "blocklife"
+    assert while_open[0] == 0
+    assert "IN_FLIGHT" in while_open[1]
+    assert checked[0] == 0, checked[1]
+
+
+def test_each_connector_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    """Two connectors, two ledgers, two files."""
+    both = SimpleNamespace(_connectors=[SimpleNamespace(connector_scheduler=FakeOffloading()) for _ in range(2)])
+    attach(scheduler := FakeScheduler(both), Options(record=str(tmp_path / "run.jsonl")))
+    detach(scheduler)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", "run.jsonl.2"]
+
+
+def test_a_recording_names_requests_as_the_engine_does(tmp_path: Path) -> None:
+    """Not as the ledger behind the watch does, whose requests are lent."""
+    path = tmp_path / "run.jsonl"
+    scheduler, inner = offloading()
+    attach(scheduler, Options(record=str(path)))
+    scheduler.kv_cache_manager.allocate_slots(A, [1])
+    inner.build_connector_meta(FakeMeta({0: store("a", [1], [7])}))
+    inner.update_connector_output(reported(j0=1))
+    scheduler.kv_cache_manager.allocate_slots(B, [3])
+    inner.build_connector_meta(FakeMeta(load_jobs={1: load("b", [3], [7])}))
+    inner.update_connector_output(reported(j1=1))
+    scheduler.kv_cache_manager.free(B)
+    inner.build_connector_meta(FakeMeta())
+    detach(scheduler)
+    lines = [line for line in map(json.loads, path.read_text().splitlines()) if line.get("machine") == "request"]
+
+    assert [(line["event"], line["name"]) for line in lines] == [("plan_load", "b"), ("loaded", "b"), ("finish", "b")]
+
+
+def test_each_engine_of_a_process_has_a_recording_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second takes the next free name, and says so in a line; both are legal, and the story draws from the right one."""
+    engines = [offloading() for _ in range(3)]
+    with caplog.at_level(logging.WARNING, LOGGER.name):
+        watches = [
+            attach(scheduler, Options(mode=WatchMode.COUNT, record=str(tmp_path / "run {of}.jsonl")))
+            for scheduler, _ in engines
+        ]
+    for scheduler, inner in engines:
+        hand_out_unwaited(scheduler, inner)
+    words = [shlex.split(watch.violations[0].draw) for watch in watches]
+    for scheduler, _ in engines:
+        detach(scheduler)
+    names = ["run {of}.jsonl", "run {of}.jsonl.2", "run {of}.jsonl.3"]
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert [Path(each[3]).name for each in words] == names
+    assert [record.getMessage().count(str(tmp_path)) for record in caplog.records] == [2, 2]
+    for each in words:
+        assert told(capsys, *each[1:])[0] == 0
+        assert told(capsys, "recording", "check", each[3])[0] == 0
+
+
+def test_two_engines_of_two_connectors_each_write_four_recordings(tmp_path: Path) -> None:
+    """Numbers of connectors and of engines are those of one row."""
+    schedulers = []
+    for _ in range(2):
+        both = SimpleNamespace(_connectors=[SimpleNamespace(connector_scheduler=FakeOffloading()) for _ in range(2)])
+        schedulers.append(FakeScheduler(both))
+        attach(schedulers[-1], Options(record=str(tmp_path / "run.jsonl")))
+    for scheduler in schedulers:
+        detach(scheduler)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", *(f"run.jsonl.{at}" for at in (2, 3, 4))]
+
+
+def test_an_engine_that_was_detached_leaves_its_name_to_the_next(tmp_path: Path) -> None:
+    """It writes no more: who attaches again begins anew, as ever."""
+    for _ in range(2):
+        scheduler, _ = offloading()
+        attach(scheduler, Options(record=str(tmp_path / "run.jsonl")))
+        detach(scheduler)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+PROGRAM = """
+import os, signal, sys
+from blocklife.engines.vllm.watch import Options, attach
+from tests.watch.test_watch_watching import hand_out_unwaited
+from tests.watch.watch_fakes import FakeMeta, FakeRequest, offloading
+scheduler, inner = offloading()
+watch = attach(scheduler, Options(record=sys.argv[1]))
+hand_out_unwaited(scheduler, inner)
+if sys.argv[2] == "ctrl-c":
+    kept = watch.mirror.ledger.dispatch
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return kept(*args)
+    watch.mirror.ledger.dispatch = interrupted
+    inner.build_connector_meta(FakeMeta())
+elif sys.argv[2] == "end":
+    scheduler.kv_cache_manager.free(FakeRequest("b"))
+    inner.build_connector_meta(FakeMeta())
+"""
+
+
+@pytest.mark.parametrize(("way", "complete"), [("end", True), ("ctrl-c", False), ("held", False)])
+def test_a_process_leaves_a_recording_that_can_be_checked(
+    way: str, complete: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that just ends, one that is interrupted in the middle of a step, and one that ends with a block held."""
+    path = tmp_path / "run.jsonl"
+    root = Path(__file__).parents[2]
+    with interruptible():
+        ran = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(path), way], cwd=root, capture_output=True, text=True, check=False
+        )
+    status, out = told(capsys, "recording", "check", str(path))
+    shown, _ = told(capsys, "recording", "show", str(path), "--block", "1")
+    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+
+    assert (ran.returncode == 0) is (way != "ctrl-c"), ran.stderr
+    assert status == 0, out
+    assert shown == 0
+    assert (last.get("blocklife") == "end") is complete
+
+
+CHILD = """
+import multiprocessing, sys
+from tests.watch.test_watch_watching import hand_out_unwaited
+from tests.watch.watch_fakes import FakeMeta, FakeRequest, offloading
+from blocklife.engines.vllm.watch import Options, attach
+def work(path):
+    scheduler, inner = offloading()
+    attach(scheduler, Options(record=path))
+    hand_out_unwaited(scheduler, inner)
+    scheduler.kv_cache_manager.free(FakeRequest("b"))
+    inner.build_connector_meta(FakeMeta())
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1],))
+    process.start()
+    process.join()
+"""
+
+
+def test_a_forked_child_ends_its_recording(tmp_path: Path) -> None:
+    """Such a process leaves without what other processes do at their end; vLLM's engine core may be one."""
+    path = tmp_path / "run.jsonl"
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", CHILD, str(path)], cwd=root, check=True, capture_output=True)
+
+    assert json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["blocklife"] == "end"
+
+
+UNUSABLE = [
+    ("nowhere/run.jsonl", r"there is no folder \S+nowhere \(make it, or name another\)"),
+    ("nowhere/", r"there is no folder \S+nowhere \(make it, or name another\)"),
+    ("a-file/run.jsonl", r"there is no folder \S+a-file \(make it, or name another\)"),
+    ("a-folder", r"it is a folder \(name a file in it\)"),
+]
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Path:
+    """A folder with a file and a folder in it."""
+    (tmp_path / "a-file").touch()
+    (tmp_path / "a-folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [*UNUSABLE, ("x" * 300, "it cannot be written: File name too long"), ("\0", "it cannot be written: embedded null byte")],
+)
+def test_a_recording_that_cannot_be_written_is_refused_at_once(name: str, why: str, around: Path) -> None:
+    """Before anything is listened to; the message names the option, the path and the remedy."""
+    scheduler, inner = offloading()
+    with pytest.raises(MisuseError, match=rf"^record \(BLOCKLIFE_WATCH_RECORD\)={around}/{name}: {why}"):
+        attach(scheduler, Options(record=f"{around}/{name}"))
+
+    assert "build_connector_meta" not in vars(inner)
+
+
+@pytest.mark.parametrize(("name", "why"), UNUSABLE)
+def test_a_recording_that_cannot_be_written_is_refused_when_the_environment_is_read(name: str, why: str, around: Path) -> None:
+    """Long before vLLM makes its scheduler; nothing is created by the look."""
+    before = sorted(around.rglob("*"))
+    with pytest.raises(MisuseError, match=rf"^BLOCKLIFE_WATCH_RECORD={around}/{name}: {why}"):
+        Options.from_environment({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_RECORD": f"{around}/{name}"})
+
+    assert sorted(around.rglob("*")) == before
+
+
+def test_a_folder_of_each_process_is_looked_for_where_its_recording_is_opened(around: Path) -> None:
+    """Which of vLLM's processes has the scheduler is not known when the environment is read, and it alone needs its folder."""
+    told = {"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_RECORD": f"{around}/{{pid}}/run.jsonl"}
+    options = Options.from_environment(told)
+    scheduler, _ = offloading()
+    with pytest.raises(MisuseError, match="there is no folder"):
+        attach(scheduler, options)
+
+
+def test_a_recording_that_cannot_be_opened_stops_vllm_with_the_name_of_the_setting(
+    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its folder has gone since the environment was read; this is not passed over as what cannot be watched is."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setenv("BLOCKLIFE_WATCH_RECORD", str(folder / "run.jsonl"))
+    plugin.install()
+    folder.rmdir()
+    with pytest.raises(MisuseError, match="BLOCKLIFE_WATCH_RECORD"):
+        fake_vllm()
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    def write(self, text: str) -> None:
+        """Nothing more goes in."""
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        """What was written before does not go in either."""
+        self.write("")
+
+    close = flush
+
+
+def test_a_full_disk_ends_the_watch_and_not_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be written is no reason for the engine to fall."""
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(record=str(tmp_path / "run.jsonl")))
+    recording = watch._recordings[0]
+    recording._stream.close()
+    vars(recording)["_stream"] = vars(recording._recorder)["_stream"] = Full()
+    with caplog.at_level(logging.ERROR, LOGGER.name):
+        scheduler.kv_cache_manager.allocate_slots(A, [1])
+        inner.build_connector_meta(FakeMeta())
+
+    assert watch.lost is not None
+    assert "watches no more" in caplog.text
+    assert "could not be written to its end (" in caplog.text
