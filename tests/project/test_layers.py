@@ -206,7 +206,7 @@ def test_layers_see_every_file() -> None:
     """The trees that are read are those of the real package."""
     read = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
 
-    assert {"errors.py", "lifecycle.py", "states.py", "__init__.py"} <= read
+    assert {"errors.py", "lifecycle/_table.py", "states.py", "__init__.py"} <= read
 
 
 BAD: dict[str, tuple[str, str, str]] = {

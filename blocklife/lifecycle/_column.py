@@ -1,0 +1,143 @@
+"""Many places of one lifecycle, one byte each."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blocklife.errors import MisuseError
+from blocklife.lifecycle._table import REFUSED, Event, Row, Table
+
+Ids: TypeAlias = list[int] | NDArray[np.int64] | slice
+"""Places of a column. The type chooses the path: a list the scalar one, an array or a slice the bulk one."""
+
+Facts: TypeAlias = int | Sequence[int] | NDArray[np.uint8]
+"""Which guards of an event hold, as bits: one number for all places, or one per place."""
+
+Rows: TypeAlias = int | list[int] | NDArray[np.uint8]
+"""Which row each place takes: one number where all take the same, or one per place."""
+
+
+class Column:
+    """The states of many places of one lifecycle, one byte each, and how often each row was taken.
+
+    `ask` finds the rows and refuses without a trace; `commit` writes them. Between the two a caller can ask other columns, so
+    that several machines move together or not at all. The caller sees to it that the ids of one call are distinct, and none
+    negative.
+    """
+
+    __slots__ = ("_targets", "_targets_view", "state", "table", "taken", "view")
+
+    def __init__(self, table: Table, size: int) -> None:
+        self.table = table
+        self.state = bytearray([table.index[table.initial]]) * size
+        # The same bytes twice: the scalar path indexes the bytearray, the bulk path the view (numpy is slow one by one).
+        self.view: NDArray[np.uint8] = np.frombuffer(self.state, dtype=np.uint8)
+        self.taken = [0] * (len(table.rows) + 1)
+        self._targets = table.targets
+        self._targets_view = np.frombuffer(self._targets, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def at(self, place: int) -> enum.Enum:
+        """The state of one place."""
+        return self.table.states[self.state[place]]
+
+    def ask(self, event: Event, ids: Ids, facts: Facts = 0) -> Rows:
+        """The row that *event* takes from each place; raises `RefusedError` for the first place that has none."""
+        if type(facts) is not int or facts >> len(event.guards):
+            facts = self._checked(event, facts, len(ids) if type(ids) is list else self._size(ids))
+        return self.look_up(event, ids, facts)
+
+    def look_up(self, event: Event, ids: Ids, facts: Facts) -> Rows:
+        """`ask`, for callers whose facts are known to be facts of the event's guards, one for each place."""
+        if type(ids) is list:
+            lut, state, width = event.lut, self.state, len(event.guards)
+            if isinstance(facts, int):
+                rows = [lut[state[place] << width | facts] for place in ids]
+            else:
+                each = facts.tolist() if isinstance(facts, np.ndarray) else facts
+                rows = [lut[state[place] << width | fact] for place, fact in zip(ids, each, strict=True)]
+            if REFUSED in rows:
+                self.refuse(event, ids[rows.index(REFUSED)])
+            return rows
+        if isinstance(facts, Sequence):
+            facts = np.fromiter(facts, dtype=np.uint8, count=len(facts))
+        found = event.lookup(self.view[ids], facts)
+        if len(found) == 0:
+            return found
+        raw = found.tobytes()  # bytes are searched faster than a short array is reduced
+        if REFUSED in raw:
+            self.refuse(event, int(np.arange(len(self.state))[ids][raw.index(REFUSED)]))
+        return raw[0] if raw.count(raw[0]) == len(raw) else found
+
+    def commit(self, ids: Ids, rows: Rows) -> None:
+        """Write what `ask` found."""
+        if type(ids) is list:
+            state, targets, taken = self.state, self._targets, self.taken
+            for place, row in zip(ids, [rows] * len(ids) if isinstance(rows, int) else rows, strict=True):
+                state[place] = targets[row]
+                taken[row] += 1
+        elif isinstance(rows, int):
+            self.view[ids] = self._targets[rows]
+            self.taken[rows] += self._size(ids)
+        else:
+            found = np.asarray(rows, dtype=np.uint8)
+            self.view[ids] = self._targets_view[found]
+            for row, times in enumerate(np.bincount(found).tolist()):
+                self.taken[row] += times
+
+    def fire(self, event: Event, ids: Ids, facts: Facts = 0) -> None:
+        """Ask, then commit, where one column moves alone."""
+        self.commit(ids, self.ask(event, ids, facts))
+
+    def count(self) -> dict[enum.Enum, int]:
+        """How many places are in each state."""
+        return {state: int(np.count_nonzero(self.view == number)) for number, state in enumerate(self.table.states)}
+
+    def where(self, state: enum.Enum) -> NDArray[np.int64]:
+        """The places in *state*."""
+        return np.flatnonzero(self.view == self.table.index[state]).astype(np.int64)
+
+    def row_counts(self) -> Iterator[tuple[Row, int]]:
+        """Every row of the table with the number of times it was taken."""
+        return zip(self.table.rows, self.taken[1:], strict=True)
+
+    def snapshot(self) -> bytes:
+        """The states as bytes, for `restore`. What was counted is not part of them."""
+        return bytes(self.state)
+
+    def restore(self, saved: bytes) -> None:
+        """Go back to a snapshot of this column."""
+        self.state[:] = saved
+
+    def _size(self, ids: Ids) -> int:
+        return len(range(*ids.indices(len(self.state)))) if isinstance(ids, slice) else len(ids)
+
+    def _checked(self, event: Event, facts: Facts, size: int) -> int | Sequence[int] | NDArray[np.uint8]:
+        """*facts* in a form that the look-up can use; more bits than the event has guards would reach another state's rows."""
+        lowest = highest = 0
+        if isinstance(facts, (int, np.integer)):
+            facts = lowest = highest = int(facts)
+        elif len(facts) != size:
+            raise MisuseError(f"{self.table.name}.{event.name}: {len(facts)} facts for {size} places")
+        elif isinstance(facts, np.ndarray):
+            if size:
+                lowest, highest = (0 if facts.dtype == np.uint8 else int(facts.min())), int(facts.max())
+            facts = facts.astype(np.uint8, copy=False)
+        elif size:
+            lowest, highest = min(facts), max(facts)
+        if lowest < 0 or highest >> len(event.guards):
+            wrong = lowest if lowest < 0 else highest
+            raise MisuseError(f"{self.table.name}.{event.name}: {wrong} are no facts of {len(event.guards)} guards")
+        return facts
+
+    def refuse(self, event: Event, place: int) -> NoReturn:
+        """Raise the refusal of *event* by one place."""
+        thing = f"{self.table.name.removesuffix('Life').lower()} {place}"
+        self.table.refuse(thing, self.at(place), event.name, place)

@@ -1,0 +1,116 @@
+"""Many machines of a user's own lifecycle, moved in typed batches."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Generic, ParamSpec, TypeVar
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from blocklife.errors import MisuseError
+from blocklife.lifecycle._column import Column
+from blocklife.lifecycle._edges import Edge
+from blocklife.lifecycle._machine import Lifecycle
+
+P = ParamSpec("P")
+SourceT = TypeVar("SourceT", bound=enum.Enum)
+TargetT = TypeVar("TargetT", bound=enum.Enum)
+StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
+
+
+@frozen(eq=False)
+class Handle(Generic[StateT_co]):
+    """Some places of a pool, all seen in one state. It is used up by the first step that any of them takes."""
+
+    ids: NDArray[np.int64]
+    stamps: NDArray[np.uint32] = field(repr=False)
+    pool: Pool = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.stamps)
+
+
+class Pool:
+    """Many machines of one lifecycle of a user's own, moved in typed batches.
+
+    The bodies of the edges are effects of single machines and do not run here: a pool holds states only.
+    """
+
+    def __init__(self, lifecycle: type[Lifecycle], size: int) -> None:
+        if size < 1:
+            raise MisuseError(f"a pool of {lifecycle.__name__}: the size must be at least 1, not {size}")
+        self.column = Column(lifecycle.table, size)
+        self._stamps = np.zeros(size, dtype=np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def take(self, state: SourceT, ids: Iterable[int] | None = None) -> Handle[SourceT]:
+        """A handle on the places in *state*: all of them, or just *ids*, which must be distinct and in that state."""
+        if state not in self.column.table.index:
+            raise MisuseError(f"{state!r} is no state of {self.column.table.name}")
+        if ids is None:
+            return self._handle(self.column.where(state))
+        chosen = _places(ids)
+        if len(np.unique(chosen)) != len(chosen):
+            raise MisuseError(f"{self.column.table.name}: a place is named twice in {chosen.tolist()}")
+        if len(chosen) and not (int(chosen.min()) >= 0 and int(chosen.max()) < len(self)):
+            raise MisuseError(f"{self.column.table.name}: places are 0 to {len(self) - 1}, not {chosen.tolist()}")
+        for place in chosen[self.column.view[chosen] != self.column.table.index[state]].tolist():
+            raise MisuseError(f"{self.column.table.name}: place {place} is {self.column.at(place).name}, not {state.name}")
+        return self._handle(chosen)
+
+    def fire(
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[TargetT]:
+        """Move the whole batch with one payload. Refuses, and changes nothing, if a place has moved on or has no row."""
+        payload = inspect.signature(fired.method).bind(None, *args, **kwargs)
+        payload.apply_defaults()
+        return self._move(fired, handle, payload.arguments)
+
+    def fire_each(
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, **payload: NDArray[np.generic]
+    ) -> Handle[TargetT]:
+        """Move the batch with a payload of arrays, one value per place."""
+        missing = set(fired.event.parameters) ^ set(payload)
+        if missing:
+            raise MisuseError(f"{fired.name} takes {', '.join(fired.event.parameters) or 'nothing'}; check {sorted(missing)}")
+        for name, values in payload.items():
+            if np.shape(values) != (len(handle),):
+                raise MisuseError(f"{fired.name}: {name} has shape {np.shape(values)}, for {len(handle)} places")
+        return self._move(fired, handle, payload)
+
+    def _move(
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], payload: Mapping[str, object]
+    ) -> Handle[TargetT]:
+        table = self.column.table
+        if fired.event.table is not table:
+            raise MisuseError(f"{fired.event.table.name}.{fired.name} is no event of {table.name}")
+        if handle.pool is not self:
+            raise MisuseError(f"{table.name}: the handle belongs to another pool")
+        moved_on = self._stamps[handle.ids] != handle.stamps
+        if moved_on.any():
+            place = int(handle.ids[moved_on][0])
+            state = self.column.at(place).name
+            raise MisuseError(f"place {place}: this handle was used up, it is {state} now (take a new handle)")
+        self.column.fire(fired.event, handle.ids, fired.event.facts(payload))
+        self._stamps[handle.ids] += np.uint32(1)
+        return Handle(handle.ids, self._stamps[handle.ids], self)
+
+    def _handle(self, ids: NDArray[np.int64]) -> Handle[SourceT]:
+        ids.setflags(write=False)
+        return Handle(ids, self._stamps[ids], self)
+
+
+def _places(ids: Iterable[int]) -> NDArray[np.int64]:
+    """A copy of *ids* as an array; what is no integer is a `TypeError`, and is never rounded or read as a mask."""
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise TypeError(f"places are a row of integers, not {ids.dtype} of shape {ids.shape}")
+        return ids.astype(np.int64)
+    return np.fromiter(map(operator.index, ids), dtype=np.int64)

@@ -1,0 +1,183 @@
+"""What a lifecycle is compiled to: guards, rows, events, and one look-up table."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Generic, NoReturn, ParamSpec
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from blocklife.errors import DefinitionError, MisuseError, RefusedError
+
+P = ParamSpec("P")
+
+REFUSED = 0
+"""The row that is not there. Real rows are numbered from 1."""
+
+
+def first_line(thing: object) -> str:
+    text = inspect.getdoc(thing)
+    return text.strip().splitlines()[0] if text else ""
+
+
+def runs_later(thing: object) -> bool:
+    """Whether a call would only make a coroutine or a generator."""
+    return inspect.iscoroutinefunction(thing) or inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
+
+
+@frozen(eq=False)
+class Guard(Generic[P]):
+    """A named predicate over the payload of an event."""
+
+    test: Callable[P, bool]
+    name: str
+    doc: str
+    parameters: tuple[str, ...]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether the guard holds for one payload."""
+        return bool(self.test(*args, **kwargs))
+
+
+def guard(test: Callable[P, bool]) -> Guard[P]:
+    """Make a guard of a predicate; it may ask for some or all of the parameters of the events it guards, by name."""
+    if runs_later(test):
+        raise DefinitionError(f"guard {test.__name__}: a guard answers at once; it cannot be async or a generator")
+    return Guard(test, test.__name__, first_line(test), tuple(inspect.signature(test).parameters))
+
+
+@frozen(eq=False)
+class Row:
+    """One arrow of the table."""
+
+    index: int
+    """From 1; `REFUSED` is no row."""
+    event: str
+    source: enum.Enum
+    target: enum.Enum
+    guard: Guard[...] | None
+
+    def __str__(self) -> str:
+        condition = f" [{self.guard.name}]" if self.guard else ""
+        return f"{self.source.name} --{self.event}{condition}--> {self.target.name}"
+
+
+@frozen(eq=False)
+class Event:
+    """A verb of a lifecycle, with its rows and its compiled look-up."""
+
+    name: str
+    doc: str
+    parameters: tuple[str, ...]
+    guards: tuple[Guard[...], ...]
+    """Distinct guards in the order in which they are first tried; guard *i* is bit *i* of the facts."""
+    rows: tuple[Row, ...]
+    table: Table = field(repr=False)
+    lut: bytes = field(repr=False)
+    """Row index by ``state << len(guards) | facts``."""
+    _lut_view: NDArray[np.uint8] = field(repr=False, init=False)
+
+    @_lut_view.default
+    def _view(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.lut, dtype=np.uint8)
+
+    def bit(self, wanted: Guard[...]) -> int:
+        """The fact of one guard, as a mask."""
+        return 1 << self.guards.index(wanted)
+
+    def facts(self, payload: Mapping[str, object]) -> int | NDArray[np.uint8]:
+        """The facts of one payload; a number, or an array where a value of the payload is an array."""
+        total = np.zeros((), dtype=np.uint8)
+        for bit, each in enumerate(self.guards):
+            chosen = {name: payload[name] for name in each.parameters}
+            try:
+                holds = np.asarray(each.test(**chosen), dtype=np.bool_)
+            except ValueError as problem:
+                raise DefinitionError(
+                    f"guard {each.name} cannot judge a batch: {problem} (write it with &, | and comparisons)"
+                ) from problem
+            total = total | (holds.view(np.uint8) << np.uint8(bit))
+        return int(total) if total.ndim == 0 else total
+
+    def rows_of(self, state: enum.Enum) -> tuple[Row, ...]:
+        """The rows that start in *state*, in the order in which they are tried."""
+        return tuple(row for row in self.rows if row.source is state)
+
+    def lookup(self, at: NDArray[np.uint8], facts: int | NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Row of each place, from its state and facts; `REFUSED` where there is none."""
+        width = len(self.guards)
+        if len(self.lut) > 256:
+            wide: NDArray[np.uint8] = self._lut_view[(at.astype(np.intp) << width) | facts]
+            return wide
+        index = at if width == 0 else (at << width) | np.asarray(facts, dtype=np.uint8)
+        return np.frombuffer(index.tobytes().translate(self.lut.ljust(256, b"\0")), dtype=np.uint8)
+
+
+@frozen(eq=False)
+class Table:
+    """A checked and compiled lifecycle: everything that drawing, exploring and exporting need to know."""
+
+    name: str
+    doc: str
+    states: tuple[enum.Enum, ...]
+    initial: enum.Enum
+    finals: frozenset[enum.Enum]
+    rows: tuple[Row, ...] = field(init=False, factory=tuple)
+    events: Mapping[str, Event] = field(init=False, factory=dict)
+
+    @functools.cached_property
+    def index(self) -> Mapping[enum.Enum, int]:
+        """The byte that stands for each state."""
+        return {state: number for number, state in enumerate(self.states)}
+
+    @functools.cached_property
+    def targets(self) -> bytes:
+        """Target state by row index; the first byte, for `REFUSED`, is never used."""
+        return bytes([0, *(self.index[row.target] for row in self.rows)])
+
+    def row(self, index: int) -> Row:
+        """The row with that number."""
+        return self.rows[index - 1]
+
+    def event(self, name: str) -> Event:
+        """The event of that name; `MisuseError` for one that this lifecycle does not have."""
+        if name not in self.events:
+            raise MisuseError(f"{self.name}: it has no event {name!r} (known are {', '.join(self.events)})")
+        return self.events[name]
+
+    def next_state(self, state: enum.Enum, event: str, facts: int = 0) -> enum.Enum | None:
+        """Where *event* leads from *state* when just these guards hold, or None where it is refused."""
+        compiled = self.event(event)
+        if facts >> len(compiled.guards):
+            raise MisuseError(f"{self.name}.{event}: {facts} are no facts of {len(compiled.guards)} guards")
+        found = compiled.lut[self.index[state] << len(compiled.guards) | facts]
+        return None if found == REFUSED else self.row(found).target
+
+    def remedy(self, state: enum.Enum, event: str) -> str:
+        """What to do about a refusal, in the words of the table.
+
+        An event is named only where it alone leads on: of several ways the table cannot know which one the caller means.
+        """
+        rows = self.events[event].rows_of(state)
+        if rows:
+            guards = dict.fromkeys(row.guard for row in rows if row.guard)
+            return "no guard held: " + "; ".join(f"{each.name}, {each.doc}".rstrip(", .") for each in guards)
+        allowed = [goal for goal in self.states if self.events[event].rows_of(goal)]
+        ways = {row.event for row in self.rows if row.source is state and row.target in allowed}
+        if len(ways) == 1:
+            return f"first {ways.pop()}"
+        reached = {state}
+        while more := {row.target for row in self.rows if row.source in reached} - reached:
+            reached |= more
+        if not reached.intersection(allowed):
+            return f"no way leads from {state.name} to a state that allows it"
+        return "it is allowed while " + ", ".join(goal.name for goal in allowed)
+
+    def refuse(self, thing: str, state: enum.Enum, event: str, place: int | None = None) -> NoReturn:
+        """Raise the refusal of *event* in *state*; *place* is the number of *thing*, where it is one of many."""
+        raise RefusedError(thing, state.name, event, self.remedy(state, event), place)
