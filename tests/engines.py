@@ -21,13 +21,13 @@ from attrs import evolve, frozen
 
 from blocklife.errors import CapacityError
 from blocklife.ledger import (
-    Committed,
     Completion,
     Contract,
     JobId,
     Jobs,
     Launched,
     Ledger,
+    LedgerTransition,
     Limits,
     Plan,
     Result,
@@ -119,11 +119,11 @@ class Engine:
         self.seen: dict[tuple[str, int], list[int]] = {}
         """By request and group, the block that each position of its table had last, be it released by now."""
         self._tokens: dict[str, tuple[int, ...]] = {}
-        self.ledger.listen(self._hear)
+        self.ledger.on(hook=self._hear)
 
-    def _hear(self, told: Committed) -> None:
+    def _hear(self, told: LedgerTransition) -> None:
         if told.event == "allocate":
-            self.device.handed_out([int(each) for each in told.ids])
+            self.device.handed_out([int(each) for each in told.places])
 
     # --- requests -------------------------------------------------------------------------------------------------------
 

@@ -17,13 +17,13 @@ from attrs import define, field
 from blocklife.ledger import (
     Batch,
     Checking,
-    Committed,
     Completion,
     Contract,
     Direction,
     JobId,
     Jobs,
     Ledger,
+    LedgerTransition,
     Limits,
     Plan,
     Result,
@@ -161,8 +161,8 @@ def world_key(ledger: Ledger) -> tuple[object, ...]:
 @contextmanager
 def unchanged(ledger: Ledger) -> Iterator[None]:
     """The calls inside leave the world byte for byte as it was, and no listener hears of anything."""
-    heard: list[Committed] = []
-    ledger.listen(heard.append)
+    heard: list[LedgerTransition] = []
+    ledger.on(hook=heard.append)
     before = world_key(ledger)
     yield
     after = world_key(ledger)

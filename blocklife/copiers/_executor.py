@@ -4,22 +4,25 @@ The order of one step is: stores that the previous step left; the waits; the for
 left for the next step, so that they never delay the forward pass. Stores after the waits, or loads before them, would let a
 new tenant write what a copy still reads.
 
-Each share is a machine of its own, with the very table of the ledger's jobs, and the copy is launched from the hook on its
-`submit` edge. A launch that raises cannot take the commit back: the share takes its failing edge, and the ledger hears FAILED.
-A launch that the copier refuses as misuse is the engine's mistake, and would fail every copy in silence: the step is carried
-out to its end, and then the refusal is raised.
+Each share is a machine of its own, with the very table of the ledger's jobs, and the copy is launched from a hook on its
+`submit` edge: the first hook of the executor, beside which an engine can put its own (`Executor.on`). A launch that raises
+cannot take the commit back: the share takes its failing edge, and the ledger hears FAILED. A launch that the copier refuses as
+misuse is the engine's mistake, and would fail every copy in silence: the step is carried out to its end, and then the refusal
+is raised; and so is what a hook of the engine raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from attrs import define, frozen
 
 from blocklife.copiers._protocol import Copier
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, Transfer
-from blocklife.states import JobLife
+from blocklife.lifecycle import Hooks, Subscription, Transition, What
+from blocklife.states import Job, JobLife
 
 
 @define(eq=False)
@@ -50,14 +53,33 @@ class Executor:
         self._running: dict[JobId, _WorkerShare] = {}
         self._launched: list[Launched] = []
         self._failed: list[Completion] = []
-        self._misuse: MisuseError | None = None
+        self._problem: Exception | None = None
+        """What the next `execute` raises: a launch refused as misuse, or the error of a hook."""
+        self._unlaunched: Exception | None = None
+        """Why the copy that is being submitted was not launched."""
+        self._hooks: Hooks[Transition] = Hooks({JobLife.table.name: JobLife.table})
+        self.on(JobLife.submit, hook=self._launch)
+
+    def on(
+        self,
+        *what: What,
+        entered: Job | None = None,
+        left: Job | None = None,
+        hook: Callable[[Transition], object] | None = None,
+    ) -> Subscription[Transition]:
+        """Listen to this worker's share of every job: ``executor.on(JobLife.submit, JobLife.finish)``.
+
+        ``transition.payload["transfer"]`` is the `Transfer`, and the place is the number of the job. The copy is launched ahead
+        of all other hooks on `submit`. What a hook raises changes no share; the next `execute` raises it. See `Hooks.on`.
+        """
+        return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def execute(self, plan: Plan, forward: Callable[[], None]) -> Report:
         """Run one step: waits before anything writes, then the forward pass, then loads. Returns what there is to report.
 
-        Raises what the forward pass raises, and the MisuseError of a launch that the copier refused. The plan counts as
-        executed then too, and no job of it is lost: its loads run, its stores are left for the next step, and the next `report`
-        says so. Never execute a plan twice.
+        Raises what the forward pass raises, the MisuseError of a launch that the copier refused, and what a hook raised. The
+        plan counts as executed then too, and no job of it is lost: its loads run, its stores are left for the next step, and
+        the next `report` says so. Never execute a plan twice.
         """
         quiet = False
         try:
@@ -67,15 +89,15 @@ class Executor:
             quiet = True
             forward()
         finally:
-            self._deferred += [_WorkerShare(transfer, JobLife()) for transfer in plan.stores]
+            self._deferred += [self._share(transfer) for transfer in plan.stores]
             for transfer in plan.loads:
                 if quiet:
-                    self._submit(_WorkerShare(transfer, JobLife()))
+                    self._submit(self._share(transfer))
                 else:  # its target may still be read: it is never launched, and so fails quietly
                     self._failed.append(Completion(transfer.job, self.copier.worker, Result.FAILED))
-        misuse, self._misuse = self._misuse, None
-        if misuse is not None:
-            raise misuse
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
         return self.report()
 
     def wait(self, jobs: Iterable[JobId]) -> None:
@@ -93,7 +115,7 @@ class Executor:
         for job in wanted:
             running = self._running.get(job)
             if running is not None and running.life.can(JobLife.flush.name):
-                running.life.flush()
+                self._step(running.life.flush)
         self.copier.wait(wanted)
 
     def report(self) -> Report:
@@ -103,7 +125,7 @@ class Executor:
             share = self._running.get(completion.job)
             if share is None:
                 continue
-            share.life.finish(outstanding=0, ok=completion.result is Result.OK)
+            self._step(partial(share.life.finish, outstanding=0, ok=completion.result is Result.OK))
             del self._running[completion.job]
         launched = tuple(self._launched)
         self._launched, self._failed = [], []
@@ -123,16 +145,36 @@ class Executor:
         self._deferred = []
         self.copier.close()
 
+    def _share(self, transfer: Transfer) -> _WorkerShare:
+        life = JobLife()
+        life.tell_to(self._hooks, transfer.job.number, transfer=transfer)
+        return _WorkerShare(transfer, life)
+
     def _submit(self, share: _WorkerShare) -> None:
-        copier, transfer, job = self.copier, share.transfer, share.transfer.job
-        share.life.on(JobLife.submit, lambda: copier.launch(transfer))  # not the share: what is over should go at once
+        job = share.transfer.job
         self._launched.append(Launched(job, self.copier.worker))
-        try:
-            share.life.submit()
-        except Exception as error:  # whatever a driver raises must not reach the engine's loop
-            if isinstance(error, MisuseError):
-                self._misuse = self._misuse or error
-            share.life.finish(outstanding=0, ok=False)
-            self._failed.append(Completion(job, self.copier.worker, Result.FAILED))
-            return
         self._running[job] = share
+        self._step(share.life.submit)
+        error, self._unlaunched = self._unlaunched, None
+        if error is not None:
+            if isinstance(error, MisuseError):
+                self._problem = self._problem or error
+            self._step(partial(share.life.finish, outstanding=0, ok=False))
+            self._failed.append(Completion(job, self.copier.worker, Result.FAILED))
+            del self._running[job]
+
+    def _launch(self, transition: Transition) -> None:
+        """The hook on `submit`: whatever a driver raises must not reach the engine's loop."""
+        transfer = transition.payload["transfer"]
+        try:
+            if isinstance(transfer, Transfer):
+                self.copier.launch(transfer)
+        except Exception as error:
+            self._unlaunched = error
+
+    def _step(self, event: Callable[[], None]) -> None:
+        """Fire one event of a share. It is committed whatever a hook raises, and the rest of the step has to go on."""
+        try:
+            event()
+        except Exception as problem:
+            self._problem = self._problem or problem

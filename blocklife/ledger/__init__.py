@@ -5,11 +5,12 @@ from blocklife.ledger._limits import Checking, Contract, Limits, Statistics
 from blocklife.ledger._snapshot import Snapshot
 from blocklife.ledger.jobs import Batch, Jobs
 from blocklife.ledger.records import (
-    Committed,
     Completion,
     Direction,
     JobId,
     Launched,
+    LedgerMove,
+    LedgerTransition,
     Plan,
     Refusal,
     Result,
@@ -22,7 +23,6 @@ from blocklife.ledger.views import block_of
 __all__ = [
     "Batch",
     "Checking",
-    "Committed",
     "Completion",
     "Contract",
     "Direction",
@@ -30,6 +30,8 @@ __all__ = [
     "Jobs",
     "Launched",
     "Ledger",
+    "LedgerMove",
+    "LedgerTransition",
     "Limits",
     "Plan",
     "Refusal",

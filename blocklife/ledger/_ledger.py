@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* A verb asks all tables first, then writes all of them, then tells the listeners. What can be refused is refused before the
+* A verb asks all tables first, then writes all of them, then tells the hooks. What can be refused is refused before the
   first write; past that point only our own bug can fail.
 * The ledger is a function of the calls made to it: no clock, no randomness, no threads, no input or output. Time comes in as
   an argument, in whatever unit the engine counts.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from blocklife.ledger import _edge as edge
 from blocklife.ledger import _rules as rules
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import ID_MASK, NULL, Lives, batch, entries, extend, ids_of, joined, listed, select
-from blocklife.ledger._journal import Journal, Listener, RefusalListener, verb
+from blocklife.ledger._journal import Journal, verb
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
 from blocklife.ledger._snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.ledger._state import LedgerData, RequestRow
@@ -50,20 +50,21 @@ from blocklife.ledger.jobs import (
     gather,
 )
 from blocklife.ledger.records import (
-    Committed,
     Completion,
     Direction,
     Growth,
     JobId,
     Launched,
+    LedgerTransition,
     Placement,
     Plan,
+    Refusal,
     Result,
     Seal,
     Worker,
 )
 from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, statistics_of
-from blocklife.lifecycle import painted
+from blocklife.lifecycle import Subscription, What, painted
 from blocklife.states import MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
 
 _NOTHING: tuple[()] = ()
@@ -140,23 +141,28 @@ class Ledger(edge.NotCopied):
         self.jobs = JobsView(state)
         self.requests = RequestsView(state)
 
-    # --- listeners and reading ----------------------------------------------------------------------------------------------
+    # --- hooks and reading --------------------------------------------------------------------------------------------------
 
-    def listen(self, listener: Listener, refusals: RefusalListener | None = None) -> None:
-        """Call *listener* with every committed batch of transitions, after the verb's last write.
+    def on(
+        self,
+        *what: What,
+        entered: Block | Slot | Job | Request | None = None,
+        left: Block | Slot | Job | Request | None = None,
+        hook: Callable[[LedgerTransition], object] | None = None,
+    ) -> Subscription[LedgerTransition]:
+        """Listen to what is committed: ``@ledger.on(BlockLife.seal)``, ``ledger.on(entered=Block.STALE, hook=print)``.
 
-        *refusals* hears what a table has refused, before the verb raises it. What is refused for other reasons, such as a life
-        that is over, an unknown name or lack of room, is no event of a place, and is not told.
-
-        A listener that raises undoes nothing: all others hear everything, then the verb raises the first such error. Where it
-        was told of a refusal, the verb raises that, with the error as a note.
+        Hooks run after the last write of a verb, in the order of the commits and of their registration, and cannot call the
+        ledger. What one raises undoes nothing: when all have run, the verb raises the first error. See `Hooks.on`.
         """
-        edge.function(listener, "listener")
-        if refusals is not None:
-            edge.function(refusals, "refusals")
-        self._journal.listeners.append(listener)
-        if refusals is not None:
-            self._journal.refusal_listeners.append(refusals)
+        return self._journal.hooks.on(*what, entered=entered, left=left, hook=hook)
+
+    def on_refusal(self, hook: Callable[[Refusal], object] | None = None) -> Subscription[Refusal]:
+        """Listen to events that a table refuses; no room, an unknown name and a life that is over are no events of a place.
+
+        Hooks run before the verb raises, and an error of theirs becomes a note of the refusal.
+        """
+        return Subscription(self._journal.refusals, hook=hook)
 
     def life(self, block: int) -> int:
         """The current life of a block."""
@@ -231,14 +237,9 @@ class Ledger(edge.NotCopied):
         return self._journal.plan
 
     @property
-    def journal(self) -> list[Committed]:
+    def journal(self) -> list[LedgerTransition]:
         """The latest steps, oldest first: as many as ``max_journal`` places took."""
         return self._journal.records()
-
-    @property
-    def verdicts(self) -> int:
-        """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
-        return self._state.verdicts
 
     @property
     def plans_out(self) -> tuple[int, ...]:
@@ -253,7 +254,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def add_request(self, request: str) -> None:
-        """Know a request. LedgerData: WAITING. Refuses a name that is in use, and more than ``max_requests``."""
+        """Make a request known; it is WAITING. Refuses a name that is in use, and more than ``max_requests``."""
         if edge.text(request, "request") in self._state.requests:
             raise MisuseError(f"request {request}: it is known already (finish it first)")
         if not self._state.spare_requests:
@@ -874,8 +875,7 @@ class Ledger(edge.NotCopied):
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
         """Everything that decides what the ledger does next, as a value; under other *names* where they are given.
 
-        Of a deadline it says how long it is from *now* on, or from the time that *names* carry. What was counted, and the
-        journal, are not part of it.
+        A deadline counts from *now*, or from the time that *names* carry. What was counted and the journal are no part of it.
         """
         edge.moment(now, "now")
         return take(self._state, own_names(self, now=now) if names is None else edge.member(names, Names, "names"))
@@ -884,7 +884,7 @@ class Ledger(edge.NotCopied):
     def restore(self, saved: Snapshot, now: float = 0.0) -> None:
         """Go back to a snapshot of a ledger with the same limits. What was left of a deadline then is left of it from *now* on.
 
-        Listeners are not told: no place has taken a step.
+        Hooks are not told: no place has taken a step.
         """
         edge.moment(now, "now")
         put_back(self._state, edge.member(saved, Snapshot, "saved"), now)

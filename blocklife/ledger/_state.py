@@ -68,7 +68,7 @@ class LedgerData(NotCopied):
         """Plans that are out, oldest first, with the jobs that each waits for."""
         self.deadlines: list[tuple[float, int]] = []
         """A heap; what is over is in it until its time comes."""
-        self.journal = Journal(limits.max_journal, self.blocks.epoch)
+        self.journal = Journal(limits.max_journal, incarnation, self.blocks, self.slots, self.jobs)
         self.verdicts = 0
         """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
         self.tally: Counter[str] = Counter()

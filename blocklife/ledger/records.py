@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NewType, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, NewType, Self, overload
 
 import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
-from blocklife.lifecycle import Rows
+from blocklife.ledger._ids import EPOCH_SHIFT
+from blocklife.lifecycle import Move, Rows, Transition
+from blocklife.states import MACHINES
 
 Ids = NDArray[np.int64]
 """Places or lives, one per element."""
+
+_NOBODY: Mapping[int, str] = {}
 
 Worker = NewType("Worker", int)
 """The rank of one worker, from 0."""
@@ -206,46 +210,104 @@ class Growth:
         self.fresh.append(fresh)
 
 
-class Committed(NamedTuple):
-    """One committed batch of transitions, as listeners and the journal get it; `steps` spells it out."""
+@frozen
+class LedgerMove(Move):
+    """What one block, slot, job or request did. The place is a block, a slot, the number of a job, or the row of a request."""
 
-    sequence: int
-    plan: int
-    machine: str
-    event: str
-    ids: list[int] | Ids
-    rows: Rows
-    """The row of the machine's table that each place took; one number where all took the same."""
-    epochs: list[int]
-    """The epoch of each block afterwards; empty for other machines, and where nobody listens."""
-    job: int
-    """The number of the job in whose name it happened; 0 for none, and where ``jobs`` says it."""
-    jobs: Sequence[int] = ()
-    """The number of the job of each place, where several jobs took one step together."""
-    name: str = ""
-    """What the request is called; empty for other machines."""
+    life: int | None
+    """Of a block: its life after the step (`block_of` gives the block back)."""
+    job: JobId | None
+    """The job in whose name it happened."""
+    request: str
+    """The request that it happened for: the one named to the verb, or the one that the job is made for; empty for none."""
+    group: int | None
+    """The group of a block or slot."""
+
+
+class LedgerTransition(Transition):
+    """One committed event of blocks, slots, jobs or requests. Iterating gives a `LedgerMove` for each place.
+
+    ``payload`` is empty: what decided about the row are facts that the ledger knows itself.
+    """
+
+    __slots__ = ("_machine", "epochs", "groups", "incarnation", "job", "jobs", "owners", "plan", "request", "sequence")
+
+    def __init__(
+        self,
+        sequence: int,
+        plan: int,
+        machine: str,
+        event: str,
+        places: list[int] | Ids,
+        rows: Rows,
+        epochs: Sequence[int],
+        job: int,
+        jobs: Sequence[int],
+        request: str,
+        incarnation: int = 0,
+        groups: bytes = b"",
+        owners: Mapping[int, str] = _NOBODY,
+    ) -> None:
+        super().__init__(MACHINES[machine], event, places, rows)
+        self._machine = machine
+        self.sequence = sequence
+        """Counts the transitions of a ledger; `history` and recordings name it."""
+        self.plan = plan
+        """The number of the latest plan."""
+        self.epochs = epochs
+        """The epoch of each block afterwards; empty for other machines, and in the journal."""
+        self.job = job
+        """The number of the job in whose name it happened; 0 for none, and where ``jobs`` says it."""
+        self.jobs = jobs
+        """The number of the job of each place, where several jobs took one step together."""
+        self.request = request
+        """The request of a request's own step, and the one that the verb named; empty for none."""
+        self.incarnation = incarnation
+        self.groups = groups
+        """The group of each block or slot; empty for other machines, and in the journal."""
+        self.owners = owners
+        """The request that each job is made for, by its number."""
+
+    @property
+    def machine(self) -> str:
+        """``block``, ``slot``, ``job`` or ``request``."""
+        return self._machine
 
     def job_of_each(self) -> Sequence[int]:
         """The number of the job in whose name each place took its step; 0 for none."""
-        return self.jobs or [self.job] * len(self.ids)
+        return self.jobs or [self.job] * len(self.places)
 
-    def steps(self) -> list[tuple[int, int]]:
-        """Each place with the row that it took."""
-        ids = self.ids if isinstance(self.ids, list) else self.ids.tolist()
-        if isinstance(self.rows, int):
-            return [(place, self.rows) for place in ids]
-        return list(zip(ids, self.rows if isinstance(self.rows, list) else self.rows.tolist(), strict=True))
+    def __iter__(self) -> Iterator[LedgerMove]:
+        for at, (move, job) in enumerate(zip(super().__iter__(), self.job_of_each(), strict=True)):
+            yield LedgerMove(
+                move.place,
+                move.source,
+                move.target,
+                move.guard,
+                self.epochs[at] << EPOCH_SHIFT | move.place if self.epochs else None,
+                JobId(self.incarnation, job) if job else None,
+                self.owners.get(job, "") if job else self.request,
+                self.groups[at] if self.groups else None,
+            )
+
+    def only(self, chosen: Sequence[int]) -> Self:
+        """The same for some of the places, which *chosen* counts from 0."""
+        some = super().only(chosen)
+        some.epochs = [self.epochs[each] for each in chosen] if self.epochs else self.epochs
+        some.groups = bytes([self.groups[each] for each in chosen]) if self.groups else self.groups
+        some.jobs = [self.jobs[each] for each in chosen] if self.jobs else self.jobs
+        return some
 
 
 class Refusal(NamedTuple):
-    """An event that a table has refused, as listeners hear of it. Nothing has changed."""
+    """An event that a table has refused, as hooks hear of it (`Ledger.on_refusal`). Nothing has changed."""
 
     plan: int
     machine: str
     place: int
-    """As in `Committed.ids`."""
+    """As in `LedgerMove`."""
     event: str
     state: str
     """Where the place stands; of a batch it is the first that was refused."""
     name: str = ""
-    """As in `Committed.name`."""
+    """What a request is called; empty for other machines."""

@@ -14,11 +14,12 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from blocklife.errors import MisuseError
 from blocklife.ledger._ids import BULK, EPOCH_SHIFT, ID_MASK, Ids, Lives, listed
 from blocklife.ledger._limits import Statistics
 from blocklife.ledger._places import SlotWatcher
 from blocklife.ledger._state import LedgerData
-from blocklife.ledger.records import Direction
+from blocklife.ledger.records import Direction, Transfer
 from blocklife.lifecycle import Row
 from blocklife.states import KEYED, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
 
@@ -363,7 +364,7 @@ class JobsView:
 
     @property
     def verdicts(self) -> int:
-        """As `Ledger.verdicts`: how often a job became terminal or passed its deadline."""
+        """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
         return self._state.verdicts
 
     @property
@@ -401,6 +402,15 @@ class JobsView:
     def get(self, number: int) -> JobView | None:
         """A job; None where it was never made, or has been over for long."""
         return self._jobs.by_number.get(number)
+
+    def transfer(self, number: int) -> Transfer:
+        """What a job moves, for who launches copies itself. `MisuseError` for a job that is not known any more."""
+        job = self._jobs.by_number.get(number)
+        if job is None:
+            raise MisuseError(f"job {number}: it is not known (it was never made, or has been over for long)")
+        blocks, places = (np.asarray(each, dtype=np.int64) for each in (job.ids, job.places))
+        source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
+        return Transfer(self._state.id_of(job), job.direction, source, target, job.group_sizes)
 
     def state(self, number: int) -> Job | None:
         """The state of a job; None where it is not known."""

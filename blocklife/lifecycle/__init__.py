@@ -38,6 +38,7 @@ work element by element (``>``, ``&``) and not with ``and`` or ``if``.
 from blocklife.lifecycle._column import Column, Facts, Ids, Rows
 from blocklife.lifecycle._compiling import MAX_GUARDS, MAX_ROWS
 from blocklife.lifecycle._edges import Edge, edge
+from blocklife.lifecycle._hooks import Hooks, Listeners, Move, Subscription, Transition, What
 from blocklife.lifecycle._machine import Lifecycle, painted, painters
 from blocklife.lifecycle._pool import Handle, Pool
 from blocklife.lifecycle._table import REFUSED, Event, Guard, Row, Table, guard
@@ -52,12 +53,18 @@ __all__ = [
     "Facts",
     "Guard",
     "Handle",
+    "Hooks",
     "Ids",
     "Lifecycle",
+    "Listeners",
+    "Move",
     "Pool",
     "Row",
     "Rows",
+    "Subscription",
     "Table",
+    "Transition",
+    "What",
     "edge",
     "guard",
     "painted",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
+from blocklife.lifecycle._hooks import Hooks, Subscription, Transition, What
 from blocklife.lifecycle._table import REFUSED, Event, Row, Table
 
 Ids: TypeAlias = list[int] | NDArray[np.int64] | slice
@@ -21,6 +22,8 @@ Facts: TypeAlias = int | Sequence[int] | NDArray[np.uint8]
 Rows: TypeAlias = int | list[int] | NDArray[np.uint8]
 """Which row each place takes: one number where all take the same, or one per place."""
 
+_NO_PAYLOAD: Mapping[str, object] = {}
+
 
 class Column:
     """The states of many places of one lifecycle, one byte each, and how often each row was taken.
@@ -30,7 +33,7 @@ class Column:
     negative.
     """
 
-    __slots__ = ("_targets", "_targets_view", "state", "table", "taken", "view")
+    __slots__ = ("_hooks", "_targets", "_targets_view", "state", "table", "taken", "view")
 
     def __init__(self, table: Table, size: int) -> None:
         self.table = table
@@ -40,6 +43,7 @@ class Column:
         self.taken = [0] * (len(table.rows) + 1)
         self._targets = table.targets
         self._targets_view = np.frombuffer(self._targets, dtype=np.uint8)
+        self._hooks: Hooks[Transition] | None = None
 
     def __len__(self) -> int:
         return len(self.state)
@@ -92,9 +96,34 @@ class Column:
             for row, times in enumerate(np.bincount(found).tolist()):
                 self.taken[row] += times
 
-    def fire(self, event: Event, ids: Ids, facts: Facts = 0) -> None:
-        """Ask, then commit, where one column moves alone."""
-        self.commit(ids, self.ask(event, ids, facts))
+    def fire(self, event: Event, ids: Ids, facts: Facts = 0, payload: Mapping[str, object] = _NO_PAYLOAD) -> None:
+        """Ask, commit and tell, where one column moves alone. *payload* is what hooks hear besides."""
+        rows = self.ask(event, ids, facts)
+        self.commit(ids, rows)
+        if self._hooks is not None:
+            self.tell(event, ids, rows, payload)
+
+    def tell(self, event: Event, ids: Ids, rows: Rows, payload: Mapping[str, object] = _NO_PAYLOAD) -> None:
+        """Tell hooks of what was committed: for who moves several columns together, and tells when all are written."""
+        hooks = self._hooks
+        if hooks is not None and hooks.active and hooks.hears(self.table.name, rows):
+            places = range(*ids.indices(len(self.state))) if isinstance(ids, slice) else ids
+            hooks.tell([Transition(self.table, event.name, places, rows, payload)])
+
+    def on(
+        self,
+        *what: What,
+        entered: enum.Enum | None = None,
+        left: enum.Enum | None = None,
+        hook: Callable[[Transition], object] | None = None,
+    ) -> Subscription[Transition]:
+        """Listen to what `fire` and `tell` tell: to some events (to all where none is named), into or out of a state.
+
+        One call for a batch, with the places that have moved as was asked. See `Hooks.on`.
+        """
+        if self._hooks is None:
+            self._hooks = Hooks({self.table.name: self.table})
+        return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def count(self) -> dict[enum.Enum, int]:
         """How many places are in each state."""

@@ -175,15 +175,15 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
         elif rows:
             guarded.append(f"        {'el' if guarded else ''}if _at == {number}:")
             for row in rows:
-                target = table.index[row.target]
+                step = f"_to = {table.index[row.target]}; _row = {row.index}"
                 if row.guard is None:
-                    guarded.append(f"            else: _to = {target}")
+                    guarded.append(f"            else: {step}")
                     break
                 tested = f"_guard_{event.guards.index(row.guard)}"
                 scope[tested] = row.guard.test
                 chain = "if" if row is rows[0] else "elif"
                 chosen = ", ".join(row.guard.parameters)
-                guarded.append(f"            {chain} {tested}({chosen}): _to = {target}")
+                guarded.append(f"            {chain} {tested}({chosen}): {step}")
             else:
                 guarded.append("            else: _refuse(self)")
     guarded.append("        else: _refuse(self)" if guarded else "        _refuse(self)")
@@ -193,6 +193,7 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
         f"def {event.name}({', '.join(['self', *declared])}):",
         "    _at = self._at",
         "    _to = _targets[_at]",
+        "    _row = 0",
         "    if _to < 0:",
         *guarded,
         "    self._at = _to",
@@ -200,7 +201,8 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
     if method.__code__.co_code != _empty.__code__.co_code:
         passed = [f"{each}={each}" for each in event.parameters]
         lines.append(f"    _body({', '.join(['self', *passed])})")
-    lines += ["    if self._hooks is not None:", f"        self._run_hooks({event.name!r})"]
+    payload = ", ".join(f"{each!r}: {each}" for each in event.parameters)
+    lines += ["    if self._hooks is not None:", f"        self._tell({event.name!r}, _at, _row, {{{payload}}})"]
     exec(compile("\n".join(lines), f"<{table.name}.{event.name}>", "exec"), scope)
     made = scope[event.name]
     if not isinstance(made, types.FunctionType):

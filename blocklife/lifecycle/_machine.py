@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
-from typing import ClassVar, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Generic, cast
 
 from blocklife.errors import DefinitionError, MisuseError
 from blocklife.lifecycle._compiling import compile_table
 from blocklife.lifecycle._edges import Edge
+from blocklife.lifecycle._hooks import Hooks, Subscription, Transition, What
 from blocklife.lifecycle._table import Table
 
-P = ParamSpec("P")
-SourceT = TypeVar("SourceT", bound=enum.Enum)
-TargetT = TypeVar("TargetT", bound=enum.Enum)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True, default=enum.Enum)
+else:
+    from typing import TypeVar
+
+    StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
 
 painters: dict[str, Callable[[object], str | None]] = {}
 """How a notebook shows the things of this package, by the method that it asks for. Empty until what draws is imported."""
@@ -25,16 +31,19 @@ def painted(method: str, thing: object) -> str | None:
     return None if painter is None else painter(thing)
 
 
-class Lifecycle:
-    """Base of all lifecycles; an instance is one machine.
+class Lifecycle(Generic[StateT_co]):
+    """Base of all lifecycles; an instance is one machine, which begins in its initial state, or *at* another.
 
-    ``class DoorLife(Lifecycle, initial=Door.CLOSED, finals={...})``. A state without a way out must be final, and every state
-    must be reachable and must have a way home: to a final state, or to the initial one where none is final.
+    ``class DoorLife(Lifecycle[Door], initial=Door.CLOSED, finals={...})``; with the enum of its states as parameter, `state`
+    has that type. A state without a way out must be final, and every state must be reachable and must have a way home: to a
+    final state, or to the initial one where none is final.
     """
 
     table: ClassVar[Table]
     _at: int
-    _hooks: dict[str, list[Callable[[], None]]] | None = None
+    _hooks: Hooks[Transition] | None = None
+    _place: int = 0
+    _context: Mapping[str, object] = {}
 
     def __init_subclass__(cls, *, initial: enum.Enum, finals: Iterable[enum.Enum] = (), **rest: object) -> None:
         super().__init_subclass__(**rest)
@@ -42,28 +51,45 @@ class Lifecycle:
             raise DefinitionError(f"{cls.__name__}: a lifecycle cannot extend another; write its rows out")
         cls.table = compile_table(cls, initial, frozenset(finals), _edges_of(cls))
 
-    def __init__(self) -> None:
-        self._at = self.table.index[self.table.initial]
+    def __init__(self, at: StateT_co | None = None) -> None:
+        found = self.table.index.get(self.table.initial if at is None else at)
+        if found is None:
+            known = ", ".join(state.name for state in self.table.states)
+            raise MisuseError(f"{self.table.name}: it cannot begin at {at!r} (its states are {known})")
+        self._at = found
 
     @property
-    def state(self) -> enum.Enum:
+    def state(self) -> StateT_co:
         """Where this machine stands."""
-        return self.table.states[self._at]
+        return cast(StateT_co, self.table.states[self._at])
 
-    def on(self, fired: Edge[SourceT, TargetT, P], hook: Callable[[], None]) -> None:
-        """Call *hook* after every commit of this event on this machine, after the edge's own body.
+    def on(
+        self,
+        *what: What,
+        entered: enum.Enum | None = None,
+        left: enum.Enum | None = None,
+        hook: Callable[[Transition], object] | None = None,
+    ) -> Subscription[Transition]:
+        """Listen to the steps of this machine: to some of its events (to all where none is named), into or out of a state.
 
-        A hook that raises cannot undo the commit: the machine stands in its new state, and the exception reaches the caller.
+        A hook runs after the commit and the body of the edge, and gets a `Transition`. It cannot undo anything: the machine
+        stands in its new state, and what a hook raises reaches the caller when all have run. See `Hooks.on`.
         """
-        if fired.event.table is not self.table:
-            raise MisuseError(f"{fired.event.table.name}.{fired.name} is no event of {self.table.name}")
         if self._hooks is None:
-            self._hooks = {}
-        self._hooks.setdefault(fired.name, []).append(hook)
+            self._hooks = Hooks({self.table.name: self.table})
+        return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
-    def _run_hooks(self, event: str) -> None:
-        for hook in (self._hooks or {}).get(event, ()):
-            hook()
+    def tell_to(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
+        """Let the hooks of an owner hear of this machine, as number *place*; *context* stands in every payload of it."""
+        self._hooks, self._place, self._context = hooks, place, context
+
+    def _tell(self, event: str, before: int, row: int, payload: Mapping[str, object]) -> None:
+        """Called by an event that was committed; *row* is 0 where the state has but one."""
+        hooks, table = self._hooks, self.table
+        if hooks is not None and hooks.active:
+            row = row or table.events[event].lut[before << len(table.events[event].guards)]
+            if hooks.hears(table.name, row):
+                hooks.tell([Transition(table, event, [self._place], row, {**self._context, **payload})])
 
     def can(self, event: str) -> bool:
         """Whether *event* has a row in this state, guards aside."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import inspect
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Never, ParamSpec, TypeVar, overload
 
 import numpy as np
 from attrs import field, frozen
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from blocklife.errors import MisuseError
 from blocklife.lifecycle._column import Column
 from blocklife.lifecycle._edges import Edge
+from blocklife.lifecycle._hooks import Subscription, Transition, What
 from blocklife.lifecycle._machine import Lifecycle
 
 P = ParamSpec("P")
@@ -25,7 +26,10 @@ StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
 
 @frozen(eq=False)
 class Handle(Generic[StateT_co]):
-    """Some places of a pool, all seen in one state. It is used up by the first step that any of them takes."""
+    """Some places of a pool, seen in one state, or in states from which one event starts.
+
+    It is used up by the first step that any of them takes.
+    """
 
     ids: NDArray[np.int64]
     stamps: NDArray[np.uint32] = field(repr=False)
@@ -50,19 +54,38 @@ class Pool:
     def __len__(self) -> int:
         return len(self.column)
 
-    def take(self, state: SourceT, ids: Iterable[int] | None = None) -> Handle[SourceT]:
-        """A handle on the places in *state*: all of them, or just *ids*, which must be distinct and in that state."""
-        if state not in self.column.table.index:
-            raise MisuseError(f"{state!r} is no state of {self.column.table.name}")
+    @overload
+    def take(self, state: enum.Enum, ids: Iterable[int] | None = None) -> Handle[Never]: ...
+    @overload
+    def take(self, state: Edge[SourceT, TargetT, P], ids: Iterable[int] | None = None) -> Handle[SourceT]: ...
+
+    def take(self, state: object, ids: Iterable[int] | None = None) -> Handle[Never]:
+        """A handle on the places in *state*: all of them, or just *ids*, which must be distinct and in that state.
+
+        Instead of a state an edge may be given: the places from which it can start. Then mypy knows the states of the handle,
+        if the edge carries them as types. Of a handle on a state it knows nothing: every edge accepts it, and the table decides
+        when it is fired. What `fire` gives back is always known to be where the edge leads.
+        """
+        table = self.column.table
+        if isinstance(state, Edge):
+            if state.event.table is not table:
+                raise MisuseError(f"{state.event.table.name}.{state.name} is no event of {table.name}")
+            among = list(dict.fromkeys(row.source for row in state.event.rows))
+        elif isinstance(state, enum.Enum) and state in table.index:
+            among = [state]
+        else:
+            raise MisuseError(f"{state!r} is no state of {table.name}")
+        there = np.isin(self.column.view, [table.index[each] for each in among])
         if ids is None:
-            return self._handle(self.column.where(state))
+            return self._handle(np.flatnonzero(there).astype(np.int64))
         chosen = _places(ids)
         if len(np.unique(chosen)) != len(chosen):
-            raise MisuseError(f"{self.column.table.name}: a place is named twice in {chosen.tolist()}")
+            raise MisuseError(f"{table.name}: a place is named twice in {chosen.tolist()}")
         if len(chosen) and not (int(chosen.min()) >= 0 and int(chosen.max()) < len(self)):
-            raise MisuseError(f"{self.column.table.name}: places are 0 to {len(self) - 1}, not {chosen.tolist()}")
-        for place in chosen[self.column.view[chosen] != self.column.table.index[state]].tolist():
-            raise MisuseError(f"{self.column.table.name}: place {place} is {self.column.at(place).name}, not {state.name}")
+            raise MisuseError(f"{table.name}: places are 0 to {len(self) - 1}, not {chosen.tolist()}")
+        for place in chosen[~there[chosen]].tolist():
+            wanted = " or ".join(each.name for each in among)
+            raise MisuseError(f"{table.name}: place {place} is {self.column.at(place).name}, not {wanted}")
         return self._handle(chosen)
 
     def fire(
@@ -85,6 +108,19 @@ class Pool:
                 raise MisuseError(f"{fired.name}: {name} has shape {np.shape(values)}, for {len(handle)} places")
         return self._move(fired, handle, payload)
 
+    def on(
+        self,
+        *what: What,
+        entered: enum.Enum | None = None,
+        left: enum.Enum | None = None,
+        hook: Callable[[Transition], object] | None = None,
+    ) -> Subscription[Transition]:
+        """Listen to batches: to some events (to all where none is named), into or out of a state.
+
+        The payload of a transition is that of `fire`, or the arrays of `fire_each`. See `Hooks.on`.
+        """
+        return self.column.on(*what, entered=entered, left=left, hook=hook)
+
     def _move(
         self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], payload: Mapping[str, object]
     ) -> Handle[TargetT]:
@@ -98,11 +134,15 @@ class Pool:
             place = int(handle.ids[moved_on][0])
             state = self.column.at(place).name
             raise MisuseError(f"place {place}: this handle was used up, it is {state} now (take a new handle)")
-        self.column.fire(fired.event, handle.ids, fired.event.facts(payload))
-        self._stamps[handle.ids] += np.uint32(1)
-        return Handle(handle.ids, self._stamps[handle.ids], self)
+        column, ids = self.column, handle.ids
+        rows = column.ask(fired.event, ids, fired.event.facts(payload))
+        column.commit(ids, rows)
+        self._stamps[ids] += np.uint32(1)
+        moved: Handle[TargetT] = Handle(ids, self._stamps[ids], self)
+        column.tell(fired.event, ids, rows, payload)
+        return moved
 
-    def _handle(self, ids: NDArray[np.int64]) -> Handle[SourceT]:
+    def _handle(self, ids: NDArray[np.int64]) -> Handle[Never]:
         ids.setflags(write=False)
         return Handle(ids, self._stamps[ids], self)
 

@@ -108,7 +108,7 @@ def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *
 def _waits(core: SchedulerState, tracked: Tracked) -> bool:
     """Whether the answer of a request's last lookup was to wait, and would be the same now; no other is asked for again."""
     hit, asked = tracked.hit, tracked.asked
-    return hit is not None and hit.deferred and asked is not None and asked[0] == core.given_up + core.ledger.verdicts
+    return hit is not None and hit.deferred and asked is not None and asked[0] == core.given_up + core.ledger.jobs.verdicts
 
 
 def _remembered(core: SchedulerState) -> list[int]:
@@ -310,7 +310,7 @@ def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], prog
     table._serial = 1  # only whether a plan and its request agree is ever asked
     core.requests, core.names = {}, {}
     for name, row, keys, hit, failures, ending, asked, scheduled in saved:
-        known = None if asked is None else (core.ledger.verdicts, *asked)
+        known = None if asked is None else (core.ledger.jobs.verdicts, *asked)
         core.requests[name] = Tracked(row, keys, hit, failures, ending, known)
         core.names[row] = name
         if scheduled:

@@ -20,7 +20,7 @@ from typing import TextIO
 import attrs
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Committed, Ledger, Refusal
+from blocklife.ledger import Ledger, LedgerTransition, Refusal
 from blocklife.recording._format import VERSION
 from blocklife.states import MACHINES
 
@@ -69,7 +69,7 @@ def _lock(stream: TextIO, path: str) -> None:
 
 
 class Recorder:
-    """A listener that writes a recording. An error of the stream (a full disk, say) reaches the caller of the verb, after the
+    """A hook that writes a recording. An error of the stream (a full disk, say) reaches the caller of the verb, after the
     commit; an error while a refusal is written becomes a note of the refusal.
 
     *clock* returns nanoseconds and never goes back, as `time.monotonic_ns` does. With a clock, a line with the time comes
@@ -110,16 +110,17 @@ class Recorder:
             "incarnation": ledger.incarnation,
         }
         self._stream.write(json.dumps(head, separators=(",", ":")) + "\n")
-        ledger.listen(self, refusals=self.refused)
+        ledger.on(hook=self)
+        ledger.on_refusal(self.refused)
 
-    def __call__(self, record: Committed) -> None:
+    def __call__(self, record: LedgerTransition) -> None:
         """Write one committed batch."""
         if self._clock is not None:
             self._tell_time(self._clock())
-        rows, count = self._rows[record.machine], len(record.ids)
+        rows, count = self._rows[record.machine], len(record)
         of = f'"of":{count},' if count > 1 else ""
         head = f'{{"n":{record.sequence},{of}"plan":{record.plan},"machine":"{record.machine}","id":'
-        close = self._spell_name(record.name) + "}\n" if record.name else "}\n"
+        close = self._spell_name(record.request) + "}\n" if record.machine == "request" else "}\n"
         tails = [f',"job":{job}{close}' if job else close for job in record.job_of_each()]
         steps = record.steps()
         if record.epochs:

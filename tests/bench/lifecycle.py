@@ -1,4 +1,4 @@
-"""One guarded transition, bulk transitions, and memory, against `transitions` and against a dictionary written by hand.
+"""One guarded transition, bulk transitions, and memory, against other libraries and a dictionary written by hand.
 
 A column is given facts; its figures leave the guards out, except where the name says that guards are judged.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+from statemachine import State, StateMachine
 
 from blocklife.lifecycle import Column, Lifecycle, edge, guard
 from blocklife.machines import as_machine
@@ -99,6 +100,23 @@ def transitions_loop() -> Callable[[int], None]:
     return loop
 
 
+class OtherDoor(StateMachine):
+    """The same door in python-statemachine."""
+
+    closed, locked = State(initial=True), State()
+    lock, unlock = closed.to(locked, cond="knows"), locked.to(closed, cond="knows")
+
+    def knows(self, code: int) -> bool:
+        return code == CODE
+
+
+def statemachine(number: int) -> None:
+    door = OtherDoor()
+    for _ in range(number // 2):
+        door.send("lock", code=CODE)
+        door.send("unlock", code=CODE)
+
+
 def bulk_loop(size: int, ids: NDArray[np.int64] | slice, facts: int | NDArray[np.uint8]) -> Callable[[int], None]:
     column = Column(DoorLife.table, size)
     lock, unlock, fire = DoorLife.lock.event, DoorLife.unlock.event, column.fire
@@ -157,11 +175,13 @@ def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
     one = nanoseconds(single, scale)
     peer = nanoseconds(transitions_loop(), scale, max(2, scale.calls // 20))
+    other = nanoseconds(statemachine, scale, max(2, scale.calls // 200))
     plain = nanoseconds(by_dict, scale)
     alone = nanoseconds(scalar, scale)
     target = "at most 250 ns"
     figures = [
         Figure(name="guarded step, one machine", ours=one, unit="ns", peer_name="transitions", peer=peer, target=target),
+        Figure(name="guarded step, one machine", ours=one, unit="ns", peer_name="python-statemachine", peer=other),
         Figure(name="guarded step, one machine", ours=one, unit="ns", peer_name="plain dict", peer=plain),
         Figure(name="guarded step, one place of a column", ours=alone, unit="ns", peer_name="transitions", peer=peer),
         Figure(name="guarded step, one place of a column", ours=alone, unit="ns", peer_name="plain dict", peer=plain),
@@ -201,6 +221,15 @@ def measure(scale: Scale) -> list[Figure]:
             unit="bytes",
             peer_name="transitions",
             peer=figures[-1].peer,
+        )
+    )
+    figures.append(
+        Figure(
+            name="memory of one machine object",
+            ours=figures[-1].ours,
+            unit="bytes",
+            peer_name="python-statemachine",
+            peer=bytes_each(lambda count: [OtherDoor() for _ in range(count)], scale.models // 10 or 1),
         )
     )
     return figures

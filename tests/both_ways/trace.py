@@ -84,7 +84,12 @@ def columns_of(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 def told(ledger: Ledger) -> str:
     """The journal; how many places make an array of a batch is another number where loops are compiled."""
-    return spell([(*each[:4], each.steps(), each.epochs, list(each.job_of_each()), each.name) for each in ledger.journal])
+    return spell(
+        [
+            (each.sequence, each.plan, each.machine, each.event, each.steps(), list(each.job_of_each()), each.request)
+            for each in ledger.journal
+        ]
+    )
 
 
 def ledger_columns(ledger: Ledger) -> Iterator[tuple[str, str]]:

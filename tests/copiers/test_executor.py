@@ -17,7 +17,8 @@ from blocklife.engines.toy._traffic import Traffic
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 from blocklife.ledger.records import Launched, Seal
-from blocklife.states import JobLife
+from blocklife.lifecycle import Transition
+from blocklife.states import BlockLife, JobLife
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 
@@ -137,7 +138,7 @@ def test_executor_asks_the_table_what_can_be_flushed(diary: Diary) -> None:
     step(executor, diary, plan(loads=[1]))
     life = executor._running[job(1)].life
     life.abandon()
-    life.on(JobLife.flush, lambda: diary.calls.append("flush"))
+    life.on(JobLife.flush, hook=lambda _: diary.calls.append("flush"))
     executor.wait([job(1)])
 
     assert diary.calls[-2:] == ["flush", "wait 1"]
@@ -415,3 +416,57 @@ def test_traffic_does_not_count_a_launch_that_raises(traffic: Traffic, diary: Di
 
     assert traffic.take_clashes() == []
     assert (traffic.worker, traffic.busy()) == (0, False)
+
+
+# --- hooks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_of_the_executor_hear_of_each_share_with_its_transfer(diary: Diary) -> None:
+    """Launched ahead of the hooks on `submit`; then the wait and the end, each with the transfer that it is about."""
+    executor, heard = Executor(diary), list[tuple[str, list[int], object]]()
+    executor.on(hook=lambda told: heard.append((told.event, list(told.places), told.payload["transfer"])))
+    executor.on(JobLife.submit, hook=lambda _: diary.calls.append("hook"))
+    given = plan(loads=[1])
+    step(executor, diary, given)
+    step(executor, diary, plan(flushes=[1]))
+    diary.landed = [completion(1)]
+    executor.report()
+
+    assert heard == [(event, [1], given.loads[0]) for event in ("submit", "flush", "finish")]
+    assert diary.calls[:3] == ["forward", "load 1", "hook"]
+
+
+def test_hook_of_the_executor_that_raises_fails_no_copy(diary: Diary) -> None:
+    """The copy was launched and goes on; the error is raised when the step is done, and the report comes next."""
+    executor = Executor(diary)
+
+    @executor.on(JobLife.submit)
+    def failing(_: Transition) -> None:
+        raise KeyError("a hook")
+
+    with pytest.raises(KeyError, match="a hook"):
+        step(executor, diary, plan(loads=[1, 2]))
+    first = executor.report()
+    diary.landed = [completion(1), completion(2)]
+    second = executor.report()
+
+    assert [each.job for each in first.launched] == [job(1), job(2)]
+    assert (first.completions, second.completions) == ((), (completion(1), completion(2)))
+
+
+def test_hook_of_the_executor_on_an_end_that_raises_loses_no_report(diary: Diary) -> None:
+    """What came out of the copier is reported; the error waits for the next step."""
+    executor = Executor(diary)
+    executor.on(JobLife.finish, hook=lambda _: 1 / 0)
+    step(executor, diary, plan(loads=[1, 2]))
+    diary.landed = [completion(1), completion(2)]
+
+    assert executor.report().completions == (completion(1), completion(2))
+    with pytest.raises(ZeroDivisionError):
+        step(executor, diary, plan())
+
+
+def test_executor_refuses_hooks_that_could_hear_nothing(diary: Diary) -> None:
+    """It runs jobs, and no blocks."""
+    with pytest.raises(MisuseError, match="BlockLife: nothing of it can be heard here"):
+        Executor(diary).on(BlockLife)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blocklife.ledger import Batch, Committed, Contract, JobId, Jobs, Launched, Ledger, Result, Worker
+from blocklife.ledger import Batch, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Result, Worker
 from blocklife.ledger.invariants import check
 from blocklife.states import COUPLINGS, MACHINES, Block, Job, Request, Slot
 from tests.worlds import BOTH, behind_fence, block_of, in_flight, keys, make_ledger, ready, report, sealed, store
@@ -19,8 +19,8 @@ class Story:
     """The steps that one verb commits, as ``machine.event`` in order."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.records: list[Committed] = []
-        ledger.listen(self.records.append)
+        self.records: list[LedgerTransition] = []
+        ledger.on(hook=self.records.append)
 
     def __call__(self, verb: Callable[[], object]) -> list[str]:
         """Call and tell."""

@@ -18,13 +18,13 @@ from blocklife.errors import CapacityError, InvariantError, LateError, MisuseErr
 from blocklife.ledger import (
     Batch,
     Checking,
-    Committed,
     Contract,
     Direction,
     JobId,
     Jobs,
     Launched,
     Ledger,
+    LedgerTransition,
     Limits,
     Refusal,
     Result,
@@ -724,8 +724,8 @@ def test_report_of_a_job_that_is_over_is_told_as_a_step_to_its_own_state() -> No
     ledger = make_ledger(workers=2)
     _, job = in_flight(ledger)
     ledger.quiesce(Jobs((job,)))
-    heard: list[Committed] = []
-    ledger.listen(heard.append)
+    heard: list[LedgerTransition] = []
+    ledger.on(hook=heard.append)
     ledger.complete(report(job))
     rows = [str(MACHINES["job"].row(row)) for each in heard for _, row in each.steps()]
 
@@ -1036,7 +1036,7 @@ def test_settle_refuses_a_seal_behind_a_wait_of_a_later_plan() -> None:
 # --- listeners and history ----------------------------------------------------------------------------------------------
 
 
-def told(record: Committed) -> list[str]:
+def told(record: LedgerTransition) -> list[str]:
     """The steps of a record in words."""
     table = MACHINES[record.machine]
     return [f"{record.machine} {place}: {table.row(row)}" for place, row in record.steps()]
@@ -1045,8 +1045,8 @@ def told(record: Committed) -> list[str]:
 def test_listener_hears_the_committed_steps_in_order() -> None:
     """One store from its plan to its end, each step once, numbered without a gap, with the life it happened to."""
     ledger = make_ledger()
-    heard: list[Committed] = []
-    ledger.listen(heard.append)
+    heard: list[LedgerTransition] = []
+    ledger.on(hook=heard.append)
     _, job = in_flight(ledger)
     ledger.complete(report(job))
 
@@ -1073,7 +1073,7 @@ def test_listener_hears_after_the_last_write() -> None:
     _, job = in_flight(ledger)
     plan = ledger.dispatch(0.0)
     seen = []
-    ledger.listen(lambda record: seen.append((record.machine, ledger.job_state(job), ledger.slots.at(0), check(ledger))))
+    ledger.on(hook=lambda record: seen.append((record.machine, ledger.job_state(job), ledger.slots.at(0), check(ledger))))
     ledger.settle(plan.number, 0.0, completions=[report(job)])
 
     assert seen == [(machine, Job.DONE, Slot.READY, []) for machine in ("job", "block", "slot")]
@@ -1086,11 +1086,11 @@ def test_listener_that_raises_undoes_nothing() -> None:
     in_flight(twin)
     heard: list[str] = []
 
-    def raising(record: Committed) -> None:
+    def raising(record: LedgerTransition) -> None:
         raise ValueError(f"cannot take {record.machine}")
 
-    ledger.listen(raising)
-    ledger.listen(lambda record: heard.append(record.machine))
+    ledger.on(hook=raising)
+    ledger.on(hook=lambda record: heard.append(record.machine))
     with pytest.raises(ValueError, match="cannot take job"):
         ledger.complete(report(job))
     twin.complete(report(job))
@@ -1241,10 +1241,10 @@ def test_a_listener_cannot_put_a_ledger_back() -> None:
             ledger.restore(saved)
         refused.append(str(problem.value))
 
-    ledger.listen(hear)
+    ledger.on(hook=hear)
     ledger.allocate("a", 1)
 
-    assert refused == ["restore: a listener cannot call the ledger (note it, and call after the verb)"]
+    assert refused == ["restore: a hook cannot call the ledger (note it, and call after the verb)"]
     assert ledger.table("a") == [1]
 
 
@@ -1618,11 +1618,11 @@ def test_listener_cannot_call_the_ledger() -> None:
     """Who is being told of a change cannot make one; the change that it was told of stays."""
     ledger = make_ledger()
 
-    def meddle(_record: Committed) -> None:
+    def meddle(_record: LedgerTransition) -> None:
         ledger.allocate("a", 1)
 
-    ledger.listen(meddle)
-    with pytest.raises(MisuseError, match="a listener cannot call the ledger"):
+    ledger.on(hook=meddle)
+    with pytest.raises(MisuseError, match="a hook cannot call the ledger"):
         ledger.allocate("a", 1)
 
     assert len(ledger.table("a")) == 1
@@ -1664,12 +1664,12 @@ def test_listener_that_is_interrupted_leaves_the_ledger_usable() -> None:
     ledger = make_ledger()
     calls: list[str] = []
 
-    def interrupted(record: Committed) -> None:
+    def interrupted(record: LedgerTransition) -> None:
         calls.append(record.event)
         if len(calls) == 1:
             raise KeyboardInterrupt
 
-    ledger.listen(interrupted)
+    ledger.on(hook=interrupted)
     with pytest.raises(KeyboardInterrupt):
         ledger.allocate("a", 1)
     ledger.allocate("a", 1)
@@ -1692,12 +1692,12 @@ def test_interrupt_in_a_listener_goes_on_when_all_listeners_have_heard_all(error
     ledger, twin = make_ledger(), make_ledger()
     _, job = in_flight(ledger)
     in_flight(twin)
-    heard: list[Committed] = []
-    expected: list[Committed] = []
-    ledger.listen(interrupting(ValueError))
-    ledger.listen(interrupting(error))
-    ledger.listen(heard.append)
-    twin.listen(expected.append)
+    heard: list[LedgerTransition] = []
+    expected: list[LedgerTransition] = []
+    ledger.on(hook=interrupting(ValueError))
+    ledger.on(hook=interrupting(error))
+    ledger.on(hook=heard.append)
+    twin.on(hook=expected.append)
     with pytest.raises(error):
         ledger.complete(report(job))
     twin.complete(report(job))
@@ -1711,8 +1711,8 @@ def test_interrupt_in_a_listener_for_refusals_goes_on_when_all_have_heard() -> N
     """The verb has done nothing, and every one of them knows it."""
     ledger = make_ledger()
     heard: list[Refusal] = []
-    ledger.listen(lambda record: None, interrupting(KeyboardInterrupt))
-    ledger.listen(lambda record: None, heard.append)
+    ledger.on_refusal(interrupting(KeyboardInterrupt))
+    ledger.on_refusal(heard.append)
     before = world_key(ledger)
     with pytest.raises(KeyboardInterrupt):
         ledger.admit("a")

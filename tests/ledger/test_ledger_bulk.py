@@ -24,13 +24,13 @@ from attrs import define, field
 from blocklife.errors import CapacityError, DefinitionError, MisuseError, RefusedError
 from blocklife.ledger import (
     Batch,
-    Committed,
     Completion,
     Contract,
     JobId,
     Jobs,
     Launched,
     Ledger,
+    LedgerTransition,
     Result,
     Seal,
     Worker,
@@ -77,7 +77,7 @@ class Witness:
     changes: list[Change] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self.ledger.listen(self.hear)
+        self.ledger.on(hook=self.hear)
         self.ledger._state.slots.on_change = self.note
 
     def note(self, stored: bool, slots: Sequence[int]) -> None:
@@ -85,9 +85,9 @@ class Witness:
         columns = self.ledger._state.slots
         self.changes.extend((stored, slot, columns.group[slot], columns.key[slot] or b"") for slot in slots)
 
-    def hear(self, record: Committed) -> None:
+    def hear(self, record: LedgerTransition) -> None:
         """File each step under its place, with its row, its job and the epoch afterwards."""
-        epochs: Sequence[int | None] = record.epochs or [None] * len(record.ids)
+        epochs: Sequence[int | None] = record.epochs or [None] * len(record)
         for (place, row), job, epoch in zip(record.steps(), record.job_of_each(), epochs, strict=True):
             self.told[record.machine, place].append((row, job, epoch))
 
@@ -478,18 +478,16 @@ class Program:
         def many(ledger: Ledger) -> None:
             ledger.settle(plan, self.now, launched=launched, completions=completions, seals=seals)
 
-        bulk: list[Committed] = []
-        self.world.listen(bulk.append)
-        if not self.pair.do(f"settle({plan}, {completions})", many, one):
-            raise AssertionError(self.pair.done[-1])
-        self.world._state.journal.listeners.remove(bulk.append)
-        ended = [record for record in bulk if record.machine == "job" and len(record.ids) > 1]
-        self.pair.seen["stores that ended together"] += sum(len(record.ids) for record in ended)
+        with self.world.on() as bulk:
+            if not self.pair.do(f"settle({plan}, {completions})", many, one):
+                raise AssertionError(self.pair.done[-1])
+        ended = [record for record in bulk.heard if record.machine == "job" and len(record) > 1]
+        self.pair.seen["stores that ended together"] += sum(len(record) for record in ended)
         self.pair.seen["twins that landed together"] += sum(
             record.machine == "slot"
             and len(set(record.job_of_each())) > 1
             and any(SlotLife.table.row(row).target is Slot.EMPTY for _, row in record.steps())
-            for record in bulk
+            for record in bulk.heard
         )
 
     def job_verb(self) -> None:
@@ -744,8 +742,8 @@ def test_reports_of_one_call_count_each_for_its_own() -> None:
 def test_step_of_several_jobs_says_whose_each_place_is() -> None:
     """Listeners and the journal can tell the jobs of one record apart; a record of one job names it alone."""
     ledger = make_ledger(num_blocks=8)
-    heard: list[Committed] = []
-    ledger.listen(heard.append)
+    heard: list[LedgerTransition] = []
+    ledger.on(hook=heard.append)
     planned = ledger.plan_stores([Store("a", [source(ledger, name)]) for name in "012"])
     ledger.submit(planned)
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, planned.ids))

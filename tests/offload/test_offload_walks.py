@@ -911,7 +911,10 @@ def test_stores_that_go_past_the_line_are_those_of_the_line(monkeypatch: pytest.
         print(f"{world}, seed {seed}")
         walker = Walker(world, seed).run()
         saved = walker.scheduler.snapshot(walker.scheduler.canonical_names())
-        told = [(*each[:4], each.steps(), list(each.job_of_each())) for each in walker.ledger.journal]
+        told = [
+            (each.sequence, each.plan, each.machine, each.event, each.steps(), list(each.job_of_each()))
+            for each in walker.ledger.journal
+        ]
         return told, saved.ledger, saved.stores, saved.plans
 
     for seed, world in enumerate([each for each in WORLDS if each.chunk == 1 and each.mode is Mode.EAGER][::2]):

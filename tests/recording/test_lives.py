@@ -19,7 +19,7 @@ from blocklife.copiers._faults import FaultRates
 from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import MisuseError, RefusedError
-from blocklife.ledger import Committed, Contract, Direction, Launched, Ledger, Result, Worker
+from blocklife.ledger import Contract, Direction, Launched, Ledger, LedgerTransition, Result, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger._state import RequestRow
 from blocklife.recording import Recorder
@@ -41,7 +41,7 @@ class Truth:
     given_up: list[tuple[int, int, int]] = field(factory=list)
     """Rows of requests that gave up, with the commits between which everything happened because of that."""
 
-    def hear(self, _: Committed) -> None:
+    def hear(self, _: LedgerTransition) -> None:
         """Note every job that is out, with its places."""
         for job in self.ledger._state.jobs.alive():
             kind = "store" if job.direction is Direction.STORE else "load"
@@ -77,7 +77,7 @@ def run_recorded(path: Path, *, contract: Contract, seed: int) -> Truth:
         patch.setattr(replay.ledger._steps, "give_up", give_up)
         recorder = Recorder(stream)
         recorder.begin(replay.ledger)
-        replay.ledger.listen(truth.hear)
+        replay.ledger.on(hook=truth.hear)
         assert replay.run().clean
         recorder.end()
     return truth

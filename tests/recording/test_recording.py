@@ -27,7 +27,7 @@ from blocklife.copiers._faults import FaultRates
 from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import CapacityError, MisuseError, RefusedError
-from blocklife.ledger import Committed, Contract, JobId, Jobs, Ledger, Refusal
+from blocklife.ledger import Contract, JobId, Jobs, Ledger, LedgerTransition, Refusal
 from blocklife.recording import VERSION, BusyError, Recorder, open_file
 from blocklife.recording._checking import check_file, check_recording
 from blocklife.recording._format import NAME_SHOWN, Line, Refused, show_name
@@ -364,9 +364,10 @@ def test_refusal_of_each_machine_is_told_and_changes_nothing(case: str) -> None:
     call, told = REFUSALS[case]
     ledger = make_ledger()
     in_flight(ledger)
-    steps: list[Committed] = []
+    steps: list[LedgerTransition] = []
     heard: list[Refusal] = []
-    ledger.listen(steps.append, refusals=heard.append)
+    ledger.on(hook=steps.append)
+    ledger.on_refusal(heard.append)
     with refuses(ledger, RefusedError, "cannot"):
         call(ledger)
 
@@ -381,7 +382,7 @@ def test_refusal_of_a_batch_is_told_once_however_it_is_checked(count: int) -> No
     batch = sealed(ledger, "a", keys(*range(count)))
     ledger.release("a", range(count - 1))  # all but the last are CACHED
     heard: list[Refusal] = []
-    ledger.listen(lambda _: None, refusals=heard.append)
+    ledger.on_refusal(heard.append)
     with refuses(ledger, RefusedError, f"block {count}: cannot DROP while SEALED"):
         ledger.drop(batch.lives)
 
@@ -394,7 +395,7 @@ def test_refusal_for_other_reasons_is_not_told() -> None:
     over = held(ledger, "a")
     ledger.release("a", [0])
     heard: list[Refusal] = []
-    ledger.listen(lambda _: None, refusals=heard.append)
+    ledger.on_refusal(heard.append)
     with pytest.raises(CapacityError):
         ledger.allocate("a", 100)
     with pytest.raises(MisuseError):
@@ -410,7 +411,7 @@ def test_refusal_inside_another_verb_is_told_once() -> None:
     ledger = make_ledger(own_pool=False)
     held(ledger, "a")
     heard: list[Refusal] = []
-    ledger.listen(lambda _: None, refusals=heard.append)
+    ledger.on_refusal(heard.append)
     with refuses(ledger, RefusedError, "block 1: cannot DROP while ALLOCATED"):
         ledger.observe_evict([1])
 
@@ -425,8 +426,8 @@ def test_refusal_reaches_all_who_listen_for_it() -> None:
     def full(_: Refusal) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    ledger.listen(lambda _: None, refusals=full)
-    ledger.listen(lambda _: None, refusals=heard.append)
+    ledger.on_refusal(full)
+    ledger.on_refusal(heard.append)
     with pytest.raises(RefusedError) as raised:
         ledger.admit("a")
     ledger.preempt("a")
@@ -438,11 +439,11 @@ def test_refusal_reaches_all_who_listen_for_it() -> None:
 def test_refusal_cannot_be_answered_by_a_verb() -> None:
     """Who hears of one cannot call the ledger, like any listener; afterwards everybody can."""
     ledger = make_ledger()
-    ledger.listen(lambda _: None, refusals=lambda _: ledger.preempt("a"))
+    ledger.on_refusal(lambda _: ledger.preempt("a"))
     with pytest.raises(RefusedError) as raised:
         ledger.admit("a")
 
-    assert "a listener cannot call the ledger" in raised.value.__notes__[0]
+    assert "a hook cannot call the ledger" in raised.value.__notes__[0]
     assert ledger.request_state("a") is Request.RUNNING
     ledger.preempt("a")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from blocklife.ledger import Batch, Jobs, Ledger, Limits
 from blocklife.ledger.jobs import Allocated, InFlight, Planned, Sealed, Unwanted
-from blocklife.lifecycle import Column, Edge, Guard, Handle, Lifecycle, Pool, edge, guard
+from blocklife.lifecycle import Column, Edge, Guard, Handle, Lifecycle, Pool, Subscription, Transition, edge, guard
 
 
 class Door(enum.Enum):
@@ -44,6 +44,15 @@ class DoorLife(Lifecycle, initial=Door.CLOSED):
 
     @edge[Locked, Closed](Door.LOCKED, to=Door.CLOSED, when=knows)
     def unlock(self, code: int) -> None: ...
+
+
+class TypedLife(Lifecycle[Door], initial=Door.CLOSED):
+    """One whose machines know the enum of their states."""
+
+    @edge(Door.CLOSED, to=Door.OPEN)
+    @edge(Door.OPEN, to=Door.LOCKED)
+    @edge(Door.LOCKED, to=Door.CLOSED)
+    def turn(self) -> None: ...
 
 
 class PlainLife(Lifecycle, initial=Door.CLOSED):
@@ -89,6 +98,36 @@ def handles_carry_their_state() -> None:
     assert_type(pool.fire_each(DoorLife.unlock, locked, code=np.full(4, 4711)), Handle[Closed])
 
 
+def handles_are_taken_by_state_or_by_event() -> None:
+    pool = Pool(DoorLife, 4)
+    opened = pool.fire(DoorLife.open, pool.take(Door.CLOSED, [0]))
+    assert_type(opened, Handle[Open])
+    assert_type(pool.take(DoorLife.unlock), Handle[Locked])
+    assert_type(pool.take(DoorLife.lock, [0, 1]), Handle[Closed | Open])
+    taken = pool.take(Door.CLOSED)
+    pool.fire(DoorLife.lock, taken, 1)
+
+
+def machines_know_the_enum_of_their_states() -> None:
+    assert_type(TypedLife().state, Door)
+    assert_type(TypedLife(Door.OPEN).state, Door)
+
+
+def hooks_are_typed() -> None:
+    door, pool, heard = DoorLife(), Pool(DoorLife, 2), list[str]()
+
+    @door.on(DoorLife.lock, DoorLife.unlock)
+    def hear(transition: Transition) -> None:
+        heard.append(transition.event)
+
+    with pool.on(entered=Door.OPEN) as opened:
+        pool.fire(DoorLife.open, pool.take(Door.CLOSED))
+    door.lock(4711)
+    hear(opened.heard[0])
+    assert heard == ["lock", "open"]
+    assert_type(opened, Subscription[Transition])
+
+
 def one_event_may_start_from_several_states() -> None:
     pool = Pool(DoorLife, 2)
     closed: Handle[Closed] = pool.take(Door.CLOSED, [0])
@@ -130,6 +169,9 @@ if __name__ == "__main__":
     events_are_methods_with_the_written_signature()
     edges_know_their_states()
     handles_carry_their_state()
+    handles_are_taken_by_state_or_by_event()
+    machines_know_the_enum_of_their_states()
+    hooks_are_typed()
     one_event_may_start_from_several_states()
     edges_without_types_give_handles_on_any_state()
     columns_take_lists_arrays_and_slices()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from attrs import define, evolve, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Committed, Direction
+from blocklife.ledger import Direction, LedgerTransition
 from blocklife.ledger._ids import ID_MASK
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Broken, Counterexample
@@ -242,7 +242,7 @@ class _Watched(World):
 
     def __init__(self, settings: WorldSettings) -> None:
         super().__init__(settings)
-        self.heard: list[Committed] = []
+        self.heard: list[LedgerTransition] = []
         self.rows: dict[int, str] = {}
         self.made: list[tuple[int, bool, str, tuple[int, ...], tuple[int, ...]]] = []
         self.seen: CoreStep | None = None
@@ -250,7 +250,7 @@ class _Watched(World):
         self.judged: tuple[int, int] | None = None
         self.told: tuple[Landing, ...] = ()
         self.said: _Said | None = None
-        self.engine.ledger.listen(self.heard.append)
+        self.engine.ledger.on(hook=self.heard.append)
 
     def take(self, state: State, action: Action) -> State:
         """One step, watched."""

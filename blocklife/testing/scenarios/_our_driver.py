@@ -16,7 +16,19 @@ import numpy as np
 from attrs import evolve
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Batch, Committed, Completion, Contract, Direction, JobId, Jobs, Ledger, Limits, Result, Transfer
+from blocklife.ledger import (
+    Batch,
+    Completion,
+    Contract,
+    Direction,
+    JobId,
+    Jobs,
+    Ledger,
+    LedgerTransition,
+    Limits,
+    Result,
+    Transfer,
+)
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
@@ -76,7 +88,7 @@ class _ScenarioEngine(Engine):
             self.ledger = Ledger(
                 self.ledger.limits, contract=self.ledger.contract, deadline=float(world.deadline), own_pool=False
             )
-            self.ledger.listen(self._hear)
+            self.ledger.on(hook=self._hear)
         self.tier = HostTier(self.ledger, world.replacement)
         self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
 
@@ -113,9 +125,9 @@ class OurDriver(Driver):
         self._sayers: dict[str, int] = {}
         self._crowd = 0
         self._heard: list[str] = []
-        self.ledger.listen(self._hear)
+        self.ledger.on(hook=self._hear)
 
-    def _hear(self, told: Committed) -> None:
+    def _hear(self, told: LedgerTransition) -> None:
         table = MACHINES[told.machine]
         for place, row in told.steps():
             self._heard.append(f"{told.machine} {place}: {table.row(row)}")
@@ -398,7 +410,7 @@ class OurDriver(Driver):
 
     def attach(self, other: str) -> None:
         """Not supported."""
-        raise Unsupported("there is one ledger and it has listeners; a second connector would be a second ledger")
+        raise Unsupported("there is one ledger and it has hooks; a second connector would be a second ledger")
 
     # --- questions ----------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ LAST_STEP = "last step"
 KEPT = "kept"
 """The rule that nothing final is left out: where there is room for it, what is on the device comes into the host tier."""
 TOLD = "told"
-"""The rule that listeners hear of every transition, in order, and of nothing else."""
+"""The rule that hooks hear of every transition, in order, and of nothing else."""
 LAWFUL = "lawful"
 """The rule that no call of an engine that keeps to the contract is refused."""
 
@@ -280,12 +280,12 @@ def _unheard(engine: Engine, before: CoreValue, handed_out: Sequence[int]) -> tu
         return None
     for place, epoch in enumerate(saved.epochs()):
         if blocks.refs(place) and blocks.epochs[place] != epoch and place not in handed_out:
-            return "I1", f"block {place} has a new tenant, and no listener heard of it"
+            return "I1", f"block {place} has a new tenant, and no hook heard of it"
     return None
 
 
 def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
-    """Who applies what listeners hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
+    """Who applies what hooks hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
     ledger, saved = engine.ledger, before.saved.ledger
     blocks, slots = bytearray(saved.blocks.state), bytearray(saved.slots.state)
     jobs = {each.number: each.state for each in saved.jobs}
@@ -318,7 +318,7 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     for number, stands in jobs.items():
         state = ledger.jobs.state(number)
         if state is not None and _JOB_STATES[stands] is not state:
-            return TOLD, f"job {number} is {state.name}, and listeners heard something else"
+            return TOLD, f"job {number} is {state.name}, and hooks heard something else"
     return None
 
 
@@ -329,10 +329,10 @@ def _told_wrong(machine: str, place: int, row: int, stood: int) -> tuple[str, st
 
 
 def _differing(machine: str, states: memoryview, told_of: Mapping[int, int]) -> tuple[str, str]:
-    """The first place that stands elsewhere than listeners were told."""
+    """The first place that stands elsewhere than hooks were told."""
     names = MACHINES[machine].states
     place, stands = next((place, at) for place, at in told_of.items() if states[place] != at)
-    return TOLD, f"{machine} {place} is {names[states[place]].name}, and listeners heard that it is {names[stands].name}"
+    return TOLD, f"{machine} {place} is {names[states[place]].name}, and hooks heard that it is {names[stands].name}"
 
 
 def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple[str, str] | None:

@@ -21,13 +21,13 @@ from attrs import field, frozen
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
     Checking,
-    Committed,
     Completion,
     Contract,
     Direction,
     JobId,
     Launched,
     Ledger,
+    LedgerTransition,
     Limits,
     Plan,
     Result,
@@ -156,16 +156,16 @@ class Engine:
         """What the workers compute with now, as the engine knows it; the scheduler has only been told."""
         self.texts: dict[str, str] = {}
         self._keys: dict[str, Keys] = {}
-        self.told: list[Committed] = []
-        """Every commit that listeners heard of since it was put back, or emptied."""
+        self.told: list[LedgerTransition] = []
+        """Every commit that hooks heard of since it was put back, or emptied."""
         self._handed_out: list[int] = []
         self._groups = range(len(self.geometry.groups))
-        self.ledger.listen(self._hear)
+        self.ledger.on(hook=self._hear)
 
-    def _hear(self, told: Committed) -> None:
+    def _hear(self, told: LedgerTransition) -> None:
         self.told.append(told)
         if told.event == "allocate":
-            self._handed_out += [int(each) for each in told.ids]
+            self._handed_out += [int(each) for each in told.places]
 
     # --- content ------------------------------------------------------------------------------------------------------------
 

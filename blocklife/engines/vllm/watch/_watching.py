@@ -32,7 +32,7 @@ _TOLD_EVERY = 64
 """How many steps lie between two updates of the metrics."""
 
 
-class Hooks(Protocol):
+class ConnectorWatch(Protocol):
     """Hooks on a connector, whichever it is."""
 
     all_calls: list[CallsThrough]
@@ -262,7 +262,7 @@ def _is_simple(scheduler: object) -> bool:
     return hasattr(scheduler, "_reqs_to_load") and hasattr(scheduler, "build_connector_meta")
 
 
-def _connector_hooks(mirror: Mirror, scheduler: object) -> Hooks:
+def _connector_hooks(mirror: Mirror, scheduler: object) -> ConnectorWatch:
     return SimpleHooks(mirror, scheduler) if _is_simple(scheduler) else OffloadingHooks(mirror, scheduler)
 
 

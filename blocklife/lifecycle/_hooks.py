@@ -1,0 +1,360 @@
+"""Hooks: who is told of committed steps, and what they are told.
+
+Rules of this file:
+
+* There is one way to register, `Hooks.on`, for one machine, a column, a pool, a ledger and an executor alike.
+* A hook runs after the commit. It can undo nothing, and what it raises reaches the caller when all hooks have run.
+* Where nobody listens nothing is built; where somebody does, a step costs one look at a table of rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeAlias, TypeVar
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from blocklife.errors import MisuseError
+from blocklife.lifecycle._edges import Edge
+from blocklife.lifecycle._table import Event, Row, Table, runs_later
+
+if TYPE_CHECKING:
+    from blocklife.lifecycle._machine import Lifecycle
+
+RowsTaken: TypeAlias = int | Sequence[int] | NDArray[np.uint8]
+"""The row that each place took; one number where all took the same."""
+
+
+class AnyEdge(Protocol):
+    """An event of a lifecycle, whatever its states and its payload (`Edge`)."""
+
+    @property
+    def event(self) -> Event:
+        """The compiled event."""
+
+
+What: TypeAlias = "type[Lifecycle] | AnyEdge"
+"""What can be listened to: every event of a lifecycle, or one event."""
+
+_NO_PAYLOAD: Mapping[str, object] = {}
+_NUM_ROWS = 256
+
+
+@frozen
+class Move:
+    """What one place did."""
+
+    place: int
+    source: enum.Enum
+    """Its state before."""
+    target: enum.Enum
+    """Its state now."""
+    guard: str
+    """The guard that held; empty where the row has none."""
+
+
+class Transition:
+    """One event of one or many places of a lifecycle, as hooks get it. Iterating gives a `Move` for each place."""
+
+    __slots__ = ("event", "payload", "places", "rows", "table")
+
+    def __init__(
+        self,
+        table: Table,
+        event: str,
+        places: Sequence[int] | NDArray[np.int64],
+        rows: RowsTaken,
+        payload: Mapping[str, object] = _NO_PAYLOAD,
+    ) -> None:
+        self.table = table
+        self.event = event
+        """Its name."""
+        self.places = places
+        """Which places moved; of one machine that stands alone, place 0."""
+        self.rows = rows
+        """The number of the row that each place took; one number where all took the same."""
+        self.payload = payload
+        """What the event was fired with, by the names of its parameters."""
+
+    @property
+    def machine(self) -> str:
+        """The name of the lifecycle."""
+        return self.table.name
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Move]:
+        for place, row in self.steps():
+            found = self.table.row(row)
+            yield Move(place, found.source, found.target, found.guard.name if found.guard else "")
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Each place with the number of the row that it took."""
+        places = listed(self.places)
+        return list(zip(places, [self.rows] * len(places) if isinstance(self.rows, int) else listed(self.rows), strict=True))
+
+    def only(self, chosen: Sequence[int]) -> Self:
+        """The same for some of the places, which *chosen* counts from 0."""
+        some, places = copy.copy(self), listed(self.places)
+        some.places = [places[each] for each in chosen]
+        if not isinstance(self.rows, int):
+            rows = listed(self.rows)
+            some.rows = [rows[each] for each in chosen]
+        return some
+
+    def __repr__(self) -> str:
+        moves = "; ".join(f"{each.place}: {each.source.name} -> {each.target.name}" for each in list(self)[:4])
+        return f"<{self.machine} {self.event}: {moves}{'; ...' if len(self) > 4 else ''}>"
+
+
+RecordT = TypeVar("RecordT")
+TransitionT = TypeVar("TransitionT", bound=Transition)
+HookT = TypeVar("HookT", bound=Callable[..., object])
+
+
+class Subscription(Generic[RecordT]):
+    """One hook that is, or will be, registered: a decorator, a context manager, or a thing to keep for `remove`.
+
+    As a decorator it registers the function below it, and gives it back. As a context manager it ends with the block; without a
+    hook it collects what it hears in `heard`.
+    """
+
+    __slots__ = ("_among", "_hook", "heard", "wanted")
+
+    def __init__(
+        self,
+        among: Listeners[RecordT],
+        wanted: Mapping[str, bytes] | None = None,
+        hook: Callable[[RecordT], object] | None = None,
+    ) -> None:
+        self._among = among
+        self._hook: Callable[[RecordT], object] | None = None
+        self.wanted = wanted
+        """For each machine which of its rows are heard, a byte for each; None where no table decides."""
+        self.heard: list[RecordT] = []
+        """What was heard while this was a context without a hook."""
+        if hook is not None:
+            self._register(hook)
+
+    def __call__(self, hook: HookT) -> HookT:
+        """Register *hook*: the decorator's form."""
+        self._register(hook)
+        return hook
+
+    def __enter__(self) -> Self:
+        if self._hook is None:
+            self._register(self.heard.append)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Hear no more. Removing twice does nothing."""
+        self._among.remove(self)
+
+    def hear(self, record: RecordT) -> None:
+        """Call the hook."""
+        if self._hook is not None:
+            self._hook(record)
+
+    def _register(self, hook: Callable[[RecordT], object]) -> None:
+        if self._hook is not None:
+            raise MisuseError("this subscription has a hook already; call on(...) again for another")
+        if not callable(hook):
+            raise MisuseError(f"a hook is a function, not {hook!r}")
+        if runs_later(hook) or runs_later(getattr(type(hook), "__call__", None)):  # noqa: B004 - its code is asked for
+            raise MisuseError(
+                f"hook {getattr(hook, '__name__', hook)}: it would only make a coroutine, and never run "
+                "(pass a plain function; it may put what it hears into a queue that a task reads)"
+            )
+        self._hook = hook
+        self._among.add(self)
+
+
+class Listeners(Generic[RecordT]):
+    """Subscriptions in the order in which they were made. Who comes or goes while records are told changes the next record."""
+
+    __slots__ = ("_all", "active")
+
+    def __init__(self) -> None:
+        self._all: tuple[Subscription[RecordT], ...] = ()
+        self.active = False
+        """Whether there is anybody."""
+
+    def __iter__(self) -> Iterator[Subscription[RecordT]]:
+        return iter(self._all)
+
+    def add(self, subscription: Subscription[RecordT]) -> None:
+        """One more, behind the others."""
+        self._all = (*self._all, subscription)
+        self.active = True
+
+    def remove(self, subscription: Subscription[RecordT]) -> None:
+        """One less."""
+        self._all = tuple(each for each in self._all if each is not subscription)
+        self.active = bool(self._all)
+
+
+class Hooks(Listeners[TransitionT]):
+    """Subscriptions to the steps of some machines, whose *tables* are given by the names that transitions have for them.
+
+    ``wanted`` has for each machine that somebody listens to which rows are heard, a byte for each.
+
+    Invariant: ``wanted`` is the union of what the subscriptions want.
+    """
+
+    __slots__ = ("_tables", "wanted")
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        super().__init__()
+        self._tables = tables
+        self.wanted: dict[str, bytes] = {}
+
+    def on(
+        self,
+        *what: What,
+        entered: enum.Enum | None = None,
+        left: enum.Enum | None = None,
+        hook: Callable[[TransitionT], object] | None = None,
+    ) -> Subscription[TransitionT]:
+        """Listen to steps: of these lifecycles or events (of all where none is named), into *entered*, out of *left*.
+
+        A step that stays in its state neither enters nor leaves it. Raises `MisuseError` for what these machines do not have,
+        for what no row can do, and for a hook that is a coroutine.
+        """
+        wanted: dict[str, bytes] = {}
+        for machine, rows in self._meant(what).items():
+            flags = bytearray(_NUM_ROWS)
+            for row in rows:
+                moves = row.source is not row.target
+                if (entered is None or (moves and row.target is entered)) and (left is None or (moves and row.source is left)):
+                    flags[row.index] = 1
+            if any(flags):
+                wanted[machine] = bytes(flags)
+        if not wanted:
+            self._refuse_silence(what, entered, left)
+        return Subscription(self, wanted, hook)
+
+    def _meant(self, what: tuple[What, ...]) -> dict[str, list[Row]]:
+        """The rows of what was named, by machine."""
+        if not what:
+            return {machine: list(table.rows) for machine, table in self._tables.items()}
+        found: dict[str, list[Row]] = {}
+        for each in what:
+            rows: Sequence[Row] | None = None
+            if isinstance(each, Edge):
+                rows, said = each.event.rows, f"{each.event.table.name}.{each.name}"
+            else:
+                said = getattr(each, "__name__", repr(each))
+            table: object = each.event.table if isinstance(each, Edge) else getattr(each, "table", None)
+            machine = next((name for name, known in self._tables.items() if known is table), None)
+            if machine is None or not isinstance(table, Table):
+                known = ", ".join(table.name for table in self._tables.values())
+                raise MisuseError(f"{said}: nothing of it can be heard here (name {known}, or an event of theirs)")
+            found.setdefault(machine, []).extend(table.rows if rows is None else rows)
+        return found
+
+    def _refuse_silence(self, what: tuple[What, ...], entered: enum.Enum | None, left: enum.Enum | None) -> None:
+        """Say why nothing could ever be heard."""
+        tables = self._tables.values()
+        for state in (entered, left):
+            if state is not None and not any(state in table.states for table in tables):
+                raise MisuseError(f"{state!r} is no state of {', '.join(table.name for table in tables)}")
+        events = (
+            ", ".join(each.name if isinstance(each, Edge) else getattr(each, "__name__", "") for each in what) or "any event"
+        )
+        ways = [f"enters {entered.name}"] if entered is not None else []
+        ways += [f"leaves {left.name}"] if left is not None else []
+        raise MisuseError(f"no row of {events} {' and '.join(ways)}: this hook would never run")
+
+    def add(self, subscription: Subscription[TransitionT]) -> None:
+        """One more, behind the others."""
+        super().add(subscription)
+        self._unite()
+
+    def remove(self, subscription: Subscription[TransitionT]) -> None:
+        """One less."""
+        super().remove(subscription)
+        self._unite()
+
+    def _unite(self) -> None:
+        united: dict[str, bytes] = {}
+        for each in self:
+            for machine, flags in (each.wanted or {}).items():
+                before = united.get(machine, bytes(_NUM_ROWS))
+                united[machine] = bytes(map(max, before, flags))
+        self.wanted = united
+
+    def hears(self, machine: str, rows: RowsTaken) -> bool:
+        """Whether anybody listens to one of these rows."""
+        flags = self.wanted.get(machine)
+        return flags is not None and _any_of(flags, rows)
+
+    def tell(self, transitions: Iterable[TransitionT]) -> None:
+        """Tell everybody what they listen to; the first error of a hook is raised when all have heard everything.
+
+        An interrupt (Ctrl-C while a hook runs) goes on then, too, and before any error.
+        """
+        told = _Telling()
+        for transition in transitions:
+            for each in self:
+                heard = _heard(transition, each)
+                if heard is not None:
+                    told.call(each, heard)
+        told.end()
+
+
+class _Telling:
+    """Calls hooks one after the other, and keeps what they raise until all have run."""
+
+    __slots__ = ("_interrupt", "_problem")
+
+    def __init__(self) -> None:
+        self._problem: Exception | None = None
+        self._interrupt: BaseException | None = None
+
+    def call(self, subscription: Subscription[RecordT], record: RecordT) -> None:
+        try:
+            subscription.hear(record)
+        except Exception as raised:
+            self._problem = self._problem or raised
+        except BaseException as raised:
+            self._interrupt = self._interrupt or raised
+
+    def end(self) -> None:
+        if (first := self._interrupt or self._problem) is not None:
+            raise first
+
+
+def _heard(transition: TransitionT, subscription: Subscription[TransitionT]) -> TransitionT | None:
+    """What one subscription wants of a transition: all of it, some places, or nothing."""
+    if subscription.wanted is None:
+        return transition
+    flags = subscription.wanted.get(transition.machine)
+    if flags is None or not _any_of(flags, transition.rows):
+        return None
+    if isinstance(transition.rows, int):
+        return transition
+    chosen = [at for at, row in enumerate(listed(transition.rows)) if flags[row]]
+    if len(chosen) == len(transition.rows):
+        return transition
+    return transition.only(chosen)
+
+
+def _any_of(flags: bytes, rows: RowsTaken) -> bool:
+    if isinstance(rows, int):
+        return bool(flags[rows])
+    return any(flags[row] for row in (set(rows.tolist()) if isinstance(rows, np.ndarray) else rows))
+
+
+def listed(ids: Sequence[int] | NDArray[np.int64] | NDArray[np.uint8]) -> list[int]:
+    """As a list of plain numbers."""
+    if isinstance(ids, list):
+        return ids
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
