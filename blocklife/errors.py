@@ -6,7 +6,7 @@
   only to those who ask about a job that is no longer known.
 * `InvariantError`: our own bug, or memory that somebody changed behind the ledger's back.
 
-A message names the thing, its state, the event and the remedy.
+The message of a refusal names the thing, the event, the state, what is in the way, and the remedy.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ class InvariantError(BlocklifeError):
 class RefusedError(MisuseError):
     """A lifecycle has no edge for this event in this state.
 
-    ``thing`` names the machine and place, ``state`` its state, ``event`` what was asked; ``place`` is the number of the place,
-    where it is one of many.
+    ``thing`` names the machine and place, ``state`` its state, ``event`` what was asked. ``reason`` says what is in the way
+    (it may be empty), ``remedy`` what to do about it. ``place`` is the number of the place, where it is one of many.
     """
 
-    def __init__(self, thing: str, state: str, event: str, remedy: str, place: int | None = None) -> None:
-        super().__init__(f"{thing}: cannot {event.upper()} while {state} ({remedy})")
+    def __init__(self, thing: str, state: str, event: str, remedy: str, place: int | None = None, reason: str = "") -> None:
+        because = f": {reason}" if reason else ""
+        super().__init__(f"{thing}: cannot {event.upper()} while {state}{because} ({remedy})")
         self.thing = thing
         self.state = state
         self.event = event
         self.remedy = remedy
         self.place = place
+        self.reason = reason
 
-    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, str, str, str, int | None]]:
-        return type(self), (self.thing, self.state, self.event, self.remedy, self.place)
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, str, str, str, int | None, str]]:
+        return type(self), (self.thing, self.state, self.event, self.remedy, self.place, self.reason)

@@ -247,21 +247,22 @@ TERMINAL = states_with(Trait.OVER, Job)
 
 # --- guards ------------------------------------------------------------------------------------------------------------
 # Counts are those after the event's own change: `refs` after the release, `pins` and `overdue` after the landing's unpin.
+# A guard that can refuse says what is in the way then; the ledger names the jobs and requests (`ledger/_refusals.py`).
 
 
-@guard
+@guard(otherwise="a request holds it, a load writes it, or the contract is hold")
 def lendable(fence: bool, refs: int, writes: int) -> bool:
     """The contract is fence, nobody holds the life, and no load writes the place."""
     return fence & (refs == 0) & (writes == 0)
 
 
-@guard
+@guard(otherwise="a load writes it, or the contract is hold")
 def fenced(fence: bool, writes: int) -> bool:
     """The contract is fence, and no load writes the place."""
     return fence & (writes == 0)
 
 
-@guard
+@guard(otherwise="a request still holds it")
 def idle(refs: int) -> bool:
     """Nobody holds the life."""
     return refs == 0
@@ -321,9 +322,9 @@ def published(ok: bool) -> bool:
     return ok
 
 
-@guard
+@guard(otherwise="a load reads it, or a lookup counts on it")
 def unpinned(pins: int) -> bool:
-    """No load reads the slot."""
+    """No load reads the slot, and no lookup counts on it."""
     return pins == 0
 
 

@@ -4,8 +4,8 @@ Twenty lines declare it. Then one slot runs alone, ten thousand run in bulk, and
 `transitions`. Among other lines it prints:
 
     one slot is SERVING
-    AdapterLife: cannot EVICT while SERVING (no guard held: idle)
-    AdapterLife: cannot SERVE while EMPTY (it is allowed while READY, SERVING)
+    AdapterLife: cannot EVICT while SERVING: 2 requests still use it (it is allowed when no request uses it)
+    AdapterLife: cannot SERVE while EMPTY: no weights in the slot (it is allowed while READY or SERVING)
     10000 slots: 8000 READY, 2000 EMPTY
     place 1: this handle was used up, it is SERVING now (take a new handle)
     | state | `load` | `land` | `serve` | `done` | `evict` |
@@ -36,8 +36,9 @@ def arrived(ok: bool) -> bool:
     return ok
 
 
-@guard
+@guard(otherwise="{users} requests still use it")
 def idle(users: int) -> bool:
+    """No request uses it."""
     return users == 0
 
 
@@ -69,7 +70,7 @@ def one_alone() -> None:
     slot.serve()
     print("one slot is", slot.state.name)
     try:
-        slot.evict(users=1)
+        slot.evict(users=2)
     except RefusedError as refused:
         print(refused)
     try:

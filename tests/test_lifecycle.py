@@ -7,6 +7,7 @@ import enum
 import inspect
 import pickle
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -401,11 +402,21 @@ def test_machine_passes_payloads_called_at_and_to() -> None:
 @pytest.mark.parametrize(
     ("way", "event", "arguments", "message"),
     [
-        ((), "shut", {}, "DoorLife: cannot SHUT while CLOSED (first enter)"),
-        ((), "unlock", {"code": CODE}, "DoorLife: cannot UNLOCK while CLOSED (first lock)"),
-        (("enter",), "unlock", {"code": CODE}, "DoorLife: cannot UNLOCK while OPEN (it is allowed while LOCKED)"),
-        (("lock",), "unlock", {"code": 1}, "DoorLife: cannot UNLOCK while LOCKED (no guard held: knows, The code is right)"),
-        (("lock",), "shut", {}, "DoorLife: cannot SHUT while LOCKED (it is allowed while OPEN)"),
+        ((), "shut", {}, "DoorLife: cannot SHUT while CLOSED: shut, but not locked (first enter)"),
+        ((), "unlock", {"code": CODE}, "DoorLife: cannot UNLOCK while CLOSED: shut, but not locked (first lock)"),
+        (
+            ("enter",),
+            "unlock",
+            {"code": CODE},
+            "DoorLife: cannot UNLOCK while OPEN: anybody may pass (it is allowed while LOCKED)",
+        ),
+        (
+            ("lock",),
+            "unlock",
+            {"code": 1},
+            "DoorLife: cannot UNLOCK while LOCKED: guard knows does not hold (it is allowed when the code is right)",
+        ),
+        (("lock",), "shut", {}, "DoorLife: cannot SHUT while LOCKED: needs the code (it is allowed while OPEN)"),
     ],
 )
 def test_refusal_names_thing_state_event_and_remedy(
@@ -433,16 +444,119 @@ def test_refusal_says_when_no_way_leads_back() -> None:
     once.end()
     once.end()
 
-    with pytest.raises(RefusedError, match=r"cannot BEGIN while LAST .no way leads from LAST to a state that allows it."):
+    with pytest.raises(
+        RefusedError, match=r"cannot BEGIN while LAST .it is allowed while FIRST, and nothing leads back there.$"
+    ):
         once.begin()
 
 
 def test_refusal_survives_pickling() -> None:
     """A refusal can cross a process boundary with all its parts."""
-    back = pickle.loads(pickle.dumps(RefusedError("door 3", "OPEN", "lock", "first shut")))
+    back = pickle.loads(pickle.dumps(RefusedError("door 3", "OPEN", "lock", "first shut", 3, "a foot is in it")))
+    plain = pickle.loads(pickle.dumps(RefusedError("door 3", "OPEN", "lock", "first shut")))
 
-    assert str(back) == "door 3: cannot LOCK while OPEN (first shut)"
+    assert str(back) == "door 3: cannot LOCK while OPEN: a foot is in it (first shut)"
     assert (back.thing, back.state, back.event, back.remedy) == ("door 3", "OPEN", "lock", "first shut")
+    assert (back.place, back.reason) == (3, "a foot is in it")
+    assert str(plain) == "door 3: cannot LOCK while OPEN (first shut)"
+    assert (plain.place, plain.reason) == (None, "")
+
+
+class Berth(enum.Enum):
+    EMPTY = "no ship in it"
+    TAKEN = 2
+    SHUT = "shut"
+
+
+@guard(otherwise="{crew} sailors are still on board of {ship}")
+def deserted(crew: int, ship: str) -> bool:
+    """Nobody is on board."""
+    return crew == 0
+
+
+@guard
+def LIFO(last: bool) -> bool:  # noqa: N802 - a name that is not a word
+    """LIFO order is kept."""
+    return last
+
+
+@guard
+def paid(last: bool) -> bool:
+    return last
+
+
+class BerthLife(Lifecycle, initial=Berth.EMPTY):
+    @edge(Berth.EMPTY, to=Berth.TAKEN)
+    def dock(self) -> None: ...
+
+    @edge(Berth.TAKEN, to=Berth.EMPTY, when=deserted)
+    def scrap(self, crew: int, ship: str) -> None: ...
+
+    @edge(Berth.TAKEN, to=Berth.EMPTY, when=LIFO)
+    @edge(Berth.TAKEN, to=Berth.SHUT, when=paid)
+    def leave(self, last: bool) -> None: ...
+
+    @edge(Berth.SHUT, to=Berth.EMPTY)
+    def open(self) -> None: ...
+
+
+def test_guard_says_in_its_own_words_what_is_in_the_way() -> None:
+    """The values of the payload go into its text; where they are not known, the refusal is made of the docstring."""
+    berth, pool = BerthLife(), Pool(BerthLife, 4)
+    berth.dock()
+    taken = pool.fire(BerthLife.dock, pool.take(Berth.EMPTY))
+    column = Column(BerthLife.table, 1)
+    column.fire(BerthLife.dock.event, [0])
+    wanted = "3 sailors are still on board of Argo (it is allowed when nobody is on board)"
+
+    with pytest.raises(RefusedError, match=rf"^BerthLife: cannot SCRAP while TAKEN: {re.escape(wanted)}$"):
+        berth.scrap(3, ship="Argo")
+    with pytest.raises(RefusedError, match=rf"^berth 0: cannot SCRAP while TAKEN: {re.escape(wanted)}$"):
+        pool.fire(BerthLife.scrap, taken, 3, "Argo")
+    with pytest.raises(RefusedError, match=rf"^berth 2: cannot SCRAP while TAKEN: {re.escape(wanted)}$") as caught:
+        pool.fire_each(BerthLife.scrap, taken, crew=np.array([0, 0, 3, 5]), ship=np.array(["a", "b", "Argo", "c"]))
+    assert caught.value.place == 2
+    assert caught.value.__cause__ is None
+    with pytest.raises(RefusedError, match=r"TAKEN: guard deserted does not hold .it is allowed when nobody is on board.$"):
+        column.fire(BerthLife.scrap.event, [0])
+
+
+def test_refusal_of_several_guards_names_each() -> None:
+    """A docstring becomes a part of the sentence, unless it begins with a name; without one the guard's name stands there."""
+    berth = BerthLife()
+    berth.dock()
+
+    with pytest.raises(RefusedError) as caught:
+        berth.leave(last=False)
+
+    assert caught.value.reason == "guard LIFO does not hold and guard paid does not hold"
+    assert caught.value.remedy == "it is allowed when LIFO order is kept, or when paid holds"
+
+
+def test_state_says_what_it_means_where_it_is_a_text() -> None:
+    """A number, or a single word, says no more than the name."""
+    said = [BerthLife.table.reason(state, "open" if state is not Berth.SHUT else "dock") for state in Berth]
+
+    assert said == ["no ship in it", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{crew} sailors, {boats} boats", "it says {boats}, and has no such parameter"),
+        ("{} sailors", "it says {}, and has no such parameter"),
+        ("{crew.size} sailors", "it says {crew.size}, and has no such parameter"),
+        ("{crew:{width}} sailors", "it says {width}, and has no such parameter"),
+        ("{crew sailors", "cannot be filled in: expected '}'"),
+    ],
+)
+def test_text_of_a_guard_is_checked_when_it_is_defined(text: str, problem: str) -> None:
+    """What could not be filled in later is refused at once."""
+    with pytest.raises(DefinitionError, match=f"guard alone: .*{re.escape(problem)}"):
+
+        @guard(otherwise=text)
+        def alone(crew: int) -> bool:
+            return crew == 0
 
 
 def test_body_runs_after_the_commit() -> None:
@@ -640,7 +754,7 @@ def test_column_refusal_names_the_first_place_without_a_row() -> None:
     column = Column(DoorLife.table, 9)
     column.fire(DoorLife.lock.event, [4, 7])
     for ids in ([8, 7, 4], np.array([8, 7, 4]), slice(8, 3, -1)):
-        with pytest.raises(RefusedError, match=r"^door 7: cannot LOCK while LOCKED .first unlock.$"):
+        with pytest.raises(RefusedError, match=r"^door 7: cannot LOCK while LOCKED: needs the code .first unlock.$"):
             column.fire(DoorLife.lock.event, ids)
 
 
@@ -845,7 +959,7 @@ def test_pool_refuses_a_batch_as_a_whole() -> None:
     locked = pool.fire(DoorLife.lock, pool.take(Door.CLOSED), CODE)
     before = pool.column.snapshot()
 
-    with pytest.raises(RefusedError, match=r"door 1: cannot UNLOCK while LOCKED .no guard held: knows, .*"):
+    with pytest.raises(RefusedError, match=r"^door 1: cannot UNLOCK while LOCKED: guard knows does not hold"):
         pool.fire_each(DoorLife.unlock, locked, code=np.array([CODE, 1, CODE]))
 
     assert pool.column.snapshot() == before

@@ -426,12 +426,11 @@ class Checks:
         compiled = JOB[event]
         row = compiled.lut[self._jobs.column.state[job.row] << len(compiled.guards) | facts]
         if row == 0:
-            self._jobs.column.table.refuse(f"job {self._state.id_of(job)}", self._jobs.state(job), event, job.number)
+            raise self._state.refusals.of_job(job, event)
         return row
 
     def ask_request(self, request: RequestRow, event: str) -> int:
         row = REQUEST[event].lut[self._state.request_column.state[request.row]]
         if row == 0:
-            state = self._state.request_column.at(request.row)
-            self._state.request_column.table.refuse(f"request {request.name}", state, event, request.row)
+            raise self._state.refusals.of_request(request, self._state.request_column.at(request.row), event)
         return row

@@ -11,6 +11,7 @@ cdef class Places:
     cdef public list taken, key, index
     cdef public Py_ssize_t free
     cdef public bint indexed
+    cdef public object refusals
     cdef bytes _meaning, _targets
     cdef object _meaning_view
 

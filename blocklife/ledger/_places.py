@@ -20,14 +20,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blocklife.errors import CapacityError, InvariantError
+from blocklife.errors import CapacityError, InvariantError, RefusedError
 from blocklife.ledger._ids import EPOCH_MASK, EPOCH_SHIFT, ID_MASK, Ids, Lives, batch, listed
+from blocklife.ledger._refusals import Refusals
 from blocklife.ledger._ring import Ring
 from blocklife.ledger._rules import (
     BLOCK_MEANING,
     COUNTS,
     ENDS,
     ENTERS_FREE,
+    FENCE,
     LEAVES_FREE,
     OWN,
     PUBLISHES,
@@ -66,6 +68,8 @@ class Places:
         self.key: list[bytes | None] = [None] * size
         self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.free = 0
+        self.refusals: Refusals | None = None
+        """Who knows the jobs and requests that a refusal names; None where the places stand alone."""
         self._meaning = meaning
         self._meaning_view = np.frombuffer(meaning, dtype=np.uint8)
         self._targets = table.targets
@@ -99,8 +103,12 @@ class Places:
         """The rows of many places: one number where all took the same; refuses where one has none."""
         raw = rows.tobytes()  # bytes are searched faster than a short array is reduced
         if REFUSED in raw:
-            self.column.refuse(change.rule.event, int(ids[raw.index(REFUSED)]))
+            raise self._refusal(change, int(ids[raw.index(REFUSED)]))
         return raw[0] if raw and raw.count(raw[0]) == len(raw) else rows
+
+    def _refusal(self, change: CountedEvent, place: int) -> RefusedError:
+        """The refusal by one place, to be raised: in the words of the table, where nobody knows who is in the way."""
+        return self.column.refusal(change.rule.event, place)
 
     def _effects(self, ids: Ids, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
         """Places whose row means more than a new state, with that meaning; None where no row does."""
@@ -233,7 +241,7 @@ class Blocks(Places):
         if not fits:
             self._check_counts(change, ids)
         if REFUSED in rows:
-            self.column.refuse(rule.event, ids[rows.index(REFUSED)])
+            raise self._refusal(change, ids[rows.index(REFUSED)])
         return rows
 
     def _ask_many(self, change: CountedEvent, ids: NDArray[np.int64], own: Sequence[bool] | NDArray[np.bool_] | None) -> Rows:
@@ -255,6 +263,19 @@ class Blocks(Places):
             ours = np.frombuffer(at.translate(rule.tables[change.at | OWN]), dtype=np.uint8)
             found = np.where(np.asarray(own, dtype=np.bool_), ours, found)
         return self._checked(change, ids, found)
+
+    def _refusal(self, change: CountedEvent, place: int) -> RefusedError:
+        """The refusal by one block, to be raised."""
+        if self.refusals is None:
+            return super()._refusal(change, place)
+        payload = {
+            "fence": bool(change.at & FENCE),
+            "refs": self.refs[place] + change.seen_refs,
+            "pins": self.pins[place] + change.pins,
+            "writes": self.writes[place] + change.writes,
+            "overdue": self.overdue[place] + change.overdue,
+        }
+        return self.refusals.of_block(place, self.at(place), change.rule.name, self.epoch[place], payload)
 
     def _check_counts(self, change: CountedEvent, ids: Ids) -> None:
         if change.seen_refs:
@@ -430,7 +451,7 @@ class Slots(Places):
                     at |= looks
                 rows.append((refused if unwanted and place in unwanted else table)[at])
             if REFUSED in rows:
-                self.column.refuse(rule.event, ids[rows.index(REFUSED)])
+                raise self._refusal(change, ids[rows.index(REFUSED)])
             return rows
         bits = self.column.view[ids] << np.uint8(COUNTS)
         if looks:
@@ -441,6 +462,13 @@ class Slots(Places):
             other = np.frombuffer(raw.translate(refused), dtype=np.uint8)
             found = np.where(np.isin(np.asarray(ids), list(unwanted)), other, found)
         return self._checked(change, ids, found)
+
+    def _refusal(self, change: CountedEvent, place: int) -> RefusedError:
+        """The refusal by one slot, to be raised."""
+        if self.refusals is None:
+            return super()._refusal(change, place)
+        payload = {"pins": self.pins[place] + change.pins}
+        return self.refusals.of_slot(place, self.at(place), change.rule.name, payload)
 
     def write(self, change: CountedEvent, ids: Ids, rows: Rows) -> list[int]:
         """Take the rows that were found. No job loses its source with a slot."""

@@ -35,6 +35,8 @@ COUNTS = 4
 """Bits of a `Situation` that are counts of the place; the other bits hold for all places of a batch, or come with it."""
 OWN = int(Situation.OWN) >> COUNTS
 """Among those others: the place is still in the life that the caller means."""
+FENCE = int(Situation.FENCE) >> COUNTS
+"""Among those, too: the contract is fence."""
 _MOST_STATES = 256 >> COUNTS
 """A state and the counts are one byte, so that many places are translated at once."""
 

@@ -22,4 +22,4 @@ cdef class LedgerData(NotCopied):
     cdef public list deadlines
     cdef public Journal journal
     cdef public long long verdicts
-    cdef public object tally, flushes, ended, moved, made_with, wide_columns
+    cdef public object tally, flushes, ended, moved, made_with, wide_columns, refusals

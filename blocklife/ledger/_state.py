@@ -9,6 +9,7 @@ from blocklife.ledger._edge import NotCopied
 from blocklife.ledger._journal import Journal
 from blocklife.ledger._limits import Checking, Contract, Limits
 from blocklife.ledger._places import Blocks, Slots
+from blocklife.ledger._refusals import Refusals
 from blocklife.ledger.jobs import JobRow, JobTable
 from blocklife.ledger.records import JobId
 from blocklife.lifecycle import Column
@@ -62,6 +63,8 @@ class LedgerData(NotCopied):
         self.spare_requests: deque[int] = deque(range(limits.max_requests))
         self.holders: dict[str, Counter[int]] = {}
         """Who counts on which slots beside the jobs: a lookup that will be used (I7)."""
+        self.refusals = Refusals(self.jobs, self.requests, self.holders, incarnation)
+        self.blocks.refusals = self.slots.refusals = self.refusals
         self.to_flush: dict[int, None] = {}
         """Jobs that the next plan waits for."""
         self.waiting: dict[int, tuple[int, ...]] = {}

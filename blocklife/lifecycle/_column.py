@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, RefusedError
 from blocklife.lifecycle._hooks import Hooks, Subscription, Transition, What
 from blocklife.lifecycle._table import REFUSED, Event, Row, Table
 
@@ -68,7 +68,7 @@ class Column:
                 each = facts.tolist() if isinstance(facts, np.ndarray) else facts
                 rows = [lut[state[place] << width | fact] for place, fact in zip(ids, each, strict=True)]
             if REFUSED in rows:
-                self.refuse(event, ids[rows.index(REFUSED)])
+                raise self.refusal(event, ids[rows.index(REFUSED)])
             return rows
         if isinstance(facts, Sequence):
             facts = np.fromiter(facts, dtype=np.uint8, count=len(facts))
@@ -77,7 +77,7 @@ class Column:
             return found
         raw = found.tobytes()  # bytes are searched faster than a short array is reduced
         if REFUSED in raw:
-            self.refuse(event, int(np.arange(len(self.state))[ids][raw.index(REFUSED)]))
+            raise self.refusal(event, int(np.arange(len(self.state))[ids][raw.index(REFUSED)]))
         return raw[0] if raw.count(raw[0]) == len(raw) else found
 
     def commit(self, ids: Ids, rows: Rows) -> None:
@@ -166,7 +166,7 @@ class Column:
             raise MisuseError(f"{self.table.name}.{event.name}: {wrong} are no facts of {len(event.guards)} guards")
         return facts
 
-    def refuse(self, event: Event, place: int) -> NoReturn:
-        """Raise the refusal of *event* by one place."""
+    def refusal(self, event: Event, place: int, payload: Mapping[str, object] = _NO_PAYLOAD) -> RefusedError:
+        """The refusal of *event* by one place, to be raised, with what is known of its payload."""
         thing = f"{self.table.name.removesuffix('Life').lower()} {place}"
-        self.table.refuse(thing, self.at(place), event.name, place)
+        return self.table.refusal(thing, self.at(place), event.name, place, payload)

@@ -162,10 +162,11 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
             scope[f"_default_{each.name}"] = each.default
             declared.append(f"{each.name}=_default_{each.name}")
 
-    def refuse(machine: Lifecycle) -> NoReturn:
-        table.refuse(table.name, machine.state, event.name)
+    def refuse(machine: Lifecycle, /, **payload: object) -> NoReturn:
+        raise table.refusal(table.name, machine.state, event.name, payload=payload)
 
     scope["_refuse"] = refuse
+    asked = ", ".join(f"{each}={each}" for each in dict.fromkeys(name for each in event.guards for name in each.parameters))
     plain = [-1] * len(table.states)
     guarded: list[str] = []
     for number, state in enumerate(table.states):
@@ -185,7 +186,7 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
                 chosen = ", ".join(row.guard.parameters)
                 guarded.append(f"            {chain} {tested}({chosen}): {step}")
             else:
-                guarded.append("            else: _refuse(self)")
+                guarded.append(f"            else: _refuse(self, {asked})")
     guarded.append("        else: _refuse(self)" if guarded else "        _refuse(self)")
     scope["_targets"] = tuple(plain)
 

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, RefusedError
 from blocklife.lifecycle._column import Column
 from blocklife.lifecycle._edges import Edge
 from blocklife.lifecycle._hooks import Subscription, Transition, What
@@ -134,8 +134,14 @@ class Pool:
             place = int(handle.ids[moved_on][0])
             state = self.column.at(place).name
             raise MisuseError(f"place {place}: this handle was used up, it is {state} now (take a new handle)")
-        column, ids = self.column, handle.ids
-        rows = column.ask(fired.event, ids, fired.event.facts(payload))
+        column, ids, facts = self.column, handle.ids, fired.event.facts(payload)
+        try:
+            rows = column.ask(fired.event, ids, facts)
+        except RefusedError as refusal:
+            place = int(refusal.place or 0)
+            at = int(np.flatnonzero(ids == place)[0])
+            own = {name: value[at] if isinstance(value, np.ndarray) else value for name, value in payload.items()}
+            raise column.refusal(fired.event, place, own) from None
         column.commit(ids, rows)
         self._stamps[ids] += np.uint32(1)
         moved: Handle[TargetT] = Handle(ids, self._stamps[ids], self)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Generic, NoReturn, ParamSpec
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Generic, ParamSpec, overload
 
 import numpy as np
 from attrs import field, frozen
@@ -30,6 +32,15 @@ def runs_later(thing: object) -> bool:
     return inspect.iscoroutinefunction(thing) or inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
 
 
+def _fields(text: str) -> set[str]:
+    """The values that a text leaves open, by name: those in braces."""
+    found = set()
+    for _, name, form, _ in string.Formatter().parse(text):
+        if name is not None:
+            found |= {name} | _fields(form or "")
+    return found
+
+
 @frozen(eq=False)
 class Guard(Generic[P]):
     """A named predicate over the payload of an event."""
@@ -38,17 +49,54 @@ class Guard(Generic[P]):
     name: str
     doc: str
     parameters: tuple[str, ...]
+    otherwise: str = ""
+    """What is in the way where it does not hold; ``{users}`` stands for the value of that parameter. May be empty."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the guard holds for one payload."""
         return bool(self.test(*args, **kwargs))
 
+    def failure(self, payload: Mapping[str, object]) -> str:
+        """What is in the way where the guard does not hold, with what is known of the payload."""
+        if self.otherwise and _fields(self.otherwise) <= payload.keys():
+            return self.otherwise.format_map(payload)
+        return f"guard {self.name} does not hold"
 
-def guard(test: Callable[P, bool]) -> Guard[P]:
-    """Make a guard of a predicate; it may ask for some or all of the parameters of the events it guards, by name."""
+    @property
+    def demand(self) -> str:
+        """When the guard holds, as the end of a sentence: the first line of its docstring, or its name."""
+        text = self.doc.rstrip(" .")
+        return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text or f"{self.name} holds"
+
+
+@overload
+def guard(test: Callable[P, bool], /) -> Guard[P]: ...
+@overload
+def guard(*, otherwise: str) -> Callable[[Callable[P, bool]], Guard[P]]: ...
+
+
+def guard(test: Callable[P, bool] | None = None, /, *, otherwise: str = "") -> object:
+    """Make a guard of a predicate; it may ask for some or all of the parameters of the events it guards, by name.
+
+    *otherwise* is what a refusal says where the guard does not hold: ``@guard(otherwise="{users} requests still use it")``. In
+    braces it may name parameters of the guard. Without it the refusal is made of the guard's name and docstring.
+    """
+    if test is None:
+        return functools.partial(_guard, otherwise=otherwise)
+    return _guard(test)
+
+
+def _guard(test: Callable[P, bool], otherwise: str = "") -> Guard[P]:
     if runs_later(test):
         raise DefinitionError(f"guard {test.__name__}: a guard answers at once; it cannot be async or a generator")
-    return Guard(test, test.__name__, first_line(test), tuple(inspect.signature(test).parameters))
+    parameters = tuple(inspect.signature(test).parameters)
+    try:
+        unknown = _fields(otherwise).difference(parameters)
+    except ValueError as problem:
+        raise DefinitionError(f"guard {test.__name__}: {otherwise!r} cannot be filled in: {problem}") from problem
+    if unknown:
+        raise DefinitionError(f"guard {test.__name__}: it says {{{min(unknown)}}}, and has no such parameter")
+    return Guard(test, test.__name__, first_line(test), parameters, otherwise)
 
 
 @frozen(eq=False)
@@ -158,15 +206,23 @@ class Table:
         found = compiled.lut[self.index[state] << len(compiled.guards) | facts]
         return None if found == REFUSED else self.row(found).target
 
+    def reason(self, state: enum.Enum, event: str, payload: Mapping[str, object] = MappingProxyType({})) -> str:
+        """What is in the way of *event*, as a clause: the guards that do not hold, or else what *state* means.
+
+        A state means its value, where that is a text of several words; else nothing is said.
+        """
+        if rows := self.events[event].rows_of(state):
+            return " and ".join(each.failure(payload) for each in _guards_of(rows))
+        meaning = state.value
+        return meaning if isinstance(meaning, str) and " " in meaning else ""
+
     def remedy(self, state: enum.Enum, event: str) -> str:
         """What to do about a refusal, in the words of the table.
 
         An event is named only where it alone leads on: of several ways the table cannot know which one the caller means.
         """
-        rows = self.events[event].rows_of(state)
-        if rows:
-            guards = dict.fromkeys(row.guard for row in rows if row.guard)
-            return "no guard held: " + "; ".join(f"{each.name}, {each.doc}".rstrip(", .") for each in guards)
+        if rows := self.events[event].rows_of(state):
+            return "it is allowed when " + ", or when ".join(each.demand for each in _guards_of(rows))
         allowed = [goal for goal in self.states if self.events[event].rows_of(goal)]
         ways = {row.event for row in self.rows if row.source is state and row.target in allowed}
         if len(ways) == 1:
@@ -174,10 +230,29 @@ class Table:
         reached = {state}
         while more := {row.target for row in self.rows if row.source in reached} - reached:
             reached |= more
-        if not reached.intersection(allowed):
-            return f"no way leads from {state.name} to a state that allows it"
-        return "it is allowed while " + ", ".join(goal.name for goal in allowed)
+        where = any_of([goal.name for goal in allowed])
+        return f"it is allowed while {where}" + ("" if reached.intersection(allowed) else ", and nothing leads back there")
 
-    def refuse(self, thing: str, state: enum.Enum, event: str, place: int | None = None) -> NoReturn:
-        """Raise the refusal of *event* in *state*; *place* is the number of *thing*, where it is one of many."""
-        raise RefusedError(thing, state.name, event, self.remedy(state, event), place)
+    def refusal(
+        self,
+        thing: str,
+        state: enum.Enum,
+        event: str,
+        place: int | None = None,
+        payload: Mapping[str, object] = MappingProxyType({}),
+    ) -> RefusedError:
+        """The refusal of *event* in *state*, to be raised; *place* is the number of *thing*, where it is one of many.
+
+        What is known of the *payload* goes into what the guards say.
+        """
+        return RefusedError(thing, state.name, event, self.remedy(state, event), place, self.reason(state, event, payload))
+
+
+def any_of(names: Sequence[str]) -> str:
+    """Names as a sentence lists them: A, B or C."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _guards_of(rows: Iterable[Row]) -> Iterable[Guard[...]]:
+    """The guards of some rows, each once, in their order."""
+    return dict.fromkeys(row.guard for row in rows if row.guard)

@@ -266,7 +266,8 @@ class Checker(PendingEffects):
                     f"it leaves {step.row.source.name} by {step.event}, and stands {stands.name} (a line is missing or wrong)"
                 )
             else:
-                problem = f"cannot {step.event.upper()} while {stands.name} ({table.remedy(stands, step.event)})"
+                reason, remedy = table.reason(stands, step.event), table.remedy(stands, step.event)
+                problem = f"cannot {step.event.upper()} while {stands.name}: {reason} ({remedy})"
             raise illegal("table", machine, place, problem)
 
     # --- blocks -------------------------------------------------------------------------------------------------------------

@@ -399,7 +399,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "evict pinned": (
         lambda x: x.evict([PINNED_SLOT]),
         RefusedError,
-        r"slot 1: cannot EVICT while READY \(no guard held: unpinned",
+        r"slot 1: cannot EVICT while READY: somebody has pinned it \(let somebody unpin it\)",
     ),
     "evict writing": (lambda x: x.evict([WRITING_SLOT]), RefusedError, "slot 2: cannot EVICT while WRITING"),
     "evict one of two": (lambda x: x.evict([READY_SLOT, PINNED_SLOT]), RefusedError, "slot 1"),

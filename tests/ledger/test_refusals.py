@@ -1,0 +1,402 @@
+"""What a refusal says: every one of them as a sentence, and those that an engine meets, as the real ledger says them.
+
+Goal: who is refused reads what is in the way, by name, and what to do. Method: `refusals.txt` holds every refusal of the four
+machines, and is compared; read a line that has changed before you write it anew (`python -m tests.ledger.refusals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from blocklife.errors import MisuseError, RefusedError
+from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Result, Worker
+from blocklife.ledger import _refusals as refusals
+from blocklife.ledger._places import Blocks, Slots
+from blocklife.ledger._refusals import Bystanders, Toucher
+from blocklife.ledger._rules import ACQUIRE, EVICT, HAND_OUT, PIN
+from blocklife.ledger.jobs import Planned
+from blocklife.states import MACHINES, Block
+from tests.ledger import refusals as page
+
+
+def test_page_has_every_refusal_as_it_is_said() -> None:
+    """A word that changes is seen here; the page is written anew with one command."""
+    assert page.PAGE.read_text(encoding="utf-8").splitlines() == list(page.lines())
+
+
+def test_every_refusal_without_a_row_has_a_remedy_of_its_own() -> None:
+    """Not one falls back to the words of the table, and no sentence is left that nothing can say."""
+    without_row = {
+        (f"{machine}.{event}", state)
+        for machine, table in MACHINES.items()
+        for event in table.events
+        for state in table.states
+        if not table.events[event].rows_of(state)
+    }
+
+    assert {(event, state) for event, by_state in refusals._REMEDIES.items() for state in by_state} == without_row
+    assert set(refusals._STANDS) == {state for table in MACHINES.values() for state in table.states}
+
+
+def test_every_guard_that_can_refuse_says_what_is_in_the_way() -> None:
+    """In the table, too, for machines and recordings that know of no job."""
+    can_refuse = {
+        row.guard
+        for machine, table in MACHINES.items()
+        for row in table.rows
+        if row.guard is not None and page.refused(table, row.source, row.event)
+    }
+
+    assert sorted(each.name for each in can_refuse) == ["fenced", "idle", "lendable", "unpinned"]
+    assert all(each.otherwise for each in can_refuse)
+
+
+@pytest.mark.parametrize("machine", list(MACHINES))
+def test_sentences_have_no_gaps(machine: str) -> None:
+    """The ledger names no guard, no count of its own, and leaves no blank."""
+    said = [line for line in page.lines() if line.startswith(f"{page.THINGS[machine]}: ")]
+
+    assert len(said) > 10
+    for line in said:
+        words = set(line.replace(":", " ").replace("(", " ").replace(")", " ").replace(",", " ").split())
+        assert not words & {"guard", "guards", "refs", "pins", "overdue", "None"}
+        assert "{" not in line
+        assert line.count("(") == line.count(")") == 1
+
+
+# --- who is in the way --------------------------------------------------------------------------------------------------
+
+
+def test_many_names_are_cut() -> None:
+    """Four are said; of more, three, and how many there are besides."""
+    names = [f"r{number}" for number in range(6)]
+
+    assert Bystanders(requests=tuple(names[:1])).held() == ["request r0 holds it"]
+    assert Bystanders(requests=tuple(names[:4])).held() == ["requests r0, r1, r2 and r3 hold it"]
+    assert Bystanders(requests=tuple(names)).held() == ["requests r0, r1, r2 and 3 more hold it"]
+
+
+@pytest.mark.parametrize(("refs", "said"), [(0, []), (1, ["1 request holds it"]), (2, ["2 requests hold it"])])
+def test_holders_are_counted_where_nobody_knows_their_names(refs: int, said: list[str]) -> None:
+    """An engine may drive blocks whose tables the ledger does not have."""
+    assert Bystanders(refs=refs).held() == said
+
+
+def test_jobs_are_said_by_what_they_do() -> None:
+    """One clause for each deed; what ends them is said for all."""
+    there = Bystanders(
+        (
+            Toucher("1.1", writes=False),
+            Toucher("1.2", writes=False),
+            Toucher("1.3", writes=True, planned=True, load=True),
+            Toucher("1.4", writes=True, expired=True),
+            Toucher("1.5", writes=True, expired=True),
+        )
+    )
+
+    assert there.touched() == [
+        "jobs 1.1 and 1.2 still read it",
+        "job 1.3 is to write it",
+        "jobs 1.4 and 1.5 are past their deadline and may still write it",
+    ]
+    assert there.end() == (
+        "wait for jobs 1.1, 1.2 and 1.3 to land, and "
+        "wait for jobs 1.4 and 1.5 to report, or quiesce them once the device is proven idle"
+    )
+    assert Bystanders().end() == "wait for its job to land"
+
+
+def test_places_that_stand_alone_speak_as_their_table() -> None:
+    """Without a ledger nobody knows a job or a request."""
+    blocks, slots = Blocks(4, 1), Slots(4, 1)
+    blocks.column.state[2] = blocks.column.table.index[Block.STALE]
+
+    with pytest.raises(RefusedError, match=r"^block 1: cannot ACQUIRE while FREED: nobody's; no copy touches it \(it is"):
+        blocks.ask(ACQUIRE, [1])
+    with pytest.raises(RefusedError, match=r"^block 2: cannot ALLOCATE while STALE: a load writes it, or the contract is hold"):
+        blocks.ask(HAND_OUT[False], [2])
+    with pytest.raises(RefusedError, match=r"^slot 3: cannot PIN while EMPTY: nothing in it \(it is allowed while READY\)"):
+        slots.ask(PIN, [3])
+    with pytest.raises(RefusedError, match=r"^slot 3: cannot EVICT while EMPTY: nothing in it"):
+        slots.ask(EVICT, [3])
+
+
+# --- the real ledger ----------------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """A ledger of an engine with its own allocator: request a has block 1, sealed, and block 2, in the making."""
+
+    def __init__(self, contract: Contract = Contract.HOLD) -> None:
+        limits = Limits(num_blocks=80, num_slots=80, max_jobs=8, max_requests=8)
+        self.ledger = ledger = Ledger(limits, contract=contract, own_pool=False, incarnation=1, deadline=10.0)
+        for name in ("a", "b"):
+            ledger.add_request(name)
+        ledger.admit("a")
+        self.sealed = ledger.seal(ledger.observe_allocate("a", [1]), [b"one"])
+        self.open = ledger.observe_allocate("a", [2])
+
+    def store(self, slot: int = 8, key: bytes = b"one") -> Jobs[Planned]:
+        """Plan a store of block 1."""
+        return self.ledger.plan_store(self.sealed, [slot], [key])
+
+    def submitted_store(self, now: float = 0.0) -> JobId:
+        """The same, and the workers have it."""
+        (job,) = self.store().ids
+        self.ledger.dispatch(now)
+        return job
+
+    def report(self, job: JobId) -> None:
+        """The worker has moved all of it."""
+        self.ledger.complete(Completion(job, Worker(0), Result.OK))
+
+    def stored(self) -> None:
+        """Slot 8 is READY with the content of block 1."""
+        self.report(self.submitted_store())
+
+    def load(self) -> JobId:
+        """The workers load slot 8 into block 5, which request b holds."""
+        (job,) = self.ledger.plan_load("b", self.ledger.observe_allocate("b", [5]), [8]).ids
+        self.ledger.dispatch(1.0)
+        return job
+
+
+def allocate_while_read(scene: Scene) -> None:
+    scene.submitted_store()
+    scene.ledger.observe_free("a", [1])
+    scene.ledger.observe_allocate("b", [1])
+
+
+def allocate_while_held_and_read(scene: Scene) -> None:
+    scene.submitted_store()
+    scene.ledger.observe_take("b", [1])
+    scene.ledger.observe_allocate("b", [3, 1])
+
+
+def allocate_before_the_store_is_submitted(scene: Scene) -> None:
+    scene.store()
+    scene.ledger.observe_free("a", [1])
+    scene.ledger.observe_allocate("b", [1])
+
+
+def allocate_what_a_load_still_writes(scene: Scene) -> None:
+    scene.stored()
+    scene.load()
+    scene.ledger.preempt("b")
+    scene.ledger.observe_allocate("a", [5])
+
+
+def allocate_what_an_overdue_load_may_write(scene: Scene) -> None:
+    scene.stored()
+    job = scene.load()
+    scene.ledger.launched(Launched(job, Worker(0)), 2.0)
+    scene.ledger.expire(13.0)
+    scene.ledger.observe_allocate("a", [5])
+
+
+def seal_behind_a_fence(scene: Scene) -> None:
+    scene.submitted_store()
+    scene.ledger.observe_free("a", [1])
+    scene.ledger.seal(scene.ledger.observe_allocate("b", [1]), [b"two"])
+
+
+def evict_what_a_load_reads(scene: Scene) -> None:
+    scene.stored()
+    scene.load()
+    scene.ledger.evict([8])
+
+
+def evict_what_is_pinned(scene: Scene) -> None:
+    scene.stored()
+    scene.ledger.pin("the lookup of b", [8])
+    scene.ledger.evict([8])
+
+
+def evict_what_is_read_and_pinned(scene: Scene) -> None:
+    scene.stored()
+    scene.load()
+    scene.ledger.pin("b", [8])
+    scene.ledger.pin("c", [8])
+    scene.ledger.evict([8])
+
+
+def evict_while_a_store_fills_it(scene: Scene) -> None:
+    scene.submitted_store()
+    scene.ledger.evict([8])
+
+
+def submit_before_seal(scene: Scene) -> None:
+    scene.ledger.submit(scene.ledger.plan_store(scene.open, [8], [b"two"]))
+
+
+def drop_what_is_held(scene: Scene) -> None:
+    scene.submitted_store()
+    scene.ledger.observe_take("b", [1])
+    scene.ledger.drop(scene.sealed.lives)
+
+
+def store_twice(scene: Scene) -> None:
+    scene.submitted_store()
+    scene.store(slot=9, key=b"other")
+
+
+def take_what_is_not_sealed(scene: Scene) -> None:
+    scene.ledger.observe_take("b", [2])
+
+
+def load_twice(scene: Scene) -> None:
+    scene.stored()
+    scene.load()
+    scene.ledger.plan_load("b", scene.ledger.observe_allocate("b", [6]), [8])
+
+
+def allocate_many_of_which_one_is_held(scene: Scene) -> None:
+    scene.ledger.observe_allocate("b", [*range(70, 9, -1), 2])
+
+
+def evict_many_of_which_one_is_read(scene: Scene) -> None:
+    scene.stored()
+    scene.load()
+    scene.ledger.evict([*range(70, 7, -1)])
+
+
+def admit_twice(scene: Scene) -> None:
+    scene.ledger.admit("a")
+
+
+def admit_who_loads(scene: Scene) -> None:
+    scene.stored()
+    scene.load()
+    scene.ledger.admit("b")
+
+
+def cancel_what_is_submitted(scene: Scene) -> None:
+    scene.ledger.cancel(Jobs((scene.submitted_store(),)))
+
+
+HOLD, FENCE = Contract.HOLD, Contract.FENCE
+
+SAID: list[tuple[Contract, Callable[[Scene], None], str]] = [
+    (
+        *(HOLD, allocate_while_read),
+        "block 1: cannot ALLOCATE while IN_FLIGHT: job 1.1 still reads it, and the contract is hold (wait for job 1.1 to land)",
+    ),
+    (
+        *(HOLD, allocate_while_held_and_read),
+        "block 1: cannot ALLOCATE while IN_FLIGHT: requests a and b hold it, job 1.1 still reads it, and the contract is hold "
+        "(release it first, then wait for job 1.1 to land)",
+    ),
+    (
+        *(FENCE, allocate_while_held_and_read),
+        "block 1: cannot ALLOCATE while IN_FLIGHT: requests a and b hold it (release it first)",
+    ),
+    (
+        *(HOLD, allocate_before_the_store_is_submitted),
+        "block 1: cannot ALLOCATE while PENDING_STORE: job 1.1 is to read it, and the contract is hold "
+        "(cancel job 1.1 or wait for it to land)",
+    ),
+    (
+        *(FENCE, allocate_what_a_load_still_writes),
+        "block 5: cannot ALLOCATE while STALE: job 1.2 still writes it (wait for job 1.2 to land)",
+    ),
+    (
+        *(HOLD, allocate_what_a_load_still_writes),
+        "block 5: cannot ALLOCATE while STALE: job 1.2 still writes it, and the contract is hold (wait for job 1.2 to land)",
+    ),
+    (
+        *(FENCE, allocate_what_an_overdue_load_may_write),
+        "block 5: cannot ALLOCATE while QUARANTINED: its content is forgotten, and job 1.2 is past its deadline and may still "
+        "write it (wait for job 1.2 to report, or quiesce it once the device is proven idle)",
+    ),
+    (
+        *(FENCE, seal_behind_a_fence),
+        "block 1: cannot SEAL while FLUSHED: request b holds it, and job 1.1 still reads it for its previous holder "
+        "(settle the plan that waits for job 1.1 first)",
+    ),
+    (HOLD, evict_what_a_load_reads, "slot 8: cannot EVICT while READY: job 1.2 still reads it (wait for job 1.2 to land)"),
+    (
+        *(HOLD, evict_what_is_pinned),
+        "slot 8: cannot EVICT while READY: the lookup of b has pinned it (let the lookup of b unpin it)",
+    ),
+    (
+        *(HOLD, evict_what_is_read_and_pinned),
+        "slot 8: cannot EVICT while READY: job 1.2 still reads it, and b and c have pinned it "
+        "(wait for job 1.2 to land, and let b and c unpin it)",
+    ),
+    (
+        HOLD,
+        evict_while_a_store_fills_it,
+        "slot 8: cannot EVICT while WRITING: job 1.1 still writes it (wait for job 1.1 to land)",
+    ),
+    (
+        *(HOLD, submit_before_seal),
+        "block 2: cannot SUBMIT while PLEDGED: request a holds it, its content is not final, and job 1.1 is to read it "
+        "(seal it first)",
+    ),
+    (HOLD, drop_what_is_held, "block 1: cannot DROP while IN_FLIGHT: requests a and b hold it (release it first)"),
+    (
+        *(HOLD, store_twice),
+        "block 1: cannot PLAN_STORE while IN_FLIGHT: its content is final, and job 1.1 still reads it "
+        "(one store at a time reads a block: wait for job 1.1 to land)",
+    ),
+    (
+        *(HOLD, take_what_is_not_sealed),
+        "block 2: cannot ACQUIRE while ALLOCATED: request a holds it, and its content is not final (seal it first)",
+    ),
+    (
+        *(HOLD, load_twice),
+        "request b: cannot PLAN_LOAD while LOADING: it waits for job 1.2, which loads its blocks "
+        "(a request has one load at a time: wait for job 1.2 to land)",
+    ),
+    (
+        *(HOLD, allocate_many_of_which_one_is_held),
+        "block 2: cannot ALLOCATE while ALLOCATED: request a holds it, and its content is not final (release it first)",
+    ),
+    (HOLD, evict_many_of_which_one_is_read, "slot 70: cannot EVICT while EMPTY: nothing is in it (there is nothing to evict)"),
+    (HOLD, admit_twice, "request a: cannot ADMIT while RUNNING: it is in the batch (admit it only once)"),
+    (
+        *(HOLD, admit_who_loads),
+        "request b: cannot ADMIT while LOADING: it waits for job 1.2, which loads its blocks (it runs once job 1.2 has landed)",
+    ),
+    (
+        *(HOLD, cancel_what_is_submitted),
+        "job 1.1: cannot CANCEL while IN_FLIGHT: the workers have it (abandon it, and wait for it to land)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("contract", "act", "message"), SAID, ids=[f"{act.__name__}-{contract.name.lower()}" for contract, act, _ in SAID]
+)
+def test_ledger_says_who_is_in_the_way(contract: Contract, act: Callable[[Scene], None], message: str) -> None:
+    """By name, with the remedy; and its parts are there for programs."""
+    with pytest.raises(RefusedError) as caught:
+        act(Scene(contract))
+
+    problem = caught.value
+    assert str(problem) == message
+    assert (
+        message == f"{problem.thing}: cannot {problem.event.upper()} while {problem.state}: {problem.reason} ({problem.remedy})"
+    )
+
+
+def test_nobody_releases_what_another_holds() -> None:
+    """That is no matter of a table: the ledger knows who holds what."""
+    with pytest.raises(MisuseError, match=r"^block 1: request b does not hold it \(only its holder may free it\)$"):
+        Scene().ledger.observe_free("b", [1])
+
+
+def test_what_goes_well_asks_for_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for names is paid by who is refused, and by nobody else."""
+    asked = []
+    for name in ("of_block", "of_slot", "of_job", "of_request"):
+        monkeypatch.setattr(refusals.Refusals, name, lambda *_: asked.append(1))
+    scene = Scene()
+    scene.stored()
+    scene.load()
+    scene.ledger.finish("a")
+    scene.ledger.finish("b")
+
+    assert asked == []
