@@ -332,7 +332,7 @@ def test_next_state_is_a_target_or_none() -> None:
 @pytest.mark.parametrize("facts", [2, 255, -1])
 def test_next_state_refuses_facts_that_the_event_does_not_have(facts: int) -> None:
     """A bit too many would read the row of another state."""
-    with pytest.raises(MisuseError, match="are no facts of 1 guards"):
+    with pytest.raises(MisuseError, match="facts must be 0 to 1, a bit for each guard, not"):
         DoorLife.table.next_state(Door.CLOSED, "enter", facts)
 
 
@@ -769,7 +769,7 @@ def test_column_refuses_facts_that_the_event_does_not_have(ids: list[int], facts
     column = Column(DoorLife.table, 4)
     (wrong,) = [int(each) for each in np.atleast_1d(np.asarray(facts)) if each not in (0, 1)]
 
-    with pytest.raises(MisuseError, match=rf"DoorLife.enter: {wrong} are no facts of 1 guards"):
+    with pytest.raises(MisuseError, match=rf"DoorLife.enter: facts must be 0 to 1, a bit for each guard, not {wrong}"):
         column.fire(DoorLife.enter.event, ids, facts)
 
     assert (column.snapshot(), sum(column.taken)) == (bytes(4), 0)

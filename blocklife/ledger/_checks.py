@@ -55,7 +55,7 @@ class Checks:
             found = None
         if found is None:
             edge.text(request, "request")
-            raise MisuseError(f"request {request}: it is not known (add_request first, and nothing after finish)")
+            raise MisuseError(f"request {request}: it is not known (add it first; after finish its name means nobody)")
         return found
 
     def groups(self, groups: int | Sequence[int], count: int) -> list[int]:
@@ -121,10 +121,16 @@ class Checks:
     def job(self, name: JobId) -> JobRow:
         found = self._jobs.by_number.get(name.number) if name.incarnation == self._state.incarnation else None
         if found is None and name.incarnation == self._state.incarnation and 0 < name.number <= self._jobs.last_number:
-            raise LateError(f"job {name}: it has been over for so long that its row is another job's (ask earlier)")
+            raise LateError(f"job {name}: it ended so long ago that it is not known any more (ask sooner, or raise max_jobs)")
         if found is None:
             raise MisuseError(f"job {name}: it was never made here (it may be of another incarnation)")
         return found
+
+    def waited_for(self, load: JobRow, older: JobRow) -> None:
+        """What still touches the target of a load is waited for in a plan before the workers have the load."""
+        if older.number in self._state.to_flush:
+            name, other = self._state.id_of(load), self._state.id_of(older)
+            raise MisuseError(f"job {name}: no plan waits yet for job {other}, which still touches its target (use dispatch)")
 
     def pool(self, own: bool) -> None:
         if own is not self._state.own_pool:
@@ -164,7 +170,7 @@ class Checks:
         else:
             low, high, lowest, highest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives)), 0
         if lowest < 0 or highest >> 63 or low == NULL or high >= len(self._blocks):
-            raise MisuseError(f"{verb}: blocks are 1 to {len(self._blocks) - 1}, which {listed(lives)[:4]} do not name")
+            raise MisuseError(f"{verb}: {listed(lives)[:4]} are no lives of blocks, which are 1 to {len(self._blocks) - 1}")
         return ids
 
     def distinct(self, lives: Lives, verb: str) -> Ids:

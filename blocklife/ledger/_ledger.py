@@ -30,6 +30,7 @@ from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import ID_MASK, NULL, Lives, batch, entries, extend, ids_of, joined, listed, select
 from blocklife.ledger._journal import Journal, verb
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
+from blocklife.ledger._refusals import some
 from blocklife.ledger._snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger._steps import Steps
@@ -658,10 +659,7 @@ class Ledger(edge.NotCopied):
         rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         for job in rows:
             for older in self._steps.older(job) if job.direction is Direction.LOAD else ():
-                if older.number in self._state.to_flush:
-                    raise MisuseError(
-                        f"job {self._state.id_of(job)}: no plan waits for job {self._state.id_of(older)} yet (use dispatch)"
-                    )
+                self._check.waited_for(job, older)
         self._steps.submit(rows)
         return Jobs(jobs.ids)
 
@@ -857,7 +855,7 @@ class Ledger(edge.NotCopied):
         edge.flag(drain, "drain")
         edge.flag(host, "host")
         if drain and self._jobs.live:
-            raise CapacityError(f"{self._jobs.live} jobs are still out (let them land, then reset again)")
+            raise CapacityError(f"{some(self._jobs.live, 'job')} still out (wait until all have landed, then reset again)")
         self._steps.reset(host=host)
 
     @verb

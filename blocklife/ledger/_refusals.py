@@ -44,6 +44,11 @@ def counted(count: int, one: str) -> str:
     return f"{count} {one}" if count == 1 else f"{count} {one}s"
 
 
+def some(count: int, one: str = "") -> str:
+    """So many of a thing, with a verb: 1 job is, 2 jobs are; without its name, where it was named before."""
+    return f"{counted(count, one) if one else count} {'is' if count == 1 else 'are'}"
+
+
 def listing(names: Sequence[str]) -> str:
     """Names as a sentence lists them: a, b and c. Of many, some and how many more there are."""
     said = [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else list(names)

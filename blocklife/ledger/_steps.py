@@ -40,6 +40,7 @@ from blocklife.ledger._ids import (
     packed,
     select,
 )
+from blocklife.ledger._refusals import counted, named, some
 from blocklife.ledger._rules import CountedEvent
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import JobColumns, JobRow
@@ -232,7 +233,7 @@ class Steps:
         """
         held = [block for taken in growth.taken for block in taken if block != NULL]
         if twice := set(listed(fresh)).intersection(held):
-            raise MisuseError(f"block {min(twice)}: it is a hit, and handed out in the same call")
+            raise MisuseError(f"block {min(twice)}: it is a hit, and handed out in the same call (name it once)")
         epoch = self._blocks.epoch
         hits: list[tuple[array[int], list[int]]] = []
         for name, group, table, taken in zip(growth.names, growth.groups, tables, growth.taken, strict=True):
@@ -267,14 +268,17 @@ class Steps:
 
     def _refuse_allocation(self, who: str, count: int, copied: NDArray[np.int64]) -> NoReturn:
         """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
-        state, index = self._blocks.column.view[copied], BlockLife.table.index
-        idle = (self._blocks.refs_view[copied] == 0) & (state != index[Block.QUARANTINED])
+        bad = self._blocks.column.view[copied] == BlockLife.table.index[Block.QUARANTINED]
+        idle = (self._blocks.refs_view[copied] == 0) & ~bad
         held = "" if self._state.fence else ", which the contract hold does not hand out"
+        coming = np.zeros(len(self._blocks), dtype=np.bool_)
+        coming[copied[idle | bad]] = True
+        jobs = [str(self._state.id_of(job)) for job in self._jobs.alive() if coming[job.ids].any()]
+        wait = f", or wait for {named('job', jobs)} to land" if jobs else ""
         raise CapacityError(
-            f"{who}: {count} blocks wanted, {self._blocks.free} are free, "
-            f"{int(np.count_nonzero(idle))} are freeing soon{held}, "
-            f"{int(np.count_nonzero(state == index[Block.QUARANTINED]))} are quarantined "
-            "(preempt a request, or wait for a copy to land)"
+            f"{who}: {counted(count, 'block')} wanted, {some(self._blocks.free)} free, "
+            f"{some(int(np.count_nonzero(idle)))} freeing soon{held}, "
+            f"{some(int(np.count_nonzero(bad)))} quarantined (preempt a request{wait})"
         )
 
     def release(self, lives: Lives) -> None:

@@ -148,7 +148,7 @@ def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
             known = named if transfer.names is None else transfer.names
             count, num_chunks = len(own), len(chunks)
             if not last < group < num_groups:
-                raise MisuseError(f"group {group}: the groups of a job ascend, from 0 to {num_groups - 1}")
+                raise MisuseError(f"group {group}: the groups of a job must ascend, and are 0 to {num_groups - 1}")
             if not count or not num_chunks or len(named) != num_chunks or len(where) != count:
                 _refuse_transfer(count, num_chunks, len(named), len(where))
             last = group

@@ -11,7 +11,7 @@ Theory. A lifecycle is a class whose methods are edges::
         CLOSED = "shut, but not locked"
         LOCKED = "needs the code"
 
-    @guard
+    @guard(otherwise="the code is wrong")
     def knows(code: int) -> bool: ...
 
     class DoorLife(Lifecycle, initial=Door.CLOSED):
@@ -22,7 +22,8 @@ Theory. A lifecycle is a class whose methods are edges::
         def unlock(self, code: int) -> None: ...
 
 The decorator lines, read from the top, are the rows of the table; for one state they are tried in that order, and the first
-whose guard holds is taken. No row, or no guard that holds, is a refusal. The class is checked when it is created, then
+whose guard holds is taken. No row, or no guard that holds, is a refusal, which says what the state means, or what the guard
+says *otherwise*. The class is checked when it is created, then
 compiled once, and the compiled table runs in three ways:
 
 * `DoorLife()` is one machine; its events are methods, generated with the very signature that was written.

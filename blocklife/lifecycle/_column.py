@@ -163,7 +163,8 @@ class Column:
             lowest, highest = min(facts), max(facts)
         if lowest < 0 or highest >> len(event.guards):
             wrong = lowest if lowest < 0 else highest
-            raise MisuseError(f"{self.table.name}.{event.name}: {wrong} are no facts of {len(event.guards)} guards")
+            most = (1 << len(event.guards)) - 1
+            raise MisuseError(f"{self.table.name}.{event.name}: facts must be 0 to {most}, a bit for each guard, not {wrong}")
         return facts
 
     def refusal(self, event: Event, place: int, payload: Mapping[str, object] = _NO_PAYLOAD) -> RefusedError:

@@ -202,7 +202,9 @@ class Table:
         """Where *event* leads from *state* when just these guards hold, or None where it is refused."""
         compiled = self.event(event)
         if facts >> len(compiled.guards):
-            raise MisuseError(f"{self.name}.{event}: {facts} are no facts of {len(compiled.guards)} guards")
+            raise MisuseError(
+                f"{self.name}.{event}: facts must be 0 to {(1 << len(compiled.guards)) - 1}, a bit for each guard, not {facts}"
+            )
         found = compiled.lut[self.index[state] << len(compiled.guards) | facts]
         return None if found == REFUSED else self.row(found).target
 

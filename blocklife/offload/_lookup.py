@@ -86,7 +86,7 @@ class Units(Sequence[Unit]):
 
     def __init__(self, units: Sequence[Unit]) -> None:
         if not units:
-            raise MisuseError("a lookup needs units of at least 1, not 0")
+            raise MisuseError("a lookup needs at least 1 unit, not 0")
         self.all = tuple(units)
         self.alignment = lcm(*[unit.tokens for unit in units])
         self.full = [group for group, unit in enumerate(units) if unit.window is None]

@@ -29,6 +29,7 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Ledger, Plan
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL
+from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
 from blocklife.offload import _edge as ours
@@ -166,7 +167,7 @@ class OffloadScheduler(edge.NotCopied):
                 f"request {name}: device_tokens={device_tokens} with own_pool={self.ledger.own_pool} ({expected})"
             )
         if known_tokens < 1:
-            raise MisuseError(f"request {name}: there is at least 1 known token, not {known_tokens}")
+            raise MisuseError(f"request {name}: known_tokens must be at least 1, not {known_tokens}")
         most = known_tokens - (self.policies.full_hit is FullHit.DROP_LAST_BLOCK)
         if device_tokens is not None and (device_tokens % self.geometry.block_alignment or not 0 <= device_tokens <= most):
             raise MisuseError(
@@ -254,9 +255,12 @@ class OffloadScheduler(edge.NotCopied):
         for name, count in tokens.items():
             row = self._steps.tracked(name).row
             if not table.running[row]:
-                state, over = self.ledger.request_state(name).name, self._state.requests[name].ending
-                remedy = "it is over, and ends when its plan has settled" if over else "admit it first"
-                raise MisuseError(f"request {name}: cannot GROW while {state} ({remedy})")
+                state, why = self.ledger.request_state(name), "it is not in the batch (admit it first)"
+                if self._state.requests[name].ending:
+                    why = "it has ended, and is over when its plan has settled (leave it out)"
+                elif state is Request.LOADING:
+                    why = "it waits for its load (grow it when the load has landed)"
+                raise MisuseError(f"request {name}: cannot GROW while {state.name}: {why}")
             if count < 0:
                 raise MisuseError(f"request {name}: cannot grow by {count} tokens")
             if table.step[row] == self._state.step:
@@ -418,7 +422,9 @@ class OffloadScheduler(edge.NotCopied):
         """
         ours.step(step, "step")
         if self.ledger.own_pool:
-            raise MisuseError("plan_step: who has no room is known only on the way here (own_pool=True: use grow and admit)")
+            raise MisuseError(
+                "plan_step: with own_pool=True a step may run out of room half way (use grow and admit, which say for whom)"
+            )
         self._steps.check_open()
         named = [*step.finished, *step.aborted, *step.preempted, *step.placed, *step.admitted, *step.tokens]
         named += [freed.request for freed in step.freed] + [handed.request for handed in step.handed_off]
@@ -528,7 +534,8 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError("the scheduler does not sleep (put it to sleep first)")
         if self.has_pending_work():
             raise CapacityError(
-                f"{self.ledger.jobs.live} jobs and {len(self._state.plans)} plans are still out (tick, then wake)"
+                f"{counted(self.ledger.jobs.live, 'job')} and {counted(len(self._state.plans), 'plan')} are still out "
+                "(tick until nothing is pending, then wake)"
             )
         self._state.asleep = False
 
@@ -548,7 +555,7 @@ class OffloadScheduler(edge.NotCopied):
         Returns the requests that were preempted. Refuses a rank that is not lost.
         """
         if edge.whole(rank, "rank") not in self._state.lost:
-            raise MisuseError(f"worker {rank}: it is not lost")
+            raise MisuseError(f"worker {rank}: it is not lost (lose_worker comes first)")
         self._state.lost.discard(rank)
         return self._steps.forget(drain=False, host=True)
 

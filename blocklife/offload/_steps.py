@@ -537,7 +537,7 @@ class SchedulerSteps:
             found = None
         if found is None:
             edge.text(name, "name")
-            raise MisuseError(f"request {name}: it is not known (add_request first, and nothing after its end)")
+            raise MisuseError(f"request {name}: it is not known (add it first; after its end its name means nobody)")
         return found
 
     def check_open(self, *, awake: bool = True) -> None:
@@ -572,8 +572,13 @@ class SchedulerSteps:
             self.check_open()
         state = self._ledger.requests.at(name)
         if state not in (Request.WAITING, Request.PREEMPTED):
-            remedy = "its load must end first" if state is Request.LOADING else "grow it, or preempt it first"
-            raise MisuseError(f"request {name}: cannot {what} while {state.name} ({remedy})")
+            loads = state is Request.LOADING
+            why = (
+                "it waits for its load (wait until it has landed)"
+                if loads
+                else "it is in the batch (grow it, or preempt it first)"
+            )
+            raise MisuseError(f"request {name}: cannot {what} while {state.name}: {why}")
 
 
 def _row_of(span: Span) -> int:

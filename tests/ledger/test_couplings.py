@@ -417,7 +417,7 @@ def test_load_abandoned_not_before_it_lands() -> None:
         ledger = make_ledger(num_blocks=3, contract=contract)
         block, _ = loading(ledger)
         ledger.finish("w")
-        with pytest.raises(Exception, match="2 blocks wanted, 1 are free"):
+        with pytest.raises(Exception, match="2 blocks wanted, 1 is free"):
             ledger.allocate("a", 2)
 
         assert ledger.blocks.at(block) is Block.STALE
@@ -502,7 +502,7 @@ def test_reset_now_is_not_what_a_refused_drain_does() -> None:
     in_flight(ledger)
 
     def drain() -> None:
-        with pytest.raises(Exception, match="1 jobs are still out"):
+        with pytest.raises(Exception, match="1 job is still out"):
             ledger.reset(drain=True)
 
     assert Story(ledger)(drain) == []

@@ -113,7 +113,7 @@ def test_preemption_in_the_middle_of_a_copy_under_hold() -> None:
     ledger = make_ledger(num_blocks=2, contract=Contract.HOLD)
     _, job = in_flight(ledger)
     ledger.preempt("a")
-    with refuses(ledger, CapacityError, "1 are freeing soon, which the contract hold does not hand out"):
+    with refuses(ledger, CapacityError, "1 is freeing soon, which the contract hold does not hand out"):
         ledger.allocate("a", 1)
     ledger.complete(report(job))
 
@@ -194,7 +194,7 @@ def test_load_that_is_given_up_behind_an_overdue_copy_leaves_its_target_in_quara
     assert ledger.blocks.at(1) is Block.QUARANTINED
     assert check(ledger) == []
     ledger.add_request("c")
-    with pytest.raises(CapacityError, match="1 are quarantined"):
+    with pytest.raises(CapacityError, match="1 is quarantined"):
         ledger.allocate("c", 1)
     ledger.complete(report(old))
     assert ledger.blocks.at(1) is Block.FREED
@@ -231,7 +231,7 @@ def test_place_with_two_copies_waits_for_both(first: str) -> None:
 def test_place_with_two_copies_is_not_handed_out_while_one_of_them_writes() -> None:
     """A fence is for readers: the target of a load is held under both contracts."""
     ledger, _, old, load = abandoned_behind_fence()
-    with refuses(ledger, CapacityError, "1 blocks wanted, 0 are free, 1 are freeing soon"):
+    with refuses(ledger, CapacityError, "1 block wanted, 0 are free, 1 is freeing soon"):
         ledger.allocate("b", 1)
     ledger.complete(report(load))
     ledger.allocate("b", 1)
@@ -272,7 +272,7 @@ def test_old_copy_expires_behind_a_new_tenant() -> None:
     ledger.expire(8.0)
     between = ledger.blocks.at(1)
     ledger.release("b", [0])
-    with refuses(ledger, CapacityError, "0 are freeing soon, 1 are quarantined"):
+    with refuses(ledger, CapacityError, "0 are freeing soon, 1 is quarantined"):
         ledger.allocate("b", 1)
     ledger.settle(plan.number, 8.0)
 
@@ -336,7 +336,7 @@ def test_a03_target_of_a_load_is_free_only_after_the_ack(contract: Contract) -> 
     ledger = make_ledger(num_blocks=2, contract=contract)
     block, job = loading_alone(ledger)
     ledger.finish("w")
-    with refuses(ledger, CapacityError, "0 are free, 1 are freeing soon"):
+    with refuses(ledger, CapacityError, "0 are free, 1 is freeing soon"):
         ledger.allocate("a", 1)
     known = "w" in ledger.requests
     ledger.complete(report(job))
@@ -359,7 +359,7 @@ def test_a04_ack_never_comes_and_only_a_proof_frees_the_target(contract: Contrac
     block, job = loading_alone(ledger)
     ledger.finish("w")
     ledger.expire(8.0)
-    with refuses(ledger, CapacityError, "0 are freeing soon.*, 1 are quarantined"):
+    with refuses(ledger, CapacityError, "0 are freeing soon.*, 1 is quarantined"):
         ledger.allocate("a", 1)
     between = ledger.job_state(job), ledger.blocks.at(block)
     ledger.quiesce(anyhow(job))
@@ -609,7 +609,7 @@ def test_a40_reset_says_not_yet_and_succeeds_after_the_drain() -> None:
     _, load = loading(ledger)
     _, job = in_flight(ledger, "a", "other", 1)
     for left in (load, job):
-        with refuses(ledger, CapacityError, f"{2 if left is load else 1} jobs are still out"):
+        with refuses(ledger, CapacityError, "2 jobs are still out" if left is load else "1 job is still out"):
             ledger.reset(drain=True)
         ledger.complete(report(left))
     ledger.reset(drain=True)

@@ -196,7 +196,7 @@ def test_allocate_refuses_more_than_there_is_and_says_how_much_that_is() -> None
     ledger = make_ledger(contract=Contract.HOLD, num_blocks=4)
     in_flight(ledger)
     ledger.preempt("a")
-    with refuses(ledger, CapacityError, "3 blocks wanted, 2 are free, 1 are freeing soon, which the contract hold does not"):
+    with refuses(ledger, CapacityError, "3 blocks wanted, 2 are free, 1 is freeing soon, which the contract hold does not"):
         ledger.allocate("a", 3)
 
     assert ledger.free == 2
@@ -298,7 +298,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "observe_free in own pool": (lambda x: x.observe_free("a", [1]), MisuseError, r"own_pool=True"),
     "observe_evict in own pool": (lambda x: x.observe_evict([1]), MisuseError, r"own_pool=True"),
     "acquire open": (lambda x: x.acquire("b", in_state(x, Block.ALLOCATED)), RefusedError, "cannot ACQUIRE while ALLOCATED"),
-    "acquire null": (lambda x: x.acquire("b", [NULL]), MisuseError, r"blocks are 1 to \d+, which \[0\] do not name"),
+    "acquire null": (lambda x: x.acquire("b", [NULL]), MisuseError, r"\[0\] are no lives of blocks, which are 1 to \d+"),
     "acquire twice in one": (lambda x: x.acquire("b", in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
     "acquire what it holds": (lambda x: x.acquire("a", in_state(x, Block.SEALED)), MisuseError, "request a holds it already"),
     "acquire group": (lambda x: x.acquire("b", in_state(x, Block.SEALED), 7), MisuseError, "group 7"),
@@ -572,7 +572,7 @@ def test_job_limit_is_kept_and_late_reports_are_known_for_as_long_as_possible() 
     ledger.plan_store(Batch([batch.lives[2]]), [2], keys("k2"))
 
     assert ledger.job_state(jobs[0].ids[0]) is Job.CANCELLED
-    with pytest.raises(LateError, match=r"job 1.2: it has been over for so long"):
+    with pytest.raises(LateError, match=r"job 1.2: it ended so long ago"):
         ledger.job_state(jobs[1].ids[0])
 
 
@@ -1156,7 +1156,7 @@ def test_reset_with_drain_waits_for_the_last_job() -> None:
     """It says how many are out; afterwards it is the same reset."""
     ledger = make_ledger()
     _, job = in_flight(ledger)
-    with refuses(ledger, CapacityError, "1 jobs are still out"):
+    with refuses(ledger, CapacityError, "1 job is still out"):
         ledger.reset(drain=True)
     ledger.complete(report(job))
     ledger.reset(drain=True)
@@ -1537,7 +1537,7 @@ def test_submit_refuses_a_load_before_the_wait_for_its_target_is_in_a_plan() -> 
     ledger = make_ledger(num_blocks=2, contract=Contract.FENCE)
     target, older = behind_fence(ledger)
     load = ledger.plan_load("b", target, [0])
-    with refuses(ledger, MisuseError, rf"no plan waits for job {older} yet"):
+    with refuses(ledger, MisuseError, rf"no plan waits yet for job {older}, which still touches its target"):
         ledger.submit(load)
 
     assert ledger.dispatch(2.0).flushes == (older,)
@@ -1586,7 +1586,7 @@ def test_life_of_no_block_is_refused(life: int) -> None:
         lambda: ledger.acquire("a", [life]),
         lambda: ledger.plan_store(Batch([life]), [0], keys("k")),
     ):
-        with refuses(ledger, MisuseError, "do not name"):
+        with refuses(ledger, MisuseError, "are no lives of blocks"):
             act()
 
 

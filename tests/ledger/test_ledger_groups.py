@@ -264,13 +264,16 @@ def bad_transfers(ledger: Ledger) -> dict[str, tuple[list[GroupTransfer[Any]], s
     good, other = GroupTransfer[Any](zero, [0, 1], keys("x", "y")), GroupTransfer[Any](one, [2, 3], keys("x", "y"))
     return {
         "none": ([], "a job with nothing to copy cannot be built"),
-        "out of order": ([other, good], r"group 0: the groups of a job ascend, from 0 to 2"),
-        "group twice": ([good, attrs.evolve(good)], r"group 0: the groups of a job ascend"),
+        "out of order": ([other, good], r"group 0: the groups of a job must ascend, and are 0 to 2"),
+        "group twice": ([good, attrs.evolve(good)], r"group 0: the groups of a job must ascend"),
         "group beyond": (
             [good, GroupTransfer(Batch(one.lives, 3), [2, 3], keys("x", "y"))],
-            "group 3: the groups of a job ascend",
+            "group 3: the groups of a job must ascend",
         ),
-        "group below": ([GroupTransfer(Batch(one.lives, -1), [2, 3], keys("x", "y"))], "group -1: the groups of a job ascend"),
+        "group below": (
+            [GroupTransfer(Batch(one.lives, -1), [2, 3], keys("x", "y"))],
+            "group -1: the groups of a job must ascend",
+        ),
         "empty transfer": ([good, GroupTransfer(Batch([], 1), [], [])], "a job with nothing to copy cannot be built"),
         "no slot": ([GroupTransfer(zero, [], [], places=[0, 1])], "a job without a slot cannot be built"),
         "keys": ([good, GroupTransfer(one, [2, 3], keys("x"))], "2 slots and 1 keys do not agree"),
@@ -329,7 +332,7 @@ def test_load_that_cannot_be_is_refused() -> None:
     foreign = ledger.allocate("v", 1, 2)
     swapped = GroupTransfer[Any](third.blocks, [0], keys("f1"), places=[5], names=keys("t1"))
     cases: list[tuple[list[GroupTransfer[Any]], type[Exception], str]] = [
-        ([third, first], MisuseError, "group 0: the groups of a job ascend, from 0 to 2"),
+        ([third, first], MisuseError, "group 0: the groups of a job must ascend, and are 0 to 2"),
         ([first, attrs.evolve(third, keys=keys("t0"))], MisuseError, r"slot 2: it does not hold 7430 \(look it up again\)"),
         ([swapped], MisuseError, r"slot 0: it holds content of group 0, not 2 \(look it up again\)"),
         ([first, attrs.evolve(third, slots=[3])], RefusedError, "slot 3: cannot PIN while EMPTY"),
@@ -834,7 +837,7 @@ def test_reset_without_the_host_drains_like_any() -> None:
     """While a job is out it is refused, and says how many."""
     ledger = make_ledger()
     _, job = in_flight(ledger)
-    with refuses(ledger, CapacityError, r"1 jobs are still out \(let them land, then reset again\)"):
+    with refuses(ledger, CapacityError, r"1 job is still out \(wait until all have landed, then reset again\)"):
         ledger.reset(drain=True, host=False)
     ledger.complete(report(job))
     ledger.reset(drain=True, host=False)

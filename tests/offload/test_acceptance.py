@@ -562,7 +562,7 @@ def test_a40_reset_says_not_yet_and_succeeds_after_the_drain(contract: Contract,
     engine.land(load)
     engine.step({})
     engine.step({})
-    with pytest.raises(CapacityError, match="1 jobs are still out"):
+    with pytest.raises(CapacityError, match="1 job is still out"):
         engine.scheduler.reset(drain=True)
     engine.land()
     engine.step({})

@@ -363,7 +363,7 @@ def test_units_that_cannot_be_are_refused(unit: tuple[int, int | None, int, int]
 
 def test_lookups_that_mean_nothing_are_refused() -> None:
     """No groups would agree on anything; before token 0, and in no round, there is nothing to agree on."""
-    with pytest.raises(MisuseError, match="units of at least 1, not 0"):
+    with pytest.raises(MisuseError, match="at least 1 unit, not 0"):
         common_length([], 0, 16, Tier(()))
     with pytest.raises(MisuseError, match="start of at least 0, not -4"):
         common_length(FULL, -4, 16, Tier(("h",)))

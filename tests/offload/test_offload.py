@@ -969,8 +969,8 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     "lookup of nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.lookup("x", 4)),
     "lookup of who is over": (MisuseError, "it is not known", lambda rig: rig.scheduler.lookup("e", 4)),
     "lookup while running": (MisuseError, "cannot LOOKUP while RUNNING", lambda rig: rig.scheduler.lookup("r", 4)),
-    "lookup while loading": (MisuseError, "its load must end first", lambda rig: rig.scheduler.lookup("l", 4)),
-    "lookup of no token": (MisuseError, "at least 1 known token", lambda rig: rig.scheduler.lookup("w", 0)),
+    "lookup while loading": (MisuseError, "it waits for its load .wait until", lambda rig: rig.scheduler.lookup("l", 4)),
+    "lookup of no token": (MisuseError, "known_tokens must be at least 1", lambda rig: rig.scheduler.lookup("w", 0)),
     "lookup with another's answer": (
         *(MisuseError, "the ledger looks the device up"),
         lambda rig: rig.scheduler.lookup("w", 4, device_tokens=0),
@@ -983,10 +983,14 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
         *(MisuseError, "cannot ADMIT while RUNNING"),
         lambda rig: rig.scheduler.admit("r", rig.scheduler._state.requests["r"].hit, 4),  # type: ignore[arg-type]
     ),
-    "free nobody": (MisuseError, "add_request first, and nothing after its end", lambda rig: rig.scheduler.free("x", 0, [])),
+    "free nobody": (
+        MisuseError,
+        "add it first; after its end its name means nobody",
+        lambda rig: rig.scheduler.free("x", 0, []),
+    ),
     "grow nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.grow({"x": 1})),
     "grow who waits": (MisuseError, "cannot GROW while WAITING", lambda rig: rig.scheduler.grow({"w": 1})),
-    "grow who loads": (MisuseError, "cannot GROW while LOADING", lambda rig: rig.scheduler.grow({"l": 1})),
+    "grow who loads": (MisuseError, "cannot GROW while LOADING: it waits for its load", lambda rig: rig.scheduler.grow({"l": 1})),
     "grow by less than nothing": (MisuseError, "cannot grow by -1", lambda rig: rig.scheduler.grow({"r": -1})),
     "grow twice": (MisuseError, "scheduled in this step already", lambda rig: rig.scheduler.grow({"r": 1})),
     "preempt nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.preempt("x")),
@@ -1012,7 +1016,7 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     "wake who is awake": (MisuseError, "does not sleep", lambda rig: rig.scheduler.wake()),
     "lose nobody": (MisuseError, "worker 7: there are 1", lambda rig: rig.scheduler.lose_worker(7)),
     "regain who is there": (MisuseError, "it is not lost", lambda rig: rig.scheduler.regain_worker(0)),
-    "drain while copies are out": (CapacityError, "1 jobs are still out", lambda rig: rig.scheduler.reset(drain=True)),
+    "drain while copies are out": (CapacityError, "1 job is still out", lambda rig: rig.scheduler.reset(drain=True)),
 }
 
 
@@ -1529,7 +1533,7 @@ def test_a_step_as_one_record_is_its_calls_in_order() -> None:
 @pytest.mark.parametrize(
     ("own_pool", "step", "match"),
     [
-        (True, Step(now=1.0), "plan_step: who has no room is known only on the way"),
+        (True, Step(now=1.0), "plan_step: with own_pool=True a step may run out of room"),
         (False, Step(now=1.0, finished=("nobody",)), "request nobody: it is not known"),
         (False, Step(now=1.0, freed=(Freed("nobody", 0, (1,)),)), "request nobody: it is not known"),
     ],

@@ -871,7 +871,7 @@ def test_told_is_what_the_command_prints() -> None:
     assert short[0].startswith("A10: not applicable: ")
     assert short[1:] == ["2 runs: 1 hold, 0 fail, 1 not applicable"]
     assert "  step 4 (line 22): evict contents=[abcd]  # B keeps it" in long
-    assert "      refused: slot 0: cannot EVICT while READY (no guard held: unpinned, No load reads the slot)" in long
+    assert "      refused: slot 0: cannot EVICT while READY: B has pinned it (let B unpin it)" in long
     assert [each["outcome"] for each in objects] == ["not_applicable", "held"]
 
 
