@@ -23,8 +23,7 @@ Theory. A lifecycle is a class whose methods are edges::
 
 The decorator lines, read from the top, are the rows of the table; for one state they are tried in that order, and the first
 whose guard holds is taken. No row, or no guard that holds, is a refusal, which says what the state means, or what the guard
-says *otherwise*. The class is checked when it is created, then
-compiled once, and the compiled table runs in three ways:
+says *otherwise*. The class is checked when it is created, then compiled once, and the compiled table runs in three ways:
 
 * `DoorLife()` is one machine; its events are methods, generated with the very signature that was written.
 * `Column` holds the state of many places, one byte each. A list of ids takes a scalar path, an array or a slice a bulk

@@ -7,6 +7,7 @@ machines, and is compared; read a line that has changed before you write it anew
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -380,6 +381,15 @@ def test_ledger_says_who_is_in_the_way(contract: Contract, act: Callable[[Scene]
     assert (
         message == f"{problem.thing}: cannot {problem.event.upper()} while {problem.state}: {problem.reason} ({problem.remedy})"
     )
+
+
+def test_contract_quotes_what_the_ledger_says() -> None:
+    """The sentences on the page of the engine's contract are among those above, word for word."""
+    page_of_contract = (Path(__file__).parents[2] / "specs" / "engine-contract.md").read_text(encoding="utf-8")
+    quoted = [line.strip() for line in page_of_contract.splitlines() if line.startswith("    ") and ": cannot " in line]
+
+    assert len(quoted) == 3
+    assert set(quoted) <= {message for _, _, message in SAID}
 
 
 def test_nobody_releases_what_another_holds() -> None:

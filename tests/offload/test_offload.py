@@ -990,7 +990,7 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     ),
     "grow nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.grow({"x": 1})),
     "grow who waits": (MisuseError, "cannot GROW while WAITING", lambda rig: rig.scheduler.grow({"w": 1})),
-    "grow who loads": (MisuseError, "cannot GROW while LOADING: it waits for its load", lambda rig: rig.scheduler.grow({"l": 1})),
+    "grow who loads": (MisuseError, "LOADING: it waits for its load", lambda rig: rig.scheduler.grow({"l": 1})),
     "grow by less than nothing": (MisuseError, "cannot grow by -1", lambda rig: rig.scheduler.grow({"r": -1})),
     "grow twice": (MisuseError, "scheduled in this step already", lambda rig: rig.scheduler.grow({"r": 1})),
     "preempt nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.preempt("x")),

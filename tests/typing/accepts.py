@@ -29,6 +29,11 @@ def knows(code: int) -> bool:
     return code == 4711
 
 
+@guard(otherwise="{code} is not the code")
+def is_code(code: int) -> bool:
+    return code == 4711
+
+
 class DoorLife(Lifecycle, initial=Door.CLOSED):
     """A lifecycle whose edges carry their states as types."""
 
@@ -70,6 +75,9 @@ def guards_keep_their_signature() -> None:
     assert_type(knows(4711), bool)
     same: Guard[[int]] = knows
     assert same is knows
+    assert_type(is_code(4711), bool)
+    told: Guard[[int]] = is_code
+    assert told.otherwise == "{code} is not the code"
 
 
 def events_are_methods_with_the_written_signature() -> None:

@@ -107,6 +107,7 @@ def payloads(door: DoorLife) -> None:
     door.unlock(None)  # E: arg-type
     knows("4711")  # E: arg-type
     knows()  # E: call-arg
+    guard(otherwise=4711)  # E: call-overload
     print(DoorLife.unlok)  # E: attr-defined
     BlockLife().allocate(True, 0)  # E: call-arg
 
