@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from blocklife.cli._common import INTERRUPTED, OK, WRONG, Parser, file, on_terminal, print_help, stopping
+from blocklife.cli._common import (
+    INCOMPLETE,
+    INTERRUPTED,
+    OK,
+    WRONG,
+    Parser,
+    file,
+    on_terminal,
+    print_help,
+    put_out,
+    stopping,
+)
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -16,16 +27,18 @@ if TYPE_CHECKING:
 
     from blocklife.testing.scenarios._running import ScenarioVerdict
 
-FOLDER = "specs/scenarios"
+OTHER_POLICY = INCOMPLETE
+"""The status where an engine decides otherwise, and nothing worse was seen."""
 
 _EXAMPLES = """\
 examples:
-  blocklife scenario run specs/scenarios            every file, every variant
-  blocklife scenario run counterexample.toml -v     each step with its transitions
-  blocklife scenario run FILE --driver module:Class against another engine
-  blocklife scenario run FILE --json                one line for each run, for machines
-  blocklife scenario list                           what there is
-exit status: 0 nothing failed, 1 something did, 2 a file is malformed or a driver unusable, 130 after Ctrl-C
+  blocklife scenario run                            all that come with blocklife, every variant
+  blocklife scenario run A01 S2 -v                  some of them, each step with its transitions
+  blocklife scenario run counterexample.toml my/    files and folders of your own
+  blocklife scenario run --driver module:Class      against another engine
+  blocklife scenario run --json                     one line for each run, for machines
+exit status: 0 nothing unsafe, and no other policy; 1 something is unsafe or fails; 2 a file is malformed or a driver unusable;
+3 an engine has another policy than a scenario expects, and nothing is worse than that; 130 after Ctrl-C
 """
 
 
@@ -37,19 +50,32 @@ def add_options(parser: Parser) -> None:
     run = actions.add_parser(
         "run",
         help="run every variant of scenario files",
-        description="Run scenarios. A run holds, fails with one sentence, or is not applicable: the engine cannot do what the "
-        "case is about.",
+        description="Run scenarios. A run holds, is UNSAFE, shows another policy than expected, fails (the engine raises), or "
+        "is not applicable (the engine cannot do what the case is about).",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("files", nargs="+", type=file, metavar="FILE", help="scenario files, and folders of them")
+    said = (
+        "files, folders of them, and names of those that come with blocklife: A01, or vllm for a folder (all but that folder)"
+    )
+    run.add_argument("files", nargs="*", type=file, metavar="FILE", help=said)
     run.add_argument("--driver", metavar="MODULE:CLASS", help="the engine to run them against (our own)")
     run.add_argument("-v", "--verbose", action="store_true", help="print each step with its transitions")
     run.add_argument("--json", action="store_true", help="print one JSON line for each run")
     run.set_defaults(run=_run)
-    listed = actions.add_parser("list", help="one line for each scenario", description="What each scenario is about.")
-    listed.add_argument("files", nargs="*", type=file, metavar="FILE", help=f"files, and folders of them ({FOLDER})")
+    listed = actions.add_parser(
+        "list",
+        help="what there is, and what each needs",
+        description="What each scenario is about, whether it tests safety or a policy, and what a driver needs for it.",
+    )
+    listed.add_argument("files", nargs="*", type=file, metavar="FILE", help=said)
+    how = listed.add_mutually_exclusive_group()
+    how.add_argument("--methods", action="store_true", help="each method of a driver, with the scenarios that need it")
+    how.add_argument("--json", action="store_true", help="print one JSON line for each scenario")
     listed.set_defaults(run=_list)
+    shown = actions.add_parser("show", help="print a scenario file", description="Print scenario files as they are.")
+    shown.add_argument("files", nargs="+", type=file, metavar="FILE", help="files, and names of those that come with blocklife")
+    shown.set_defaults(run=_show)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -66,7 +92,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _run_all(args: argparse.Namespace) -> int:
-    from blocklife.testing.scenarios._running import Outcome, driver_named, run_files, told
+    from blocklife.testing.scenarios._cases import run_files
+    from blocklife.testing.scenarios._running import driver_named
+    from blocklife.testing.scenarios._telling import told
 
     verdicts: list[ScenarioVerdict] = []
     interrupted = False
@@ -90,7 +118,17 @@ def _run_all(args: argparse.Namespace) -> int:
         print(line)
     if interrupted:
         return INTERRUPTED
-    return WRONG if any(each.outcome is Outcome.FAILED for each in verdicts) else OK
+    return _status(verdicts)
+
+
+def _status(verdicts: Sequence[ScenarioVerdict]) -> int:
+    """Another policy is no fault of memory, and has a status of its own."""
+    from blocklife.testing.scenarios._running import Outcome
+
+    found = {each.outcome for each in verdicts}
+    if found & {Outcome.UNSAFE, Outcome.FAILED}:
+        return WRONG
+    return OTHER_POLICY if Outcome.OTHER_POLICY in found else OK
 
 
 def _columns() -> list[str | ProgressColumn]:
@@ -100,8 +138,17 @@ def _columns() -> list[str | ProgressColumn]:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from blocklife.testing.scenarios._running import list_files
+    from blocklife.testing.scenarios._telling import list_files, list_methods, list_records
 
-    for line in list_files(args.files or [FOLDER]):
+    for line in (list_methods if args.methods else list_records if args.json else list_files)(args.files):
         print(line)
+    return OK
+
+
+def _show(args: argparse.Namespace) -> int:
+    from blocklife.files import read_text
+    from blocklife.testing.scenarios._cases import files_of
+
+    for path in files_of(args.files):
+        put_out(read_text(path, "name a scenario file, or a folder of them"))
     return OK

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blocklife.testing.exploring._story import Story, retell, tell
     from blocklife.testing.exploring._walk import Walked, walk
     from blocklife.testing.plugin._hooks import MakeLedger, MakeVisit
+    from blocklife.testing.scenarios._cases import run_files
     from blocklife.testing.scenarios._driver import (
         Driver,
         EngineSetup,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     )
     from blocklife.testing.scenarios._format import Scenario, parse_scenario
     from blocklife.testing.scenarios._our_driver import OurDriver
-    from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, run_files, run_scenario
+    from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, run_scenario
     from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, FrozenDevice, Landing, Orders, Pass
     from blocklife.testing.worlds._pinned import pinned_world
     from blocklife.testing.worlds._world import Action, Faults, State, World, WorldSettings
@@ -97,10 +98,11 @@ if not TYPE_CHECKING:  # who checks types knows the names from above, and no oth
             "exploring._story": "Story retell tell",
             "exploring._walk": "Walked walk",
             "plugin._hooks": "MakeLedger MakeVisit",
+            "scenarios._cases": "run_files",
             "scenarios._driver": "Driver EngineSetup EngineStep LookedUp Problem RequestProgress SettledPlan Unsupported",
             "scenarios._format": "Scenario parse_scenario",
             "scenarios._our_driver": "OurDriver",
-            "scenarios._running": "Outcome ScenarioVerdict run_files run_scenario",
+            "scenarios._running": "Outcome ScenarioVerdict run_scenario",
             "worlds._device": "CopyOrder Device DeviceFault FrozenDevice Landing Orders Pass",
             "worlds._pinned": "pinned_world",
             "worlds._world": "Action Faults State World WorldSettings",

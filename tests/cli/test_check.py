@@ -419,8 +419,8 @@ def test_scenarios_run_and_are_listed(tmp_path: Path, capsys: Capture) -> None:
 
     assert (good, bad, listed, loud) == (0, 1, 0, 0)
     assert "1 hold" in out
-    assert [json.loads(line)["outcome"] for line in said.splitlines()] == ["failed", "held"]
-    assert lines.count("X: nothing in particular") == 2
+    assert [json.loads(line)["outcome"] for line in said.splitlines()] == ["unsafe", "held"]
+    assert lines.count("X (safety): nothing in particular") == 2
     assert "request" in log
     (tmp_path / "none.toml").write_text("steps = 3")
     assert "none.toml:1: unknown key 'steps'" in refused(capsys, "scenario", "run", str(tmp_path / "none.toml"))
@@ -429,13 +429,13 @@ def test_scenarios_run_and_are_listed(tmp_path: Path, capsys: Capture) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["run missing.toml", "list missing.toml", "list"])
+@pytest.mark.parametrize("command", ["run missing.toml", "list missing.toml", "show missing.toml"])
 def test_scenarios_that_are_not_there_are_named(
     command: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is missing has no lines, and the remedy is told."""
     monkeypatch.chdir(tmp_path)
-    name = command.partition(" ")[2] or "specs/scenarios"
+    name = command.partition(" ")[2]
 
     assert refused(capsys, "scenario", *command.split()) == (
         f"blocklife: {name}: No such file or directory (name a scenario file, or a folder of them)"
@@ -445,6 +445,7 @@ def test_scenarios_that_are_not_there_are_named(
 _SCENARIO = """\
 id = "X"
 title = "nothing in particular"
+tests = "safety"
 [[step]]
 do = "arrive"
 request = "a"

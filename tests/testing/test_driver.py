@@ -10,25 +10,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
+from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
 from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, driver_named, read_scenario, run_scenario
+from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict, driver_named, read_scenario, run_scenario
+from blocklife.testing.scenarios._schema import SAFETY
 from blocklife.testing.worlds._device import Landing
 from tests import naive
 
-FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
 HERE = {"contract": "hold", "scheduling": "sync"}
 
 
 def run(name: str, driver: type[Driver]) -> ScenarioVerdict:
     """One file in the variant that the toy engine can do."""
-    return run_scenario(read_scenario(FOLDER / f"{name}.toml"), driver, HERE)
+    return run_scenario(read_scenario(SHIPPED / f"{name}.toml"), driver, HERE)
 
 
 @pytest.mark.parametrize("name", ["A01", "A14"])
@@ -41,7 +41,7 @@ def test_early_release_is_found_on_the_device() -> None:
     """Its own books say that the blocks are free; the device still reads them."""
     verdict = run("A01", naive.Early)
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is Outcome.UNSAFE
     assert verdict.message.endswith(
         ": step 8 (step): a rule is broken: I1: block 1 (first) was handed out while copy 1 (the store of a) touches it"
     )
@@ -55,11 +55,11 @@ def test_early_release_passes_where_nobody_comes_after() -> None:
 def test_what_an_engine_has_not_is_not_applicable() -> None:
     """A setting, a verb or a question: the reason is the engine's own, or names what is missing."""
     reasons = {
-        name: run_scenario(read_scenario(FOLDER / f"{name}.toml"), naive.Naive, variant)
+        name: run_scenario(read_scenario(SHIPPED / f"{name}.toml"), naive.Naive, variant)
         for name, variant in (
             ("A01", {"contract": "fence", "scheduling": "sync"}),
             ("A13", HERE),
-            ("A20", {}),
+            ("A20", {"contract": "hold"}),
             ("A45", HERE),
         )
     }
@@ -71,14 +71,14 @@ def test_what_an_engine_has_not_is_not_applicable() -> None:
 
 
 def test_no_scenario_fails_for_the_naive_engine() -> None:
-    """Whatever it cannot do is not applicable; nothing fails, and something holds."""
+    """Whatever it cannot do is not applicable, or another policy; nothing is unsafe or raises, and something holds."""
     outcomes = []
-    for path in sorted(FOLDER.glob("*.toml")):
+    for path in sorted(SHIPPED.glob("*.toml")):
         scenario = read_scenario(path)
         for variant in scenario.each_variant():
             verdict = run_scenario(scenario, naive.Naive, variant)
             outcomes.append(verdict.outcome)
-            assert verdict.outcome is not Outcome.FAILED, verdict
+            assert verdict.outcome not in (Outcome.UNSAFE, Outcome.FAILED), verdict
 
     assert outcomes.count(Outcome.HELD) >= 2
 
@@ -261,27 +261,56 @@ class Rash(OurDriver):
         self.ledger.pin("nobody", [0])
 
 
+class OneEvent(OurDriver):
+    """Takes one report for that of every copy that is out."""
+
+    def settle(
+        self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
+    ) -> SettledPlan:
+        jobs = self.ledger._state.jobs
+        everything = [each._replace(job=job) for each in reports for job in jobs.out if job not in jobs.planned]
+        return super().settle(everything, launched=launched, sampled=sampled)
+
+
+class Certain(OurDriver):
+    """Takes a token for computed once it is known, and a chunk for whole once a part of it is there."""
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        blocks, places = super().claims()
+        size = self.world.blocks_per_chunk
+        whole = {slot * size + at: "0:whole" for slot in {place // size for place in places} for at in range(size)}
+        known = {
+            block: f"0:{self.engine.texts[name][: (at + 1) * 4]}"
+            for name in self.ledger.requests
+            for at, block in enumerate(self.table(name, 0))
+            if block and size == 1
+        }
+        return {**blocks, **known}, {**whole, **places}
+
+
 CAN_FAIL: dict[str, type[OurDriver]] = {
     **dict.fromkeys(("A01", "A02", "A39", "A54", "S2b", "S4c", "S5"), Forgetful),
-    **dict.fromkeys(("A08", "A11", "A35", "A45", "S1", "S3", "S4"), Idle),
+    **dict.fromkeys(("A08", "A45", "S1", "S4"), Idle),
     **dict.fromkeys(("A30", "A32", "A33", "A50"), Gullible),
     **dict.fromkeys(("A16", "A28", "S2"), Hasty),
     **dict.fromkeys(("A03", "A04", "A17", "A25", "A27"), Careless),
     **dict.fromkeys(("A13", "A21", "A40", "A48", "A55", "S4b"), Stubborn),
     **dict.fromkeys(("A07", "A18", "A20", "A23", "A37", "A52"), Yielding),
     **dict.fromkeys(("A05", "A36"), Rash),
+    **dict.fromkeys(("A35", "S3", "S3b"), Certain),
+    "A11": OneEvent,
     "A14": Upset,
-    "S3b": Idle,
 }
 """A wrong engine for each case."""
 
 
 @pytest.mark.parametrize("name", sorted(CAN_FAIL))
 def test_every_case_fails_for_some_wrong_engine(name: str) -> None:
-    """None of them says nothing: with the same steps a wrong engine fails, in at least one variant."""
-    scenario = read_scenario(FOLDER / f"{name}.toml")
+    """None of them says nothing: a wrong engine does not hold; where safety is tested, it is unsafe, or raises."""
+    scenario = read_scenario(SHIPPED / f"{name}.toml")
     verdicts = (run_scenario(scenario, CAN_FAIL[name], variant) for variant in scenario.each_variant())
-    failed = next((each for each in verdicts if each.outcome is Outcome.FAILED), None)
+    seen = WRONG - ({Outcome.OTHER_POLICY} if scenario.tests == SAFETY else set())
+    failed = next((each for each in verdicts if each.outcome in seen), None)
     print(failed)
 
     assert failed is not None
@@ -289,4 +318,4 @@ def test_every_case_fails_for_some_wrong_engine(name: str) -> None:
 
 def test_every_case_that_runs_can_fail() -> None:
     """The table leaves out only what our engine cannot do."""
-    assert {path.stem for path in FOLDER.glob("*.toml")} - set(CAN_FAIL) == {"A10", "A41", "A42", "A47"}
+    assert {path.stem for path in SHIPPED.glob("*.toml")} - set(CAN_FAIL) == {"A10", "A41", "A42", "A47"}

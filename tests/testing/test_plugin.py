@@ -48,7 +48,7 @@ def test_another(blocklife_ledger):
 SCENARIO = """
 id = "arrival"
 title = "Whoever comes gets a block"
-
+tests = "safety"
 [world]
 blocks = 3
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import EngineSetup
 from blocklife.testing.scenarios._format import (
     Scenario,
@@ -37,7 +38,7 @@ from blocklife.testing.scenarios._schema import (
 from blocklife.testing.scenarios._stage import Stage
 
 FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
-FILES = sorted(FOLDER.glob("*.toml"))
+FILES = sorted(SHIPPED.glob("*.toml"))
 
 GOOD = """\
 id = "X1"
@@ -47,7 +48,7 @@ story = \"\"\"
 [[step]] stands here as text
 do = "nothing"
 \"\"\"
-
+tests = "safety"
 [world]
 groups = "full:4,swa:4:8"
 blocks = 4
@@ -92,6 +93,7 @@ as = ["x", "y"]
 
 [end]
 has = { b = ["x", "y"] }
+policy.pending = false
 """
 
 MALFORMED: dict[str, tuple[str, str, int, str]] = {
@@ -106,6 +108,16 @@ MALFORMED: dict[str, tuple[str, str, int, str]] = {
     "unknown table": ("[end]", "[ending]", 51, "unknown key 'ending'"),
     "no title": ('title = "An example"\n', "", 1, "it has no 'title'"),
     "title of the wrong type": ('title = "An example"', "title = 3", 2, "'title' must be a text, not 3"),
+    "nothing that it tests": ('tests = "safety"\n', "", 1, "it does not say what it tests: write tests = 'safety' or 'policy'"),
+    "something else that it tests": ('"safety"', '"speed"', 8, "tests must be 'safety' or 'policy', not 'speed'"),
+    "policy of a policy": ('"safety"', '"policy"', 53, "end: it tests a policy, so that all it expects is one: write 'expect'"),
+    "policy that is no expectation": (
+        "policy.pending",
+        "policy.pendign",
+        53,
+        "end: unknown expectation 'pendign' (did you mean",
+    ),
+    "policy that is no table": ("policy.pending = false", "policy = 3", 53, "end: 'policy' must be a table, not 3"),
     "unknown invariant": ('["I1"]', '["I99"]', 3, "unknown invariant 'I99' (they are I1 to I15)"),
     "unknown setting": ("blocks = 4", "blokcs = 4", 11, "world: unknown setting 'blokcs' (did you mean 'blocks'?)"),
     "setting of the wrong type": ("blocks = 4", 'blocks = "4"', 11, "world: blocks must be a whole number, not '4'"),
@@ -158,7 +170,7 @@ def test_malformed_file_is_refused_with_its_line(case: str) -> None:
 def test_file_without_steps_is_refused() -> None:
     """A case in which nothing happens is none."""
     with pytest.raises(ScenarioError, match=r"^x:1: a scenario has steps: write \[\[step\]\]$"):
-        parse_scenario('id = "X"\ntitle = "Nothing"\n', "x")
+        parse_scenario('id = "X"\ntitle = "Nothing"\ntests = "safety"\n', "x")
 
 
 def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -201,6 +213,7 @@ def test_counterexample_is_written_as_a_file() -> None:
     """What the explorer finds: its actions as steps, and the rule that breaks in the last one."""
     made = Scenario(
         id="counterexample",
+        tests="safety",
         title="I1: block 1 was handed out while copy 1 touches it",
         invariants=("I1",),
         world={"groups": "full:1", "blocks": 2, "slots": 2, "scheduling": "async"},
@@ -218,9 +231,10 @@ def test_counterexample_is_written_as_a_file() -> None:
             ScenarioStep(verb="preempt", arguments={"request": "a"}),
             ScenarioStep(verb="reset", arguments={"drain": True}, refused="capacity"),
             ScenarioStep(verb="abort", arguments={"request": "a"}),
-            ScenarioStep(verb="step", fault="I1", expect={"state": {"block 0 of a": "FREED"}}),
+            ScenarioStep(verb="step", fault="I1", expect={"state": {"block 0 of a": "FREED"}}, policy={"out": []}),
         ),
         end={"nothing_left": True},
+        end_policy={"pending": False},
     )
     text = write_scenario(made)
 
@@ -231,7 +245,9 @@ def test_counterexample_is_written_as_a_file() -> None:
 @given(st.text(max_size=20), st.dictionaries(st.text(max_size=5), st.sampled_from(["a", "RUNNING"]), max_size=0))
 def test_any_text_survives_writing(text: str, nothing: dict[str, str]) -> None:
     """Whatever a note says."""
-    made = Scenario(id="x", title=text, steps=(ScenarioStep(verb="check", note=text, expect={"state": nothing}),))
+    made = Scenario(
+        id="x", title=text, tests="policy", steps=(ScenarioStep(verb="check", note=text, expect={"state": nothing}),)
+    )
 
     assert parse_scenario(write_scenario(made)) == made
 
@@ -261,8 +277,12 @@ def test_every_word_is_used_by_a_scenario() -> None:
     """A verb, expectation or count that no file has is not shown to work."""
     scenarios = [read_scenario(path) for path in FILES]
     steps = [step for each in scenarios for step in each.steps]
-    asked = [table for step in steps for table in (step.expect, step.arguments.get("until", {}))]
-    tables_asked = [dict(each) for each in [*asked, *(each.end for each in scenarios)] if isinstance(each, dict)]
+    asked = [table for step in steps for table in (step.expect, step.policy, step.arguments.get("until", {}))]
+    tables_asked = [
+        dict(each)
+        for each in [*asked, *(table for each in scenarios for table in (each.end, each.end_policy))]
+        if isinstance(each, dict)
+    ]
     counted = {name for each in tables_asked for name in dict(each.get("count", {}))}
 
     assert set(VERBS) - {step.verb for step in steps} == UNUSED

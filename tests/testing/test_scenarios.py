@@ -22,26 +22,24 @@ from blocklife.offload import OffloadScheduler
 from blocklife.offload import _search as search
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
+from blocklife.testing.scenarios._cases import SHIPPED, run_files
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import (
+    WRONG,
     DriverError,
     Outcome,
     ScenarioVerdict,
-    list_files,
     parse_scenario,
     read_scenario,
-    run_files,
     run_scenario,
-    summary,
-    told,
 )
-from blocklife.testing.worlds._device import DeviceFault
+from blocklife.testing.scenarios._telling import list_files
 from tests.engines import without
 from tests.offload.test_acceptance import CASES
 from tests.offload.test_seeds import BY_BLOCK_ID, plant_stale_sources
 
-FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
+FOLDER = SHIPPED
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 NOT_APPLICABLE = {"A10", "A41", "A42", "A47"}
 """Cases about things that our engine does not have; each says which."""
@@ -81,8 +79,9 @@ def test_every_case_is_a_file() -> None:
 def test_what_is_not_applicable_says_why() -> None:
     """The reason is a sentence about this engine, behind the step that asked for it."""
     for name in NOT_APPLICABLE:
-        (verdict,) = run_all(name)
+        verdict, *_ = run_all(name)
 
+        assert verdict.message.endswith(f": {verdict.reason}")
         assert verdict.message.startswith(f"{FILES[name]}:")
         assert any(word in verdict.message for word in ("there is one ledger", "there are no", "are never swapped"))
 
@@ -162,7 +161,7 @@ def test_planted_bug_fails_its_scenario(plant: str, monkeypatch: pytest.MonkeyPa
     """The code as it was before the fix, or near to it; the verdict names the step and what was found."""
     name, put, message = PLANTS[plant]
     put(monkeypatch)
-    failed = [each for each in run_all(name) if each.outcome is Outcome.FAILED]
+    failed = [each for each in run_all(name) if each.outcome in WRONG]
     for each in failed:
         print(each)
 
@@ -174,7 +173,7 @@ def test_planted_bug_fails_its_scenario(plant: str, monkeypatch: pytest.MonkeyPa
 DRAFT = """\
 id = "X"
 title = "A state takes in no token that no plan which is out will sample"
-
+tests = "safety"
 [world]
 groups = "mamba:4"
 blocks = 8
@@ -219,7 +218,7 @@ def test_draft_on_a_state_makes_the_device_read_what_is_not_there(monkeypatch: p
     monkeypatch.setattr(SchedulerSteps, "check_no_drafts", lambda self, rows: None)
     verdict = run_scenario(parse_scenario(DRAFT.replace("{refused}", ""), "x.toml"))
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is Outcome.UNSAFE
     assert "step 6" in verdict.message
     assert "I6" in verdict.message
     assert verdict.message.endswith("instead of 0:abcA"), verdict.message
@@ -230,7 +229,7 @@ def test_draft_on_a_state_makes_the_device_read_what_is_not_there(monkeypatch: p
 SCENE = """\
 id = "X"
 title = "A store, a hit and a load"
-
+tests = "safety"
 [world]
 blocks = 6
 workers = 2
@@ -250,7 +249,7 @@ name = "stored"
 remember = { slot = "the slot of abcd" }
 """
 
-WRONG: dict[str, tuple[str, str]] = {
+NOT_SO: dict[str, tuple[str, str]] = {
     'stores = ["block 1 of a"]': ("stores", "expected block 1 of a; found none"),
     "flushes = ['the store of a']": ("flushes", "expected the store of a; found none"),
     'state = { a = "LOADING" }': ("state", "expected a to be LOADING; it is RUNNING"),
@@ -279,13 +278,13 @@ WRONG: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("expected", WRONG)
+@pytest.mark.parametrize("expected", NOT_SO)
 def test_wrong_expectation_is_told_with_what_is_there(expected: str) -> None:
     """Which one, what was expected, what was found; with file, line and step."""
-    key, said = WRONG[expected]
+    key, said = NOT_SO[expected]
     verdict = run_scenario(parse_scenario(f'{SCENE}\n[[step]]\ndo = "check"\nexpect.{expected}\n', "x.toml"))
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is (Outcome.OTHER_POLICY if "there is no" in said or "has no content" in said else Outcome.UNSAFE)
     assert verdict.message.startswith(f"x.toml:22: step 4 (check): {key}: ")
     assert said in verdict.message
 
@@ -318,7 +317,7 @@ def test_step_that_does_not_go_as_it_says_is_told(steps: str) -> None:
     verb, said = UNFIT[steps]
     verdict = run_scenario(parse_scenario(f"{SCENE}\n[[step]]\n{steps}\n", "x.toml"))
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome in WRONG
     assert f"({verb}): {said}" in verdict.message
 
 
@@ -364,7 +363,7 @@ def test_driver_that_does_wrong_is_told(driver: Callable[[], OurDriver], said: s
     """Also where nothing was expected."""
     verdict = run_scenario(parse_scenario(f'{SCENE}\n[[step]]\ndo = "wake"\nrefused = "misuse"\n', "x.toml"), driver)
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is (Outcome.FAILED if driver is Odd else Outcome.UNSAFE)
     assert said in verdict.message
 
 
@@ -373,7 +372,7 @@ def test_forgotten_wait_is_found_on_the_device() -> None:
     scenario = read_scenario(FILES["A01"])
     verdict = run_scenario(scenario, Forgetful, {"contract": "fence", "scheduling": "sync"})
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is Outcome.UNSAFE
     assert "I1: plan 4 does not wait for copy 1 (the store of a), whose block has a new tenant" in verdict.message
 
 
@@ -382,7 +381,7 @@ def test_rule_that_a_fault_does_not_break_is_told() -> None:
     text = FILES["A08"].read_text(encoding="utf-8").replace('fault = "I2"', 'fault = "I1"')
     verdict = run_scenario(parse_scenario(text, "x"), OurDriver, {"contract": "hold", "events": "none"})
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is Outcome.UNSAFE
     assert (
         "expected that I1 breaks; what broke is I2: worker 0: copy 3 (the load of w) does not wait for the event of step"
         in verdict.message
@@ -394,7 +393,7 @@ def test_rule_that_a_fault_does_not_break_is_told() -> None:
 OTHER_VERBS = """\
 id = "X"
 title = "Verbs that no case needs"
-
+tests = "safety"
 [world]
 blocks = 6
 workers = 2
@@ -542,7 +541,7 @@ def test_verbs_that_no_case_needs(scheduling: str) -> None:
 
 def run_text(world: str, *steps: str, driver: Callable[[], Driver] = OurDriver, log: bool = False) -> ScenarioVerdict:
     """Run a scenario of these settings and steps."""
-    head = f'id = "X"\ntitle = "x"\n[world]\n{world}\n'
+    head = f'id = "X"\ntitle = "x"\ntests = "safety"\n[world]\n{world}\n'
     text = head + "".join(f"[[step]]\n{each}\n" for each in steps)
     return run_scenario(parse_scenario(text, "x.toml"), driver, log=log)
 
@@ -557,7 +556,7 @@ def test_prompt_that_does_not_fit_is_told(stride: str) -> None:
     prepare = f'do = "prepare"\nprompt = "{"abcdefghij" * 9}"{stride}'
     short = run_text("blocks = 1", prepare)
 
-    assert short.outcome is Outcome.FAILED
+    assert short.outcome is Outcome.OTHER_POLICY
     assert "step 1 (prepare): there is no room for this prompt: " in short.message
     assert run_text("blocks = 30\nslots = 30", prepare).message == ""
 
@@ -606,7 +605,7 @@ def test_block_that_begins_otherwise_is_no_rollback() -> None:
         driver=Swapping,
     )
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is Outcome.UNSAFE
     assert "I6: worker 0: step 2 reads " in verdict.message
 
 
@@ -654,10 +653,12 @@ def test_worker_that_does_not_exist_is_refused(step: str) -> None:
     """As the file is read; and as it is run, where another variant has so many."""
     with pytest.raises(MisuseError, match=r"^x\.toml:\d+: step 1: there is no worker 7: they are numbered from 0 to 1$"):
         run_text("workers = 2", step)
-    scenario = parse_scenario(f'id = "X"\ntitle = "x"\n[variants]\nworkers = [2, 8]\n[[step]]\n{step}\n', "x.toml")
+    scenario = parse_scenario(
+        f'id = "X"\ntitle = "x"\ntests = "safety"\n[variants]\nworkers = [2, 8]\n[[step]]\n{step}\n', "x.toml"
+    )
     verdict = run_scenario(scenario, OurDriver, {"workers": 2})
 
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is Outcome.OTHER_POLICY
     assert verdict.message.endswith(": there is no worker 7: they are numbered from 0 to 1")
 
 
@@ -686,13 +687,15 @@ def test_variants_are_bounded(values: int, tmp_path: Path) -> None:
     """Thirty of them would be run until the end of the world, and listed as long."""
     variants = "".join(f"v{number} = {json.dumps([str(each) for each in range(values)])}\n" for number in range(30))
     path = tmp_path / "x.toml"
-    path.write_text(f'id = "X"\ntitle = "x"\n[variants]\n{variants}[[step]]\ndo = "check"\n')
+    path.write_text(f'id = "X"\ntitle = "x"\ntests = "safety"\n[variants]\n{variants}[[step]]\ndo = "check"\n')
     for read in (list_files, run_files):
         with pytest.raises(MisuseError, match=r"x\.toml:\d+: variants: there are more than 1,000 combinations \(leave values"):
             list(read([str(path)]))
-    path.write_text(f'id = "X"\ntitle = "x"\n[variants]\na = {["x"] * 10}\nb = {["y"] * 100}\n[[step]]\ndo = "check"\n')
+    path.write_text(
+        f'id = "X"\ntitle = "x"\ntests = "safety"\n[variants]\na = {["x"] * 10}\nb = {["y"] * 100}\n[[step]]\ndo = "check"\n'
+    )
 
-    assert list_files([str(path)]) == ["X: x; ; 1000 variants"]
+    assert next(list_files([str(path)])) == "X (safety): x; ; 1000 variants"
 
 
 @pytest.mark.parametrize(
@@ -768,7 +771,7 @@ def test_driver_that_raises_shows_where() -> None:
     short, long = (run_text("", ARRIVE, LOOKUP, driver=Raises, log=log) for log in (False, True))
     shown = "\n".join(long.log)
 
-    assert short.message.startswith("x.toml:9: step 2 (lookup): the engine raises ZeroDivisionError: a bug")
+    assert short.message.startswith("x.toml:10: step 2 (lookup): the engine raises ZeroDivisionError: a bug")
     assert short.message.endswith("(-v shows the traceback)")
     assert "-v" not in long.message
     assert "Traceback (most recent call last):" in shown
@@ -797,7 +800,7 @@ def test_driver_that_cannot_tell_what_happened_fails_the_run() -> None:
 
 def test_driver_that_exits_is_unusable() -> None:
     """It does not end the program of others with a status of its own."""
-    with pytest.raises(DriverError, match=r"^x\.toml:9: step 2 \(lookup\): the driver exits with 0 \(a driver raises"):
+    with pytest.raises(DriverError, match=r"^x\.toml:10: step 2 \(lookup\): the driver exits with 0 \(a driver raises"):
         run_text("", ARRIVE, LOOKUP, driver=Exits)
 
 
@@ -833,83 +836,3 @@ def test_unusable_driver_is_bad_input(
     assert line.endswith("(-v shows the traceback)") is not verbose
     assert bool(shown) is verbose
     assert ("Traceback (most recent call last):" in shown) is verbose
-
-
-# --- the command's body -----------------------------------------------------------------------------------------------------
-
-
-def test_run_files_reads_everything_first(tmp_path: Path) -> None:
-    """A malformed file is refused before any other has run; a folder stands for its files."""
-    (tmp_path / "a.toml").write_text(SCENE, encoding="utf-8")
-    assert [str(each) for each in run_files([str(tmp_path)])] == ["X: holds"]
-    (tmp_path / "b.toml").write_text(SCENE.replace('"tick"', '"tock"'), encoding="utf-8")
-    with pytest.raises(MisuseError, match=r"b\.toml:17: step 3: unknown verb 'tock'"):
-        next(run_files([str(tmp_path)]))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(MisuseError, match="no scenario there"):
-        next(run_files([str(tmp_path / "empty")]))
-    with pytest.raises(MisuseError, match="no scenario there"):
-        list_files([str(tmp_path / "empty")])
-
-
-def test_log_has_steps_and_transitions() -> None:
-    """With their notes, and rows as the tables print them."""
-    verdict = run_scenario(parse_scenario(SCENE, "x"), log=True)
-
-    assert "step 1 (line 8): arrive request=a, prompt=abcdefghi" in verdict.log
-    assert "    block 1: ALLOCATED --plan_store--> PLEDGED" in verdict.log
-    assert run_scenario(parse_scenario(SCENE, "x")).log == ()
-
-
-def test_told_is_what_the_command_prints() -> None:
-    """Only what does not hold, unless all is wanted; one object a run for machines."""
-    paths = [str(FILES["A10"]), str(FILES["A20"])]
-    short = list(told(run_files(paths)))
-    long = list(told(run_files(paths, log=True), log=True))
-    objects = [json.loads(line) for line in told(run_files(paths), as_json=True)]
-
-    assert short[0].startswith("A10: not applicable: ")
-    assert short[1:] == ["2 runs: 1 hold, 0 fail, 1 not applicable"]
-    assert "  step 4 (line 22): evict contents=[abcd]  # B keeps it" in long
-    assert "      refused: slot 0: cannot EVICT while READY: B has pinned it (let B unpin it)" in long
-    assert [each["outcome"] for each in objects] == ["not_applicable", "held"]
-
-
-def test_note_of_a_failing_step_is_said() -> None:
-    """The words of whoever wrote the case down."""
-    verdict = run_scenario(parse_scenario(f'{SCENE}\n[[step]]\nnote = "nobody is there"\ndo = "check"\nexpect.out = []\n', "x"))
-
-    assert verdict.message.endswith("expected none; found the store of a (the step: nobody is there)")
-
-
-def test_list_says_what_there_is() -> None:
-    """One line a file."""
-    lines = list_files([str(FOLDER)])
-
-    assert len(lines) == len(FILES)
-    assert (
-        "S1: A stale entry of a sliding window is never a copy source (vllm#42959, vllm#42761); I1, I8, I14; 16 variants"
-        in lines
-    )
-
-
-def test_summary_counts_outcomes() -> None:
-    """Of all runs."""
-    verdicts = list(run_files([str(FILES["A10"]), str(FILES["A20"])]))
-
-    assert summary(verdicts) == "2 runs: 1 hold, 0 fail, 1 not applicable"
-    assert verdicts[1].record() == {
-        "scenario": "A20",
-        "title": "A lock is released only by its holder",
-        "path": str(FILES["A20"]),
-        "variant": {},
-        "outcome": "held",
-        "message": "",
-        "steps": 6,
-        "log": [],
-    }
-
-
-def test_device_fault_is_what_a_broken_rule_raises() -> None:
-    """The runner and the device speak of rules in the same way."""
-    assert DeviceFault("I1", "x").rule == "I1"

@@ -20,6 +20,7 @@ from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload import Geometry
+from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Unsupported
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import Outcome, driver_named, read_scenario, run_scenario, world_of
@@ -28,7 +29,8 @@ from blocklife.testing.vllm._driver import RELEASES, VllmDriver
 from blocklife.testing.worlds._device import Content
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "specs" / "scenarios" / "vllm"
+FOLDER = SHIPPED / "vllm"
+PAGE = ROOT / "specs" / "scenarios" / "vllm" / "README.md"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 DRIVER = "blocklife.testing.vllm:VllmDriver"
 
@@ -50,7 +52,7 @@ class Row:
 
 def rows() -> list[Row]:
     """The table of results."""
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     found = re.findall(r"^\| (.*) \|$", text[text.index("| case | contract |") :], re.MULTILINE)
     table = [line.split(" | ") for line in found[: [len(line.split(" | ")) for line in found].index(2)]]
     releases = table[0][2:]
@@ -61,7 +63,7 @@ def rows() -> list[Row]:
 
 def without_words() -> set[str]:
     """The cases that the page calls not expressible."""
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     return set(re.findall(r"^\| ([AS]\d+[a-z]?) \| ", text, re.MULTILINE))
 
 

@@ -18,8 +18,8 @@ from blocklife.errors import MisuseError
 from blocklife.states import Tone
 from blocklife.testing.exploring._story import Change, Happened, Story
 from blocklife.testing.scenarios._format import ORDINALS, Scenario, ScenarioStep, write_scenario
-from blocklife.testing.scenarios._running import Outcome, parse_scenario, run_scenario
-from blocklife.testing.scenarios._schema import RULES, Value
+from blocklife.testing.scenarios._running import WRONG, Outcome, parse_scenario, run_scenario
+from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, RULES, SAFETY, Value
 from blocklife.testing.worlds._cross_checks import LAST_STEP
 from blocklife.testing.worlds._device import Landing
 from blocklife.testing.worlds._format import PYTHON_IMPORTS, as_python
@@ -75,6 +75,7 @@ def scenario(story: Story) -> Scenario:
     return Scenario(
         id=f"counterexample-{story.rule.replace(' ', '-')}",
         title=f"{story.rule}: {story.message}"[:200],
+        tests=SAFETY if story.rule in MEMORY_RULES else POLICY,
         invariants=(story.rule,) if story.rule in RULES else (),
         world=_world(story),
         steps=tuple(steps),
@@ -107,9 +108,9 @@ def replayed(story: Story) -> str:
     """Run the scenario of a story: empty where it shows what the story tells, else what it shows instead."""
     verdict = run_scenario(parse_scenario(scenario_text(story)))
     said = verdict.message
-    if verdict.outcome is Outcome.FAILED and (story.rule in said or story.rule not in RULES or ": at the end: " in said):
+    if verdict.outcome in WRONG and (story.rule in said or story.rule not in RULES or ": at the end: " in said):
         return ""
-    shown = {Outcome.HELD: "holds", Outcome.FAILED: "fails otherwise", Outcome.NOT_APPLICABLE: "cannot be run"}[verdict.outcome]
+    shown = {Outcome.HELD: "holds", Outcome.NOT_APPLICABLE: "cannot be run"}.get(verdict.outcome, "fails otherwise")
     return f"as a scenario the same path {shown}" + (f" ({verdict.message})" if verdict.message else "")
 
 
@@ -167,11 +168,14 @@ class _ScenarioSteps:
     def remembered(self, happened: Happened) -> dict[str, str]:
         """Names for the copies that a plan has carried, as far as a later step needs them."""
         found: dict[str, str] = {}
-        for order in (*happened.orders.loads, *happened.orders.stores) if happened.orders is not None else ():
-            kind, owner = "store" if order.stores else "load", self.owners.get(order.job, "")
-            at = self.counts[kind, owner] = self.counts.get((kind, owner), 0) + 1
+        orders = (*happened.orders.loads, *happened.orders.stores) if happened.orders is not None else ()
+        planned = [("store" if order.stores else "load", self.owners.get(order.job, "")) for order in orders]
+        for copy in dict.fromkeys(planned):
+            self.counts[copy] = self.counts.get(copy, 0) + 1
+        for order, (kind, owner) in zip(orders, planned, strict=True):
             if order.job in self.needed:
-                if not owner or at > len(ORDINALS):
+                at = self.counts[kind, owner]
+                if not owner or at > len(ORDINALS) or planned.count((kind, owner)) > 1:
                     raise MisuseError(f"job {order.job}: a scenario has no name for this {kind} (it is the {at}. of {owner!r})")
                 self.named[order.job] = f"job-{order.job}"
                 found[self.named[order.job]] = f"the {ORDINALS[at - 1]} {kind} of {owner}"

@@ -272,7 +272,7 @@ class ScenarioItem(pytest.Item):
     def runtest(self) -> None:
         """Run it. What the engine cannot do is skipped, with the reason."""
         from blocklife.errors import MisuseError
-        from blocklife.testing.scenarios._running import Outcome, driver_named, run_scenario
+        from blocklife.testing.scenarios._running import WRONG, Outcome, driver_named, run_scenario
 
         name = self.config.getini(DRIVER) or OUR_DRIVER
         try:
@@ -282,7 +282,7 @@ class ScenarioItem(pytest.Item):
             raise pytest.fail.Exception(f"{DRIVER}: {problem}", pytrace=False) from None
         if verdict.outcome is Outcome.NOT_APPLICABLE:
             pytest.skip(verdict.message)
-        if verdict.outcome is Outcome.FAILED:
+        if verdict.outcome in WRONG:
             raise ScenarioFailed(verdict)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> str | object:  # type: ignore[override]

@@ -30,7 +30,9 @@ from blocklife.testing.scenarios._schema import (
     COUNTS,
     EXPECTATIONS,
     RULES,
+    SAFETY,
     SETTINGS,
+    TESTS,
     TOP,
     VERBS,
     Parameter,
@@ -84,6 +86,8 @@ class ScenarioStep:
     says: str = ""
     fault: str = ""
     expect: Mapping[str, Value] = field(factory=dict)
+    policy: Mapping[str, Value] = field(factory=dict)
+    """What engines may do otherwise."""
     line: int = field(default=0, eq=False)
 
 
@@ -93,6 +97,8 @@ class Scenario:
 
     id: str
     title: str
+    tests: str
+    """What it tests: one of `TESTS`."""
     source: str = ""
     story: str = ""
     invariants: tuple[str, ...] = ()
@@ -100,6 +106,8 @@ class Scenario:
     variants: Mapping[str, tuple[Value, ...]] = field(factory=dict)
     steps: tuple[ScenarioStep, ...]
     end: Mapping[str, Value] = field(factory=dict)
+    end_policy: Mapping[str, Value] = field(factory=dict)
+    """What engines may do otherwise."""
     path: str = field(default="", eq=False)
     end_line: int = field(default=0, eq=False)
 
@@ -223,6 +231,7 @@ class _ScenarioReader:
     count: int = 0
     names: dict[str, str] = field(factory=dict)
     requests: set[str] = field(factory=set)
+    tests: str = ""
     labels: set[str] = field(factory=set)
     groups: int = 1
     workers: int = 1
@@ -246,6 +255,7 @@ class _ScenarioReader:
                 raise ScenarioError(f"{self.path}:{line}: unknown key {key!r} ({_known(key, TOP, 'keys')})")
         for key in ("id", "title", "source", "story"):
             self.check_type(data.get(key, "" if key in ("source", "story") else None), str, "a text", key)
+        self.tests = self.what_it_tests(data.get("tests"))
         invariants = self.list_of(data.get("invariants", []), "invariants")
         for rule in invariants:
             if rule not in RULES:
@@ -263,11 +273,13 @@ class _ScenarioReader:
             self.count = number
             read.append(self.step(step))
         self.section, self.count = "end", 0
-        end = self.table(data.get("end", {}))
+        end = dict(self.table(data.get("end", {})))
+        end_policy = self.policy(end.pop("policy", {}))
         self.expectations(end)
         return Scenario(
             id=str(data["id"]),
             title=str(data["title"]),
+            tests=self.tests,
             source=str(data.get("source", "")),
             story=str(data.get("story", "")),
             invariants=tuple(map(str, invariants)),
@@ -275,9 +287,27 @@ class _ScenarioReader:
             variants=self.variants,
             steps=tuple(read),
             end=end,
+            end_policy=end_policy,
             path=self.path,
             end_line=self.lines.at("end", 0),
         )
+
+    def what_it_tests(self, found: object) -> str:
+        """Safety, or a policy; every file says which."""
+        if not isinstance(found, str) or found not in TESTS:
+            known = " or ".join(f"'{each}'" for each in TESTS)
+            if found is None:
+                self.fail(f"it does not say what it tests: write tests = {known}")
+            self.fail(f"tests must be {known}, not {_said(found)}", "tests")
+        return found
+
+    def policy(self, found: object) -> Mapping[str, Value]:
+        """What engines may do otherwise, in a scenario that tests safety."""
+        policy = self.table(found, "policy")
+        if policy and self.tests != SAFETY:
+            self.fail(f"it tests a {self.tests}, so that all it expects is one: write 'expect', not 'policy'", "policy")
+        self.expectations(policy, "policy")
+        return policy
 
     def world(self, found: object) -> Mapping[str, Value]:
         """The settings."""
@@ -359,6 +389,7 @@ class _ScenarioReader:
         remember = self.remember(self.table(step.get("remember", {}), "remember"))
         expect = self.table(step.get("expect", {}), "expect")
         self.expectations(expect, "expect")
+        policy = self.policy(step.get("policy", {}))
         if label := str(step.get("name", "")):
             self.labels.add(label)
         return ScenarioStep(
@@ -373,6 +404,7 @@ class _ScenarioReader:
             says=str(step.get("says", "")),
             fault=str(step.get("fault", "")),
             expect=expect,
+            policy=policy,
             line=self.lines.at("step", self.count),
         )
 
@@ -686,7 +718,7 @@ def _said(value: object) -> str:
 
 def write_scenario(scenario: Scenario) -> str:
     """A file that reads as this scenario."""
-    lines = [f"id = {_toml(scenario.id)}", f"title = {_toml(scenario.title)}"]
+    lines = [f"id = {_toml(scenario.id)}", f"title = {_toml(scenario.title)}", f"tests = {_toml(scenario.tests)}"]
     lines += [f"source = {_toml(scenario.source)}"] if scenario.source else []
     lines += [f"invariants = {_toml(list(scenario.invariants))}"] if scenario.invariants else []
     lines += [f"story = {_toml(scenario.story)}"] if scenario.story else []
@@ -695,8 +727,9 @@ def write_scenario(scenario: Scenario) -> str:
             lines += ["", f"[{title}]", *(f"{_key(key)} = {_toml(value)}" for key, value in table.items())]
     for step in scenario.steps:
         lines += ["", "[[step]]", *_step_lines(step)]
-    if scenario.end:
+    if scenario.end or scenario.end_policy:
         lines += ["", "[end]", *(f"{_key(key)} = {_toml(value)}" for key, value in scenario.end.items())]
+        lines += [f"policy.{_key(key)} = {_toml(value)}" for key, value in scenario.end_policy.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -718,6 +751,8 @@ def _step_lines(step: ScenarioStep) -> Iterator[str]:
         yield f"remember = {_toml(step.remember)}"
     for key, value in step.expect.items():
         yield f"expect.{_key(key)} = {_toml(value)}"
+    for key, value in step.policy.items():
+        yield f"policy.{_key(key)} = {_toml(value)}"
 
 
 def _key(text: str) -> str:

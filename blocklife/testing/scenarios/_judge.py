@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TypeAlias
 
 from blocklife.testing.scenarios._driver import LookedUp
@@ -20,14 +21,25 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 def judge(stage: Stage, expected: Mapping[str, Value]) -> str:
-    """The first expectation that does not hold, as a sentence; empty where all do."""
+    """The first expectation that does not hold, as a sentence; empty where all do.
+
+    Raises `StageError` where one of them names what there is not.
+    """
     for key, value in expected.items():
         try:
             if problem := _JUDGES[key](stage, value):
                 return f"{key}: {problem}"
         except StageError as problem:
-            return f"{key}: {problem}"
+            raise StageError(f"{key}: {problem}") from problem
     return ""
+
+
+def missing(stage: Stage, wanted: Mapping[str, Value]) -> str:
+    """The same for what is waited for: what there is not may yet come."""
+    try:
+        return judge(stage, wanted)
+    except StageError as problem:
+        return str(problem)
 
 
 def _listed(names: Iterable[object]) -> str:
@@ -50,6 +62,15 @@ def _exactly(wanted: Iterable[int], found: Iterable[int], say: Callable[[int], s
     return f"expected {_listed(map(say, sorted(left)))}; found {_listed(map(say, sorted(right)))}"
 
 
+def _copies(stage: Stage, names: Iterable[str], found: Sequence[int]) -> str:
+    """Whether these jobs belong to just these copies; of a copy in several jobs, one is enough."""
+    wanted = list(map(stage.jobs, names))
+    if all(set(jobs) & set(found) for jobs in wanted) and set(found) <= {job for jobs in wanted for job in jobs}:
+        return ""
+    said = [_listed(dict.fromkeys(map(stage.said_job, sorted(each)))) for each in ((jobs[0] for jobs in wanted), set(found))]
+    return f"expected {said[0]}; found {said[1]}"
+
+
 # --- what the step did ------------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +86,7 @@ def _blocks(side: Callable[[Stage], Sequence[int]], part: Callable[[CopyOrder], 
 
 
 def _flushes(stage: Stage, value: Value) -> str:
-    return _exactly(map(stage.job, _texts(value)), stage.happened.flushes, stage.said_job)
+    return _copies(stage, _texts(value), stage.happened.flushes)
 
 
 def _hit(stage: Stage, value: Value) -> str:
@@ -80,7 +101,7 @@ def _hits(stage: Stage, value: Value, length: Callable[[LookedUp], int]) -> str:
     for request, wanted in _table(value).items():
         hit = stage.happened.hits.get(request)
         found: object = "no lookup" if hit is None else "deferred" if hit.deferred else length(hit)
-        if found != wanted:
+        if found != wanted and (hit is not None or wanted != 0):  # who does not look up finds nothing
             return f"expected {wanted} for {request}; found {found}"
     return ""
 
@@ -121,12 +142,12 @@ def _state(stage: Stage, value: Value) -> str:
         kind = stage.kind(text)
         driver = stage.driver
         if kind == "request":
-            found = driver.request_state(text)
+            found = [driver.request_state(text)]
         else:
             ask = {"block": driver.block_state, "job": driver.job_state, "slot": driver.slot_state}[kind]
-            found = ask(stage.number(text)[1])
-        if found not in _texts(wanted):
-            return f"expected {text} to be {' or '.join(_texts(wanted))}; it is {found}"
+            found = list(map(ask, stage.numbers(text)[1]))
+        if wrong := [each for each in found if each not in _texts(wanted)]:
+            return f"expected {text} to be {' or '.join(_texts(wanted))}; it is {wrong[0]}"
     return ""
 
 
@@ -177,17 +198,17 @@ def _has(stage: Stage, value: Value) -> str:
 
 
 def _out(stage: Stage, value: Value) -> str:
-    return _exactly(map(stage.job, _texts(value)), stage.out(), stage.said_job)
+    return _copies(stage, _texts(value), stage.out())
 
 
 def _sizes(stage: Stage, value: Value) -> str:
     for text, wanted in _table(value).items():
-        seen = stage.copies.get(stage.job(text))
-        found = list(seen.sizes) if seen else []
+        seen = [stage.copies[job] for job in stage.jobs(text) if job in stage.copies]
+        found = [sum(sizes) for sizes in zip_longest(*(each.sizes for each in seen), fillvalue=0)]
         if found != wanted:
             return f"expected {text} to have {wanted}; it has {found}"
-        if seen and sum(found) != len(seen.order.source):
-            return f"{text} says {found}, and moves {len(seen.order.source)} blocks"
+        if seen and sum(found) != (moved := sum(len(each.order.source) for each in seen)):
+            return f"{text} says {found}, and moves {moved} blocks"
     return ""
 
 

@@ -2,12 +2,15 @@
 
 Rules of this file:
 
-* A scenario holds, fails with one sentence, or is not applicable with a reason. Nothing passes silently.
+* A run holds, is unsafe, shows another policy, fails, or is not applicable; where it does not hold, one sentence says why.
+  Nothing passes silently.
 * Whatever an engine raises is an answer: `Unsupported` says that it cannot, a misuse or capacity error that it refuses, a fault
   of the device that a rule is broken, and any other exception that it has failed.
+* A broken rule of memory is unsafe, whatever the scenario tests. An expectation that is not so is unsafe in a scenario that
+  tests safety, and another policy in one that tests a policy. So is an engine that does not get as far as the case.
 
 `specs/scenarios/README.md` tells the format. `read_scenario` reads a file, `write_scenario` makes one, `run_scenario` runs one
-in one variant, and `run_files` is the command line's ``scenario run``.
+in one variant.
 """
 
 from __future__ import annotations
@@ -15,12 +18,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib
-import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import asdict, field, frozen
 
@@ -34,10 +35,10 @@ from blocklife.testing.scenarios._format import (
     read_scenario,
     write_scenario,
 )
-from blocklife.testing.scenarios._judge import judge
+from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.scenarios._schema import SETTINGS, Value
-from blocklife.testing.scenarios._stage import Stage, StageError
+from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, SAFETY, SETTINGS, Value
+from blocklife.testing.scenarios._stage import Stage, StageError, UnmetError
 from blocklife.testing.worlds._device import DeviceFault
 
 __all__ = [
@@ -49,10 +50,8 @@ __all__ = [
     "ScenarioStep",
     "ScenarioVerdict",
     "driver_named",
-    "list_files",
     "parse_scenario",
     "read_scenario",
-    "run_files",
     "run_scenario",
     "write_scenario",
 ]
@@ -66,11 +65,24 @@ class DriverError(MisuseError):
 
 
 class Outcome(enum.Enum):
-    """How a scenario ended."""
+    """How a run of a scenario ended; the value is what a verdict says."""
 
-    HELD = "all that was expected is so"
-    FAILED = "something is not as expected"
-    NOT_APPLICABLE = "the engine cannot do what the scenario is about"
+    HELD = "holds"
+    """All that was expected is so."""
+    UNSAFE = "UNSAFE"
+    """A rule of memory is broken, or something that safety rests on is not so."""
+    OTHER_POLICY = "another policy"
+    """The engine decides otherwise; nothing unsafe was seen."""
+    FAILED = "FAILS"
+    """The engine raises an error, or refuses what it has to do."""
+    NOT_APPLICABLE = "not applicable"
+    """The engine cannot do what the scenario is about."""
+
+
+WRONG = frozenset({Outcome.UNSAFE, Outcome.OTHER_POLICY, Outcome.FAILED})
+"""The outcomes of a run that did not hold."""
+NOT_SO = {SAFETY: Outcome.UNSAFE, POLICY: Outcome.OTHER_POLICY}
+"""What an expectation that is not so comes to, by what the scenario tests."""
 
 
 @frozen(kw_only=True)
@@ -79,11 +91,15 @@ class ScenarioVerdict:
 
     scenario: str
     title: str
+    tests: str
+    """`safety` or `policy`."""
     path: str
     variant: Mapping[str, Value]
     outcome: Outcome
     message: str = ""
     """Where it failed and why; empty where everything held."""
+    reason: str = ""
+    """Why it is not applicable, without the place; the same for every run that has the same reason."""
     steps: int = 0
     """Steps that were taken."""
     log: tuple[str, ...] = field(default=(), repr=False)
@@ -91,8 +107,8 @@ class ScenarioVerdict:
 
     def __str__(self) -> str:
         which = ", ".join(f"{key}={_plain(value)}" for key, value in self.variant.items())
-        said = {Outcome.HELD: "holds", Outcome.FAILED: "FAILS", Outcome.NOT_APPLICABLE: "not applicable"}[self.outcome]
-        return f"{self.scenario}{f' ({which})' if which else ''}: {said}" + (f": {self.message}" if self.message else "")
+        said = f": {self.message}" if self.message else ""
+        return f"{self.scenario}{f' ({which})' if which else ''}: {self.outcome.value}{said}"
 
     def record(self) -> dict[str, object]:
         """For machines."""
@@ -106,10 +122,11 @@ def _plain(value: Value) -> str:
 class _Over(Exception):  # noqa: N818 - how a run ends
     """The run is over, and how."""
 
-    def __init__(self, outcome: Outcome, message: str = "") -> None:
+    def __init__(self, outcome: Outcome, message: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.outcome = outcome
         self.message = message
+        self.reason = reason
 
 
 def run_scenario(
@@ -126,21 +143,24 @@ def run_scenario(
             f"{scenario.id}: a variant says {list(scenario.variants)}, not {list(chosen)} (take one of each_variant)"
         )
     run = _ScenarioRun(scenario, chosen, log=log)
+    end = _Over(Outcome.HELD)
     try:
         run.all(driver)
     except _Over as over:
-        outcome, message = over.outcome, over.message
+        end = over
     except SystemExit as left:
         raise DriverError(f"{run.where}: the driver exits with {left.code!r} ({_RAISES})") from left
-    else:
-        outcome, message = Outcome.HELD, ""
+    if run.differs and end.outcome in (Outcome.HELD, Outcome.OTHER_POLICY):
+        end = _Over(Outcome.OTHER_POLICY, "; ".join([*run.differs, *([end.message] if end.message else [])]))
     return ScenarioVerdict(
         scenario=scenario.id,
         title=scenario.title,
+        tests=scenario.tests,
         path=scenario.path,
         variant=chosen,
-        outcome=outcome,
-        message=message,
+        outcome=end.outcome,
+        message=end.message,
+        reason=end.reason,
         steps=run.taken,
         log=tuple(run.lines),
     )
@@ -179,6 +199,8 @@ class _ScenarioRun:
         self.log = log
         self.lines: list[str] = []
         self.taken = 0
+        self.differs: list[str] = []
+        """What the engine decides otherwise, in a scenario that tests safety."""
         self.where = scenario.path
 
     def all(self, make: Callable[[], Driver]) -> None:
@@ -195,13 +217,14 @@ class _ScenarioRun:
                     return
         self.where = where = f"{self.scenario.path}:{self.scenario.end_line}: at the end"
         self.guarded(stage, where, lambda: self.expect(stage, self.scenario.end, where))
+        self.guarded(stage, where, lambda: self.compare(stage, self.scenario.end_policy, where))
 
     def stage(self, make: Callable[[], Driver]) -> Stage:
         """A new engine and its device."""
         try:
             driver = make()
         except Unsupported as reason:
-            raise _Over(Outcome.NOT_APPLICABLE, str(reason)) from reason
+            raise _Over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
         except BlocklifeError:
             raise
         except Exception as problem:
@@ -209,7 +232,7 @@ class _ScenarioRun:
         try:
             return Stage(driver, world_of(self.scenario, self.variant))
         except Unsupported as reason:
-            raise _Over(Outcome.NOT_APPLICABLE, str(reason)) from reason
+            raise _Over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
         except (BlocklifeError, StageError) as problem:
             raise _Over(Outcome.FAILED, f"{self.scenario.path}: the engine cannot be made: {problem}") from problem
         except Exception as problem:
@@ -220,7 +243,7 @@ class _ScenarioRun:
         try:
             self.one(stage, step, where)
         except _Over as over:
-            if over.outcome is Outcome.FAILED and step.note:
+            if over.outcome in WRONG and step.note:
                 over.message += f" (the step: {step.note})"
             with contextlib.suppress(Exception):  # the step is what has failed, whatever the engine still says
                 self.tell(stage)
@@ -237,12 +260,13 @@ class _ScenarioRun:
             self.guarded(stage, where, lambda: self.take(stage, step))
         self.guarded(stage, where, lambda: stage.remember(step))
         self.guarded(stage, where, lambda: self.expect(stage, step.expect, where))
+        self.guarded(stage, where, lambda: self.compare(stage, step.policy, where))
 
     def take(self, stage: Stage, step: ScenarioStep) -> None:
         """The verb, with the names of what it is told to wait for."""
         until = step.arguments.get("until")
         if isinstance(until, Mapping):
-            waited = {**step.arguments, "until": lambda: judge(stage, until)}
+            waited = {**step.arguments, "until": lambda: missing(stage, until)}
             stage.take(step.verb, waited, step.bind)
         else:
             stage.take(step.verb, step.arguments, step.bind)
@@ -256,16 +280,14 @@ class _ScenarioRun:
         except (MisuseError, CapacityError) as refusal:
             kind = "capacity" if isinstance(refusal, CapacityError) else "misuse"
             if step.refused not in ("any", kind):
-                raise _Over(
-                    Outcome.FAILED, f"{where}: expected a refusal for {step.refused}; it was {kind}: {refusal}"
-                ) from None
+                raise self.not_so(f"{where}: expected a refusal for {step.refused}; it was {kind}: {refusal}") from None
             if step.says not in str(refusal) and stage.driver.own_words:
-                raise _Over(Outcome.FAILED, f"{where}: expected a refusal with {step.says!r}; it said: {refusal}") from None
+                raise self.not_so(f"{where}: expected a refusal with {step.says!r}; it said: {refusal}") from None
             self.say(f"    refused: {refusal}")
         else:
-            raise _Over(Outcome.FAILED, f"{where}: expected a refusal; it was done")
+            raise self.not_so(f"{where}: expected a refusal; it was done")
         if before is not None and stage.picture() != before:
-            raise _Over(Outcome.FAILED, f"{where}: it was refused, and has changed something all the same")
+            raise self.not_so(f"{where}: it was refused, and has changed something all the same")
         stage.check()
 
     def fault(self, stage: Stage, step: ScenarioStep, where: str) -> None:
@@ -275,16 +297,32 @@ class _ScenarioRun:
         except DeviceFault as fault:
             if fault.rule != step.fault:
                 raise _Over(
-                    Outcome.FAILED, f"{where}: expected that {step.fault} breaks; what broke is {stage.in_words(str(fault))}"
+                    Outcome.UNSAFE, f"{where}: expected that {step.fault} breaks; what broke is {stage.in_words(str(fault))}"
                 ) from fault
             self.say(f"    as expected: {stage.in_words(str(fault))}")
             return
-        raise _Over(Outcome.FAILED, f"{where}: expected that {step.fault} breaks; every rule holds")
+        raise self.not_so(f"{where}: expected that {step.fault} breaks; every rule holds")
 
     def expect(self, stage: Stage, expected: Mapping[str, Value], where: str) -> None:
         """What must hold now."""
         if problem := judge(stage, expected):
-            raise _Over(Outcome.FAILED, f"{where}: {problem}")
+            raise self.not_so(f"{where}: {problem}")
+
+    def compare(self, stage: Stage, policy: Mapping[str, Value], where: str) -> None:
+        """What the engine may do otherwise; what it cannot answer is left out."""
+        for key, value in policy.items():
+            try:
+                problem = missing(stage, {key: value})
+            except Unsupported as reason:
+                self.say(f"    not asked: {key}: {reason}")
+                continue
+            if problem:
+                self.differs.append(f"{where}: {problem}")
+                self.say(f"    another policy: {problem}")
+
+    def not_so(self, message: str) -> _Over:
+        """The end of a run in which something is not as the scenario expects."""
+        return _Over(NOT_SO[self.scenario.tests], message)
 
     def guarded(self, stage: Stage, where: str, act: Callable[[], None], *, faults: bool = False) -> None:
         """Call *act*; an error that it raises ends the run."""
@@ -293,25 +331,28 @@ class _ScenarioRun:
         except _Over:
             raise
         except Unsupported as reason:
-            raise _Over(Outcome.NOT_APPLICABLE, f"{where}: {reason}") from reason
+            raise _Over(Outcome.NOT_APPLICABLE, f"{where}: {reason}", str(reason)) from reason
         except DeviceFault as fault:
             if faults:
                 raise
-            raise _Over(Outcome.FAILED, f"{where}: a rule is broken: {stage.in_words(str(fault))}") from fault
+            outcome = Outcome.UNSAFE if fault.rule in MEMORY_RULES else Outcome.FAILED
+            raise _Over(outcome, f"{where}: a rule is broken: {stage.in_words(str(fault))}") from fault
         except StageError as problem:
-            raise _Over(Outcome.FAILED, f"{where}: {problem}") from problem
+            raise _Over(Outcome.OTHER_POLICY, f"{where}: {problem}") from problem
+        except UnmetError as problem:
+            raise self.not_so(f"{where}: {problem}") from problem
         except (MisuseError, CapacityError) as refusal:
             raise _Over(Outcome.FAILED, f"{where}: the engine refuses: {refusal}") from refusal
         except InvariantError as broken:
-            raise self.raised(f"{where}: the engine finds itself broken:", broken) from broken
+            raise self.raised(f"{where}: the engine finds itself broken:", broken, Outcome.UNSAFE) from broken
         except Exception as problem:
             raise self.raised(f"{where}: the engine raises", problem) from problem
 
-    def raised(self, said: str, problem: Exception) -> _Over:
+    def raised(self, said: str, problem: Exception, outcome: Outcome = Outcome.FAILED) -> _Over:
         """The end of a run in which the engine has raised an error: the traceback goes into the log, if there is one."""
         name = "" if isinstance(problem, InvariantError) else f" {type(problem).__name__}:"
         self.lines += [f"    {line}" for line in _traceback(problem)] if self.log else []
-        return _Over(Outcome.FAILED, f"{said}{name} {problem}" + ("" if self.log else " (-v shows the traceback)"))
+        return _Over(outcome, f"{said}{name} {problem}" + ("" if self.log else " (-v shows the traceback)"))
 
     def say(self, line: str) -> None:
         """A line of the log."""
@@ -363,57 +404,3 @@ def driver_named(name: str) -> Callable[[], Driver]:
         )
     driver: Callable[[], Driver] = found
     return driver
-
-
-def files_of(paths: Sequence[str]) -> list[Path]:
-    """The given files, and all scenario files of the given folders. Refuses folders that have none."""
-    found: list[Path] = []
-    for text in paths:
-        path = Path(text)
-        found += sorted(path.glob("*.toml")) if os.path.isdir(path) else [path]
-    if not found:
-        raise MisuseError(f"{', '.join(paths)}: no scenario there")
-    return found
-
-
-def run_files(
-    paths: Sequence[str], driver: Callable[[], Driver] = OurDriver, *, log: bool = False
-) -> Iterator[ScenarioVerdict]:
-    """Run every variant of every file. All files are read first: a malformed one is refused before anything runs."""
-    scenarios = [read_scenario(path) for path in files_of(paths)]
-    for scenario in scenarios:
-        for variant in scenario.each_variant():
-            yield run_scenario(scenario, driver, variant, log=log)
-
-
-def told(verdicts: Iterable[ScenarioVerdict], *, log: bool = False, as_json: bool = False) -> Iterator[str]:
-    """What the command prints: failures and what is not applicable, all of it with *log*, then how many there were."""
-    found = []
-    for each in verdicts:
-        found.append(each)
-        if as_json:
-            yield json.dumps(each.record())
-        elif log:
-            yield from (f"{each.scenario}: {each.title}", *(f"  {line}" for line in each.log), str(each), "")
-        elif each.outcome is not Outcome.HELD:
-            yield str(each)
-    if not as_json:
-        yield summary(found)
-
-
-def list_files(paths: Sequence[str]) -> list[str]:
-    """One line for each scenario: its name, what it is about, where it comes from."""
-    lines = []
-    for path in files_of(paths):
-        each = read_scenario(path)
-        runs = sum(1 for _ in each.each_variant())
-        source = f" ({each.source})" if each.source else ""
-        lines.append(f"{each.id}: {each.title}{source}; {', '.join(each.invariants)}; {runs} variant{'s' * (runs != 1)}")
-    return lines
-
-
-def summary(verdicts: Iterable[ScenarioVerdict]) -> str:
-    """How many of each."""
-    found = list(verdicts)
-    held, failed, others = ([each for each in found if each.outcome is outcome] for outcome in Outcome)
-    return f"{len(found)} runs: {len(held)} hold, {len(failed)} fail, {len(others)} not applicable"

@@ -61,6 +61,8 @@ class Parameter:
     kind: ValueKind
     needed: bool = False
     choices: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    """Methods of a driver that a step needs if it says this."""
 
 
 def _needed(name: str, kind: ValueKind) -> Parameter:
@@ -77,11 +79,18 @@ class Verb:
     section: str = "the engine"
     binds: str = ""
     """What ``as`` names: ``blocks`` or ``job``; empty where the verb makes nothing."""
+    calls: tuple[str, ...] | None = None
+    """Methods of a driver that it needs besides the five that every driver has; None for one of its own name."""
 
     @property
     def known(self) -> Mapping[str, Parameter]:
         """The parameters by name."""
         return {each.name: each for each in self.parameters}
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of a driver that it needs."""
+        return (self.name,) if self.calls is None else self.calls
 
 
 _REQUEST = _needed("request", ValueKind.REQUEST)
@@ -105,6 +114,7 @@ VERBS: Mapping[str, Verb] = {
                 Parameter("tokens", ValueKind.NUMBER),
                 Parameter("reply", ValueKind.TEXT),
             ),
+            calls=(),
         ),
         Verb(
             "step",
@@ -123,17 +133,22 @@ VERBS: Mapping[str, Verb] = {
                 _TIMES,
                 _UNTIL,
             ),
+            calls=(),
         ),
-        Verb("tick", "A step in which nobody computes or enters; then all plans that are out settle.", (_TIMES, _UNTIL)),
+        Verb(
+            "tick", "A step in which nobody computes or enters; then all plans that are out settle.", (_TIMES, _UNTIL), calls=()
+        ),
         Verb(
             "settle",
             "The oldest plan that is out settles, with all reports. `after`: so many steps' time passes first.",
-            (Parameter("sampled", ValueKind.TOKENS), Parameter("after", ValueKind.NUMBER)),
+            (Parameter("sampled", ValueKind.TOKENS), Parameter("after", ValueKind.NUMBER, calls=("advance",))),
+            calls=(),
         ),
         Verb(
             "compute",
             "Steps in which this request alone computes, until just so many of its tokens are settled, and none is in flight.",
             (_REQUEST, _needed("tokens", ValueKind.NUMBER)),
+            calls=("progress",),
         ),
         Verb("lookup", "Ask how much of a request is there; what was counted stays until the next plan.", (_REQUEST,)),
         Verb("finish", "The engine has seen enough of a request.", (_REQUEST,)),
@@ -144,18 +159,23 @@ VERBS: Mapping[str, Verb] = {
             "Copies arrive on the device: those named, or all that run; on one `worker`, or on all. Their reports come with "
             "the next plan that settles; `report`: `twice`, or `lost`.",
             (_COPIES, _WORKER, _REPORT),
+            calls=(),
         ),
-        Verb("fail", "As `land`, but the bytes are garbage, and the report says so.", (_COPIES, _WORKER, _REPORT)),
-        Verb("hang", "Copies will never land by themselves; a wait for them ends them unreported.", (_COPIES, _WORKER)),
+        Verb("fail", "As `land`, but the bytes are garbage, and the report says so.", (_COPIES, _WORKER, _REPORT), calls=()),
+        Verb(
+            "hang", "Copies will never land by themselves; a wait for them ends them unreported.", (_COPIES, _WORKER), calls=()
+        ),
         Verb(
             "report",
             "A report comes although nothing landed now: once more, late, too early, or of a copy that `nobody` made.",
             (_needed("copy", ValueKind.JOB), _WORKER, Parameter("failed", ValueKind.FLAG)),
+            calls=(),
         ),
         Verb(
             "lose_report",
             "A report that was sent, and has not been told yet, gets lost.",
             (_needed("copy", ValueKind.JOB), _WORKER),
+            calls=(),
         ),
         Verb(
             "reset", "All content is forgotten; with `drain` only when no copy is out.", (Parameter("drain", ValueKind.FLAG),)
@@ -165,25 +185,33 @@ VERBS: Mapping[str, Verb] = {
         Verb("wake", "The device is there again, empty."),
         Verb("lose_worker", "A worker is gone, and what ran and lay there.", (_needed("worker", ValueKind.WORKER),)),
         Verb("regain_worker", "It is there again, with empty memory.", (_needed("worker", ValueKind.WORKER),)),
-        Verb("pass_time", "So many steps' time passes, and a tick.", (_needed("steps", ValueKind.NUMBER),)),
+        Verb("pass_time", "So many steps' time passes, and a tick.", (_needed("steps", ValueKind.NUMBER),), calls=("advance",)),
         Verb("prove_quiet", "The device is synchronised with these copies, or with all that run.", (_COPIES,)),
-        Verb("drain", "Ticks in which everything lands, until nothing is pending."),
+        Verb("drain", "Ticks in which everything lands, until nothing is pending.", calls=("pending",)),
         Verb("agree", "Ranks say what they have; the answer is what all go by.", (_needed("ranks", ValueKind.RANKS),)),
-        Verb("check", "Nothing happens: a place for expectations."),
+        Verb("check", "Nothing happens: a place for expectations.", calls=()),
         Verb(
             "walk",
             "So many random actions, drawn with the world's `seed`: requests come, grow, are preempted and end, copies land in "
             "any order, fail, hang and report twice, the device or everything is forgotten now and then. At the end all "
             "requests end, what hangs is proven quiet, and all copies land.",
             (_needed("actions", ValueKind.NUMBER),),
+            calls=("finish", "abort", "preempt", "reset", "sleep", "wake", "prove_quiet", "request_state", "pending"),
         ),
         Verb(
             "prepare",
             "The content of a prompt comes to the host, and the device is empty afterwards. `stride`: tokens in a step.",
             (_needed("prompt", ValueKind.TEXT), Parameter("stride", ValueKind.NUMBER)),
             "scenes",
+            calls=("finish", "sleep", "wake", "progress", "pending"),
         ),
-        Verb("empty_device", "The device loses all content, the host none: sleep, drain, wake.", (), "scenes"),
+        Verb(
+            "empty_device",
+            "The device loses all content, the host none: sleep, drain, wake.",
+            (),
+            "scenes",
+            calls=("sleep", "wake", "pending"),
+        ),
         Verb("fill_host", "Somebody counts on every slot of the host: it refuses all stores.", (), "scenes"),
         Verb("free_host", "Nobody counts on them any more.", (), "scenes"),
         Verb(
@@ -278,14 +306,26 @@ class Expectation:
     kind: ValueKind
     doc: str
     about: str = "the state"
+    asks: tuple[str, ...] = ()
+    """Methods of a driver that answer it; of ``state`` they depend on what is named."""
 
 
 _STEP = "what the step did"
 EXPECTATIONS: Mapping[str, Expectation] = {
     each.name: each
     for each in (
-        Expectation("stores", ValueKind.BLOCKS, "exactly these blocks are read by stores that were planned in it", _STEP),
-        Expectation("loads", ValueKind.BLOCKS, "exactly these blocks are written by loads that were planned in it", _STEP),
+        Expectation(
+            "stores",
+            ValueKind.BLOCKS,
+            "exactly these blocks are read by stores that were planned in it, in one copy or in several",
+            _STEP,
+        ),
+        Expectation(
+            "loads",
+            ValueKind.BLOCKS,
+            "exactly these blocks are written by loads that were planned in it, in one copy or in several",
+            _STEP,
+        ),
         Expectation("flushes", ValueKind.JOBS, "its plans wait for exactly these copies", _STEP),
         Expectation("hit", ValueKind.HITS, "length of what was found for a request, in tokens, or `deferred`", _STEP),
         Expectation("hit_on_device", ValueKind.HITS, "how much of that lies on the device", _STEP),
@@ -300,21 +340,28 @@ EXPECTATIONS: Mapping[str, Expectation] = {
         Expectation(
             "holds", ValueKind.HOLDS, "what lies in a block on the device of every worker; `garbage` for nothing of use"
         ),
-        Expectation("in_host", ValueKind.CONTENTS, "these can be found in the host"),
-        Expectation("not_in_host", ValueKind.CONTENTS, "these cannot"),
-        Expectation("on_device", ValueKind.CONTENTS, "these can be found on the device"),
-        Expectation("not_on_device", ValueKind.CONTENTS, "these cannot"),
+        Expectation("in_host", ValueKind.CONTENTS, "these can be found in the host", asks=("claims",)),
+        Expectation("not_in_host", ValueKind.CONTENTS, "these cannot", asks=("claims",)),
+        Expectation("on_device", ValueKind.CONTENTS, "these can be found on the device", asks=("claims",)),
+        Expectation("not_on_device", ValueKind.CONTENTS, "these cannot", asks=("claims",)),
         Expectation("same", ValueKind.PAIRS, "two names of one block"),
         Expectation("other", ValueKind.PAIRS, "names of two blocks"),
         Expectation("has", ValueKind.HAS, "a request holds these blocks, maybe others too"),
         Expectation("out", ValueKind.JOBS, "exactly these copies run on the device"),
         Expectation("sizes", ValueKind.SIZES, "blocks of each group that a copy has"),
-        Expectation("tokens", ValueKind.HITS, "settled tokens of a request"),
-        Expectation("pending", ValueKind.FLAG, "whether ticking must go on"),
-        Expectation("nothing_left", ValueKind.FLAG, "no request, copy or pin is left, and every block and slot is at rest"),
-        Expectation("windows", ValueKind.WINDOWS, "chunks that a hit needs before its end, by group"),
-        Expectation("count", ValueKind.COUNTS, "numbers, see below; a text like `>= 2` compares"),
-        Expectation("same_as", ValueKind.STEP, "everything is as it was after that step, the numbers of jobs apart"),
+        Expectation("tokens", ValueKind.HITS, "settled tokens of a request", asks=("progress",)),
+        Expectation("pending", ValueKind.FLAG, "whether ticking must go on", asks=("pending",)),
+        Expectation(
+            "nothing_left",
+            ValueKind.FLAG,
+            "no request, copy or pin is left, and every block and slot is at rest",
+            asks=("left_behind",),
+        ),
+        Expectation("windows", ValueKind.WINDOWS, "chunks that a hit needs before its end, by group", asks=("windows",)),
+        Expectation("count", ValueKind.COUNTS, "numbers, see below; a text like `>= 2` compares", asks=("count",)),
+        Expectation(
+            "same_as", ValueKind.STEP, "everything is as it was after that step, the numbers of jobs apart", asks=("picture",)
+        ),
     )
 }
 """Every expectation by name."""
@@ -403,15 +450,31 @@ COMMON: Mapping[str, Common] = {
         Common("says", "part of the refusal's message"),
         Common("fault", "the step must break this rule, as the device or the engine sees it; the scenario ends there"),
         Common("expect", "what must hold after the step"),
+        Common(
+            "policy",
+            "in a scenario that tests safety: what engines may do otherwise. What is not so is told, and the run goes on; what "
+            "the engine cannot answer is left out",
+        ),
     )
 }
 """What every step can say besides what its verb takes."""
 
-TOP = ("id", "title", "source", "invariants", "story", "world", "variants", "step", "end")
+TOP = ("id", "title", "source", "tests", "invariants", "story", "world", "variants", "step", "end")
 """The keys of a file."""
+
+SAFETY, POLICY = "safety", "policy"
+TESTS: Mapping[str, str] = {
+    SAFETY: "whatever an engine decides, no bytes are read or written that are not its own by then, nothing is found that is "
+    "not there, and no place is lost; what is not as expected is unsafe",
+    POLICY: "what is stored, found, waited for, retried or forgotten, and when; an engine may well decide otherwise, and what "
+    "is not as expected is another policy",
+}
+"""What a scenario can test."""
 
 RULES = tuple(f"I{number}" for number in range(1, 16))
 """The invariants."""
+MEMORY_RULES = frozenset(RULES) - {"I12", "I14"}
+"""Those whose breach is unsafe; the others say that everything comes to an end, and that nothing is copied twice."""
 
 
 def tables() -> Iterator[str]:
@@ -439,4 +502,6 @@ def tables() -> Iterator[str]:
         default = SETTINGS[name].default
         said = {True: "true", False: "false"}.get(default, str(default)) if isinstance(default, bool) else str(default)
         yield f"| `{name}` | {said} | {doc}{choices} |"
+    yield from ("", "### What a scenario tests", "", "| `tests` | means |", "| --- | --- |")
+    yield from (f"| `{name}` | {doc} |" for name, doc in TESTS.items())
     yield ""

@@ -6,8 +6,9 @@ Rules of this file:
 * The device gets what the driver told the workers, and nothing else. It judges every step; `check` judges the rest.
 * A scenario that asks for what does not exist (a copy that does not run) raises a `StageError`, which is never a refusal.
 
-Theory. A plan is carried out when it is made. Reports of copies that have landed wait for the next plan that settles. A forward
-pass runs until its plan settles.
+Theory. What the file calls a copy is all that one step plans for a request in one direction: one job of many blocks, or a job
+for each block, as the engine likes. A plan is carried out when it is made. Reports of copies that have landed wait for the next
+plan that settles. A forward pass runs until its plan settles.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def worded(content: Content) -> str:
 
 
 class StageError(Exception):
-    """The scenario asks for something that does not exist."""
+    """The scenario asks for something that does not exist: this engine did not get as far as the case."""
+
+
+class UnmetError(Exception):
+    """What a verb expects by itself is not so: nothing comes to an end, or there is room where there must be none."""
 
 
 @define(eq=False)
@@ -58,6 +63,12 @@ class SeenCopy:
     order: CopyOrder
     owner: str
     sizes: tuple[int, ...]
+    plan: int
+
+    @property
+    def copy(self) -> tuple[str, bool, int]:
+        """What the file calls one copy: owner, direction and plan, whatever number of jobs it has."""
+        return self.owner, self.order.stores, self.plan
 
 
 @define(eq=False)
@@ -87,8 +98,8 @@ class Stage:
         if (size := (world.blocks + 1 + places) * world.workers) > PLACES_MAX:
             raise StageError(f"a world of {size:,} places is too large (at most {PLACES_MAX:,} on all workers together)")
         self.device = Device(world.blocks + 1, places, world.workers, events=world.events != "none")
-        self.names: dict[str, tuple[str, int]] = {}
-        """The kind and number of what ``as`` and ``remember`` have named."""
+        self.names: dict[str, tuple[str, tuple[int, ...]]] = {}
+        """The kind and number of what ``as`` and ``remember`` have named; a copy has a number for each of its jobs."""
         self.seen: dict[tuple[str, int], list[int]] = {}
         """By request and group, the block that each position of its table had last, even if it was released."""
         self.requests: dict[str, None] = {}
@@ -111,7 +122,7 @@ class Stage:
     def block(self, text: str) -> int:
         """The block for a name of the scenario."""
         if text in self.names:
-            return self.names[text][1]
+            return self.names[text][1][0]
         found = BLOCK.fullmatch(text)
         if found is None:
             raise StageError(f"{text!r} names no block")
@@ -121,21 +132,29 @@ class Stage:
             raise StageError(f"there is no {text}: it has had {sum(map(bool, table))} blocks by now")
         return table[position]
 
-    def job(self, text: str) -> int:
-        """The copy for a name of the scenario."""
+    def jobs(self, text: str) -> tuple[int, ...]:
+        """The jobs of the copy for a name of the scenario."""
         if text == "nobody":
-            return NOBODY
+            return (NOBODY,)
         if text in self.names:
             return self.names[text][1]
         found = JOB.fullmatch(text)
         if found is None:
             raise StageError(f"{text!r} names no copy")
         which, kind, request = found.groups()
-        own = [job for job, each in self.copies.items() if each.owner == request and each.order.stores is (kind == "store")]
+        own = self.copies_of(request, stores=kind == "store")
         at = ORDINALS.index(which) if which else -1
         if len(own) <= max(at, 0):
             raise StageError(f"there is no such copy as {text}: {len(own)} {kind}s of {request} were planned by now")
         return own[at]
+
+    def copies_of(self, owner: str, *, stores: bool) -> list[tuple[int, ...]]:
+        """The copies of a request in one direction, each with its jobs."""
+        found: dict[int, tuple[int, ...]] = {}
+        for job, each in self.copies.items():
+            if each.owner == owner and each.order.stores is stores:
+                found[each.plan] = (*found.get(each.plan, ()), job)
+        return list(found.values())
 
     def content(self, text: str) -> str:
         """The content for a name of the scenario, with its group."""
@@ -143,7 +162,9 @@ class Stage:
         if found is not None:
             group = int(found[3] or 0)
             end = (int(found[1]) + 1) * self.geometry.block_tokens[group]
-            said = self.texts[found[2]] = self.asked(lambda: self.driver.tokens(found[2]), self.texts.get(found[2], ""))
+            said = self.texts.get(found[2], "")
+            if len(said) < end:
+                said = self.texts[found[2]] = self.driver.tokens(found[2])
             if len(said) < end:
                 raise StageError(f"{text} has no content: {found[2]} has {len(said)} tokens, and it ends at {end}")
             return f"{group}:{said[:end]}"
@@ -155,7 +176,7 @@ class Stage:
     def slot(self, text: str) -> int:
         """The host slot for a name of the scenario."""
         if text in self.names:
-            return self.names[text][1]
+            return self.names[text][1][0]
         found = SLOT.fullmatch(text)
         slot = self.driver.slot_of(self.content(found[1])) if found else None
         if slot is None:
@@ -171,15 +192,17 @@ class Stage:
                 return kind
         return "request"
 
-    def number(self, text: str) -> tuple[str, int]:
-        """The kind and number of a block, copy or slot."""
+    def numbers(self, text: str) -> tuple[str, tuple[int, ...]]:
+        """The kind and number of a block or slot, or of each job of a copy."""
         kind = self.kind(text)
-        return kind, {"block": self.block, "job": self.job, "slot": self.slot}[kind](text)
+        if kind == "job":
+            return kind, self.jobs(text)
+        return kind, ({"block": self.block, "slot": self.slot}[kind](text),)
 
     def said(self, block: int) -> str:
         """The scenario's name of a block."""
         for name, found in self.names.items():
-            if found == ("block", block):
+            if found == ("block", (block,)):
                 return name
         for (request, group), table in reversed(self.seen.items()):
             if block in table:
@@ -188,19 +211,17 @@ class Stage:
 
     def said_job(self, job: int) -> str:
         """The scenario's name of a copy."""
-        for name, found in self.names.items():
-            if found == ("job", job):
+        for name, (kind, numbers) in self.names.items():
+            if kind == "job" and job in numbers:
                 return name
         if job not in self.copies:
             return f"copy number {job}"
         seen = self.copies[job]
-        kind = "store" if seen.order.stores else "load"
-        own = [
-            each for each, other in self.copies.items() if (other.owner, other.order.stores) == (seen.owner, seen.order.stores)
-        ]
-        at = own.index(job)
+        stores = seen.order.stores
+        own = self.copies_of(seen.owner, stores=stores)
+        at = next(at for at, jobs in enumerate(own) if job in jobs)
         which = f"{ORDINALS[at]} " if len(own) > 1 and at < len(ORDINALS) else ""
-        return f"the {which}{kind} of {seen.owner}" if seen.owner else f"copy number {job}"
+        return f"the {which}{'store' if stores else 'load'} of {seen.owner}" if seen.owner else f"copy number {job}"
 
     def in_words(self, text: str) -> str:
         """A message of the device or the engine, with the scenario's names added to its numbers."""
@@ -233,13 +254,13 @@ class Stage:
         made: tuple[str, list[int]] | None = getattr(self, f"do_{verb}")(**arguments)
         if made is not None and bind:
             for name, number in zip(bind, made[1], strict=True):
-                self.names[name] = (made[0], number)
+                self.names[name] = (made[0], (number,))
         self.look()
 
     def remember(self, step: ScenarioStep) -> None:
         """Store the names that a step introduces."""
         for name, text in step.remember.items():
-            self.names[name] = self.number(text)
+            self.names[name] = self.numbers(text)
         if step.name:
             self.pictures[step.name] = self.picture()
 
@@ -299,7 +320,8 @@ class Stage:
         """Let the workers carry a plan out; launches are reported when the plan settles."""
         orders, what = found.orders, self.happened
         for order in (*orders.loads, *orders.stores):
-            self.copies[order.job] = SeenCopy(order, found.owners.get(order.job, ""), found.sizes.get(order.job, ()))
+            owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, ())
+            self.copies[order.job] = SeenCopy(order, owner, sizes, orders.plan)
         what.stores += [order.job for order in orders.stores]
         what.loads += [order.job for order in orders.loads]
         what.flushes += orders.flushes
@@ -461,10 +483,10 @@ class Stage:
             return sorted(each for each in running if each[1] in ranks)
         found: list[tuple[int, int]] = []
         for text in copies:
-            job = self.job(text)
-            own = [(job, rank) for rank in ranks if (job, rank) in running]
+            jobs = self.jobs(text)
+            own = [(job, rank) for job in jobs for rank in ranks if (job, rank) in running]
             if not own:
-                state = "hangs" if any(each[0] == job for each in self.device.running()) else "does not run"
+                state = "hangs" if any(each[0] in jobs for each in self.device.running()) else "does not run"
                 raise StageError(f"{text} {state} on the device" + ("" if worker is None else f" of worker {worker}"))
             found += own
         return found
@@ -476,15 +498,16 @@ class Stage:
 
     def do_report(self, copy: str, worker: int = 0, failed: bool = False) -> None:
         """Report the end of a copy, whatever the device did."""
-        self.reports.append(Landing(self.job(copy), self.worker(worker), not failed))
+        self.reports += [Landing(job, self.worker(worker), not failed) for job in self.jobs(copy)]
 
     def do_lose_report(self, copy: str, worker: int = 0) -> None:
         """Drop a report that waits for the next plan to settle."""
-        job, rank = self.job(copy), self.worker(worker)
-        found = next((each for each in self.reports if (each.job, each.worker) == (job, rank)), None)
-        if found is None:
+        jobs, rank = self.jobs(copy), self.worker(worker)
+        found = [next((each for each in self.reports if (each.job, each.worker) == (job, rank)), None) for job in jobs]
+        if not any(found):
             raise StageError(f"no report of {copy} by worker {worker} is on its way")
-        self.reports.remove(found)
+        for each in filter(None, found):
+            self.reports.remove(each)
 
     def do_reset(self, drain: bool = False) -> None:
         """Forget all content."""
@@ -519,7 +542,7 @@ class Stage:
 
     def do_prove_quiet(self, copies: Sequence[str] | None = None) -> None:
         """Prove these copies quiet, or all that run."""
-        self.prove_quiet(self.out() if copies is None else [self.job(text) for text in copies])
+        self.prove_quiet(self.out() if copies is None else [job for text in copies for job in self.jobs(text)])
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
         """Stop the copies on the device, and then tell the engine, so that the proof is true."""
@@ -537,7 +560,7 @@ class Stage:
                 return
             self.land(None, None, "sent", ok=True)
             self.tick()
-        raise StageError(f"still pending after {LIMIT} ticks: {', '.join(map(self.said_job, self.out())) or 'no copy is out'}")
+        raise UnmetError(f"still pending after {LIMIT} ticks: {', '.join(map(self.said_job, self.out())) or 'no copy is out'}")
 
     def out(self) -> list[int]:
         """The running copies."""
@@ -597,7 +620,7 @@ class Stage:
     def do_crowd_host(self, slots: int, fits: bool = True) -> None:
         """Evict slots of the host, as under memory pressure."""
         if self.driver.crowd_host(slots) is not fits:
-            raise StageError(f"there is {'no ' if fits else ''}room for {slots} more slots in the host")
+            raise UnmetError(f"there is {'no ' if fits else ''}room for {slots} more slots in the host")
 
     def do_forget(self, contents: Sequence[str]) -> None:
         """Drop content from the host."""
@@ -656,19 +679,22 @@ class Stage:
 
     def do_cancel(self, copy: str) -> None:
         """Cancel a copy that was not launched."""
-        self.driver.cancel(self.job(copy))
+        for job in self.jobs(copy):
+            self.driver.cancel(job)
 
     def do_submit(self, copy: str) -> None:
         """Submit a copy at once."""
-        self.driver.submit(self.job(copy))
+        for job in self.jobs(copy):
+            self.driver.submit(job)
 
     def do_abandon(self, copy: str) -> None:
         """Abandon a copy in flight."""
-        self.driver.abandon(self.job(copy))
+        for job in self.jobs(copy):
+            self.driver.abandon(job)
 
     def do_flush(self, copies: Sequence[str]) -> None:
         """Flush copies in the next plan."""
-        self.driver.flush([self.job(text) for text in copies])
+        self.driver.flush([job for text in copies for job in self.jobs(text)])
 
     def do_free(self, request: str, blocks: Sequence[str]) -> None:
         """Free blocks of the engine's allocator."""

@@ -1,0 +1,152 @@
+"""Which scenario files are meant: those that come with the package, and those of a user; and what each asks of a driver.
+
+Rules of this file:
+
+* The files in `cases/` are package data: a checkout and an installed wheel have the same ones, and there is no second copy.
+* What a scenario needs is computed from its steps and from the tables of `_schema`; nothing here knows any scenario by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attrs import define, field
+
+from blocklife.errors import MisuseError
+from blocklife.offload import Geometry
+from blocklife.testing.scenarios._driver import Driver
+from blocklife.testing.scenarios._format import BLOCK, JOB, SLOT, Scenario, ScenarioStep, read_scenario
+from blocklife.testing.scenarios._our_driver import OurDriver
+from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
+from blocklife.testing.scenarios._schema import EXPECTATIONS, SETTINGS, VERBS, Value, ValueKind
+
+SHIPPED = Path(__file__).parent / "cases"
+"""The scenarios of the package; those for engines that decide for themselves are in its folder ``vllm``."""
+METHODS = tuple(name for name, each in vars(Driver).items() if inspect.isfunction(each) and not name.startswith("_"))
+"""Every method of a driver, in the order of the protocol."""
+REQUIRED = ("start", "arrive", "step", "settle", "table")
+"""Those that every driver has."""
+_SIZES = ("blocks", "slots", "jobs", "lazy_blocks", "seed")
+"""Settings that no engine lacks."""
+
+
+# --- files ------------------------------------------------------------------------------------------------------------------
+
+
+def files_of(paths: Sequence[str]) -> list[Path]:
+    """The given files, and all scenario files of the given folders; those of the package where nothing is given.
+
+    What is neither may be the name of one of the package's, such as ``A01``, ``vllm`` or ``vllm/V1``. Raises `MisuseError` for
+    folders that have none.
+    """
+    found: list[Path] = []
+    for path in map(_meant, paths or [str(SHIPPED)]):
+        found += sorted(path.glob("*.toml")) if os.path.isdir(path) else [path]
+    if not found:
+        raise MisuseError(f"{', '.join(paths)}: no scenario there")
+    return found
+
+
+def _meant(text: str) -> Path:
+    path = Path(text)
+    if os.path.lexists(path) or path.is_absolute() or ".." in path.parts:
+        return path
+    shipped = SHIPPED / path
+    if os.path.isdir(shipped):
+        return shipped
+    shipped = shipped.with_name(f"{shipped.name.removesuffix('.toml')}.toml")
+    return shipped if os.path.isfile(shipped) else path
+
+
+def run_files(
+    paths: Sequence[str] = (), driver: Callable[[], Driver] = OurDriver, *, log: bool = False
+) -> Iterator[ScenarioVerdict]:
+    """Run every variant of every file, or of the package's scenarios. A malformed file is refused before anything runs."""
+    scenarios = [read_scenario(path) for path in files_of(paths)]
+    for scenario in scenarios:
+        for variant in scenario.each_variant():
+            yield run_scenario(scenario, driver, variant, log=log)
+
+
+# --- what a scenario needs --------------------------------------------------------------------------------------------------
+
+
+def needs(scenario: Scenario) -> tuple[str, ...]:
+    """The methods of a driver without which it is not applicable, besides those that every driver has."""
+    asked = _Asked(Geometry.parse(str(scenario.world.get("groups", SETTINGS["groups"].default))).block_tokens)
+    for step in scenario.steps:
+        asked.step(step)
+    asked.expected(scenario.end)
+    return tuple(each for each in METHODS if each in asked.methods and each not in REQUIRED)
+
+
+@define(eq=False)
+class _Asked:
+    """What the steps so far have asked of a driver.
+
+    Invariant: ``kinds`` has the kind of each name, and ``prompts`` what each request came with.
+    """
+
+    block_tokens: Sequence[int]
+    methods: set[str] = field(factory=set)
+    kinds: dict[str, str] = field(factory=dict)
+    prompts: dict[str, str] = field(factory=dict)
+
+    def step(self, step: ScenarioStep) -> None:
+        """What one step calls and asks."""
+        verb = VERBS[step.verb]
+        self.methods.update(verb.methods)
+        for parameter in verb.parameters:
+            if parameter.name not in step.arguments:
+                continue
+            self.methods.update(parameter.calls)
+            value = step.arguments[parameter.name]
+            if parameter.kind is ValueKind.EXPECTATIONS and isinstance(value, Mapping):
+                self.expected(value)
+            elif parameter.kind is ValueKind.CONTENTS:
+                self.contents(value)
+        if step.verb == "arrive":
+            self.prompts[str(step.arguments["request"])] = str(step.arguments["prompt"])
+        self.kinds.update(dict.fromkeys(step.bind, "block" if verb.binds == "blocks" else "job"))
+        for name, text in step.remember.items():
+            self.kinds[name] = self.kind(text)
+        if step.name:
+            self.methods.add("picture")
+        self.expected(step.expect)
+
+    def expected(self, expected: Mapping[str, Value]) -> None:
+        """What expectations ask."""
+        for key, value in expected.items():
+            self.methods.update(EXPECTATIONS[key].asks)
+            if EXPECTATIONS[key].kind is ValueKind.CONTENTS:
+                self.contents(value)
+            elif key == "holds" and isinstance(value, Mapping):
+                self.contents(list(value.values()))
+            elif key == "state" and isinstance(value, Mapping):
+                self.methods.update([f"{self.kind(name)}_state" for name in value])
+
+    def contents(self, value: Value) -> None:
+        """Content that has sampled tokens can be named only if the driver tells them."""
+        for text in value if isinstance(value, Sequence) else ():
+            found = BLOCK.fullmatch(str(text))
+            if found and (int(found[1]) + 1) * self.block_tokens[int(found[3] or 0)] > len(self.prompts.get(found[2], "")):
+                self.methods.add("tokens")
+
+    def kind(self, text: str) -> str:
+        """What a name stands for; a slot is looked for by its content."""
+        if text in self.kinds:
+            return self.kinds[text]
+        if SLOT.fullmatch(text):
+            self.methods.add("slot_of")
+            return "slot"
+        return "block" if BLOCK.fullmatch(text) else "job" if JOB.fullmatch(text) else "request"
+
+
+def worlds(scenario: Scenario) -> dict[str, tuple[Value, ...]]:
+    """The settings that an engine may lack, with the values that some variant gives them."""
+    given = {**{key: (value,) for key, value in scenario.world.items()}, **scenario.variants}
+    usual = {key: each.default for key, each in SETTINGS.items() if key not in _SIZES}
+    return {key: tuple(given[key]) for key in usual if key in given and set(given[key]) != {usual[key]}}

@@ -1,0 +1,128 @@
+"""What the command line says of scenarios: how runs ended, what there is, and what a driver has to have for which."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from blocklife.testing.scenarios._cases import METHODS, REQUIRED, files_of, needs, worlds
+from blocklife.testing.scenarios._format import Scenario, read_scenario
+from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict
+from blocklife.testing.scenarios._schema import TESTS
+
+_NAMED = 8
+"""Scenarios that a line names; of more it says how many there are."""
+_COUNTED: Mapping[Outcome, str] = {
+    Outcome.HELD: "hold",
+    Outcome.UNSAFE: "unsafe",
+    Outcome.FAILED: "fail",
+    Outcome.OTHER_POLICY: "of another policy",
+    Outcome.NOT_APPLICABLE: "not applicable",
+}
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------------
+
+
+def told(verdicts: Iterable[ScenarioVerdict], *, log: bool = False, as_json: bool = False) -> Iterator[str]:
+    """What ``scenario run`` prints: every run that did not hold, all of them with *log*, and a summary."""
+    found = []
+    for each in verdicts:
+        found.append(each)
+        if as_json:
+            yield json.dumps(each.record())
+        elif log:
+            yield from (f"{each.scenario}: {each.title}", *(f"  {line}" for line in each.log), str(each), "")
+        elif each.outcome in WRONG:
+            yield str(each)
+    if not as_json:
+        yield from summary(found)
+
+
+def summary(verdicts: Sequence[ScenarioVerdict]) -> Iterator[str]:
+    """Why runs were not applicable, each reason once; how many scenarios hold, by what they test; how many runs ended how."""
+    reasons = Counter(each.reason for each in verdicts if each.outcome is Outcome.NOT_APPLICABLE)
+    for reason, count in reasons.most_common():
+        names = dict.fromkeys(each.scenario for each in verdicts if each.reason == reason)
+        yield f"not applicable: {_runs(count)}: {reason} ({_names(list(names))})"
+    for tests in TESTS:
+        among = [each for each in verdicts if each.tests == tests]
+        if among:
+            yield f"{tests}: {_scenarios(among)}"
+    counts = Counter(each.outcome for each in verdicts)
+    yield f"{_runs(len(verdicts))}: {', '.join(f'{counts[outcome]} {said}' for outcome, said in _COUNTED.items())}"
+
+
+def _scenarios(verdicts: Sequence[ScenarioVerdict]) -> str:
+    """A scenario holds if a run of it does and no run does not; runs that are not applicable say nothing."""
+    by_name: dict[str, set[Outcome]] = {}
+    for each in verdicts:
+        by_name.setdefault(each.scenario, set()).add(each.outcome)
+    wrong = [name for name, outcomes in by_name.items() if outcomes & WRONG]
+    held = [name for name, outcomes in by_name.items() if Outcome.HELD in outcomes and name not in wrong]
+    rest = len(by_name) - len(wrong) - len(held)
+    said = f"{len(held)} of {len(by_name)} scenarios hold"
+    said += f", {len(wrong)} {'does' if len(wrong) == 1 else 'do'} not ({_names(wrong)})" if wrong else ""
+    return said + (f", {rest} {'is' if rest == 1 else 'are'} not applicable" if rest else "")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------------
+
+
+def list_files(paths: Sequence[str]) -> Iterator[str]:
+    """Two lines for each scenario: what it is about and what it tests; the worlds and the methods that it needs."""
+    for each in _read(paths):
+        runs = sum(1 for _ in each.each_variant())
+        source = f" ({each.source})" if each.source else ""
+        yield f"{each.id} ({each.tests}): {each.title}{source}; {', '.join(each.invariants)}; {runs} variant{'s' * (runs != 1)}"
+        settings = [f"{key}={'|'.join(map(_plain, values))}" for key, values in worlds(each).items()]
+        asked = [f"worlds {', '.join(settings)}"] if settings else []
+        asked += [f"methods {', '.join(needs(each))}"] if needs(each) else []
+        yield f"    needs {'; '.join(asked) or 'nothing that a driver may lack'}"
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def list_methods(paths: Sequence[str]) -> Iterator[str]:
+    """One line for each method of a driver: by how many scenarios it is needed, and by which."""
+    scenarios = list(_read(paths))
+    using = {method: [each.id for each in scenarios if method in needs(each)] for method in METHODS if method not in REQUIRED}
+    width = max(map(len, METHODS))
+    yield f"{', '.join(REQUIRED)}: all {len(scenarios)}"
+    for method, names in sorted(using.items(), key=lambda each: -len(each[1])):
+        yield f"{method:{width}} {len(names):3} {' '.join(names)}".rstrip()
+
+
+def record(scenario: Scenario) -> dict[str, object]:
+    """For machines."""
+    return {
+        "scenario": scenario.id,
+        "title": scenario.title,
+        "tests": scenario.tests,
+        "source": scenario.source,
+        "invariants": list(scenario.invariants),
+        "variants": sum(1 for _ in scenario.each_variant()),
+        "worlds": {key: list(values) for key, values in worlds(scenario).items()},
+        "methods": list(needs(scenario)),
+    }
+
+
+def list_records(paths: Sequence[str]) -> Iterator[str]:
+    """One JSON line for each scenario."""
+    yield from (json.dumps(record(each)) for each in _read(paths))
+
+
+def _read(paths: Sequence[str]) -> Iterator[Scenario]:
+    return map(read_scenario, files_of(paths))
