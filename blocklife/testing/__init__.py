@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         RequestProgress,
         SettledPlan,
         Unsupported,
+        forward_pass,
     )
     from blocklife.testing.scenarios._format import Scenario, parse_scenario
     from blocklife.testing.scenarios._our_driver import OurDriver
@@ -80,6 +81,7 @@ __all__ = [
     "World",
     "WorldSettings",
     "explore",
+    "forward_pass",
     "parse_scenario",
     "pinned_world",
     "retell",
@@ -99,7 +101,8 @@ if not TYPE_CHECKING:  # who checks types knows the names from above, and no oth
             "exploring._walk": "Walked walk",
             "plugin._hooks": "MakeLedger MakeVisit",
             "scenarios._cases": "run_files",
-            "scenarios._driver": "Driver EngineSetup EngineStep LookedUp Problem RequestProgress SettledPlan Unsupported",
+            "scenarios._driver": "Driver EngineSetup EngineStep LookedUp Problem RequestProgress SettledPlan Unsupported "
+            "forward_pass",
             "scenarios._format": "Scenario parse_scenario",
             "scenarios._our_driver": "OurDriver",
             "scenarios._running": "Outcome ScenarioVerdict run_scenario",

@@ -4,70 +4,145 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import engine
-from engine import BLOCK, Engine
+from engine import BLOCK, Copy, Ended, Engine, Request
 
-from blocklife.testing import CopyOrder, Driver, EngineSetup, EngineStep, Landing, Orders, Pass, SettledPlan, Unsupported
+from blocklife.testing import (
+    CopyOrder,
+    Driver,
+    EngineSetup,
+    EngineStep,
+    Landing,
+    LookedUp,
+    Orders,
+    RequestProgress,
+    SettledPlan,
+    Unsupported,
+    forward_pass,
+)
 
 
 class YourDriver(Driver):
+    refusals = (ValueError,)
     hasty = False
     """Set by ``pytest --hasty``."""
 
     def start(self, world: EngineSetup) -> None:
-        needed = {"groups": f"full:{BLOCK}", "blocks_per_chunk": 1, "workers": 1, "contract": "hold", "scheduling": "sync"}
-        for name, value in needed.items():
-            if getattr(world, name) != value:
-                raise Unsupported(f"{name} is always {value} here")
-        self.engine = Engine(world.blocks, world.slots, hasty=self.hasty)
-        self.plans = 0
+        self.only(
+            world, groups=f"full:{BLOCK}", contract="hold", scheduling="sync", mode="eager", blocks_per_chunk=1, deadline=1000
+        )
+        self.engine = Engine(world.blocks, world.slots, world.workers, self.hasty)
+        self.plans, self.weights, self.taken = 0, "", list[int]()
 
     def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
         if tokens is not None or reply:
-            raise Unsupported("no token is sampled here")
+            raise Unsupported("requests here never end by themselves")
         self.engine.arrive(request, prompt)
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
     ) -> EngineStep:
-        if preempt or compute or let_in:
-            raise Unsupported("the engine decides who runs, and computes prompts only")
-        self.plans += 1
-        did = self.engine.step() if let_in is None else engine.Step({}, [], [])
+        did = self.engine.step(compute, let_in, preempt)
+        loads, stores = (tuple(_order(each) for each in did.copies if each.loads is kind) for kind in (True, False))
+        computes = [(each.blocks, each.said, start, stop) for each, start, stop in did.computes]
+        self.plans, taken, self.taken = self.plans + 1, self.taken, []
         return EngineStep(
-            orders=Orders(self.plans, (), (), tuple(map(_order, did.copies)), Pass(writes=tuple(self._writes(did.placed)))),
-            handed_out=tuple(block for blocks in did.placed.values() for block in blocks),
+            orders=Orders(self.plans, tuple(did.waits_for), loads, stores, forward_pass(computes, BLOCK, weights=self.weights)),
+            handed_out=(*taken, *(block for blocks in did.placed.values() for block in blocks)),
             owners={each.number: each.owner for each in did.copies},
+            hits={name: LookedUp(tokens or 0, deferred=tokens is None) for name, tokens in did.hits.items()},
             no_room=tuple(did.no_room),
         )
-
-    def _writes(self, placed: Mapping[str, list[int]]) -> list[tuple[int, str]]:
-        return [
-            (block, f"0:{self.engine.texts[name][: (position + 1) * BLOCK]}")
-            for name, blocks in placed.items()
-            for position, block in enumerate(blocks)
-        ]
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
+        ended = Ended()
+        self.engine.settle(sampled)
         for each in reports:
-            self.engine.land(each.job)
-        return SettledPlan()
+            self.engine.land(each.job, each.worker, each.ok, ended)
+        return SettledPlan(loaded=tuple(ended.loaded), failed=tuple(ended.failed))
+
+    def table(self, request: str, group: int) -> list[int]:
+        return list(self.engine.requests[request].blocks) if request in self.engine.requests else []
 
     def finish(self, request: str) -> None:
         self.engine.finish(request)
 
-    def table(self, request: str, group: int) -> list[int]:
-        return self.engine.tables.get(request, [])
+    abort = finish
+
+    def preempt(self, request: str) -> None:
+        self.engine.give_way(request)
+
+    def lookup(self, request: str) -> LookedUp:
+        found = self.engine.lookup(request)
+        self.engine.pins += [("lookup", text) for text in found or ()]
+        return LookedUp(len(found or ()) * BLOCK, deferred=found is None)
+
+    def reset(self, *, drain: bool) -> None:
+        self.engine.reset(drain=drain)
+
+    def renew(self, generation: str) -> None:
+        self.engine.reset()
+        self.weights = f"@{generation}"
+
+    def sleep(self) -> None:
+        """Nothing is found on the device: there is nothing to forget, and nothing to bring back."""
+
+    wake = sleep
+
+    def forget_on_device(self, contents: Sequence[str]) -> None:
+        self.sleep()
+
+    def crowd_host(self, slots: int) -> bool:
+        return self.engine.make_room(slots)
+
+    def pin(self, holder: str, contents: Sequence[str]) -> None:
+        self.engine.pins += [(holder, _text(each)) for each in contents]
+
+    def unpin(self, holder: str, contents: Sequence[str]) -> None:
+        self.engine.unpin(holder, *map(_text, contents))
+
+    def evict(self, contents: Sequence[str]) -> None:
+        self.engine.evict(*map(_text, contents))
+
+    def enter(self, request: str, *, waiting: bool = False) -> None:
+        self.engine.requests[request] = Request("", 0, waits=waiting)
+
+    def allocate(self, request: str, count: int, group: int = 0) -> list[int]:
+        self.taken += (taken := self.engine.take(request, count))
+        return taken
+
+    def free(self, request: str, blocks: Sequence[int]) -> None:
+        self.engine.take_back(request, blocks)
+
+    def tokens(self, request: str) -> str:
+        return self.engine.said[request]
+
+    def progress(self, request: str) -> RequestProgress:
+        found = self.engine.requests[request]
+        return RequestProgress(found.known, found.computed, found.ahead)
 
     def pending(self) -> bool:
         return bool(self.engine.copies)
 
     def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
-        coming = {each.slot for each in self.engine.copies.values()}
-        return {}, {slot: f"0:{text}" for text, slot in self.engine.host.items() if slot not in coming}
+        return {}, {slot: f"0:{text}{self.weights}" for text, slot in self.engine.host.items()}
+
+    def slot_of(self, content: str) -> int | None:
+        coming = {each.text: each.slot for each in self.engine.copies.values() if not each.loads}
+        return {**coming, **self.engine.host}.get(_text(content))
+
+    def count(self, what: str) -> int:
+        return len(self.engine.free) if what == "free" else super().count(what)
+
+    def left_behind(self) -> list[str]:
+        return [*self.engine.requests, *map(str, self.engine.leaving), *map(str, self.engine.pins)]
 
 
-def _order(copy: engine.Copy) -> CopyOrder:
-    return CopyOrder(copy.number, True, (copy.block,), (copy.slot,), (1,))
+def _text(content: str) -> str:
+    return content.partition(":")[2]
+
+
+def _order(copy: Copy) -> CopyOrder:
+    sides = ((copy.slot,), (copy.block,)) if copy.loads else ((copy.block,), (copy.slot,))
+    return CopyOrder(copy.number, not copy.loads, *sides, sizes=(1,))

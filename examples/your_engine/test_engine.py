@@ -15,6 +15,7 @@ def test_block_is_not_handed_out_while_a_copy_reads_it(blocklife_ledger: MakeLed
     watch = Watch(Engine(num_blocks=3, num_slots=4, hasty=hasty), ledger)
     watch.engine.arrive("a", "abcdefgh")
     watch.step()
+    watch.step()
     watch.finish("a")
     watch.engine.arrive("b", "rstuvwxyz")
     watch.step()

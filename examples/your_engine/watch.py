@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attrs import define, field
-from engine import BLOCK, Engine
+from engine import BLOCK, Copy, Engine
 
 from blocklife.ledger import Batch, Completion, JobId, Ledger, Result, Worker
 from blocklife.ledger.jobs import Sealed
@@ -15,24 +15,35 @@ class Watch:
     ledger: Ledger
     """One whose blocks the engine hands out: ``own_pool=False``."""
     jobs: dict[int, JobId] = field(factory=dict)
+    sealed: dict[str, int] = field(factory=dict)
+    """How many blocks of each request are full."""
     now: float = 0.0
 
     def step(self) -> None:
         self.now += 1
         did = self.engine.step()
-        for name, blocks in did.placed.items():
-            self.ledger.add_request(name)
-            self.ledger.admit(name)
-            text = self.engine.texts[name]
-            full = len(text) // BLOCK
-            lives = self.ledger.observe_allocate(name, blocks).lives
-            self.ledger.seal(Batch(lives[:full]), [text[: (at + 1) * BLOCK].encode() for at in range(full)])
         for copy in did.copies:
-            source: Batch[Sealed] = Batch([self.ledger.life(copy.block)])
-            jobs = self.ledger.plan_store(source, [copy.slot], [copy.text.encode()], owner=copy.owner)
-            [self.jobs[copy.number]] = jobs.ids
+            if copy.loads:
+                raise NotImplementedError("this watch is told of stores only")
+            self._store(copy)
+        for name, blocks in did.placed.items():
+            if name not in self.sealed:
+                self.ledger.add_request(name)
+                self.ledger.admit(name)
+                self.sealed[name] = 0
+            self.ledger.observe_allocate(name, blocks)
+        self.engine.settle()
+        for name, start in self.sealed.items():
+            request = self.engine.requests[name]
+            self.sealed[name] = full = request.computed // BLOCK
+            lives = [self.ledger.life(block) for block in request.blocks[start:full]]
+            self.ledger.seal(Batch(lives), [request.text(at).encode() for at in range(start, full)])
         plan = self.ledger.dispatch(self.now)
         self.ledger.settle(plan.number, self.now)
+
+    def _store(self, copy: Copy) -> None:
+        source: Batch[Sealed] = Batch([self.ledger.life(copy.block)])
+        [self.jobs[copy.number]] = self.ledger.plan_store(source, [copy.slot], [copy.text.encode()], owner=copy.owner).ids
 
     def land(self, number: int) -> None:
         self.engine.land(number)
@@ -41,3 +52,4 @@ class Watch:
     def finish(self, name: str) -> None:
         self.engine.finish(name)
         self.ledger.finish(name)
+        del self.sealed[name]

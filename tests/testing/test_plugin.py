@@ -7,6 +7,7 @@ planted bug the plugin has to find in two ways.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -23,10 +24,12 @@ from blocklife.ledger import Ledger, Limits
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.records import Growth
 from blocklife.states import MACHINES
+from blocklife.testing import Driver, Outcome, run_files
 from blocklife.testing.plugin._coverage import Coverage
 from blocklife.testing.plugin._hooks import MUTANT, REPORT, REQUIRE
 from blocklife.testing.plugin._visit import make_visit
 from blocklife.testing.plugin._watched import make_watched, raise_violation
+from blocklife.testing.scenarios._telling import summary
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "your_engine"
@@ -478,7 +481,26 @@ def test_planted_bug_of_the_example_is_found_by_the_ledger_and_by_the_scenario(e
     assert ran.last.startswith("2 failed, 1 passed")
     assert "RefusedError: block 1: cannot ALLOCATE while IN_FLIGHT" in ran.text
     assert "IN_FLIGHT --release--> IN_FLIGHT" in ran.text
-    assert "hurry.toml:29: step 5 (step): a rule is broken: I1: block 1 (block 0 of a) was handed out" in ran.text
+    assert "hurry.toml:33: step 6 (step): a rule is broken: I1: block 1 (block 0 of a) was handed out" in ran.text
+
+
+def test_example_holds_as_many_scenarios_as_its_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is unsafe, whatever engine and driver become; with the planted bug several are."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    driver: Callable[[], Driver] = importlib.import_module("driver").YourDriver
+    *_, safety, policy, _ = summary(list(run_files(driver=driver)))
+    text = " ".join((EXAMPLE / "README.md").read_text(encoding="utf-8").split())
+    monkeypatch.setattr(driver, "hasty", True)
+    hasty = {each.scenario for each in run_files(driver=driver) if each.outcome is Outcome.UNSAFE}
+    for name in ("driver", "engine"):
+        del sys.modules[name]
+
+    assert safety == "safety: 18 of 36 scenarios hold, 18 are not applicable"
+    assert "Of the 36 scenarios about safety 18 hold and none fails; the other 18 are about what this engine has not" in text
+    assert re.fullmatch(r"policy: 0 of 10 scenarios hold, 3 do not \(.*\), 7 are not applicable", policy)
+    assert "Of the 10 about policies 7 are not applicable, and in 3 it has another policy" in text
+    assert {"A01", "A02", "A03"} <= hasty
+    assert len((EXAMPLE / "driver.py").read_text(encoding="utf-8").splitlines()) < 150
 
 
 def test_example_is_told_in_its_readme() -> None:

@@ -6,10 +6,12 @@ Rules of this file:
 * A driver schedules; it never copies. The runner has the device (`device.Device`), carries every plan out on it, lets copies
   land as the scenario says, and judges by what the driver *told the workers*, not by its internal state.
 * A method that an engine does not support is left out, or raises `Unsupported` with the reason: the scenario is then reported
-  as *not applicable*. A call that is refused by rule raises `MisuseError` or `CapacityError`, and has changed nothing.
+  as *not applicable*. A call that is refused by rule raises `MisuseError`, `CapacityError` or one of the driver's `refusals`,
+  and has changed nothing.
 
 Required are `start`, `arrive`, `step`, `settle` and `table`. Every other method is one verb or one query, and is needed only by
-scenarios that use it. `python -m blocklife scenario run FILE --driver your_module:YourDriver` runs a scenario.
+scenarios that use it: ``blocklife scenario list`` says which methods a scenario needs, and ``list --methods`` which scenarios a
+method opens. ``blocklife scenario run --driver your_module:YourDriver`` runs them.
 
 Content. A prompt is text, one letter a token. A block that is full with the tokens up to some point of a request holds the text
 ``GROUP:all tokens up to there``, and so does, in a forward pass, a block that is full in part. The same text is the name under
@@ -24,7 +26,7 @@ from typing import NoReturn
 
 from attrs import field, frozen
 
-from blocklife.testing.worlds._device import Device, Landing, Orders
+from blocklife.testing.worlds._device import Device, Landing, Orders, Pass
 
 NOBODY = 0
 """The number of a job that does not exist: a report of it is a stray one."""
@@ -106,7 +108,7 @@ class EngineStep:
     owners: Mapping[int, str] = field(factory=dict)
     """The request of each copy in the orders, by job."""
     sizes: Mapping[int, tuple[int, ...]] = field(factory=dict)
-    """How many blocks of each group a copy has, by job."""
+    """How many blocks of each group a copy has, by job; of those left out, what their orders say."""
     hits: Mapping[str, LookedUp] = field(factory=dict)
     """The lookups of the step, by request."""
     no_room: tuple[str, ...] = ()
@@ -143,11 +145,41 @@ class Problem:
     message: str
 
 
+def forward_pass(
+    computes: Iterable[tuple[Sequence[int], str, int, int]], size: int, *, group: int = 0, weights: str = ""
+) -> Pass:
+    """The forward pass of a group with full attention: what each request reads and writes in it.
+
+    *computes*: the blocks of a request by position, all its tokens, and from which to which it computes. *size*: tokens of a
+    block. *weights* stand behind the content of each block, with an @ before them.
+    """
+    reads: list[tuple[int, str]] = []
+    writes: list[tuple[int, str]] = []
+    for blocks, said, start, stop in computes:
+        for position, block in enumerate(blocks):
+            first, last = position * size, (position + 1) * size
+            if first < start:
+                reads.append((block, f"{group}:{said[: min(last, start)]}{weights}"))
+            if start < last and first < stop:
+                writes.append((block, f"{group}:{said[: min(last, stop)]}{weights}"))
+    return Pass(tuple(reads), tuple(writes))
+
+
 class Driver:
     """An engine as scenarios see it. Subclass it, or write a class with the methods that you have."""
 
     own_words = False
     """Whether refusals have blocklife's messages; otherwise the wording that a scenario expects is not compared."""
+
+    refusals: tuple[type[Exception], ...] = ()
+    """The engine's own errors by which it refuses a call, having changed nothing: the refusal that a scenario expects."""
+
+    @staticmethod
+    def only(world: EngineSetup, **settings: str | int | bool) -> None:
+        """For `start`: raises `Unsupported` where the world is set up otherwise than the engine always is."""
+        for name, value in settings.items():
+            if getattr(world, name) != value:
+                raise Unsupported(f"{name} is always {value} here")
 
     # --- required ------------------------------------------------------------------------------------------------------------
 

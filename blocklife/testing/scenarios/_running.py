@@ -277,9 +277,10 @@ class _ScenarioRun:
         before = stage.asked(stage.picture, None)
         try:
             self.take(stage, step)
-        except (MisuseError, CapacityError) as refusal:
+        except _refusals(stage.driver) as refusal:
             kind = "capacity" if isinstance(refusal, CapacityError) else "misuse"
-            if step.refused not in ("any", kind):
+            told = isinstance(refusal, MisuseError | CapacityError)
+            if told and step.refused not in ("any", kind):
                 raise self.not_so(f"{where}: expected a refusal for {step.refused}; it was {kind}: {refusal}") from None
             if step.says not in str(refusal) and stage.driver.own_words:
                 raise self.not_so(f"{where}: expected a refusal with {step.says!r}; it said: {refusal}") from None
@@ -341,7 +342,7 @@ class _ScenarioRun:
             raise _Over(Outcome.OTHER_POLICY, f"{where}: {problem}") from problem
         except UnmetError as problem:
             raise self.not_so(f"{where}: {problem}") from problem
-        except (MisuseError, CapacityError) as refusal:
+        except _refusals(stage.driver) as refusal:
             raise _Over(Outcome.FAILED, f"{where}: the engine refuses: {refusal}") from refusal
         except InvariantError as broken:
             raise self.raised(f"{where}: the engine finds itself broken:", broken, Outcome.UNSAFE) from broken
@@ -364,6 +365,12 @@ class _ScenarioRun:
         if self.log:
             none: list[str] = []
             self.lines += [f"    {line}" for line in stage.asked(stage.driver.transitions, none)]
+
+
+def _refusals(driver: Driver) -> tuple[type[Exception], ...]:
+    """What an engine refuses with; a driver need not be a `Driver`."""
+    own: tuple[type[Exception], ...] = getattr(driver, "refusals", ())
+    return (MisuseError, CapacityError, *own)
 
 
 def _told(step: ScenarioStep) -> str:

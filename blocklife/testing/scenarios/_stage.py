@@ -320,7 +320,7 @@ class Stage:
         """Let the workers carry a plan out; launches are reported when the plan settles."""
         orders, what = found.orders, self.happened
         for order in (*orders.loads, *orders.stores):
-            owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, ())
+            owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, order.sizes)
             self.copies[order.job] = SeenCopy(order, owner, sizes, orders.plan)
         what.stores += [order.job for order in orders.stores]
         what.loads += [order.job for order in orders.loads]
@@ -594,6 +594,9 @@ class Stage:
                 )
             self.land(None, None, "sent", ok=True)
             self.run_step({name: min(stride or len(prompt), len(prompt) - end)}, {})
+        for _ in range(2):  # some store in the step itself, others once it has settled
+            if not self.copies_of(name, stores=True):
+                self.tick()
         self.driver.finish(name)
         self.do_drain()
         self.do_empty_device()
