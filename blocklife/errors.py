@@ -11,6 +11,19 @@ The message of a refusal names the thing, the event, the state, what is in the w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "draw": ("pygraphviz>=2.0", "pymupdf-fonts>=1.0.5", "resvg-py>=0.3"),
+    "torch": ("torch>=2.4",),
+}
+"""What each extra of the package brings, as `pyproject.toml` has it."""
+
+
+def to_install(extra: str) -> str:
+    """The command that brings what an extra would: it works wherever blocklife itself came from."""
+    return f"pip install {' '.join(repr(each) for each in EXTRAS[extra])}"
+
 
 class BlocklifeError(Exception):
     """The root of all errors that blocklife raises on purpose."""

@@ -39,7 +39,7 @@ from blocklife.states import Slot
 try:
     from blocklife.copiers import Link, LinkError, Ranks, connect, serve
 except (ImportError, OSError) as problem:  # a torch that does not load raises either
-    sys.exit(f"examples/ranks.py needs torch: {problem} (pip install 'blocklife[torch]')")
+    sys.exit(f"examples/ranks.py needs torch: {problem} (pip install torch)")
 
 GPU_BLOCKS, HOST_SLOTS, BLOCK_BYTES = 512, 2048, 128
 REQUESTS = 60

@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 """What a command can end with."""
+EVERY = 15.0
+"""Seconds between two lines of progress."""
 MESSAGE_MAX = 2000
 """Characters of an error; a longer one quotes what is longer than anybody reads."""
 
@@ -123,8 +126,23 @@ def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterat
         yield bar
 
 
+class Occasional:
+    """Progress where standard error is no terminal: a whole line there, at most one in `EVERY` seconds."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._next = time.monotonic() + EVERY
+
+    def __call__(self, said: Callable[[], str]) -> None:
+        """Something got ahead; *said* is asked only if a line is due."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + EVERY
+            complain(f"{self._name}: {said()}")
+
+
 @contextlib.contextmanager
-def reading(what: str = "lines") -> Iterator[Callable[[int, int], None] | None]:
+def reading(what: str = "lines") -> Iterator[Callable[[int, int], None]]:
     """Progress while a recording is read: hears how many bytes were read, and how many of *what*."""
 
     def columns() -> list[str | ProgressColumn]:
@@ -135,7 +153,8 @@ def reading(what: str = "lines") -> Iterator[Callable[[int, int], None] | None]:
 
     with on_terminal(columns) as bar:
         if bar is None:
-            yield None
+            line = Occasional("recording")
+            yield lambda size, count: line(lambda: f"{size >> 20:,} MiB, {count:,} {what}")
             return
         task = bar.add_task("", total=None, megabytes=0, count=0)
         yield lambda size, count: bar.update(task, megabytes=size >> 20, count=count)

@@ -30,6 +30,7 @@ import numpy as np
 from blocklife import __version__
 from blocklife.cli import _built as built
 from blocklife.cli._common import OK, WRONG, Parser, put_out
+from blocklife.errors import to_install
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,8 +47,6 @@ exit status: 0 all that is installed works; 1 something installed does not
 _LINK_BYTES = 64 << 20
 """How much is copied at once where the speed of a link is measured."""
 _LINK_ROUNDS = 5
-
-_INSTALL_TORCH = "pip install 'blocklife[torch]'"
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 
@@ -192,7 +191,7 @@ def _numpy() -> Diagnosis:
 
 
 def _torch() -> Diagnosis:
-    _need("torch", _INSTALL_TORCH)
+    _need("torch", to_install("torch"))
     import torch
 
     cuda = torch.version.cuda
@@ -208,7 +207,7 @@ def _drawing() -> Diagnosis:
     parts = {"pygraphviz": "pygraphviz", "pymupdf-fonts": "pymupdf_fonts", "resvg-py": "resvg_py"}
     missing = [package for package, module in parts.items() if find_spec(module) is None]
     if missing:
-        raise _AbsentError(f"{', '.join(missing)} not installed", "pip install 'blocklife[draw]'")
+        raise _AbsentError(f"{', '.join(missing)} not installed", to_install("draw"))
     from blocklife.drawing._picture import Panel, picture
     from blocklife.drawing._png import png
     from blocklife.states import SlotLife
@@ -279,7 +278,7 @@ def _copier_torch() -> Diagnosis:
 
 
 def _copier_cuda() -> Diagnosis:
-    _need("torch", _INSTALL_TORCH)
+    _need("torch", to_install("torch"))
     import torch
 
     if not torch.cuda.is_available():
@@ -288,7 +287,7 @@ def _copier_cuda() -> Diagnosis:
 
 
 def _try_torch(device: str) -> str:
-    _need("torch", _INSTALL_TORCH)
+    _need("torch", to_install("torch"))
     import torch
 
     from blocklife.copiers.torch._copier import TorchCopier
@@ -312,7 +311,7 @@ def _try_torch(device: str) -> str:
 
 def _movers() -> Diagnosis:
     """How the cuda copier moves bytes on this machine: each mover that is named has carried some there and back."""
-    _need("torch", _INSTALL_TORCH)
+    _need("torch", to_install("torch"))
     import torch
 
     if not torch.cuda.is_available():
@@ -335,7 +334,7 @@ def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:
 
 def _ranks() -> Diagnosis:
     """What `torch.distributed` needs for ranks on this machine."""
-    _need("torch", _INSTALL_TORCH)
+    _need("torch", to_install("torch"))
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
@@ -347,7 +346,7 @@ def _ranks() -> Diagnosis:
 
 
 def _gpu() -> Diagnosis:
-    _need("torch", _INSTALL_TORCH)
+    _need("torch", to_install("torch"))
     import torch
 
     if not torch.cuda.is_available():
@@ -361,7 +360,7 @@ def _gpu() -> Diagnosis:
 
 def _link() -> Diagnosis:
     """Best of some rounds in each direction, from and to pinned memory: what a copier can hope for at most."""
-    _need("torch", _INSTALL_TORCH)
+    _need("torch", to_install("torch"))
     import torch
 
     if not torch.cuda.is_available():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli._common import INCOMPLETE, INTERRUPTED, OK, WRONG, on_terminal, refuse_overwriting, stopping
+from blocklife.cli._common import INCOMPLETE, INTERRUPTED, OK, WRONG, Occasional, on_terminal, refuse_overwriting, stopping
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -91,10 +91,11 @@ def folder_for(name: str | None, world: str | None) -> Path | None:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int, int], None] | None]:
+def _progress() -> Iterator[Callable[[int, int, int], None]]:
     with on_terminal(_columns) as bar:
         if bar is None:
-            yield None
+            line = Occasional("check")
+            yield lambda states, edges, depth: line(lambda: f"{states:,} states, {edges:,} edges, depth {depth}")
             return
         task = bar.add_task("", total=None, states=0, edges=0, depth=0)
 

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from blocklife.cli._common import INTERRUPTED, OK, WRONG, check_writable, on_terminal, refuse_overwriting, stopping, write_whole
+from blocklife.cli._common import (
+    INTERRUPTED,
+    OK,
+    WRONG,
+    Occasional,
+    check_writable,
+    complain,
+    on_terminal,
+    refuse_overwriting,
+    stopping,
+    write_whole,
+)
 from blocklife.cli._exploring import folder_for, write_story
 from blocklife.errors import MisuseError
 
@@ -40,10 +51,11 @@ def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _steps(total: int) -> Iterator[Callable[[int, int, int], None] | None]:
+def _steps(total: int) -> Iterator[Callable[[int, int, int], None]]:
     with on_terminal(lambda: _columns("walk", "{task.fields[said]}")) as bar:
         if bar is None:
-            yield None
+            line = Occasional("walk")
+            yield lambda steps, legs, states: line(lambda: f"{steps:,} of {total:,} steps, {legs:,} legs, {states:,} states")
             return
         task = bar.add_task("", total=total, said="")
         yield lambda steps, legs, states: bar.update(
@@ -90,10 +102,14 @@ def hunt(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _judged(total: int) -> Iterator[Callable[[int, Judgement], None] | None]:
+def _judged(total: int) -> Iterator[Callable[[int, Judgement], None]]:
     with on_terminal(lambda: _columns("mutants", "{task.completed}/{task.total} {task.fields[said]}")) as bar:
         if bar is None:
-            yield None
+            complain(f"mutants: {total} to judge; first the worlds as they are")
+            line = Occasional("mutants")
+            yield lambda number, judgement: line(
+                lambda: f"{number} of {total}; {judgement.fate.name.lower()}: {judgement.mutant[:60]}"
+            )
             return
         task = bar.add_task("", total=total, said="first the worlds as they are")
         yield lambda number, judgement: bar.update(

@@ -15,6 +15,7 @@ import attrs
 
 from blocklife.cli._common import (
     OK,
+    Occasional,
     Parser,
     complain,
     file,
@@ -134,10 +135,11 @@ def _told(output: str, size: int, verdict: CheckVerdict) -> str:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
     with on_terminal(_columns) as bar:
         if bar is None:
-            yield None
+            line = Occasional("recording")
+            yield lambda doing, size, lines: line(lambda: f"{doing}, {size >> 20:,} MiB, {lines:,} lines")
             return
         task = bar.add_task("", total=None, doing="reading", megabytes=0, lines=0)
         yield lambda doing, size, lines: bar.update(task, doing=doing, megabytes=size >> 20, lines=lines)

@@ -16,6 +16,7 @@ from blocklife.cli._common import (
     INTERRUPTED,
     OK,
     WRONG,
+    Occasional,
     Parser,
     file,
     number,
@@ -294,7 +295,10 @@ def _preparing() -> Iterator[Callable[[int, int], None]]:
 def _progress(replay: Replay) -> Iterator[Callable[[], None]]:
     with on_terminal(_columns) as bar:
         if bar is None:
-            yield lambda: None
+            line = Occasional("replay")
+            yield lambda: line(
+                lambda: f"{replay.finished:,} of {replay.total:,} requests, {replay.engine.counts.steps:,} steps"
+            )
             return
         task = bar.add_task("", total=replay.total, steps=0)
 

@@ -13,6 +13,7 @@ from blocklife.cli._common import (
     INTERRUPTED,
     OK,
     WRONG,
+    Occasional,
     Parser,
     file,
     on_terminal,
@@ -104,8 +105,11 @@ def _run_all(args: argparse.Namespace) -> int:
         found = run_files(args.files, log=args.verbose) if driver is None else run_files(args.files, driver, log=args.verbose)
         with stopping() as stop, on_terminal(_columns) as bar:
             task = None if bar is None else bar.add_task("", total=None, runs=0)
+            line = Occasional("scenario")
             for each in found:
                 verdicts.append(each)
+                if bar is None:
+                    line(lambda: f"{len(verdicts)} runs")
                 if bar is not None and task is not None:
                     bar.update(task, runs=len(verdicts))
                 yield each

@@ -49,7 +49,9 @@ def _spec(args: argparse.Namespace) -> int:
 
     root = Path(args.root)
     if not os.path.isdir(root):
-        raise MisuseError(f"{root}: no such folder (name it with --root)")
+        raise MisuseError(
+            f"{root}: no such folder (the pages are in a checkout of blocklife: go there, or name it with --root)"
+        )
     if args.write:
         for name in write(root):
             print(f"wrote {name}")

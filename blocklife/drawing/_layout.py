@@ -24,7 +24,7 @@ from attrs import evolve, frozen
 
 from blocklife.drawing._picture import Arrow, Label, Node, Panel
 from blocklife.drawing._text_width import fixed_width
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, to_install
 from blocklife.states import Tone
 
 TITLE, TEXT, SMALL = 13.0, 11.0, 8.5
@@ -319,7 +319,7 @@ def _graphviz(sizes: Mapping[str, tuple[float, float]], runs: Sequence[_EdgeRun]
     try:
         from pygraphviz import AGraph
     except ImportError as problem:
-        raise MisuseError(f"drawing svg needs pygraphviz (pip install 'blocklife[draw]'): {problem}") from problem
+        raise MisuseError(f"drawing svg needs pygraphviz ({to_install('draw')}): {problem}") from problem
     hurry = ', nslimit="3", nslimit1="3", mclimit="0.2"' if len(runs) > 2 * MANY else ""
     lines = [
         "digraph {",

@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 from blocklife.drawing._elements import escaped
 from blocklife.drawing._picture import Emphasis, Mark, Marks, Panel, picture, tone_of
 from blocklife.drawing._theme import Theme
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, to_install
 from blocklife.ledger import Ledger
 from blocklife.lifecycle import Lifecycle, Row, Table, painters
 from blocklife.states import COUPLINGS, MACHINES
@@ -194,7 +194,7 @@ def _matrix(table: Table, here: enum.Enum | None) -> str:
         cells = ["<br>".join(_target(row) for row in event.rows_of(state)) for event in table.events.values()]
         rows.append([(mark, f"<b>{escaped(state.name)}</b>"), *((_CELL, cell) for cell in cells)])
     title = table.name if here is None else f"{table.name} is {here.name}"
-    why = "as a table: drawings need pip install 'blocklife[draw]'"
+    why = f"as a table: drawings need {to_install('draw')}"
     return f"<p><b>{escaped(title)}</b> ({escaped(why)})</p>{_table(rows)}"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from blocklife.drawing._picture import Panel
 from blocklife.drawing._svg import svg
 from blocklife.drawing._theme import Theme
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, to_install
 
 SCALE = 2.0
 """Pixels for each unit of the drawing, so that it is sharp on a dense screen."""
@@ -32,9 +32,7 @@ def pixels(drawn: str, scale: float = SCALE) -> bytes:
         import resvg_py
         from pymupdf_fonts import myfont
     except ImportError as problem:
-        raise MisuseError(
-            f"drawing png needs resvg_py and pymupdf-fonts (pip install 'blocklife[draw]'): {problem}"
-        ) from problem
+        raise MisuseError(f"drawing png needs resvg_py and pymupdf-fonts ({to_install('draw')}): {problem}") from problem
     with tempfile.TemporaryDirectory(prefix="blocklife-fonts-") as folder:
         files = [Path(folder, f"{name}.otf") for name in _FONTS]
         for path in files:

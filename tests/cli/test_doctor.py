@@ -24,6 +24,7 @@ from blocklife.cli import _doctor as doctor
 from blocklife.cli import main
 from blocklife.cli._doctor import CheckOutcome, Diagnosis, compare, examine, there_and_back, told_of_movers
 from blocklife.copiers._cpu import CpuCopier
+from blocklife.errors import to_install
 from blocklife.ledger.records import Completion, Worker
 
 ROOT = Path(__file__).parents[2]
@@ -161,8 +162,8 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Ca
 
     assert status == 0
     for name in ("torch", "copier torch", "copier cuda", "movers", "ranks", "gpu", "link"):
-        assert lines[name] == "not installed (pip install 'blocklife[torch]')"
-    assert lines["drawing"] == "pygraphviz, pymupdf-fonts, resvg-py not installed (pip install 'blocklife[draw]')"
+        assert lines[name] == f"not installed ({to_install('torch')})"
+    assert lines["drawing"] == f"pygraphviz, pymupdf-fonts, resvg-py not installed ({to_install('draw')})"
 
 
 def test_doctor_ends_with_what_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -19,6 +19,7 @@ import pytest
 from blocklife.cli import main
 from blocklife.cli._draw import FORMATS
 from blocklife.drawing import _spec as spec
+from blocklife.errors import to_install
 from blocklife.states import MACHINES
 
 ROOT = Path(__file__).parents[2]
@@ -265,7 +266,7 @@ def test_draw_says_what_it_needs(name: str, package: str, capsys: Capture, monke
 
     assert (status, out) == (2, "")
     assert err.startswith(f"blocklife: drawing {'png' if name == 'png' else 'svg'} needs {package}")
-    assert "pip install 'blocklife[draw]'" in err
+    assert to_install("draw") in err
     for plain in ("text", "table", "mermaid", "dot"):
         assert call(capsys, "slot", "--format", plain)[0] == 0
 

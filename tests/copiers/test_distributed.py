@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="ranks need torch (pip install 'blocklife[torch]')")
+pytest.importorskip("torch", reason="ranks need torch (pip install torch)")
 
 from blocklife.copiers._cpu import CpuCopier
 from blocklife.copiers._distributed import ForwardError, Link, LinkError, Loss, Ranks, RankStatistics, connect, serve

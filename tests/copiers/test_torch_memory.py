@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="host memory needs torch (pip install 'blocklife[torch]')")
+pytest.importorskip("torch", reason="host memory needs torch (pip install torch)")
 
 import torch
 

@@ -20,7 +20,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from blocklife.drawing import _notebook as notebook
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, to_install
 from blocklife.ledger import Contract, Ledger
 from blocklife.lifecycle import Lifecycle, edge, guard, painted, painters
 from blocklife.states import MACHINES, BlockLife, JobLife
@@ -91,7 +91,7 @@ def pieces(svg: str) -> str:
 
 def test_lifecycle_is_a_drawing() -> None:
     """A class shows its states and rows; one machine shows also where it stands."""
-    pytest.importorskip("pygraphviz", reason="drawings need pip install 'blocklife[draw]'")
+    pytest.importorskip("pygraphviz", reason=f"drawings need {to_install('draw')}")
     door = DoorLife()
     shut = door._repr_svg_()
     door.push(force=10)
@@ -111,7 +111,7 @@ def test_lifecycle_is_a_drawing() -> None:
 
 def test_machine_of_the_cache_is_drawn_with_its_couplings() -> None:
     """What is drawn of a block's life is what `blocklife draw block` draws, but for the state that is marked."""
-    pytest.importorskip("pygraphviz", reason="drawings need pip install 'blocklife[draw]'")
+    pytest.importorskip("pygraphviz", reason=f"drawings need {to_install('draw')}")
     shown = BlockLife()._repr_svg_()
 
     assert shown is not None
@@ -130,7 +130,7 @@ def test_lifecycle_is_a_table_where_nothing_can_be_drawn() -> None:
     assert not said.open
     assert "DoorLife is SHUT" in said.said
     assert {"push", "pull", "OPEN [strong]", "SHUT"} <= set(said.said)
-    assert "blocklife[draw]" in " ".join(said.said)
+    assert "resvg-py" in " ".join(said.said)
     assert notebook.show_html(JobLife) is not None
 
 

@@ -20,7 +20,7 @@ from blocklife.engines.toy._engine import EngineOptions, Ordering, Station, ToyE
 from blocklife.engines.toy._memory import WORD_BYTES, Memory, WorkerMemory
 from blocklife.engines.toy._traffic import Traffic
 from blocklife.engines.toy._workload import HASH_TOKENS, WorkloadRequest
-from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.errors import BlocklifeError, MisuseError, to_install
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
 from blocklife.ledger.views import View
 from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
@@ -148,7 +148,7 @@ def _device_for(copier: str) -> TensorDevice | None:
         from blocklife.engines.toy._tensors import TensorDevice
     except (ImportError, OSError) as problem:  # a torch that does not load raises either
         why = (str(problem).splitlines() or ["no message"])[0]
-        raise MisuseError(f"--copier {copier} needs torch: {why} (pip install 'blocklife[torch]')") from None
+        raise MisuseError(f"--copier {copier} needs torch: {why} ({to_install('torch')})") from None
     return TensorDevice(copier)
 
 
