@@ -2,7 +2,8 @@
 
 The source distribution; from it the wheel without extensions, for where nothing can be compiled; and for each supported Python
 on this machine the wheel whose core is compiled. Each wheel is installed into a new environment, in which `blocklife doctor`
-says how the core runs and calls a verb of the ledger. A supported Python that is not here is named, and is no failure.
+says how the core runs and calls a verb of the ledger; of the wheel without extensions every command is called, in an empty
+folder. A supported Python that is not here is named, and is no failure.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
+
+from tests.commands import call_all
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
@@ -84,11 +87,16 @@ def build_wheel(python: Path, source: Path, scratch: Path, compiled: str) -> Pat
     return Path(shutil.move(wheel, DIST / wheel.name))
 
 
-def smoke(python: str, wheel: Path, scratch: Path) -> Told:
-    """Install a wheel where nothing else is, and ask it how its core runs."""
+def smoke(python: str, wheel: Path, scratch: Path, *, commands: bool = False) -> Told:
+    """Install a wheel where nothing else is, and ask how its core runs; with *commands* call every one in an empty folder."""
     home = scratch / f"tried-{wheel.stem}"
     _run([python, "-m", "venv", home], scratch)
     _run([home / "bin" / "python", "-m", "pip", "install", "--quiet", wheel], scratch)
+    if commands:
+        empty = scratch / f"empty-{wheel.stem}"
+        empty.mkdir()
+        if wrong := [f"blocklife {each.words}: {said}" for each, said in call_all([home / "bin" / "blocklife"], empty)]:
+            raise WrongError(f"{wheel.name}: in an empty folder\n" + "\n".join(wrong))
     version = _run([home / "bin" / "blocklife", "--version"], scratch).strip()
     found = json.loads(_run([home / "bin" / "blocklife", "doctor", "--json"], scratch))
     return Told(version=version, modules=found["core"]["modules"])
@@ -113,7 +121,7 @@ def main() -> int:
             source = max(DIST.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
             print(f"dist/{source.name}: {source.stat().st_size >> 10} KiB", flush=True)
             pure = build_wheel(Path(sys.executable), source, scratch, "0")
-            print(_check(pure, smoke(sys.executable, pure, scratch), "interpreted"), flush=True)
+            print(_check(pure, smoke(sys.executable, pure, scratch, commands=True), "interpreted"), flush=True)
             for version, python in found.items():
                 if python is None:
                     print(f"no wheel for Python {version}: it is not on this machine", flush=True)
