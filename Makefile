@@ -11,7 +11,7 @@ VLLM   ?= 0.33.0 0.21.0
 BOTH_WAYS := both_ways ledger offload cli/test_check.py \
   $(addprefix testing/test_,explore.py ledger_world.py scenarios.py walk.py world.py worlds.py)
 
-.PHONY: help run test unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec format clean
+.PHONY: help run test unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -121,6 +121,12 @@ bench-model: $(VENV)/.dev  ## time to the first token and tokens a second of con
 spec: $(VENV)/.dev  ## write the generated parts of specs/
 	@$(BIN)/blocklife spec --write
 
+# The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.
+docs: $(VENV)/.docs  ## the documentation as a site, in build/site: open build/site/index.html
+	@$(BIN)/python specs/site/stage.py build/pages
+	@SOURCE_DATE_EPOCH=0 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo 'build/site/index.html'
+
 format: $(VENV)/.dev  ## let ruff write the code in one form
 	@$(BIN)/python -m ruff check --quiet --fix .
 	@$(BIN)/python -m ruff format --quiet .
@@ -140,4 +146,9 @@ $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "making the test environment in $(VENV) (once)" >&2
 	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.run $(VENV)/.docs
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	@echo "adding what makes the site to $(VENV) (once)" >&2
+	@$(PIP) --editable '.[docs]'
 	@touch $@ $(VENV)/.run

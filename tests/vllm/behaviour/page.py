@@ -27,9 +27,9 @@ on, so they are asked of `BlocklifeConnector` too. Each of them has one of three
 
 `make vllm` once, then:
 
-```
-python -m tests.vllm.run 0.33.0 -p behaviour tests/v1/kv_connector/unit/offloading_connector/test_scheduler.py
-python -m tests.vllm.run --ours 0.33.0 {files}
+```console
+$ python -m tests.vllm.run 0.33.0 -p behaviour tests/v1/kv_connector/unit/offloading_connector/test_scheduler.py
+$ python -m tests.vllm.run --ours 0.33.0 {files}
 ```
 
 The first command runs what passes, red where it does not, and is an error where a test is not in the table or a number

@@ -1,0 +1,90 @@
+"""Lay out the pages of the site, from which a generator makes it: `python specs/site/stage.py build/pages`.
+
+Rules of this file:
+
+* A page reads the same in a checkout and on the site. Links are written for the checkout, and led here to where a page lies
+  on the site.
+* No sentence is added. Text that needs a script to be drawn is folded away, for nothing is fetched while a page is read.
+* The same sources give the same bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("specs/**/*", "examples/*", "examples/*/*", "CHANGELOG.md")
+"""What the site is made of. specs/ is its root, everything else keeps its folder."""
+ENDINGS = (".md", ".py", ".svg", ".json", ".toml", ".css", ".js")
+_LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
+_MERMAID = re.compile(r"(?ms)^```mermaid\n(.*?)^```$")
+
+
+def place_of(path: str) -> str:
+    """Where a file of the repository lies on the site. A program or a scenario becomes a page, which shows it."""
+    return path.removeprefix("specs/") + (".md" if path.endswith((".py", ".toml")) else "")
+
+
+def with_links(text: str, path: str) -> str:
+    """The text of a file, with relative links that lead from its place on the site to theirs."""
+    home, here = posixpath.dirname(path), posixpath.dirname(place_of(path)) or "."
+
+    def lead(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(home, found[2]))
+        if not (ROOT / target).is_file():
+            return found[0]
+        return found[1] + posixpath.relpath(place_of(target), here) + found[3]
+
+    return _LINK.sub(lead, text)
+
+
+def folded(text: str) -> str:
+    """A page whose Mermaid text is folded away; a drawing stands above it."""
+
+    def fold(found: re.Match[str]) -> str:
+        inside = "".join(f"    {line}\n" for line in ("```text", *found[1].splitlines(), "```"))
+        return f'??? note "Mermaid"\n\n{inside}'
+
+    return _MERMAID.sub(fold, text)
+
+
+def as_page(path: Path) -> str:
+    """A program or a scenario as a page: what its docstring says, then all of it."""
+    source, language = path.read_text(encoding="utf-8"), path.suffix.removeprefix(".")
+    said = ""
+    if path.suffix == ".py":
+        said = re.sub(r"(?m)::$", ":", ast.get_docstring(ast.parse(source)) or "") + "\n\n"
+        language = "python"
+    return f"# {path.name}\n\n{said}`{path.relative_to(ROOT).as_posix()}`:\n\n```{language}\n{source}```\n"
+
+
+def sources() -> Iterator[Path]:
+    """Every file that the site shows, each once, in the order of their names."""
+    found = {path for pattern in PAGES for path in ROOT.glob(pattern) if path.suffix in ENDINGS}
+    own = {path for path in found if path.parent == Path(__file__).parent and path.suffix == ".py"}
+    yield from sorted(path for path in found - own if "__pycache__" not in path.parts)
+
+
+def stage(target: Path) -> None:
+    """Write all of it below a folder, which is made anew."""
+    shutil.rmtree(target, ignore_errors=True)
+    for path in sources():
+        name = path.relative_to(ROOT).as_posix()
+        place = target / place_of(name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            place.write_text(folded(with_links(path.read_text(encoding="utf-8"), name)), encoding="utf-8")
+        elif path.suffix in (".py", ".toml"):
+            place.write_text(as_page(path), encoding="utf-8")
+        else:
+            shutil.copyfile(path, place)
+
+
+if __name__ == "__main__":
+    stage(Path(sys.argv[1]))

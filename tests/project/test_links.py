@@ -1,0 +1,99 @@
+"""Every link of every page leads somewhere: in a checkout, and from the places that the pages have on the site.
+
+Goal: nobody meets a dead link. Method: files and headings are looked up; an anchor counts only if GitHub and the generator of
+the site give a heading the same name. Nothing is fetched: links to other sites are not followed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.project.pages import PAGES, ROOT, anchors_of, links_of, names_of, stage
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages as the generator gets them."""
+    folder = tmp_path_factory.mktemp("site") / "pages"
+    stage().stage(folder)
+    return folder
+
+
+def dead(page: Path, *, is_staged: bool) -> Iterator[str]:
+    """The links of a page that lead nowhere."""
+    for link in links_of(page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if target.is_dir() and not is_staged:  # GitHub shows a folder
+            continue
+        if not target.is_file() or (anchor and not has_anchor(target, anchor)):
+            yield link
+
+
+def has_anchor(page: Path, anchor: str) -> bool:
+    """Whether a page has a heading of that name, or takes that name, or the class that has it, from a docstring."""
+    text = page.read_text(encoding="utf-8")
+    named = any(anchor == name or anchor.startswith(f"{name}.") for name in names_of(text))
+    return anchor in anchors_of(text) or (named and is_there(anchor))
+
+
+def is_there(dotted: str) -> bool:
+    """Whether Python finds what a dotted name says."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        return all((found := getattr(found, part, None)) is not None for part in parts[length:])
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert list(dead(page, is_staged=False)) == []
+
+
+def test_links_of_the_site_lead_somewhere(staged: Path) -> None:
+    """Pages lie elsewhere there; what is not part of the site cannot be linked."""
+    pages = sorted(staged.rglob("*.md"))
+
+    assert len(pages) > len(PAGES)
+    assert {str(page.relative_to(staged)): found for page in pages if (found := list(dead(page, is_staged=True)))} == {}
+
+
+def test_site_lies_where_its_links_say(staged: Path) -> None:
+    """Everything that the site shows of the project is there once, and a page of Markdown lies as it does in the project."""
+    places = [stage().place_of(path.relative_to(ROOT).as_posix()) for path in stage().sources()]
+
+    assert len(places) == len(set(places))
+    assert all((staged / place).is_file() for place in places)
+    assert "README.md" in places
+    assert "examples/embed_in_an_engine.py.md" in places
+    assert not [place for place in places if posixpath.normpath(place).startswith("..")]
+
+
+def test_site_is_the_same_twice(staged: Path, tmp_path: Path) -> None:
+    """Laid out again, every byte is the same, and what was there before is gone."""
+    (tmp_path / "left.md").write_text("old", encoding="utf-8")
+    stage().stage(tmp_path)
+    first, second = (
+        {path.relative_to(at): path.read_bytes() for path in at.rglob("*") if path.is_file()} for at in (staged, tmp_path)
+    )
+
+    assert first == second
+
+
+def test_dead_links_are_found(tmp_path: Path) -> None:
+    """The tests above can fail."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A heading\n\n[a](#a-heading) [b](#no-heading) [c](gone.md) ![d](gone.svg) `[e](code.md)`\n", encoding="utf-8"
+    )
+
+    assert list(dead(page, is_staged=False)) == ["#no-heading", "gone.md", "gone.svg"]

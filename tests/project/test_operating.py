@@ -1,0 +1,244 @@
+"""What the page for operators says is what the connector and the watch do.
+
+Goal: nobody sizes a machine, or sets an alarm, by a page that is wrong. Method: the page's example is computed and given to the
+connector's own code; metrics are read from where they are declared; releases are asked of the code that refuses them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from blocklife.engines.vllm import _versions as versions
+from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig
+from blocklife.engines.vllm.watch import _metrics as watch
+from tests.project.pages import ROOT, blocks_of
+
+SPECS = ROOT / "specs"
+PAGE = (SPECS / "operating.md").read_text(encoding="utf-8")
+FRONT = (SPECS / "README.md").read_text(encoding="utf-8")
+INSTALL = (SPECS / "install.md").read_text(encoding="utf-8")
+DASHBOARD = ROOT / "examples" / "vllm_dashboard.json"
+CONNECTOR = ROOT / "blocklife" / "engines" / "vllm" / "connector"
+
+
+def declared() -> Mapping[str, str]:
+    """The connector's metrics with their kinds, read from the source: importing it needs vLLM."""
+    tree = ast.parse((CONNECTOR / "_metrics.py").read_text(encoding="utf-8"))
+    prefix = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_P"
+    )
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Metric"]
+    return {
+        prefix + ast.literal_eval(call.args[0].right): ast.unparse(call.args[1]).removeprefix("MetricKind.")
+        for call in made
+        if isinstance(call.args[0], ast.BinOp)
+    }
+
+
+def exposed() -> dict[str, str]:
+    """Every series under the name that Prometheus reads, with the metric that it belongs to."""
+    endings = {"COUNTER": ("_total",), "GAUGE": ("",), "HISTOGRAM": ("_bucket", "_sum", "_count")}
+    found = {name + end: name for name, kind in declared().items() for end in endings[kind]}
+    names = [f"{watch.PREFIX}{name}" for name in ("violations", *watch.COUNTED)]
+    return found | {f"{name}_total": name for name in names}
+
+
+def named_in(text: str) -> set[str]:
+    """The series that a query names."""
+    return {name for name in re.findall(r"vllm:\w+", text) if not name.endswith("_")}
+
+
+def expressions(thing: object) -> Iterator[str]:
+    """All queries of the dashboard."""
+    if isinstance(thing, dict):
+        for key, value in thing.items():
+            if key in {"expr", "definition"} or (key == "query" and isinstance(value, str)):
+                yield value
+            else:
+                yield from expressions(value)
+    elif isinstance(thing, list):
+        for each in thing:
+            yield from expressions(each)
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_of_the_page_are_those_of_the_connector() -> None:
+    """The example is computed, and the connector makes as many chunks of the same numbers."""
+    scope: dict[str, Any] = {}
+    for block in blocks_of(SPECS / "operating.md"):
+        if block.language == "python":
+            exec(compile(block.text, "operating.md", "exec"), scope)
+    for chunk in (1, 4):
+        config = ConnectorConfig.read({"host_bytes": "64GiB", "blocks_per_chunk": chunk})
+        assert config.host_bytes == scope["host_bytes"]
+        assert config.num_slots(scope["block"], scope["workers"]) == scope["chunks"] // chunk
+
+
+def test_figures_of_the_page_are_those_that_were_measured() -> None:
+    """What a tier of so many blocks brought stands in the table that the page links."""
+    found = re.search(
+        r"a host tier of (\d+) blocks brought (\d+) tokens, one of (\d+) blocks\s(\d+), and one of (\d+) blocks (\d+)", PAGE
+    )
+    assert found is not None
+    measured = (SPECS / "vllm-connector.md").read_text(encoding="utf-8")
+    table = measured[measured.index("| host blocks | policy |") :].split("\n\n")[0]
+    rows = re.findall(r"(?m)^\| (\d+) \| arc \| \d+ \| (\d+) \|", table)
+
+    assert list(zip(found.groups()[::2], found.groups()[1::2], strict=True)) == rows
+
+
+@pytest.mark.parametrize(
+    "key", ["max_load_tokens", "max_store_tokens", "max_offload_tokens", "cpu_bytes_to_use", "host_blocks"]
+)
+def test_page_names_keys_that_exist(key: str) -> None:
+    """What is switched off by a key is switched off by a key that is read."""
+    config = ConnectorConfig.read({"host_blocks": 1, "max_load_tokens": 0, "max_store_tokens": 0})
+    source = (CONNECTOR / "_config.py").read_text(encoding="utf-8")
+
+    assert f"`{key}`" in PAGE or f'"{key}"' in PAGE
+    assert hasattr(config, key) or key in ALIASES or f'"{key}"' in source
+
+
+# --- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_found() -> None:
+    """The source is read as it is written."""
+    assert len(declared()) >= 18
+    assert set(declared().values()) == {"COUNTER", "GAUGE", "HISTOGRAM"}
+
+
+def test_page_names_series_that_exist() -> None:
+    """Each query of the page is about series that are there, as Prometheus reads them."""
+    named = {name for quoted in re.findall(r"`([^`\n]+)`", PAGE) for name in named_in(quoted)}
+
+    assert len(named) >= 8
+    assert named - set(exposed()) == set()
+
+
+def test_dashboard_shows_every_metric_and_no_other() -> None:
+    """What it asks for exists, and what exists it shows."""
+    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    series = set.union(*(named_in(each) for each in expressions(board)))
+
+    assert series - set(exposed()) == set()
+    assert {exposed()[name] for name in series} == {*declared(), *exposed().values()}
+
+
+def test_dashboard_is_one() -> None:
+    """Panels have numbers of their own, say what they show, and do not lie upon each other."""
+    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    taken = [
+        (x, y)
+        for panel in board["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    variables = {each["name"] for each in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text(encoding="utf-8"))) - {"__rate_interval"}
+
+    assert len(panels) >= 12
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+    assert all(panel["title"] and panel["description"] and panel["targets"] for panel in panels)
+    assert used == variables
+    for text in expressions(board):
+        assert all(text.count(left) == text.count(right) for left, right in ("()", "{}", "[]")), text
+
+
+# --- what is supported -------------------------------------------------------------------------------------------------
+
+
+def matrix() -> list[list[str]]:
+    """The rows of the table of releases."""
+    table = PAGE[PAGE.index("| vLLM | connector") :].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_releases_of_the_page_are_those_that_the_code_takes() -> None:
+    """A release is refused, or watched, as its row says; no release is in two rows."""
+    rows: dict[str, list[str]] = {}
+    for release, *cells in matrix()[:-1]:
+        first, _, last = release.partition(" to ")
+        for minor in range(int(first[2:]), int((last or first)[2:]) + 1):
+            rows[f"0.{minor}"] = cells
+    for minor in range(10, 50):
+        connector, watched, _ = rows.get(f"0.{minor}", ["refused", "watches nothing, and says so", ""])
+        assert versions.is_supported(f"0.{minor}.1") == (connector == "yes")
+        assert versions.is_watched(f"0.{minor}.1") == (watched in {"yes", "accepted"})
+    assert len(rows) == len(range(21, 34))
+
+
+def test_releases_that_the_page_calls_tested_are_those_of_the_nightly_run() -> None:
+    """What `make nightly-vllm` runs is what the page may call tested."""
+    tested = [cells[3] for cells in matrix() if re.fullmatch(r"[\d.]+", cells[3])]
+    nightly = re.search(r"test-vllm VLLM='([\d. ]+)'", (ROOT / "Makefile").read_text(encoding="utf-8"))
+
+    assert nightly is not None
+    assert tested == nightly[1].split()
+
+
+def test_remedies_of_the_page_are_those_of_the_connector() -> None:
+    """What the page says to do instead of what is refused is what the error says."""
+    source = (CONNECTOR / "_cache.py").read_text(encoding="utf-8")
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    remedies = " ".join(ast.literal_eval(call.args[1]) for call in calls if ast.unparse(call.func) == "_refuse")
+    told = re.findall(r"(?m)^\| .* \| refused(?: [^:|]*)?: (.+?) \|$", PAGE)
+
+    assert len(told) >= 6
+    assert [each for each in told if each.removesuffix(" are what there is") not in remedies] == []
+
+
+# --- the front page, and how it is installed ---------------------------------------------------------------------------
+
+
+def test_front_page_has_the_example_of_the_readme() -> None:
+    """One example, in both places."""
+    front, readme = (
+        [each.text for each in blocks_of(page) if each.language == "python"]
+        for page in (SPECS / "README.md", ROOT / "README.md")
+    )
+
+    assert front == readme
+
+
+def test_front_page_quotes_what_was_measured() -> None:
+    """The figure stands in the table of the measurements, with these conditions."""
+    measured = (SPECS / "measurements.md").read_text(encoding="utf-8")
+    found = re.search(
+        r"comes after ([\d,]+) ms where all is computed, and after ([\d.]+) ms .*?: ([\d.]+) times as soon",
+        FRONT,
+        flags=re.DOTALL,
+    )
+    assert found is not None
+    computed, loaded, times = found.groups()
+
+    assert re.search(rf"(?m)^\| computed, no prefix cache \| {computed} ", measured)
+    assert re.search(rf"(?m)^\| host memory, BlocklifeConnector \| {loaded} [^|]*\| {times} \|", measured)
+    assert round(float(computed.replace(",", "")) / float(loaded), 1) == float(times)
+    assert all(word in measured for word in ("5 rounds", "vLLM 0.33.0", "AMD EPYC, 2 cores", "system prompts of 2,000 tokens"))
+
+
+def test_install_page_lists_every_extra_and_every_python() -> None:
+    """Neither more nor less than the package declares."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = INSTALL[INSTALL.index("| extra |") :].split("\n\n")[0]
+    pythons = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    packages = [re.split(r"[<>=]", each)[0] for each in project["dependencies"]]
+
+    assert set(re.findall(r"(?m)^\| `(\w+)` \|", table)) == set(project["optional-dependencies"])
+    assert f"| Python | {', '.join(pythons[:-1])} or {pythons[-1]} |" in INSTALL
+    assert f"| packages | {', '.join(packages)}: " in INSTALL
