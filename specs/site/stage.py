@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("specs/**/*", "examples/*", "examples/*/*", "CHANGELOG.md")
 """What the site is made of. specs/ is its root, everything else keeps its folder."""
 ENDINGS = (".md", ".py", ".svg", ".json", ".toml", ".css", ".js")
-_LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
+_LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")
+_DRAWING = re.compile(r"(?m)^!\[[^\]\n]*\]\(([^)\s]+\.svg)\)$")
 _MERMAID = re.compile(r"(?ms)^```mermaid\n(.*?)^```$")
 
 
@@ -31,15 +32,25 @@ def place_of(path: str) -> str:
     return path.removeprefix("specs/") + (".md" if path.endswith((".py", ".toml")) else "")
 
 
+def title_of(path: str) -> str:
+    """What a page is called: its first heading."""
+    return re.search(r"(?m)^# (.+)$", (ROOT / path).read_text(encoding="utf-8"))[1]  # type: ignore[index]  # a test sees to it
+
+
 def with_links(text: str, path: str) -> str:
-    """The text of a file, with relative links that lead from its place on the site to theirs."""
+    """The text of a file, with relative links that lead from its place on the site to theirs.
+
+    A link that has the name of a file for its text gets the title of the page.
+    """
     home, here = posixpath.dirname(path), posixpath.dirname(place_of(path)) or "."
 
     def lead(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(home, found[2]))
+        target = posixpath.normpath(posixpath.join(home, found["path"]))
         if not (ROOT / target).is_file():
             return found[0]
-        return found[1] + posixpath.relpath(place_of(target), here) + found[3]
+        is_named_by_file = found["said"].endswith(".md") and not found["anchor"]
+        said = title_of(target) if is_named_by_file else found["said"]
+        return f"[{said}]({posixpath.relpath(place_of(target), here)}{found['anchor']})"
 
     return _LINK.sub(lead, text)
 
@@ -52,6 +63,11 @@ def folded(text: str) -> str:
         return f'??? note "Mermaid"\n\n{inside}'
 
     return _MERMAID.sub(fold, text)
+
+
+def opened(text: str) -> str:
+    """A page whose drawings open by themselves when they are clicked: there they are as large as they are."""
+    return _DRAWING.sub(r"[\g<0>](\1)", text)
 
 
 def as_page(path: Path) -> str:
@@ -79,7 +95,8 @@ def stage(target: Path) -> None:
         place = target / place_of(name)
         place.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
-            place.write_text(folded(with_links(path.read_text(encoding="utf-8"), name)), encoding="utf-8")
+            text = with_links(path.read_text(encoding="utf-8"), name)
+            place.write_text(folded(opened(text)), encoding="utf-8")
         elif path.suffix in (".py", ".toml"):
             place.write_text(as_page(path), encoding="utf-8")
         else:

@@ -67,6 +67,24 @@ def test_links_of_the_site_lead_somewhere(staged: Path) -> None:
     assert {str(page.relative_to(staged)): found for page in pages if (found := list(dead(page, is_staged=True)))} == {}
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_begins_with_its_title(page: Path) -> None:
+    """It has one, which names it in the navigation of the site, and a sentence follows that says what the page is for."""
+    first, _, rest = page.read_text(encoding="utf-8").partition("\n")
+
+    assert first.startswith("# ")
+    assert rest.lstrip()[0] not in "#|`"
+
+
+def test_links_by_the_name_of_a_file_get_its_title(staged: Path) -> None:
+    """On the site nobody knows files; where a link has words of its own they stay."""
+    front = (staged / "README.md").read_text(encoding="utf-8")
+
+    assert "| [Install](install.md) |" in front
+    assert "[Install it](install.md)" in front
+    assert "[What an engine does](engine-contract.md)" in (staged / "offload.md").read_text(encoding="utf-8")
+
+
 def test_site_lies_where_its_links_say(staged: Path) -> None:
     """Everything that the site shows of the project is there once, and a page of Markdown lies as it does in the project."""
     places = [stage().place_of(path.relative_to(ROOT).as_posix()) for path in stage().sources()]
