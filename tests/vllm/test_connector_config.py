@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+import torch
 import vllm
 from attrs import evolve
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 import blocklife.engines.vllm
 from blocklife.engines.vllm import _versions as versions
@@ -288,3 +290,12 @@ def test_connector_loads_a_whole_prompt_where_it_may() -> None:
         rig.reset_prefix_cache()
 
     assert rig.loaded == 4
+
+
+def test_page_for_operators_counts_bytes_as_vllm_does() -> None:
+    """The formula of `specs/operating.md` is that of vLLM's own groups: a page of one layer, with keys and values, or one latent."""
+    kinds = {FullAttentionSpec: 2, MLAAttentionSpec: 1}
+    for kind, parts in kinds.items():
+        spec = kind(block_size=16, num_kv_heads=4 if parts == 2 else 1, head_size=128, dtype=torch.bfloat16)
+
+        assert spec.page_size_bytes == parts * 16 * spec.num_kv_heads * 128 * 2
