@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("specs/**/*", "examples/*", "examples/*/*", "CHANGELOG.md")
+PAGES = ("specs/**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
 """What the site is made of. specs/ is its root, everything else keeps its folder."""
 ENDINGS = (".md", ".py", ".svg", ".json", ".toml", ".css", ".js")
 _LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")

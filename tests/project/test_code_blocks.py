@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 
 from blocklife import cli
+from blocklife.testing import parse_scenario
+from blocklife.testing.worlds._format import make_world
 from tests.project.pages import PAGES, ROOT, Block, blocks_of, prose_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -127,7 +129,14 @@ def test_python_that_is_not_run_can_be_read(block: Block) -> None:
 
 @pytest.mark.parametrize("block", of("toml"), ids=str)
 def test_toml_of_a_page_can_be_read(block: Block) -> None:
-    assert tomllib.loads(block.text)
+    """A whole scenario is one, and so is a world; of a part of one it is only asked that it is TOML."""
+    found = tomllib.loads(block.text)
+
+    assert found
+    if "id" in found:
+        assert parse_scenario(block.text, str(block)).steps
+    elif "requests" in found:
+        assert make_world(found, str(block)).requests
 
 
 @pytest.mark.parametrize("block", of("json"), ids=str)

@@ -293,7 +293,7 @@ def test_connector_loads_a_whole_prompt_where_it_may() -> None:
 
 
 def test_page_for_operators_counts_bytes_as_vllm_does() -> None:
-    """The formula of `specs/operating.md` is that of vLLM's own groups: a page of one layer, with keys and values, or one latent."""
+    """The formula of `specs/operating.md` is that of vLLM's own groups: keys and values of a layer, or one latent."""
     kinds = {FullAttentionSpec: 2, MLAAttentionSpec: 1}
     for kind, parts in kinds.items():
         spec = kind(block_size=16, num_kv_heads=4 if parts == 2 else 1, head_size=128, dtype=torch.bfloat16)
