@@ -35,6 +35,10 @@ class Docstrings(griffe.Extension):
     def on_class_members(self, *, cls: griffe.Class, **_given: object) -> None:
         """Called when a class has its members: one of attrs gets its constructor, and what only repeats it goes."""
         _leave_out_what_repeats(cls)
+        for method in cls.functions.values():
+            for parameter in method.parameters:
+                if str(parameter.default).startswith("_"):  # what nobody outside can name
+                    parameter.default = "..."
         made = next((each for each in cls.decorators if each.callable_path in _ATTRS), None)
         if made is None or _INIT in cls.members:
             return
@@ -46,6 +50,12 @@ class Docstrings(griffe.Extension):
         found = [parameter for each in cls.attributes.values() if (parameter := _parameter(each, kind)) is not None]
         init = griffe.Function(_INIT, parameters=griffe.Parameters(griffe.Parameter("self"), *found), parent=cls)
         cls.set_member(_INIT, init)
+        taken = {each.name for each in found}
+        for name, attribute in list(cls.attributes.items()):
+            if attribute.docstring is None and name in taken:
+                cls.del_member(name)
+            elif isinstance(attribute.value, griffe.ExprCall):
+                attribute.value = None
 
 
 def _leave_out_what_repeats(cls: griffe.Class) -> None:

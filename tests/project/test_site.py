@@ -102,6 +102,16 @@ def test_site_has_the_reference(site: Path) -> None:
         assert set(names) <= read(site / "reference" / f"{source.stem}.html").ids, source.name
 
 
+def test_site_tells_how_records_are_made(site: Path) -> None:
+    """A class of attrs has its constructor, with the defaults that its fields have; how they are checked is not told."""
+    text = re.sub(r"<[^>]+>", "", (site / "reference" / "offload.html").read_text(encoding="utf-8"))
+
+    assert re.search(r"Policies\(\s+\*,\s+last_step: LastStep = LastStep.FLUSH,", text)
+    assert "lazy_blocks: int = 64" in text
+    assert "validator" not in text
+    assert not re.search(r" = _[A-Z]", text)
+
+
 def test_site_opens_from_a_folder(site: Path) -> None:
     """Links lead to files and not to folders, which only a server would answer with a page."""
     for page in site.rglob("*.html"):
