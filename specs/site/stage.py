@@ -23,6 +23,8 @@ PAGES = ("specs/**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTI
 """What the site is made of. specs/ is its root, everything else keeps its folder."""
 ENDINGS = (".md", ".py", ".svg", ".json", ".toml", ".css", ".js")
 _LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""A search for a word leads to pages that tell of it, and not to each program, scenario or draft of a report that has it."""
 _DRAWING = re.compile(r"(?m)^!\[[^\]\n]*\]\(([^)\s]+\.svg)\)$")
 _MERMAID = re.compile(r"(?ms)^```mermaid\n(.*?)^```$")
 
@@ -77,7 +79,7 @@ def as_page(path: Path) -> str:
     if path.suffix == ".py":
         said = re.sub(r"(?m)::$", ":", ast.get_docstring(ast.parse(source)) or "") + "\n\n"
         language = "python"
-    return f"# {path.name}\n\n{said}`{path.relative_to(ROOT).as_posix()}`:\n\n```{language}\n{source}```\n"
+    return f"{_NOT_SEARCHED}# {path.name}\n\n{said}`{path.relative_to(ROOT).as_posix()}`:\n\n```{language}\n{source}```\n"
 
 
 def sources() -> Iterator[Path]:
@@ -96,7 +98,8 @@ def stage(target: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = with_links(path.read_text(encoding="utf-8"), name)
-            place.write_text(folded(opened(text)), encoding="utf-8")
+            is_draft = path.parent.name == "vllm-findings"
+            place.write_text((_NOT_SEARCHED if is_draft else "") + folded(opened(text)), encoding="utf-8")
         elif path.suffix in (".py", ".toml"):
             place.write_text(as_page(path), encoding="utf-8")
         else:
