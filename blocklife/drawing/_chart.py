@@ -16,8 +16,7 @@ from blocklife.drawing import _elements as elements
 from blocklife.drawing._layout import Box
 from blocklife.drawing._svg import slug
 from blocklife.drawing._text_width import fixed_width, prose_width
-from blocklife.drawing._theme import Theme
-from blocklife.drawing.viewer._palette import colours
+from blocklife.drawing._theme import Theme, state_colours
 from blocklife.recording._statistics import MachineStatistics, RunStatistics
 
 WIDTH = 900.0
@@ -180,6 +179,6 @@ def _colours(name: str, states: Sequence[str], theme: Theme) -> str:
         f".{name}-panel{{fill:{palette.panel};stroke:{palette.rule}}}",
         f".{name}-said{{fill:{palette.text}}}.{name}-faint{{fill:{palette.faint}}}",
         f".{name}-frame{{stroke:{palette.rule}}}.{name}-area{{stroke:{palette.panel}}}",
-        *(f".{name}-{slug(state)}{{fill:{colours(state)[tint]}}}" for state in states),
+        *(f".{name}-{slug(state)}{{fill:{state_colours(state)[tint]}}}" for state in states),
     ]
     return "".join(f"{each}\n" for each in rules)

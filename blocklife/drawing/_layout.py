@@ -44,7 +44,7 @@ DOT = 10.0
 INSET = 3.0
 """Between the two borders of a terminal state."""
 
-WIDTH_MAX = 860.0
+WIDTH_MAX = 880.0
 """Desired maximum width of a drawing; it is exceeded where a machine has too many arrows."""
 
 
@@ -272,10 +272,10 @@ class _Style:
 
 
 _STYLES = (
-    _Style(narrow=False, beside=0.28, below=0.28),
-    _Style(narrow=True, beside=0.25, below=0.25),
-    _Style(narrow=True, beside=0.14, below=0.2),
-    _Style(narrow=True, beside=0.08, below=0.2),
+    _Style(narrow=False, beside=0.28, below=0.2),
+    _Style(narrow=False, beside=0.14, below=0.14),
+    _Style(narrow=True, beside=0.14, below=0.14),
+    _Style(narrow=True, beside=0.08, below=0.14),
 )
 """From roomy to tight; the first whose drawing is narrow enough is taken."""
 

@@ -14,7 +14,8 @@ from blocklife.states import Coupling, Tone
 
 SIZE = 11.0
 LINE = 15.0
-_COLUMN_MIN = 280.0
+_INDENT = 24.0
+"""From the left end of a coupling to its name."""
 
 
 @frozen
@@ -138,39 +139,25 @@ def _prose(said: str, width: float, y: float, parts: list[str], class_: str) -> 
 
 
 def _couplings(couplings: Sequence[Coupling], numbers: Mapping[str, int], width: float, y: float, parts: list[str]) -> float:
-    """Each coupling with its number: when, what follows, and why; in columns that are about equally long."""
+    """The name of each coupling with its number, in columns of one width; a tooltip says when, what follows, and why."""
     if not couplings:
         return y
-    columns = max(1, int((width + 24) // (_COLUMN_MIN + 24)))
-    wide = (width - 24 * (columns - 1)) / columns
-    entries = [_entry(each, numbers[each.name], wide) for each in couplings]
-    share = sum(height for height, _ in entries) / columns
-    column, down, lowest = 0, 0.0, 0.0
-    for height, draw in entries:
-        if column + 1 < columns and down and down + height / 2 > share:
-            column, down = column + 1, 0.0
-        parts.append(draw(column * (wide + 24), y + down))
-        down += height
-        lowest = max(lowest, down)
-    return y + lowest
+    wide = _INDENT + max(prose_width(each.name, SIZE, bold=True) for each in couplings) + 18
+    columns = max(1, min(len(couplings), int((width + 18) // wide)))
+    lines = -(-len(couplings) // columns)
+    for at, each in enumerate(couplings):
+        column, line = divmod(at, lines)
+        parts.append(_entry(each, str(numbers[each.name]), column * wide, y + line * LINE))
+    return y + lines * LINE
 
 
-def _entry(coupling: Coupling, number: int, width: float) -> tuple[float, Callable[[float, float], str]]:
-    """The height of one coupling, and the function that draws it."""
-    indent = 30.0
+def _entry(coupling: Coupling, number: str, x: float, y: float) -> str:
+    """One coupling, from its upper left corner."""
     into = f" into {', '.join(state.name for state in coupling.into)}" if coupling.into else ""
-    told = wrapped(f"{coupling.cause}{into}: then {', '.join(coupling.effects)}", SIZE, width - indent)
-    why = wrapped(coupling.why, SIZE, width - indent)
-
-    def draw(x: float, y: float) -> str:
-        said = str(number)
-        found = [
-            elements.pill(said, x + 22 - elements.pill_width(said), y + 1.5, causes=True),
-            elements.text(coupling.name, x + indent, y + 11.5, "bl-prose bl-strong"),
-        ]
-        for line, class_ in (*((each, "bl-text") for each in told), *((each, "bl-faint") for each in why)):
-            y += LINE - 1
-            found.append(elements.text(line, x + indent, y + 11.5, f"bl-prose {class_}"))
-        return elements.element("g", "".join(found), class_="bl-coupling", data_coupling=coupling.name)
-
-    return LINE + (LINE - 1) * (len(told) + len(why)) + 7, draw
+    told = f"{coupling.cause}{into}: then {', '.join(coupling.effects)}\n{coupling.why}"
+    drawn = [
+        elements.element("title", elements.escaped(told)),
+        elements.pill(number, x + _INDENT - 6 - elements.pill_width(number), y + 1.5, causes=True),
+        elements.text(coupling.name, x + _INDENT, y + 11.5, "bl-prose bl-text"),
+    ]
+    return elements.element("g", "".join(drawn), class_="bl-coupling", data_coupling=coupling.name)

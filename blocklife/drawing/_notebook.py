@@ -25,7 +25,7 @@ from blocklife.drawing._theme import Theme
 from blocklife.errors import MisuseError, to_install
 from blocklife.ledger import Ledger
 from blocklife.lifecycle import Lifecycle, Row, Table, painters
-from blocklife.states import COUPLINGS, MACHINES
+from blocklife.states import COUPLINGS, MACHINES, Tone
 
 _CELL = "padding:2px 8px;text-align:left;vertical-align:top"
 _NUMBER = "padding:2px 8px;text-align:right"
@@ -190,7 +190,7 @@ def _matrix(table: Table, here: enum.Enum | None) -> str:
     """Where each event leads from each state; the state of a machine is marked."""
     rows = [[(_CELL, ""), *((_CELL, f"<b>{event}</b>") for event in table.events)]]
     for state in table.states:
-        mark = _CELL + ";border-left:4px solid #2f7de1" if state is here else _CELL
+        mark = f"{_CELL};border-left:4px solid {Theme.LIGHT.value.tones[Tone.USE].line}" if state is here else _CELL
         cells = ["<br>".join(_target(row) for row in event.rows_of(state)) for event in table.events.values()]
         rows.append([(mark, f"<b>{escaped(state.name)}</b>"), *((_CELL, cell) for cell in cells)])
     title = table.name if here is None else f"{table.name} is {here.name}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.drawing import _elements as elements
+from blocklife.drawing._layout import numbers_of
 from blocklife.drawing._picture import Emphasis, Explained, Label, Mark, Node, Panel
 from blocklife.drawing._svg import slug, svg
 from blocklife.drawing._tables import REFUSAL
@@ -78,21 +79,23 @@ def _rows(panel: Panel) -> str:
 
 
 def _couplings(panels: Sequence[Panel]) -> str:
-    """Every coupling that a lifecycle of the page touches, once."""
-    found = {each.name: each for panel in panels for each in panel.picture.couplings}
-    if not found:
+    """Every coupling that a lifecycle of the page touches, under its number in the drawing."""
+    couplings = {each.name: each for panel in panels for each in panel.picture.couplings}
+    if not couplings:
         return ""
     cells = [
         [
-            _code(each.name),
+            str(number),
+            _code(name),
             _code(each.cause),
             ", ".join(_code(state.name) for state in each.into) or "any state",
             "<br>".join(_code(effect) for effect in each.effects),
             elements.escaped(each.why),
         ]
-        for each in found.values()
+        for name, number in numbers_of(panels).items()
+        for each in [couplings[name]]
     ]
-    table = _table(["coupling", "when", "leads into", "then, in this order", "why"], cells)
+    table = _table(["number", "coupling", "when", "leads into", "then, in this order", "why"], cells)
     return f'<section id="couplings">\n<h2>Couplings</h2>\n{table}\n</section>\n'
 
 

@@ -26,15 +26,13 @@ from blocklife.states import Tone
 MARGIN = 12.0
 PADDING = 14.0
 HEADING = 26.0
-WIDTH_MIN = 640.0
-"""Of a drawing with couplings: their sentences need room."""
 
 
 def svg(panels: Sequence[Panel], theme: Theme | None = None) -> str:
     """Draw lifecycles, one panel each; without a theme the reader's system chooses between light and dark."""
     numbers = numbers_of(panels)
     framed = [_framed(panel, numbers) for panel in panels]
-    placed, width, height = _shelved(framed, WIDTH_MIN if numbers else 0)
+    placed, width, height = _shelved(framed)
     below = legend(panels, numbers, width - 2 * PADDING)
     total, tall = width + 2 * MARGIN, MARGIN + height + PADDING + below.height + MARGIN
     title = "Lifecycle: " + ", ".join(panel.picture.name for panel in panels)
@@ -113,7 +111,7 @@ def _framed(panel: Panel, numbers: Mapping[str, int]) -> _Framed:
     return _Framed(found, about, width + 2 * PADDING, HEADING + 15 * len(about) + 16 + found.height + PADDING)
 
 
-def _shelved(framed: Sequence[_Framed], least: float) -> tuple[list[tuple[_Framed, float, float, float]], float, float]:
+def _shelved(framed: Sequence[_Framed]) -> tuple[list[tuple[_Framed, float, float, float]], float, float]:
     """Panels in rows as wide as the widest panel, each with its position and width; and the size of the whole."""
     limit = max([WIDTH_MAX + 2 * PADDING, *(each.width for each in framed)])
     shelves: list[list[_Framed]] = []
@@ -122,7 +120,7 @@ def _shelved(framed: Sequence[_Framed], least: float) -> tuple[list[tuple[_Frame
             shelves[-1].append(each)
         else:
             shelves.append([each])
-    width = max([least, *(sum(one.width + PADDING for one in shelf) - PADDING for shelf in shelves)])
+    width = max(sum(one.width + PADDING for one in shelf) - PADDING for shelf in shelves)
     placed, y = [], 0.0
     for shelf in shelves:
         spare = (width - sum(one.width + PADDING for one in shelf) + PADDING) / len(shelf)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blocklife.drawing._picture import Emphasis, Mark, Node, Panel
 from blocklife.drawing._tables import REFUSAL
-from blocklife.states import Tone
+from blocklife.drawing._theme import TERMINAL_EMPHASES, TERMINAL_TONES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,21 +21,6 @@ _BETWEEN = 3
 COLUMNS = 120
 """Of text that goes to no terminal."""
 
-_TONES: Mapping[Tone, str] = {
-    Tone.REST: "",
-    Tone.USE: "blue",
-    Tone.COPY: "magenta",
-    Tone.TROUBLE: "red",
-    Tone.OVER: "cyan",
-}
-_STYLES: Mapping[Emphasis, str] = {
-    Emphasis.USED: "blue",
-    Emphasis.UNUSED: "dim",
-    Emphasis.ADDED: "bold green",
-    Emphasis.REMOVED: "strike red",
-    Emphasis.CHANGED: "yellow",
-    Emphasis.ALARM: "bold reverse red",
-}
 _SIGNS: Mapping[Emphasis, str] = {
     Emphasis.UNUSED: "never ",
     Emphasis.ADDED: "+ ",
@@ -113,7 +98,7 @@ def _state(panel: Panel, node: Node) -> Text:
 
     mark = panel.marks.state(node)
     where = "begins" if node.initial else "ends" if node.final else ""
-    found = Text.assemble((_said(node.name, mark), _STYLES.get(mark.emphasis, _TONES[node.tone])))
+    found = Text.assemble((_said(node.name, mark), TERMINAL_EMPHASES.get(mark.emphasis, TERMINAL_TONES[node.tone])))
     return Text.assemble(found, (f"\n  {where}", "dim")) if where else found
 
 
@@ -126,7 +111,7 @@ def _cell(panel: Panel, node: Node, event: str) -> Text:
     lines = []
     for target, label in rows:
         mark = panel.marks.row(label)
-        style = _STYLES.get(mark.emphasis, _TONES[tones[target]])
+        style = TERMINAL_EMPHASES.get(mark.emphasis, TERMINAL_TONES[tones[target]])
         guard = (f" [{label.guard}]", "yellow") if label.guard is not None else ""
         note = f" {mark.note}" if mark.note else ""
         lines.append(Text.assemble((_said(target, mark, noted=False), style), guard, note))

@@ -1,17 +1,21 @@
-"""The colours of a light and of a dark drawing, and what they stand for.
+"""Every colour of every drawing, page and terminal. No other file names one; a test reads them all.
 
-Text keeps a contrast of at least 4.5 to 1 on the ground that it stands on; a test computes it.
+A drawing of a lifecycle colours a state by its `Tone`, of which there are five. A page or a chart of a run tells all states of
+one machine apart, so there each name of a state has a colour of its own.
 """
 
 from __future__ import annotations
 
+import colorsys
 import enum
+import zlib
 from collections.abc import Mapping
 
 from attrs import frozen
 
 from blocklife.drawing._picture import Emphasis
-from blocklife.states import Tone
+from blocklife.errors import DefinitionError
+from blocklife.states import NATURES, Tone
 
 
 @frozen
@@ -25,7 +29,7 @@ class Tint:
 
 @frozen
 class Palette:
-    """All colours of one theme."""
+    """All colours of one theme. Text keeps a contrast of at least 4.5 to 1 on the ground that it stands on."""
 
     ground: str
     panel: str
@@ -35,6 +39,10 @@ class Palette:
     """Text and lines of less weight."""
     rule: str
     guard: str
+    alarm: str
+    """The first illegal line of a run, and refusals."""
+    load: str
+    """The frame of a load on the lanes of a run."""
     tones: Mapping[Tone, Tint]
     emphases: Mapping[Emphasis, Tint]
 
@@ -49,6 +57,8 @@ class Theme(enum.Enum):
         faint="#59636e",
         rule="#d1d9e0",
         guard="#7a4a00",
+        alarm="#d0011b",
+        load="#6f00c8",
         tones={
             Tone.REST: Tint("#3f4a56", "#818b98", "#eef1f4"),
             Tone.USE: Tint("#0550ae", "#2f7de1", "#e3f0ff"),
@@ -73,6 +83,8 @@ class Theme(enum.Enum):
         faint="#9198a1",
         rule="#3d444d",
         guard="#e3b341",
+        alarm="#ff5c5c",
+        load="#e2b0ff",
         tones={
             Tone.REST: Tint("#c9d1d9", "#7d8590", "#21262d"),
             Tone.USE: Tint("#79c0ff", "#388bfd", "#0f2a4d"),
@@ -90,3 +102,67 @@ class Theme(enum.Enum):
             Emphasis.ALARM: Tint("#ff9bce", "#e85aad", "#42162f"),
         },
     )
+
+
+TERMINAL_TONES: Mapping[Tone, str] = {
+    Tone.REST: "",
+    Tone.USE: "blue",
+    Tone.COPY: "magenta",
+    Tone.TROUBLE: "red",
+    Tone.OVER: "cyan",
+}
+TERMINAL_EMPHASES: Mapping[Emphasis, str] = {
+    Emphasis.USED: "blue",
+    Emphasis.UNUSED: "dim",
+    Emphasis.ADDED: "bold green",
+    Emphasis.REMOVED: "strike red",
+    Emphasis.CHANGED: "yellow",
+    Emphasis.ALARM: "bold reverse red",
+}
+"""Colours that the terminal chooses, by name."""
+
+STATE_COLOURS: Mapping[str, tuple[str, str]] = {
+    "FREED": ("#e6ecf2", "#272c31"),
+    "EMPTY": ("#e6ecf2", "#272c31"),
+    "WAITING": ("#e6ecf2", "#272c31"),
+    "CACHED": ("#8fd0f2", "#385a69"),
+    "READY": ("#72c8eb", "#395a69"),
+    "ALLOCATED": ("#74b596", "#8ea898"),
+    "RUNNING": ("#4fb48b", "#65af8e"),
+    "PLEDGED": ("#fbd95f", "#e8e38b"),
+    "PLANNED": ("#efdc5b", "#e4dc71"),
+    "LOADING": ("#6e3bb1", "#854afd"),
+    "WRITING": ("#e48e26", "#e48e26"),
+    "SEALED": ("#3b84db", "#58a0f7"),
+    "DONE": ("#b1d6c1", "#094421"),
+    "PENDING_STORE": ("#dba720", "#e0af0f"),
+    "IN_FLIGHT": ("#cf7212", "#c07a1b"),
+    "FLUSHED": ("#197270", "#67dde1"),
+    "AWAITED": ("#197270", "#67dde1"),
+    "STALE": ("#8c4c02", "#905a10"),
+    "UNWANTED": ("#8c4c02", "#905a10"),
+    "QUARANTINED": ("#6f0a66", "#c600b0"),
+    "FAILED": ("#de01b9", "#f856a4"),
+    "CANCELLED": ("#a2a3a3", "#49586a"),
+    "PREEMPTED": ("#ea8000", "#e97e00"),
+    "FINISHED": ("#a7c3e3", "#484f56"),
+}
+"""One colour for each name of a state, on a light and on a dark page.
+
+The same name has the same colour in every machine, and related names have related colours: grey is rest, blue final content,
+green use, yellow a plan, orange a copy that runs, violet a load, brown and purple what a copy may still touch. Two states of
+one machine stay apart for readers who do not see red, green or blue; `tests/drawing/test_viewer.py` computes it.
+"""
+
+if _bare := {state.name for state in NATURES} - STATE_COLOURS.keys():
+    raise DefinitionError(f"no colour is given to {', '.join(sorted(_bare))}")
+
+
+def state_colours(name: str) -> tuple[str, str]:
+    """The light and the dark colour of a state; a name that no machine has gets one of its own, always the same."""
+    return STATE_COLOURS.get(name) or (_made(name, 0.55), _made(name, 0.65))
+
+
+def _made(name: str, lightness: float) -> str:
+    hue = zlib.crc32(name.encode("utf-8", "replace")) % 360 / 360
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(hue, lightness, 0.4))

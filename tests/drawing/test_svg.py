@@ -108,18 +108,35 @@ def test_svg_has_one_line_with_a_head_for_each_arrow(name: str) -> None:
 
 
 def test_svg_numbers_couplings_on_labels_as_in_the_legend() -> None:
-    """Every number that a label has is explained below, in words."""
+    """Every number that a label has stands below with the name of its coupling, and a tooltip tells the rest."""
     panel = panel_of("block")
     root = read(svg([panel]))
     entries = of_class(root, "bl-coupling")
 
     assert [each.get("data-coupling") for each in entries] == [each.name for each in panel.picture.couplings]
     for entry, coupling in zip(entries, panel.picture.couplings, strict=True):
-        said = " ".join(words_of(entry))
-        assert coupling.why in said
-        assert all(effect in said for effect in coupling.effects)
+        assert words_of(entry)[1] == coupling.name
+        tooltip = entry.findtext("svg:title", "", NS)
+        assert coupling.why in tooltip
+        assert all(effect in tooltip for effect in coupling.effects)
     shown = {text.text for text in of_class(root, "bl-number")}
     assert {str(number) for number in range(1, len(entries) + 1)} <= shown
+
+
+@every_machine
+@pytest.mark.parametrize("alone", [False, True], ids=["coupled", "alone"])
+def test_svg_of_one_machine_fits_a_screen(name: str, alone: bool) -> None:
+    """It can be read as a whole: about 1,100 pixels are the most that stand below each other on a screen."""
+    assert float(read(svg([panel_of(name, alone=alone)])).get("height", "inf")) <= 1110
+
+
+def test_colours_have_one_home() -> None:
+    """No file of the package but one names a colour; text on a state is black or white, as its own script computes."""
+    package = ROOT / "blocklife"
+    files = [path for ending in ("py", "css", "js", "html") for path in package.rglob(f"*.{ending}")]
+    named = {str(path.relative_to(package)) for path in files if re.search(r"#[0-9a-fA-F]{6}\b", path.read_text("utf-8"))}
+
+    assert named == {"drawing/_theme.py", "drawing/viewer/paint.js"}
 
 
 def test_svg_alone_has_no_number_and_no_coupling() -> None:

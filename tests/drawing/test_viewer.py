@@ -29,9 +29,9 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from blocklife.cli import main
+from blocklife.drawing._theme import STATE_COLOURS, state_colours
 from blocklife.drawing.viewer import _packing as packing
 from blocklife.drawing.viewer._packing import packed
-from blocklife.drawing.viewer._palette import PALETTE, colours
 from blocklife.recording import Recorder
 from blocklife.recording._lives import Lives
 from blocklife.recording._reading import open_recording
@@ -357,7 +357,7 @@ def test_colours_of_one_machine_stay_apart_for_every_eye(theme: int) -> None:
         (float(np.linalg.norm(_seen(one, matrix) - _seen(other, matrix))), eye, pair)
         for table in MACHINES.values()
         for pair in itertools.combinations([state.name for state in table.states], 2)
-        for one, other in [[colours(name)[theme] for name in pair]]
+        for one, other in [[state_colours(name)[theme] for name in pair]]
         for eye, matrix in EYES.items()
     )
     print("the two that are nearest:", worst)
@@ -367,8 +367,8 @@ def test_colours_of_one_machine_stay_apart_for_every_eye(theme: int) -> None:
 
 def test_colours_are_there_for_every_state() -> None:
     """Every state of the four machines has its colour, and a state of nobody gets one as well."""
-    assert {state.name for table in MACHINES.values() for state in table.states} == set(PALETTE)
-    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours("NO_SUCH_STATE"))
+    assert {state.name for table in MACHINES.values() for state in table.states} == set(STATE_COLOURS)
+    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in state_colours("NO_SUCH_STATE"))
 
 
 # --- what the page counts ------------------------------------------------------------------------------------------------
@@ -536,7 +536,7 @@ def test_page_paints_the_state_that_each_place_is_in(run: Made, opening: Any) ->
             assert state is not None
             # Names, bars and ticks are drawn over it: the colour is that of most of the pixels of this commit.
             near = page.colours(x, y, 14, 14)
-            assert near.most_common(1)[0][0] == colours(state)[theme], (step, state, near)
+            assert near.most_common(1)[0][0] == state_colours(state)[theme], (step, state, near)
             checked.add(state)
         assert len(checked) >= 6
 

@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from importlib import resources
 
 from blocklife.drawing import _elements as elements
+from blocklife.drawing._picture import Emphasis
+from blocklife.drawing._theme import Palette
 from blocklife.drawing.viewer._run import MAX_EVENTS, ViewSettings, told_run
 from blocklife.recording._checking import CheckVerdict
 from blocklife.recording._lives import Lives
+from blocklife.states import Tone
 
 __all__ = ["MAX_EVENTS", "ViewSettings", "view"]
 
@@ -29,7 +32,7 @@ def view(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: 
     told = told_run(lives, verdict, settings, drawings or {})
     gaps = {
         "title": elements.escaped(str(told["name"])),
-        "style": _part("page.css"),
+        "style": elements.themed(_part("page.css"), lambda each: _colours(each.value), None),
         "recording": json.dumps(told, separators=(",", ":")).replace("<", "\\u003c"),
         "script": "\n".join(_part(name) for name in _SCRIPTS),
     }
@@ -39,6 +42,24 @@ def view(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: 
         name, _, text = part.partition("}}")
         pieces += [gaps[name], text]
     return "".join(pieces)
+
+
+def _colours(palette: Palette) -> str:
+    """The colours of the page as variables of its style sheet."""
+    named = {
+        "ground": palette.ground,
+        "panel": palette.panel,
+        "ink": palette.text,
+        "faint": palette.faint,
+        "rule": palette.rule,
+        "alarm": palette.alarm,
+        "alarm-ground": palette.tones[Tone.TROUBLE].fill,
+        "store": palette.text,
+        "load": palette.load,
+        "focus": palette.tones[Tone.USE].text,
+        "pressed": palette.emphases[Emphasis.USED].fill,
+    }
+    return f":root {{ {' '.join(f'--{name}: {colour};' for name, colour in named.items())} }}\n"
 
 
 def _part(name: str) -> str:

@@ -17,8 +17,8 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from blocklife.drawing._picture import picture
+from blocklife.drawing._theme import state_colours
 from blocklife.drawing.viewer._packing import packed
-from blocklife.drawing.viewer._palette import colours
 from blocklife.errors import MisuseError
 from blocklife.recording._checking import CheckVerdict, Illegal
 from blocklife.recording._format import show_name
@@ -64,7 +64,7 @@ class _Machine:
     def add_state(self, name: str, *, about: str, initial: bool = False, final: bool = False) -> int:
         """The number of a state, made where it is new."""
         if name not in self.states:
-            light, dark = colours(name)
+            light, dark = state_colours(name)
             self.states[name] = {
                 "name": name,
                 "about": about,
