@@ -238,11 +238,37 @@ STORE_READS, LOAD_WRITES = states_with(Trait.READ, Block), states_with(Trait.WRI
 STORE_WRITES, LOAD_READS = states_with(Trait.WRITTEN, Slot), states_with(Trait.READ, Slot)
 """Where a slot may stand while a submitted store writes it, and while a submitted load reads it."""
 
+
+def blocks_touched(*, stores: bool) -> frozenset[Block]:
+    """Where the blocks of a submitted store, or load, may stand."""
+    return STORE_READS if stores else LOAD_WRITES
+
+
+def slots_touched(*, stores: bool) -> frozenset[Slot]:
+    """Where the slots of a submitted store, or load, may stand."""
+    return STORE_WRITES if stores else LOAD_READS
+
+
 PINNED = COPYING | STORE_READS | LOAD_WRITES
 """States in which at least one job pins a block."""
 
 TERMINAL = states_with(Trait.OVER, Job)
 """States in which a job is over."""
+
+OUT = states_with(Trait.OUT, Job)
+"""States in which the workers have a job."""
+
+OUT_AND_WANTED = OUT & states_with(Trait.WANTED, Job)
+"""States in which the workers have a job whose result somebody wants."""
+
+GIVEN_UP = OUT - OUT_AND_WANTED
+"""States in which the workers have a job whose result nobody wants."""
+
+ADMITTED = states_with(Trait.ADMITTED, Request)
+"""States in which a request was let in, and can be preempted."""
+
+ADMISSIBLE = frozenset(Request) - ADMITTED - states_with(Trait.OVER, Request)
+"""States in which a request holds nothing, and can be let in."""
 
 
 # --- guards ------------------------------------------------------------------------------------------------------------

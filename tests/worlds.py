@@ -32,8 +32,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.jobs import Allocated, Planned, Sealed
-from blocklife.states import Block
-from blocklife.testing.worlds._touching import blocks_touched, slots_touched
+from blocklife.states import Block, blocks_touched, slots_touched
 
 BOTH = pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
 """The same test under both contracts."""

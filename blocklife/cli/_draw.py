@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* A format is one row of `FORMATS`. Which lifecycles are meant is `_lifecycles.py`; what is laid over them is `_overlaid.py`.
+* A format is one row of `FORMATS`. Which lifecycles are meant is `_lifecycles.py`.
 * Everything is drawn before anything is written, so that a file appears as a whole or not at all.
 """
 
@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli._common import OK, WRONG, Parser, file, put_out, refuse_overwriting, write_whole
-from blocklife.cli._overlaid import add_overlays, overlaid
+from blocklife.cli._common import OK, WRONG, Parser, file, put_out, reading, refuse_overwriting, write_whole
 from blocklife.errors import MisuseError
+from blocklife.files import parse_json, read_text
+from blocklife.states import MACHINES
 
 if TYPE_CHECKING:
-    from blocklife.drawing._picture import Panel
+    from blocklife.drawing._diff import Difference
+    from blocklife.drawing._picture import Marks, Panel, Picture
     from blocklife.drawing._theme import Theme
     from blocklife.lifecycle import Table
 
@@ -113,7 +116,6 @@ def _put(output: str, chosen: Format, sheet: Sheet) -> None:
 
 def _draw_difference(args: argparse.Namespace, chosen: Format) -> int:
     """As diff does: 0 where there is none, 1 where there is one."""
-    from blocklife.cli._comparing import compared
     from blocklife.drawing._picture import Panel
 
     if args.machines:
@@ -270,3 +272,102 @@ def _print(chosen: Format, drawn: str | bytes) -> None:
     if isinstance(drawn, bytes) and sys.stdout.isatty():
         raise MisuseError(f"{chosen.name} is no text for a terminal (name a file with -o, or pipe it)")
     put_out(drawn)
+
+
+# --- what is laid over a drawing -----------------------------------------------------------------------------------------
+
+
+@frozen
+class Overlay:
+    """What is laid over, by the name of a machine."""
+
+    marks: Mapping[str, Marks] = field(factory=dict)
+    chart: Callable[[str, Theme | None], str] | None = None
+    """Draws how a machine went through a run; None where none is shown."""
+
+    def charts(self, theme: Theme | None) -> dict[str, str]:
+        """The charts of all machines that have one."""
+        drawn = {} if self.chart is None else {name: self.chart(name, theme) for name in self.marks}
+        return {name: chart for name, chart in drawn.items() if chart}
+
+
+def add_overlays(parser: Parser) -> None:
+    """The options; only one of them can be given."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--recording", type=file, metavar="FILE", help="show what a run did: rows taken and never taken, stays, refusals")
+    add("--coverage", type=file, metavar="FILE.json", help="show what tests cover: a report of pytest --blocklife-report")
+    add(
+        "--mutants",
+        type=file,
+        metavar="FILE",
+        help="show which guards are missed when switched off (check --mutants, JSON or page)",
+    )
+
+
+def overlaid(args: argparse.Namespace, machines: Iterable[str]) -> Overlay:
+    """What was asked for, for these machines."""
+    if args.recording:
+        return _run_overlay(args.recording, list(machines))
+    if args.coverage:
+        from blocklife.drawing._overlays import marks_of_coverage, read_coverage
+
+        report = read_coverage(args.coverage)
+        return Overlay({name: marks_of_coverage(report, name) for name in machines})
+    if args.mutants:
+        from blocklife.drawing._overlays import marks_of_mutants, read_mutants
+
+        judged = read_mutants(args.mutants)
+        return Overlay({name: marks_of_mutants(judged, name) for name in machines})
+    return Overlay()
+
+
+def _run_overlay(path: str, machines: list[str]) -> Overlay:
+    from blocklife.drawing._chart import population_chart
+    from blocklife.drawing._overlays import check_machine, marks_of_run
+    from blocklife.recording._statistics import count_file
+
+    for name in machines:  # before anything long is read
+        check_machine(name, "a recording")
+    with reading() as progress:
+        run = count_file(path, progress)
+    return Overlay({name: marks_of_run(run, name) for name in machines}, lambda name, theme: population_chart(run, name, theme))
+
+
+# --- what --diff compares ------------------------------------------------------------------------------------------------
+
+
+def compared(first: str, second: str) -> Difference:
+    """The difference of two sides: ``block``, ``module:Class`` or ``FILE.json``."""
+    from blocklife.drawing._diff import compare
+
+    return compare(_side(first), _side(second), (first, second))
+
+
+def _side(name: str) -> Picture:
+    """The picture of one side; couplings are left out, for a file knows none."""
+    from blocklife.cli._lifecycles import table_named
+    from blocklife.drawing._picture import picture
+
+    if ":" not in name and name not in MACHINES and (os.path.isfile(name) or Path(name).suffix):
+        return _read_markup(Path(name))
+    try:
+        return picture(table_named(name), name if name in MACHINES else "")
+    except MisuseError as problem:
+        raise MisuseError(f"{problem}; files of markup are compared too") from None
+
+
+def _read_markup(path: Path) -> Picture:
+    """The picture of what `--format markup` has written."""
+    from blocklife.drawing._picture import picture
+    from blocklife.machines import import_markup, stand_ins
+
+    try:
+        said = parse_json(read_text(path))
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise MisuseError(f"{path}: it is no markup (write it with blocklife draw block --format markup -o {path})")
+    try:
+        return picture(import_markup(said, stand_ins(said)))
+    except MisuseError as problem:
+        raise MisuseError(f"{path}: {problem}") from problem

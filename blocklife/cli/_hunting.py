@@ -71,10 +71,9 @@ def _columns(name: str, said: str) -> list[str | ProgressColumn]:
 
 def hunt(args: argparse.Namespace) -> int:
     """Judge every mutant, and print what each was found by."""
-    from blocklife.testing.mutants._caught import read_caught
     from blocklife.testing.mutants._judging import grounds, judge_all
     from blocklife.testing.mutants._planting import all_mutants
-    from blocklife.testing.mutants._table import holes, lines, page
+    from blocklife.testing.mutants._table import holes, lines, page, read_caught
 
     every = all_mutants()
     tests = read_caught(args.tests, [each.name for each in every]) if args.tests else {}

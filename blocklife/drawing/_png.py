@@ -26,7 +26,7 @@ def png(panels: Sequence[Panel], theme: Theme | None = None) -> bytes:
     return pixels(svg(panels, theme or Theme.LIGHT))
 
 
-def pixels(drawn: str, scale: float = SCALE) -> bytes:
+def pixels(drawn: str) -> bytes:
     """Any SVG of one theme as PNG."""
     try:
         import resvg_py
@@ -40,7 +40,7 @@ def pixels(drawn: str, scale: float = SCALE) -> bytes:
         try:
             return resvg_py.svg_to_bytes(
                 svg_string=drawn,
-                zoom=scale,
+                zoom=SCALE,
                 skip_system_fonts=not any(ord(each) > 0x52F and not 0x2000 <= ord(each) < 0x2300 for each in drawn),
                 font_files=[str(path) for path in files],
                 monospace_family="Fira Mono",

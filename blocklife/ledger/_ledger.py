@@ -66,7 +66,7 @@ from blocklife.ledger.records import (
 )
 from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, statistics_of
 from blocklife.lifecycle import Subscription, What, painted
-from blocklife.states import MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
+from blocklife.states import ADMISSIBLE, MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
 
 _NOTHING: tuple[()] = ()
 """What is not given: a default that needs no check."""
@@ -470,7 +470,7 @@ class Ledger(edge.NotCopied):
         """
         found = self._check.request(request)
         state = self._state.request_column.at(found.row)
-        if state not in (Request.WAITING, Request.PREEMPTED):
+        if state not in ADMISSIBLE:
             raise MisuseError(f"request {request}: cannot ROLL_BACK while {state.name} (preempt or finish it)")
         self._steps.release_all(found)
 

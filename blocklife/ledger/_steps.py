@@ -46,7 +46,20 @@ from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import JobColumns, JobRow
 from blocklife.ledger.records import Completion, Direction, Growth, Launched, Plan, Result, Seal, Transfer, Transfers
 from blocklife.lifecycle import Event, Rows
-from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife, coupled
+from blocklife.states import (
+    ADMITTED,
+    OUT,
+    OUT_AND_WANTED,
+    TERMINAL,
+    Block,
+    BlockLife,
+    Job,
+    JobLife,
+    RequestLife,
+    Slot,
+    SlotLife,
+    coupled,
+)
 
 _KIND = {Direction.STORE: "store", Direction.LOAD: "load"}
 _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
@@ -67,8 +80,9 @@ _SLOT_CHANGES = {
     "slot.drop": rules.FORGET,
 }
 _SLOT_EFFECTS = frozenset({"slot.land", *_SLOT_CHANGES})
-_WANTED = frozenset(JobLife.table.index[state] for state in (Job.IN_FLIGHT, Job.AWAITED))
+_WANTED = frozenset(JobLife.table.index[state] for state in OUT_AND_WANTED)
 """Jobs that the workers have and whose result somebody wants."""
+_CAN_EXPIRE = frozenset(row.source for row in JobLife.table.rows if row.event == "expire")
 _SUBMIT, _FINISH = JOB["submit"], JOB["finish"]
 MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
 
@@ -84,11 +98,6 @@ def jobs_of_each(numbers: Sequence[int], cuts: Sequence[int]) -> tuple[int, Sequ
     for at, number in enumerate(numbers):
         jobs += [number] * (cuts[at + 1] - cuts[at])
     return 0, jobs
-
-
-def cuts_of(parts: Iterable[Ids]) -> list[int]:
-    """Where each of several batches begins, if they lie one behind the other, and where the last ends."""
-    return [0, *accumulate(map(len, parts))]
 
 
 class Steps:
@@ -382,7 +391,7 @@ class Steps:
 
     def reset(self, *, host: bool) -> None:
         """Couplings *reset-now*: forget all content, that of the lower tier too with *host*."""
-        running = {RequestLife.table.index[state] for state in (Request.RUNNING, Request.LOADING)}
+        running = {RequestLife.table.index[state] for state in ADMITTED}
         for request in list(self._state.requests.values()):
             if self._state.request_column.state[request.row] in running:
                 self.give_up(request, "preempt")
@@ -699,7 +708,7 @@ class Steps:
     def launch(self, record: Launched, now: float) -> None:
         """A worker has begun its share: the deadline starts."""
         job = self._jobs.by_number.get(record.job.number) if record.job.incarnation == self._state.incarnation else None
-        if job is not None and self._jobs.state(job) not in (*TERMINAL, Job.PLANNED):
+        if job is not None and self._jobs.state(job) in OUT:
             self.arm(job, now)
 
     def expire(self, now: float) -> list[JobRow]:
@@ -709,7 +718,7 @@ class Steps:
         while deadlines and deadlines[0][0] <= now:
             _, number = heapq.heappop(deadlines)
             job = self._jobs.by_number.get(number)
-            if job is None or self._jobs.state(job) in (*TERMINAL, Job.QUARANTINED):
+            if job is None or self._jobs.state(job) not in _CAN_EXPIRE:
                 continue
             over.append(job)
             self.end(job, "expire", 0)

@@ -30,6 +30,7 @@ from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Column
 from blocklife.states import (
     COPYING,
+    GIVEN_UP,
     KEYED,
     LIFELESS,
     LOAD_READS,
@@ -176,7 +177,7 @@ _FOUND = _flags(states_with(Trait.KEYED, Slot))
 _READ = _flags(LOAD_READS)
 _READABLE, _DYING = _flags((Slot.READY,)), _flags((Slot.STALE,))
 _OVER = frozenset(_JOB[each] for each in TERMINAL)
-_UNWANTED = frozenset(_JOB[each] for each in states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job))
+_UNWANTED = frozenset(_JOB[each] for each in GIVEN_UP)
 _LOST = frozenset(_JOB[each] for each in TERMINAL - {Job.DONE})
 _PLANNED, _QUARANTINED, _DONE = _JOB[Job.PLANNED], _JOB[Job.QUARANTINED], _JOB[Job.DONE]
 _WRITING, _READY, _EMPTY = _SLOT[Slot.WRITING], _SLOT[Slot.READY], _SLOT[Slot.EMPTY]

@@ -37,13 +37,12 @@ from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import Rows
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
-from blocklife.states import COPYING, KEYED, Block, BlockLife, Job, Request, RequestLife, Trait, states_with
+from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job
 
 _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
 """States of content that is being made, from which it can be sealed."""
 _STORABLE = KEYED - COPYING
 """States of final content that no store reads."""
-_HOLDING_NOTHING = frozenset(Request) - states_with(Trait.ADMITTED, Request) - RequestLife.table.finals
 
 _Span: TypeAlias = tuple[str, Sequence[int], Sequence[bytes]]
 """Neighbouring blocks of a request, and their keys."""
@@ -121,7 +120,7 @@ class DecidedSteps:
         names = [
             name
             for name, tracked in self._state.requests.items()
-            if name not in spared and not tracked.ending and self._ledger.request_state(name) in _HOLDING_NOTHING
+            if name not in spared and not tracked.ending and self._ledger.request_state(name) in ADMISSIBLE
         ]
         for name in names:
             self.scheduler.abort(name)

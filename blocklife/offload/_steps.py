@@ -25,7 +25,7 @@ from blocklife.offload._progress import Span
 from blocklife.offload._state import Rows, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, Filled
 from blocklife.offload.records import Hit, LastStep
-from blocklife.states import Block, Request
+from blocklife.states import ADMISSIBLE, Block, Request
 
 _BYTES = frozenset({bytes})
 
@@ -571,7 +571,7 @@ class SchedulerSteps:
         if self._state.asleep or len(self._state.plans) > self._policies.plans_ahead:
             self.check_open()
         state = self._ledger.requests.at(name)
-        if state not in (Request.WAITING, Request.PREEMPTED):
+        if state not in ADMISSIBLE:
             loads = state is Request.LOADING
             why = (
                 "it waits for its load (wait until it has landed)"

@@ -26,7 +26,6 @@ from blocklife.states import COUPLINGS, MACHINES
 from blocklife.testing.exploring._explore import Bounds, Verdict, explore
 from blocklife.testing.mutants import _judging as judging
 from blocklife.testing.mutants import _planting as planting
-from blocklife.testing.mutants._caught import read_caught
 from blocklife.testing.mutants._judging import (
     Baseline,
     Fate,
@@ -39,7 +38,7 @@ from blocklife.testing.mutants._judging import (
     judge_all,
 )
 from blocklife.testing.mutants._planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
-from blocklife.testing.mutants._table import PageRow, holes, lines, page, read_page
+from blocklife.testing.mutants._table import PageRow, holes, lines, page, read_caught, read_page
 from blocklife.testing.worlds._world import Faults, World, WorldSettings
 
 ROOT = Path(__file__).parents[2]

@@ -25,6 +25,7 @@ from blocklife.testing.scenarios._format import (
     write_scenario,
 )
 from blocklife.testing.scenarios._judge import JUDGED
+from blocklife.testing.scenarios._random_walk import WalkingStage
 from blocklife.testing.scenarios._schema import (
     CHOICES,
     COMMON,
@@ -35,7 +36,6 @@ from blocklife.testing.scenarios._schema import (
     VERBS,
     tables,
 )
-from blocklife.testing.scenarios._stage import Stage
 
 FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
 FILES = sorted(SHIPPED.glob("*.toml"))
@@ -258,7 +258,7 @@ def test_any_text_survives_writing(text: str, nothing: dict[str, str]) -> None:
 def test_every_word_is_done() -> None:
     """Each verb has a method that takes what the table says, and each expectation a judge."""
     for verb in VERBS.values():
-        taken = list(inspect.signature(getattr(Stage, f"do_{verb.name}")).parameters.values())[1:]
+        taken = list(inspect.signature(getattr(WalkingStage, f"do_{verb.name}")).parameters.values())[1:]
 
         assert [each.name for each in taken] == list(verb.known), verb.name
         for each in taken:

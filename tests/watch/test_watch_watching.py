@@ -24,8 +24,7 @@ from blocklife.cli import main
 from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach, watch_of
 from blocklife.engines.vllm.watch import _plugin as plugin
 from blocklife.engines.vllm.watch._metrics import COUNTED, FOLDER, PREFIX, Collector, InFolder, Metrics, OfLibrary
-from blocklife.engines.vllm.watch._reporter import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
-from blocklife.engines.vllm.watch._violations import RULES, WatchViolation
+from blocklife.engines.vllm.watch._violations import NUM_KEPT, NUM_LOGGED, RULES, WHILE_S, ViolationReporter, WatchViolation
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
 from tests.interrupts import interruptible
 from tests.watch.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store

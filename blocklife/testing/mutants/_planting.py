@@ -8,7 +8,7 @@ Rules of this file:
   does not hold with it; the depth of the search is the length of a shortest counterexample.
 * What no world finds is told apart (`judging.Fate`): *counted* (every rule holds, and the numbers that tests pin change),
   *unreached* (no world comes there), *unchanged* and *survived* (other values, as many). Each needs a test that fails under it
-  (`caught`).
+  (`_table.read_caught`).
 
 Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
 not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that something ends

@@ -3,18 +3,22 @@
 Rules of this file:
 
 * The page is written from judgements, and can be read back, so that a test can ask whether it is still true.
-* A mutant that no world finds needs a test that fails under it (`caught`); without one it is a hole, and the page says so.
+* A mutant that no world finds needs a test that fails under it; without one it is a hole, and the page says so. The package
+  names no tests: a suite has a TOML file with rows ``"mutant" = "tests/test_x.py::test_y"``, and a test that plants each.
 * A step whose mutant makes no observable difference is not needed: it is deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
 from blocklife.errors import MisuseError
+from blocklife.files import parse_toml, read_text
 from blocklife.testing.mutants._judging import Fate, Judgement
+from blocklife.testing.mutants._planting import no_mutant
 
 _HEAD = (
     "# Mutants\n\n"
@@ -120,3 +124,28 @@ def _changed(judgement: Judgement) -> str:
     if judgement.fate is Fate.COUNTED:
         return f"numbers of {judgement.world}: {_safe(judgement.message)}"
     return {Fate.UNREACHED: "no world comes by", Fate.UNCHANGED: "nothing"}.get(judgement.fate, "values, in the same number")
+
+
+# --- the tests that find what no world does -----------------------------------------------------------------------------
+
+_TEST = re.compile(r"\S+\.py(::\w+)*::\w+(\[.+\])?")
+"""A test by its file, the classes around it, its name and, in brackets, its variant."""
+
+
+def read_caught(path: str, mutants: Collection[str]) -> dict[str, str]:
+    """The test that fails under a mutant, by mutant. Refuses a row for what is none of the *mutants*."""
+    text = read_text(path)
+    found: dict[str, str] = {}
+    for name, test in parse_toml(text, path).items():
+        where = f"{path}:{_line_of(name, text)}"
+        if name not in mutants:
+            raise MisuseError(f"{where}: {no_mutant(name, mutants)}")
+        if not isinstance(test, str) or not _TEST.fullmatch(test):
+            raise MisuseError(f"{where}: {test!r} is no test (say file.py::test_name, in quotes)")
+        found[name] = test
+    return found
+
+
+def _line_of(name: str, text: str) -> int:
+    """Where a row begins; the first line where it is written in another way than it reads."""
+    return next((number for number, line in enumerate(text.splitlines(), 1) if name in line), 1)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import pytest
 
+from blocklife.testing.scenarios import OUR_DRIVER
+
 if TYPE_CHECKING:
     from blocklife.ledger import Checking, Contract, Ledger
     from blocklife.testing.plugin._coverage import Coverage
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 REPORT, REQUIRE, DRIVER = "--blocklife-report", "--blocklife-require-rows", "blocklife_driver"
 MUTANT = "--blocklife-mutant"
-OUR_DRIVER = "blocklife.testing:OurDriver"
 _HANDED_OVER = "blocklife_coverage"
 """Under which name a worker of pytest-xdist hands over what it has covered."""
 _LISTED = 12

@@ -34,7 +34,7 @@ from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
 from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler
 from blocklife.offload.records import Hit
-from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, states_with
+from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, blocks_touched, slots_touched, states_with
 from blocklife.testing.scenarios._driver import (
     NOBODY,
     Driver,
@@ -48,7 +48,6 @@ from blocklife.testing.scenarios._driver import (
 )
 from blocklife.testing.worlds._device import Device, Landing
 from blocklife.testing.worlds._engine import Engine, Settings
-from blocklife.testing.worlds._touching import blocks_touched, slots_touched
 
 _SAID = 200
 """Tokens that a request samples where no end is given."""

@@ -1,22 +1,18 @@
-"""Random actions on a stage, drawn with a seed: the verb `walk`."""
+"""The verb `walk`: random actions on a stage, drawn with a seed."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 from attrs import define, field
 
 from blocklife.errors import CapacityError
-from blocklife.states import Request, RequestLife, Trait, states_with
-
-if TYPE_CHECKING:
-    from blocklife.testing.scenarios._stage import Stage
+from blocklife.states import ADMITTED
+from blocklife.testing.scenarios._stage import Stage
 
 _PROMPTS = ("abcdefghijklmnopqrstuvwx", "abcdefghzzzzyyyyxxxxwwww", "mnopqrstuvwxabcdefghijkl")
 """The prompts; the first two have a common prefix."""
-_RUNS = frozenset(state.name for state in states_with(Trait.ADMITTED, Request))
-_WAITS = frozenset(state.name for state in Request if state not in RequestLife.table.finals) - _RUNS
+_RUNS = frozenset(state.name for state in ADMITTED)
 _MOST = 5
 
 
@@ -123,12 +119,15 @@ class Walk:
         self.stage.do_drain()
 
 
-def walk(stage: Stage, actions: int) -> None:
-    """Take so many random actions, and then end everything."""
-    going = Walk(stage, random.Random(stage.world.seed))
-    for _ in range(actions):
-        try:
-            going.act()
-        except CapacityError:
-            continue
-    going.end()
+class WalkingStage(Stage):
+    """A stage with all verbs: those of `Stage`, and the one that takes them at random."""
+
+    def do_walk(self, actions: int) -> None:
+        """Take so many random actions, and then end everything."""
+        going = Walk(self, random.Random(self.world.seed))
+        for _ in range(actions):
+            try:
+                going.act()
+            except CapacityError:
+                continue
+        going.end()

@@ -37,12 +37,12 @@ from blocklife.testing.scenarios._format import (
 )
 from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._our_driver import OurDriver
+from blocklife.testing.scenarios._random_walk import WalkingStage
 from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, SAFETY, SETTINGS, Value
 from blocklife.testing.scenarios._stage import Stage, StageError, UnmetError
 from blocklife.testing.worlds._device import DeviceFault
 
 __all__ = [
-    "OUR_DRIVER",
     "DriverError",
     "Outcome",
     "Scenario",
@@ -55,9 +55,6 @@ __all__ = [
     "run_scenario",
     "write_scenario",
 ]
-
-OUR_DRIVER = "blocklife.testing:OurDriver"
-"""The name of our own driver."""
 
 
 class DriverError(MisuseError):
@@ -230,7 +227,7 @@ class _ScenarioRun:
         except Exception as problem:
             raise DriverError(f"{self.where}: the driver cannot be made ({_in_words(problem)})") from problem
         try:
-            return Stage(driver, world_of(self.scenario, self.variant))
+            return WalkingStage(driver, world_of(self.scenario, self.variant))
         except Unsupported as reason:
             raise _Over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
         except (BlocklifeError, StageError) as problem:

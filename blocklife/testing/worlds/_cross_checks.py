@@ -19,10 +19,9 @@ from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload._snapshot import SavedScheduler
-from blocklife.states import LIFELESS, MACHINES, TERMINAL, Block, Job, Request, Slot, Trait, states_with
+from blocklife.states import GIVEN_UP, LIFELESS, MACHINES, TERMINAL, Block, Job, Request, Slot, blocks_touched, slots_touched
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds._engine import Engine
-from blocklife.testing.worlds._touching import blocks_touched, slots_touched
 
 RULES = tuple(f"I{number}" for number in range(1, 16) if number not in (2, 11))
 """What is watched in every step, by the numbers of `specs/invariants.md`.
@@ -92,8 +91,6 @@ _ENDS = {
 _NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
 _JOB_STATES = MACHINES["job"].states
 _REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
-_ALONE = states_with(Trait.OUT, Job) - states_with(Trait.WANTED, Job)
-"""Jobs that are out and that nobody waits for."""
 _QUARANTINED = MACHINES["job"].index[Job.QUARANTINED]
 _LOST = OVER | {_QUARANTINED}
 _UNWANTED = _LOST | {MACHINES["job"].index[Job.UNWANTED]}
@@ -251,7 +248,7 @@ def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
         return None  # nothing was planned
     if len(engine.geometry.groups) > 1:
         return None  # they have to agree: what a load brings to one of them may be of no use to another request
-    loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in _ALONE]
+    loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in GIVEN_UP]
     for load in loads:
         for job in loads if load.number > last else ():
             if job is not load and not set(job.keys).isdisjoint(load.keys):

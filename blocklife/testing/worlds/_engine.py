@@ -50,7 +50,7 @@ from blocklife.offload import (
 )
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys
-from blocklife.states import Request
+from blocklife.states import ADMISSIBLE, Request
 from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
 
 LONG_OVER = 0
@@ -199,7 +199,7 @@ class Engine:
 
     def waiting(self) -> list[str]:
         """Requests that hold nothing, in the order in which they came."""
-        return [name for name in self.ledger.requests if self._state(name) in (Request.WAITING, Request.PREEMPTED)]
+        return [name for name in self.ledger.requests if self._state(name) in ADMISSIBLE]
 
     def running(self) -> list[str]:
         """Requests that can be scheduled, in the order in which they came."""

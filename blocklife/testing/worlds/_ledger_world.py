@@ -25,7 +25,7 @@ from attrs import field, frozen
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
-from blocklife.states import KEYED, LOAD_READS, MACHINES, Block, Job, Slot, Trait, states_with
+from blocklife.states import KEYED, LOAD_READS, MACHINES, OUT, Block, Slot, Trait, blocks_touched, slots_touched, states_with
 from blocklife.testing.exploring._explore import Broken, Kind, Property
 from blocklife.testing.judges._rules import FAILED, HELD_BACK, LANDED, RUNS
 from blocklife.testing.worlds._device import (
@@ -42,7 +42,6 @@ from blocklife.testing.worlds._device import (
 )
 from blocklife.testing.worlds._ledger_verbs import LedgerAction, LedgerSettings, LedgerValue, NamedJob, Report, Verbs
 from blocklife.testing.worlds._row_counts import RowCounts
-from blocklife.testing.worlds._touching import blocks_touched, slots_touched
 
 __all__ = ["LedgerAction", "LedgerSettings", "LedgerState", "LedgerWorld"]
 
@@ -59,7 +58,7 @@ _READY = SLOT[Slot.READY]
 _KEPT_BLOCKS = _READABLE | {BLOCK[Block.LOADING]}
 _KEPT_SLOTS = frozenset(SLOT[each] for each in states_with(Trait.KEYED, Slot) | LOAD_READS)
 """Places whose content somebody may read, now or when a copy has landed. What a copy reads is kept, too."""
-_SUBMITTED = frozenset(1 + JOB[each] for each in states_with(Trait.OUT, Job))
+_SUBMITTED = frozenset(1 + JOB[each] for each in OUT)
 
 RULES = ("I1", "I2", "I5", "I6", "ledger", "refusals")
 """What is watched in every step: the device's own rules, those of `ledger.invariants`, that a refusal changes nothing, and that

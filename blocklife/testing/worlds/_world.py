@@ -33,7 +33,7 @@ from blocklife.lifecycle import Row
 from blocklife.offload import FullAttention, Mamba, Mode
 from blocklife.offload._groups import Group
 from blocklife.offload._snapshot import SavedScheduler
-from blocklife.states import Request
+from blocklife.states import ADMITTED
 from blocklife.testing.exploring._explore import Broken, Kind, Property
 from blocklife.testing.worlds._cross_checks import (
     KEPT,
@@ -503,7 +503,7 @@ class World:
         for name, at in core.requests:
             if left[_FAULT["abort"]]:
                 yield Action("abort", name)
-            if left[_FAULT["preempt"]] and at in (Request.RUNNING, Request.LOADING):
+            if left[_FAULT["preempt"]] and at in ADMITTED:
                 yield Action("preempt", name)
 
     def _upheavals(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:

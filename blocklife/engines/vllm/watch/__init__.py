@@ -7,8 +7,7 @@ itself, through its own plug-in entry point. `specs/vllm-watch.md` tells what is
 from __future__ import annotations
 
 from blocklife.engines.vllm.watch._options import Options, WatchMode
-from blocklife.engines.vllm.watch._reporter import LOGGER
-from blocklife.engines.vllm.watch._violations import RULES, WatchError, WatchViolation
+from blocklife.engines.vllm.watch._violations import LOGGER, RULES, WatchError, WatchViolation
 from blocklife.engines.vllm.watch._watching import Parts, Watch
 from blocklife.engines.vllm.watch._worker import WorkerWatch
 from blocklife.errors import MisuseError

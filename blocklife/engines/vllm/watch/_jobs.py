@@ -392,11 +392,10 @@ class FollowedJobs:
         job.alone = ()
         self._give_back(job)
 
-    def finish_all(self, block: int, *, loads_only: bool = False) -> None:
+    def finish_all(self, block: int) -> None:
         """All jobs that touch a block are over."""
         for job in self.touching.get(block, ()):
-            if not (loads_only and job.is_store):
-                self.finish(job)
+            self.finish(job)
 
     def _end(self, job: FollowedJob, *, may_come: bool) -> None:
         self.finish(job)

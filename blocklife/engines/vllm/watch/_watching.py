@@ -19,10 +19,9 @@ from blocklife.engines.vllm.watch._mirror import Mirror
 from blocklife.engines.vllm.watch._offloading import OffloadingHooks, blocks_per_chunk_of
 from blocklife.engines.vllm.watch._options import Options, RecordError, WatchMode, of_this_process, unusable
 from blocklife.engines.vllm.watch._pool import PoolHooks
-from blocklife.engines.vllm.watch._reporter import LOGGER, ViolationReporter
 from blocklife.engines.vllm.watch._simple import SimpleHooks
 from blocklife.engines.vllm.watch._tables import TablesHooks
-from blocklife.engines.vllm.watch._violations import WatchViolation
+from blocklife.engines.vllm.watch._violations import LOGGER, ViolationReporter, WatchViolation
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.recording import BusyError, Recorder, open_file
 

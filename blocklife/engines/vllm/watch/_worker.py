@@ -18,15 +18,13 @@ from blocklife.engines.vllm.watch._calls import CallsThrough, Original
 from blocklife.engines.vllm.watch._metrics import of_process
 from blocklife.engines.vllm.watch._offloading import launches_flushed
 from blocklife.engines.vllm.watch._options import Options, WatchMode
-from blocklife.engines.vllm.watch._reporter import ViolationReporter
-from blocklife.engines.vllm.watch._violations import WatchViolation
+from blocklife.engines.vllm.watch._violations import ViolationReporter, WatchViolation
 from blocklife.errors import MisuseError
-from blocklife.states import Job, JobLife, Trait, states_with
+from blocklife.states import OUT_AND_WANTED, Job, JobLife
 
 NUM_ENDED = 4096
 """How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
 _HISTORY = 16
-_OUT = states_with(Trait.OUT, Job) & states_with(Trait.WANTED, Job)
 _RUNS = (Job.IN_FLIGHT,)
 
 
@@ -141,7 +139,7 @@ class WorkerWatch:
     def landed(self, number: int, *, ok: bool) -> None:
         """The copier reports the end of a job."""
         share = self.shares.get(number)
-        if share is not None and share.life.state in _OUT:
+        if share is not None and share.life.state in OUT_AND_WANTED:
             share.life.finish(outstanding=0, ok=ok)
             if self._tells:
                 self._untold[number] = share
@@ -449,7 +447,7 @@ class SimpleWorkerHooks:
 
     def _land_stores(self, latest: int) -> None:
         """All stores up to this event are over."""
-        for number in [each for each, share in self._watch.shares.items() if share.life.state in _OUT]:
+        for number in [each for each, share in self._watch.shares.items() if share.life.state in OUT_AND_WANTED]:
             if not number % 2 and number // 2 <= latest:
                 self._watch.landed(number, ok=True)
 
