@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import enum
 import importlib
 import os
 import signal
@@ -71,6 +72,11 @@ def complain(message: str) -> None:
     """One line on standard error; print itself would take standard output where there is none."""
     if sys.stderr is not None:
         print(one_line(f"blocklife: {message}"), file=sys.stderr)
+
+
+def names_of(choices: type[enum.Enum]) -> tuple[str, ...]:
+    """How the members of an enumeration are written as an option."""
+    return tuple(each.name.lower() for each in choices)
 
 
 def whole(text: str) -> int:

@@ -19,6 +19,7 @@ from blocklife.cli._common import (
     Occasional,
     Parser,
     file,
+    names_of,
     number,
     on_terminal,
     refuse_overwriting,
@@ -105,6 +106,8 @@ def add_options(parser: Parser) -> None:
 def _add_groups(parser: Parser) -> None:
     """What the model is like, and how it is offloaded."""
     from blocklife.engines.toy._replay import DEFAULT_BLOCK_TOKENS
+    from blocklife.offload import Mode
+    from blocklife.offload.replacement import BUILT_IN
 
     add = parser.add_argument
     add(
@@ -121,17 +124,18 @@ def _add_groups(parser: Parser) -> None:
     add("--blocks-per-chunk", type=whole, default=1, metavar="N", help="blocks that are offloaded as one (default 1)")
     add(
         "--mode",
-        choices=("eager", "lazy"),
+        choices=names_of(Mode),
         default="eager",
         help="store content as it fills, or when it is about to go (default eager)",
     )
     add("--async", dest="asynchronous", action="store_true", help="plan each step while the one before it runs")
-    add("--policy", choices=("lru", "arc"), default="lru", help="what the host tier forgets first (default lru)")
+    add("--policy", choices=BUILT_IN, default="lru", help="what the host tier forgets first (default lru)")
 
 
 def _add_copies(parser: Parser) -> None:
     """Who copies, and what may happen meanwhile."""
     from blocklife.engines.toy._replay import COPIERS
+    from blocklife.ledger import Checking, Contract
 
     add = parser.add_argument
     add(
@@ -143,13 +147,13 @@ def _add_copies(parser: Parser) -> None:
     )
     add(
         "--contract",
-        choices=("fence", "hold"),
+        choices=names_of(Contract),
         default="fence",
         help="what may happen to a block that a copy reads (default fence)",
     )
     add(
         "--checking",
-        choices=("strict", "count", "off"),
+        choices=names_of(Checking),
         default="strict",
         help="what a broken rule does (default strict: stop)",
     )

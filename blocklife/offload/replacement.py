@@ -285,7 +285,10 @@ def _from_front(order: Iterable[int], evictable: Callable[[int], bool], passed: 
 
 
 _METHODS = ("insert", "touch", "remove", "victims")
-_factories: dict[str, Callable[[int], Replacement]] = {"arc": Arc, "lru": lambda num_slots: Lru()}
+_factories: dict[str, Callable[[int], Replacement]] = {"lru": lambda num_slots: Lru(), "arc": Arc}
+
+BUILT_IN = tuple(_factories)
+"""The names of the policies that are here; what is chosen among by name, from options to scenarios, reads them."""
 
 
 def register(name: str, factory: Callable[[int], Replacement]) -> None:

@@ -15,6 +15,9 @@ from typing import TypeAlias
 import attrs
 from attrs import field, frozen
 
+from blocklife.ledger import Contract
+from blocklife.offload import FullHit, LastStep, Mode
+from blocklife.offload.replacement import BUILT_IN
 from blocklife.testing.scenarios._driver import EngineSetup
 
 Value: TypeAlias = "str | int | float | bool | Sequence[Value] | Mapping[str, Value]"
@@ -389,14 +392,19 @@ COUNTS: Mapping[str, str] = {
 SETTINGS: Mapping[str, attrs.Attribute[object]] = {each.name: each for each in attrs.fields(EngineSetup)}
 """What a world can be told, by name."""
 
+
+def _names(policy: type[enum.Enum]) -> tuple[str, ...]:
+    return tuple(each.name.lower() for each in policy)
+
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "contract": ("fence", "hold"),
+    "contract": _names(Contract),
     "scheduling": ("sync", "async"),
     "pool": ("own", "engine"),
-    "mode": ("eager", "lazy"),
-    "replacement": ("lru", "arc"),
-    "full_hit": ("drop_last_block", "recompute_last_token"),
-    "last_step": ("flush", "drain"),
+    "mode": _names(Mode),
+    "replacement": BUILT_IN,
+    "full_hit": _names(FullHit),
+    "last_step": _names(LastStep),
     "events": ("own", "none", "shared"),
 }
 """Settings that have a few values."""

@@ -19,6 +19,7 @@ from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
 from blocklife.ledger import Checking, Contract
 from blocklife.offload import FullHit, LastStep, Mode
+from blocklife.offload.replacement import BUILT_IN
 from blocklife.testing.worlds._engine import FOREVER, Settings
 from blocklife.testing.worlds._world import Faults, Script, WorldSettings
 
@@ -94,7 +95,7 @@ WORDS: tuple[Word, ...] = (
     Word("async", "asynchronous", bool, "plan each step while the one before it is out"),
     Word("deadline", "deadline", float, "time that a copy may run; it passes only where a copy can hang or a report be lost, "
          "and is 1 there"),
-    Word("policy", "replacement", str, "what the host tier forgets first", ("lru", "arc")),
+    Word("policy", "replacement", str, "what the host tier forgets first", BUILT_IN),
     Word("last_step", "last_step", str, "what happens to copies that are out when the last request ends", LastStep),
     Word("full_hit", "full_hit", str, "what happens to a hit on the whole prompt", FullHit),
     Word("partial_chunks", "partial_chunks", bool, "store a chunk with a hole as what it is"),
