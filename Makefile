@@ -11,7 +11,11 @@ VLLM   ?= 0.33.0 0.21.0
 BOTH_WAYS := both_ways ledger offload cli/test_check.py \
   $(addprefix testing/test_,explore.py ledger_world.py scenarios.py walk.py world.py worlds.py)
 
-.PHONY: help run test unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec docs format clean
+# What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
+LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_walks.py \
+  tests/testing/test_ledger_world.py tests/testing/test_machine.py tests/testing/test_mutants.py
+
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -22,7 +26,12 @@ run: $(VENV)/.run  ## replay a workload through the lifecycles (ARGS='--faults -
 
 test: lint types unit  ## everything that must pass: lint, types, tests
 
+check: lint types  ## lint, types and the quick tests: under two minutes on two cores
+	@echo 'check: tests, without $(words $(LONG)) that are slow'
+	@$(BIN)/python -m pytest --numprocesses auto $(foreach each,$(LONG),$(if $(findstring ::,$(each)),--deselect,--ignore)=$(each)) $(ARGS)
+
 unit: $(VENV)/.dev
+	@echo 'tests'
 	@$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 	@$(if $(strip $(ARGS)),,$(call both-ways,compiled,checked,))
 
@@ -56,9 +65,11 @@ wheels: $(VENV)/.dev  ## everything that is published, into dist: sources, a whe
 	@$(BIN)/python -m tests.wheels
 
 types: $(VENV)/.dev
+	@echo 'types: mypy'
 	@$(BIN)/python -m mypy
 
 lint: $(VENV)/.dev
+	@echo 'lint: ruff'
 	@$(BIN)/python -m ruff check --quiet .
 	@$(BIN)/python -m ruff format --quiet --check .
 

@@ -32,7 +32,18 @@ CORE: tuple[str, ...] = BUILT["CORE"]
 UNCHECKED: frozenset[str] = BUILT["UNCHECKED"]
 RECORD: str = BUILT["RECORD"]
 
-COPIED = ("blocklife", "tests", "examples", "specs", "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt")
+COPIED = (
+    "blocklife",
+    "tests",
+    "examples",
+    "specs",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "constraints.txt",
+)
 """What tests look at. The settings of the tools, which a copy needs as well, are copied last: they say that it is whole."""
 SETTINGS = ("pyproject.toml", "hatch_build.py", "compile_core.py")
 LEFT_OUT = ("__pycache__", "node_modules")

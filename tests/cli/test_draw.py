@@ -104,6 +104,11 @@ def test_draw_follows_the_ending_of_the_file(name: str, ending: str, folder: Pat
     assert (folder / f"slot{ending.upper()}").read_bytes().startswith(BEGINS[name])
 
 
+def test_draw_formats_are_all_tried() -> None:
+    """Whatever is drawn from a picture is tried below; markup is made of the table, and tested on its own."""
+    assert {each.name for each in FORMATS} - BEGINS.keys() == {"markup"}
+
+
 @pytest.mark.parametrize("name", [name for name in BEGINS if name != "png"])
 def test_draw_prints_the_bytes_that_it_would_write(name: str, folder: Path, capsys: Capture) -> None:
     """Standard output and a file get the same, and so does the next run."""

@@ -19,12 +19,12 @@ from blocklife.offload import Geometry, OffloadScheduler
 from blocklife.offload import replacement as replacement_module
 from blocklife.offload._host import EventKind, HostTier, TierStatistics
 from blocklife.offload._lookup import Answer
-from blocklife.offload.replacement import Arc, Lru, Name, Replacement, register, replacement
+from blocklife.offload.replacement import BUILT_IN, Arc, Lru, Name, Replacement, can_be_saved, register, replacement
 from blocklife.states import Slot
 from tests.worlds import keys, make_ledger, ready, report, sealed, store, unchanged
 
-BOTH = pytest.mark.parametrize("policy", ["lru", "arc"])
-"""The same test with both policies: what they order differs, what they may not touch does not."""
+BOTH = pytest.mark.parametrize("policy", BUILT_IN)
+"""The same test with every policy: what they order differs, what they may not touch does not."""
 
 
 def names(*keys: str) -> list[Name]:
@@ -509,6 +509,12 @@ def test_policy_that_errs_is_refused(given: list[int], error: type[Exception], m
     ledger.evict([1])
     with unchanged(ledger), pytest.raises(error, match=match):
         tier.reserve(names("x", "k3"))
+
+
+@BOTH
+def test_policy_can_be_saved(policy: str) -> None:
+    """Snapshots of a scheduler, and so the explorer, need it of every policy that is chosen by name."""
+    assert can_be_saved(replacement(policy, 3))
 
 
 # --- policies alone -----------------------------------------------------------------------------------------------------

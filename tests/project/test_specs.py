@@ -17,6 +17,7 @@ from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.invariants import INVARIANTS
 from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
 from blocklife.offload._search import unit_of
+from blocklife.offload.replacement import BUILT_IN
 from blocklife.states import COUPLINGS, MACHINES
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -386,6 +387,13 @@ def test_contract_quotes_what_is_really_said(mistake: str, message: str) -> None
 def test_contract_tells_every_mistake() -> None:
     """None that is made here is left out there."""
     assert [row[0] for row in rows_of("engine-contract.md", "## What is refused")] == list(MISTAKES)
+
+
+def test_offload_names_every_replacement() -> None:
+    """The table of what the host tier forgets first has a row for each policy that is here."""
+    told = [row[0].strip("`") for row in rows_of("offload.md", "## Host tier")]
+
+    assert set(BUILT_IN) == set(told) - {"replacement", "one of your own"}
 
 
 def test_offload_names_every_policy_with_its_default() -> None:

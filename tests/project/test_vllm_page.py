@@ -13,6 +13,7 @@ from attrs import fields
 from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig
 from blocklife.engines.vllm.watch._options import Options, WatchMode
 from blocklife.offload import Mode as StoreMode
+from blocklife.offload import Policies
 
 PAGE = (Path(__file__).parents[2] / "examples" / "vllm_offload.md").read_text(encoding="utf-8")
 CONNECTOR = (Path(__file__).parents[2] / "specs" / "vllm-connector.md").read_text(encoding="utf-8")
@@ -74,3 +75,10 @@ def test_page_of_the_connector_lists_all_that_is_refused() -> None:
 
     assert len(remedies) >= 12
     assert {remedy for remedy in remedies if remedy not in CONNECTOR} == set()
+
+
+def test_connector_can_be_told_every_policy() -> None:
+    """Each choice of the scheduler is a key of the connector; how far plans run ahead is vLLM's own setting."""
+    policies = {each.name for each in fields(Policies)}
+
+    assert policies - {each.name for each in fields(ConnectorConfig)} == {"plans_ahead"}

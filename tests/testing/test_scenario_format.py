@@ -266,6 +266,11 @@ def test_every_word_is_done() -> None:
     assert set(EXPECTATIONS) == JUDGED
 
 
+def test_every_method_is_a_verb() -> None:
+    """What a stage can do stands in the table, and so on the page."""
+    assert {name.removeprefix("do_") for name in dir(WalkingStage) if name.startswith("do_")} == set(VERBS)
+
+
 def test_every_setting_is_told() -> None:
     """The page, the record and the choices speak of the same."""
     assert list(SETTINGS) == [each.name for each in attrs.fields(EngineSetup)] == list(SETTING_DOCS)

@@ -20,7 +20,7 @@ import pytest
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
-from blocklife.offload import FullHit, LastStep, Mamba, Mode, SlidingWindow
+from blocklife.offload import FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
 from blocklife.testing.worlds._engine import Settings
@@ -260,3 +260,20 @@ def test_page_s_world_and_program_run() -> None:
 
     assert make_world(tomllib.loads(world), "page").faults == Faults(hang=1, preempt=1)
     assert printed.getvalue().startswith("Verdict.HOLDS ")
+
+
+NOT_EXPLORED = {
+    "plans_ahead": "`asynchronous` says it: a world plans one step ahead, or none",
+    "max_load_tokens": "a smaller hit is a hit",
+    "max_store_tokens": "a shorter store is a store",
+    "prompt_only": "the same, by where the prompt ends",
+    "max_job_blocks": "a store of a small world has few blocks",
+}
+"""Policies of the scheduler that no world chooses, and why."""
+
+
+def test_every_policy_is_explored_or_said_not_to_be() -> None:
+    """A policy that no world can choose is a policy that nothing enumerates."""
+    policies = {each.name for each in attrs.fields(Policies)}
+
+    assert policies - {each.name for each in attrs.fields(Settings)} == NOT_EXPLORED.keys()

@@ -1,0 +1,118 @@
+"""CONTRIBUTING names files, tests and commands that exist, and the parts that its recipes ask for are all there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from blocklife.cli._draw import FORMATS
+from blocklife.offload import Policies, replacement
+from blocklife.offload.replacement import BUILT_IN
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "blocklife"
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+QUOTED = re.findall(r"`([^`\n]+)`", PAGE)
+
+RECIPES = ("A state", "A policy", "A replacement", "A drawing format", "An engine", "A scenario verb")
+
+
+def functions_of(path: Path) -> set[str]:
+    """The functions of a file that stand at its top."""
+    return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+def missing(node: str) -> bool:
+    """Whether a test, as ``file`` or ``file::function``, does not exist."""
+    file, _, function = node.partition("::")
+    return not (ROOT / file).exists() or bool(function and function not in functions_of(ROOT / file))
+
+
+def test_contributing_has_every_recipe() -> None:
+    assert tuple(re.findall(r"^### (.+)$", PAGE, flags=re.MULTILINE)) == RECIPES
+
+
+def test_contributing_names_files_and_tests_that_exist() -> None:
+    """Whatever is quoted with a slash is a file, a folder or a test."""
+    paths = [each for each in QUOTED if re.fullmatch(r"(blocklife|tests|specs|examples)/[\w./-]*(::\w+)?", each)]
+    links = [each for each in re.findall(r"\]\(([^)#]+)\)", PAGE) if "://" not in each]
+
+    assert len(paths) > 50
+    assert [each for each in paths if missing(each)] == []
+    assert [each for each in links if not (ROOT / each).exists()] == []
+
+
+def test_contributing_says_for_each_step_what_fails() -> None:
+    """A step of a recipe has a file, and whoever forgets any but the first is told by somebody."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)
+    ]
+
+    assert all(len(row) == 4 for row in rows)
+    assert [row for row in rows if not row[3] and row[0] != "1"] == []
+
+
+def test_contributing_commands_are_make_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
+    commands = set(re.findall(r"`make ([a-z-]+)", PAGE))
+
+    assert "check" in commands
+    assert commands <= targets
+
+
+def test_check_leaves_out_what_exists() -> None:
+    """Each file and test that `make check` leaves out is there; whatever is new is not left out."""
+    found = re.search(r"^LONG := ((?:.*\\\n)*.*)$", MAKEFILE, flags=re.MULTILINE)
+    assert found is not None
+    left_out = found[1].replace("\\\n", " ").split()
+
+    assert left_out
+    assert [each for each in left_out if missing(each)] == []
+
+
+# --- what recipes ask for ------------------------------------------------------------------------------------------------
+
+
+def test_every_policy_is_read() -> None:
+    """A choice that nothing asks for is no choice."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "offload").glob("*.py"))
+
+    assert [each.name for each in attrs.fields(Policies) if f"policies.{each.name}" not in text] == []
+
+
+def test_every_replacement_has_a_name() -> None:
+    """Each class that has all methods of a policy can be chosen by name."""
+    module = replacement
+    methods = {"insert", "touch", "remove", "victims", "snapshot", "restore"}
+    classes = {each for each in vars(module).values() if isinstance(each, type) and methods <= vars(each).keys()}
+
+    assert classes == {type(module.replacement(name, 3)) for name in BUILT_IN}
+
+
+def test_every_renderer_is_a_format() -> None:
+    """Each module of the drawing room that turns panels into text or bytes is behind a format of the command."""
+    renderers = {
+        path.stem.removeprefix("_")
+        for path in (PACKAGE / "drawing").glob("_*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and path.stem == f"_{node.name}"
+        and node.args.args and ast.unparse(node.args.args[0].annotation or ast.Constant("")) in ("Sequence[Panel]", "Panel")
+    }  # fmt: skip
+
+    assert {"svg", "png", "mermaid", "dot"} <= renderers
+    assert renderers - {"page", "terminal", "legend", "layout"} <= {each.name for each in FORMATS}
+
+
+@pytest.mark.parametrize("engine", [path.parent.name for path in sorted((PACKAGE / "engines").glob("*/__init__.py"))])
+def test_every_engine_has_tests_and_a_room_in_the_house(engine: str) -> None:
+    """Its tests lie in a folder of its name, and the table of rooms names it."""
+    house = (ROOT / "specs" / "README.md").read_text(encoding="utf-8")
+    row = next(line for line in house.splitlines() if line.startswith("| `engines/` |"))
+
+    assert list((ROOT / "tests" / engine).glob("test_*.py"))
+    assert engine in row.lower()
