@@ -30,7 +30,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from transitions import EventData, Machine
-from transitions.extensions import GraphMachine
 
 from blocklife.errors import DefinitionError, MisuseError
 from blocklife.lifecycle import Edge, Guard, Lifecycle, Row, Table, edge
@@ -42,14 +41,14 @@ MARKUP_VERSION = 1
 # --- as a machine ------------------------------------------------------------------------------------------------------
 
 
-def as_machine(lifecycle: type[Lifecycle] | Table, *, model: object | None = None, graph: bool = False) -> Machine:
+def as_machine(lifecycle: type[Lifecycle] | Table, *, model: object | None = None) -> Machine:
     """Make a ``transitions`` machine of a lifecycle; its events are triggers, its states the members of the enum.
 
     Needs: the payload of an event as keyword arguments, ``machine.unlock(code=4711)``.
     Refuses: ``transitions.MachineError`` where the state has no row for the event; False where no guard held;
     `MisuseError` where the payload lacks what a guard asks for. The state has not changed then.
 
-    Without a *model* the machine is its own. With *graph* it is a ``GraphMachine`` that draws Mermaid and needs no Graphviz.
+    Without a *model* the machine is its own.
     """
     table = _table_of(lifecycle)
     if model is None:
@@ -65,20 +64,6 @@ def as_machine(lifecycle: type[Lifecycle] | Table, *, model: object | None = Non
         }
         for row in table.rows
     ]
-    if graph:
-        return GraphMachine(
-            model=chosen,
-            states=states,
-            initial=table.initial,
-            transitions=rows,
-            send_event=True,
-            auto_transitions=False,
-            queued=False,
-            name=table.name,
-            title=table.name,
-            graph_engine="mermaid",
-            show_conditions=True,
-        )
     return Machine(
         model=chosen,
         states=states,

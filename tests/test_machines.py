@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from transitions import EventData, MachineError
-from transitions.extensions import GraphMachine
 from transitions.extensions.markup import MarkupMachine
 
 from blocklife import states
@@ -174,16 +173,6 @@ def test_machine_refuses_events_that_it_could_not_plant_on_itself() -> None:
     with pytest.raises(DefinitionError, match="has its own dispatch"):
         as_machine(LetterLife)
     assert list(as_machine(LetterLife, model=Visitor()).events) == ["dispatch"]
-
-
-@every_machine
-def test_machine_can_draw_itself_without_graphviz(table: Table) -> None:
-    """The graph machine names every state."""
-    machine = as_machine(table, graph=True)
-
-    assert isinstance(machine, GraphMachine)
-    drawn = machine.get_graph().draw(None)
-    assert all(f'state "{state.name}" as {state.name}' in drawn for state in table.states)
 
 
 # --- as markup ---------------------------------------------------------------------------------------------------------

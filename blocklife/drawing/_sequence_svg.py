@@ -83,7 +83,7 @@ class _Drawing:
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
         yield f"<title>{_escaped(self.sequence.title or 'sequence diagram')}</title>"
-        yield f"<style>\n{_style(self.theme)}\n</style>"
+        yield f"<style>\n{_style(self.theme)}</style>"
         yield f'<rect class="ground" width="{width}" height="{height}"/>'
         yield from self.parts
         yield "</svg>"
@@ -189,7 +189,7 @@ def _n(number: float) -> str:
 
 
 def _style(theme: Theme | None) -> str:
-    rules = [
+    shapes = [
         f"text {{ font: {SIZE:g}px {FONT}; text-anchor: middle; }}",
         f".title {{ font-size: {TITLE_SIZE:g}px; text-anchor: start; }}",
         ".when { text-anchor: end; }",
@@ -197,11 +197,9 @@ def _style(theme: Theme | None) -> str:
         ".lifeline { stroke-width: 1; stroke-dasharray: 3 4; fill: none; }",
         ".arrow { stroke-width: 1.2; fill: none; }",
         ".dashed { stroke-dasharray: 5 3; }",
-        *_colours((theme or Theme.LIGHT).value),
+        "",
     ]
-    if theme is None:
-        rules += ["@media (prefers-color-scheme: dark) {", *(f"  {rule}" for rule in _colours(Theme.DARK.value)), "}"]
-    return "\n".join(rules)
+    return elements.themed("\n".join(shapes), lambda each: "\n".join([*_colours(each.value), ""]), theme)
 
 
 def _colours(palette: Palette) -> Iterator[str]:

@@ -495,7 +495,7 @@ def test_svg_has_the_colours_of_its_theme(theme: Theme | None) -> None:
     style = text.partition("<style>")[2].partition("</style>")[0]
     used = {name for names in re.findall(r'class="([^"]+)"', text) for name in names.split()}
 
-    assert ("prefers-color-scheme: dark" in style) is (theme is None)
+    assert ("prefers-color-scheme:dark" in style) is (theme is None)
     for each in Theme:
         assert (each.value.ground in style) is (theme in (None, each))
     for name in used:
