@@ -13,7 +13,13 @@ BOTH_WAYS := both_ways ledger offload cli/test_check.py \
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
 LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_walks.py \
-  tests/testing/test_ledger_world.py tests/testing/test_machine.py tests/testing/test_mutants.py
+  $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py processes.py worlds.py) \
+  $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
+  tests/drawing/test_viewer.py tests/project/test_bench.py \
+  tests/test_oracle.py::test_long_walks_agree_step_by_step \
+  tests/recording/test_recording_check.py::test_check_finds_nothing_in_hybrid_runs \
+  tests/recording/test_recording_check.py::test_check_finds_any_line_that_is_missing \
+  tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
 .PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec docs format clean
 .DEFAULT_GOAL := help

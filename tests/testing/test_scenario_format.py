@@ -303,7 +303,7 @@ def test_page_prints_the_vocabulary() -> None:
     """Every verb, expectation, count, key and setting, with its sentence, as it is in the code."""
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
 
-    assert "\n".join(tables()) in page, "replace what stands below 'All words' by what scenario_words.tables() gives"
+    assert "\n".join(tables()) in page, "replace what stands below 'All words' by what _schema.tables() gives"
     for words in (VERBS, EXPECTATIONS, COUNTS, COMMON, SETTINGS):
         assert all(f"`{word}`" in page for word in words)
 
