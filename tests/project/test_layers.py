@@ -185,6 +185,44 @@ def test_a_second_class_of_one_name_is_found(tmp_path: Path) -> None:
     assert names_shared(tmp_path) == {"Kind": ["a.py", "b/c.py"]}
 
 
+CIRCLES = {
+    "ledger": "a snapshot is taken of a ledger, and a ledger can be restored from one: one of the two is named as a type only",
+    "lifecycle": "edges and machines are bound to each other by their descriptors; one of the two is named as a type only",
+    "testing/exploring": "the explorer hands large worlds to processes that explore; they are named as a type only",
+}
+"""Rooms in which files may know each other, and why."""
+
+
+def circles(package: Path) -> list[set[str]]:
+    """Files of a package that know each other, directly or around other files; types count, and imports in functions do not."""
+    names = {path.relative_to(package).with_suffix("").as_posix(): path for path in sorted(package.rglob("*.py"))}
+    known = {
+        name: {
+            each.module.removeprefix("blocklife.").replace(".", "/")
+            for each in imports_of(ast.parse(path.read_text(encoding="utf-8")), [])
+            if not each.lazy
+        }
+        & names.keys()
+        for name, path in names.items()
+    }
+    reach = {name: set(others) for name, others in known.items()}
+    for middle in names:
+        for others in reach.values():
+            if middle in others:
+                others |= reach[middle]
+    return [
+        {other for other in names if other in reach[name] and name in reach[other]} for name in names if name in reach[name]
+    ]
+
+
+def test_files_know_each_other_only_where_it_is_said() -> None:
+    """Of two files that explain each other neither can be read first."""
+    rooms = {name.rpartition("/")[0] for circle in circles(PACKAGE) for name in circle}
+
+    assert rooms <= CIRCLES.keys()
+    assert "testing/exploring" in rooms
+
+
 def test_layers_hold() -> None:
     """Every file of the package keeps the arrows, the rooms and the lengths."""
     assert laws_broken(PACKAGE) == []
