@@ -24,15 +24,6 @@ import numpy as np
 
 from blocklife.errors import MisuseError
 
-__all__ = [
-    "HASH_TOKENS",
-    "WorkloadError",
-    "WorkloadRequest",
-    "generate_workload",
-    "read_workload",
-    "write_workload",
-]
-
 HASH_TOKENS = 512
 """Tokens that one hash id stands for."""
 
