@@ -19,7 +19,19 @@ from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload._snapshot import SavedScheduler
-from blocklife.states import GIVEN_UP, LIFELESS, MACHINES, TERMINAL, Block, Job, Request, Slot, blocks_touched, slots_touched
+from blocklife.states import (
+    GIVEN_UP,
+    LIFELESS,
+    MACHINES,
+    OUT,
+    TERMINAL,
+    Block,
+    Job,
+    Request,
+    Slot,
+    blocks_touched,
+    slots_touched,
+)
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds._engine import Engine
 
@@ -75,7 +87,7 @@ class CoreValue:
 
 _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
 _EMPTY, _READY = (MACHINES["slot"].index[each] for each in (Slot.EMPTY, Slot.READY))
-OVER = frozenset(MACHINES["job"].index[state] for state in TERMINAL)
+OVER, _SUBMITTED = (frozenset(MACHINES["job"].index[state] for state in states) for states in (TERMINAL, OUT))
 _BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
 _TOUCHED = {
     stores: tuple(frozenset(each.name for each in touched(stores=stores)) for touched in (blocks_touched, slots_touched))
@@ -364,7 +376,7 @@ def misdone(
 
 def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:
     """What was asked for and has not happened, as the value says that the call has led to."""
-    out = {job.number: job.owner for job in saved.ledger.jobs if job.state not in (*OVER, _PLANNED)}
+    out = {job.number: job.owner for job in saved.ledger.jobs if job.state in _SUBMITTED}
     if verb == "abort" and any(each.name == request and not each.ending for each in saved.requests):
         return "I5", f"request {request} was aborted, and goes on"
     if verb == "preempt" and request in out.values() and request not in saved.preempted:
