@@ -17,9 +17,15 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
   tests/test_oracle.py::test_long_walks_agree_step_by_step \
-  tests/recording/test_recording_check.py::test_check_finds_nothing_in_hybrid_runs \
-  tests/recording/test_recording_check.py::test_check_finds_any_line_that_is_missing \
-  tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
+  tests/test_files.py::test_file_without_end_is_refused_with_little_memory \
+  tests/ledger/test_ledger_bulk.py::test_many_is_one_by_one \
+  tests/ledger/test_connector_ledger.py::test_what_is_told_of_a_step_is_what_is_told_one_by_one \
+  tests/offload/test_acceptance.py::test_a50_random_actions_leave_every_rule_intact \
+  $(addprefix tests/recording/test_recording_check.py::test_check_finds_,nothing_in_hybrid_runs any_line_that_is_missing \
+    a_missing_line_without_sizes_or_it_has_no_consequence) \
+  $(addprefix tests/recording/test_lives.py::test_,lives_end_where_the_ledger_stands one_place_is_told_as_among_all) \
+  tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
+  tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
 .PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec docs format clean
 .DEFAULT_GOAL := help

@@ -116,7 +116,7 @@ def test_every_renderer_is_a_format() -> None:
 @pytest.mark.parametrize("engine", [path.parent.name for path in sorted((PACKAGE / "engines").glob("*/__init__.py"))])
 def test_every_engine_has_tests_and_a_room_in_the_house(engine: str) -> None:
     """Its tests lie in a folder of its name, and the table of rooms names it."""
-    house = (ROOT / "specs" / "README.md").read_text(encoding="utf-8")
+    house = (ROOT / "specs" / "house.md").read_text(encoding="utf-8")
     row = next(line for line in house.splitlines() if line.startswith("| `engines/` |"))
 
     assert list((ROOT / "tests" / engine).glob("test_*.py"))
