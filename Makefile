@@ -13,7 +13,7 @@ BOTH_WAYS := both_ways ledger offload cli/test_check.py \
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
 LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_walks.py \
-  $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py processes.py worlds.py) \
+  $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py plugin.py processes.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
   tests/test_oracle.py::test_long_walks_agree_step_by_step \
@@ -24,6 +24,8 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   $(addprefix tests/recording/test_recording_check.py::test_check_finds_,nothing_in_hybrid_runs any_line_that_is_missing \
     a_missing_line_without_sizes_or_it_has_no_consequence) \
   $(addprefix tests/recording/test_lives.py::test_,lives_end_where_the_ledger_stands one_place_is_told_as_among_all) \
+  tests/copiers/test_distributed.py::test_ranks_replay_under_torchrun \
+  $(addprefix tests/testing/test_promela.py::test_spin_counts_the_states_,that_the_explorer_counts of_the_other_worlds) \
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
