@@ -72,8 +72,8 @@ def test_case_ends_as_the_page_says(row: Row) -> None:
 
 
 def test_cases_that_are_not_expressible_never_hold_by_chance() -> None:
-    """Those that the page has a reason for do not hold when their own files are run; of S4c a half does."""
-    files = [str(FOLDER.parent / f"{name}.toml") for name in sorted(without_words() - {"S4c"})]
+    """Those that the page has a reason for do not hold when their own files are run; of A11 and S4c a half does."""
+    files = [str(FOLDER.parent / f"{name}.toml") for name in sorted(without_words() - {"A11", "S4c"})]
     verdicts = list(run_files(files, VllmDriver))
     print(*summary(verdicts), sep="\n")
 
@@ -125,7 +125,7 @@ def test_connector_that_does_not_hold_back_is_found(monkeypatch: pytest.MonkeyPa
     original = SimpleCPUOffloadScheduler.build_connector_meta
     monkeypatch.setattr(SimpleCPUOffloadScheduler, "build_connector_meta", let_go)
 
-    assert all(each.outcome is Outcome.FAILED for each in runs("A01", "hold"))
+    assert all(each.outcome is Outcome.UNSAFE for each in runs("A01", "hold"))
 
 
 def test_connector_that_swaps_two_blocks_is_found_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_connector_that_swaps_two_blocks_is_found_by_the_device(monkeypatch: pyt
     in_meta(monkeypatch, swap)
     verdicts = runs("A16", "fence")
 
-    assert all(each.outcome is Outcome.FAILED for each in verdicts)
+    assert all(each.outcome is Outcome.UNSAFE for each in verdicts)
     assert all("I6" in each.message or "I8" in each.message for each in verdicts)
 
 
