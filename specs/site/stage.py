@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("specs/**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
-"""What the site is made of. specs/ is its root, everything else keeps its folder."""
+CASES = "blocklife/testing/scenarios/cases/"
+PAGES = ("specs/**/*", f"{CASES}**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
+"""What the site is made of. specs/ is its root, scenarios lie beside their page, and everything else keeps its folder."""
 ENDINGS = (".md", ".py", ".svg", ".json", ".toml", ".css", ".js")
 _LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
@@ -31,7 +32,8 @@ _MERMAID = re.compile(r"(?ms)^```mermaid\n(.*?)^```$")
 
 def place_of(path: str) -> str:
     """Where a file of the repository lies on the site. A program or a scenario becomes a page, which shows it."""
-    return path.removeprefix("specs/") + (".md" if path.endswith((".py", ".toml")) else "")
+    path = f"scenarios/{path.removeprefix(CASES)}" if path.startswith(CASES) else path.removeprefix("specs/")
+    return path + (".md" if path.endswith((".py", ".toml")) else "")
 
 
 def title_of(path: str) -> str:
