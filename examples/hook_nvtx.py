@@ -74,6 +74,7 @@ def main() -> None:
         plan = ledger.dispatch(now)
         report = executor.execute(plan, lambda: None)
         ledger.settle(plan.number, now, launched=report.launched, completions=report.completions)
+        executor.wait([launched.job for launched in report.launched])
     executor.close()
 
 
