@@ -72,6 +72,7 @@ def test_ring_is_an_ordered_dictionary(size: int, seed: int) -> None:
         twin.check()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("back", [True, False], ids=["to the end", "to the front"])
 def test_positions_begin_anew_before_they_could_overflow(back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that pushes on one side only is moved back to the start, and keeps its order."""
@@ -89,6 +90,7 @@ def test_positions_begin_anew_before_they_could_overflow(back: bool, monkeypatch
         assert abs(ring._head - _ring._START) <= 60
 
 
+@pytest.mark.interpreted
 def test_what_has_left_is_passed_over_once() -> None:
     """Whoever looks at the front, for few or for many, pays for what has gone only the first time."""
     for count in (1, BULK):
