@@ -29,7 +29,7 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm model test-model bench-model spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled model test-model bench-model spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -132,6 +132,11 @@ bench-vllm: override VLLM := 0.33.0
 bench-vllm: $(VENV)/.dev vllm  ## what our connector and the watch cost in a step of vLLM's scheduler, beside its own connector
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_connector $(ARGS)
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_watch $(ARGS)
+
+bench-vllm-compiled: override VLLM := 0.33.0
+bench-vllm-compiled: $(VENV)/.dev vllm  ## the same of our connector with the core compiled as it is shipped
+	@$(BIN)/python compile_core.py build/shipped --as shipped
+	@$(BIN)/python -m tests.vllm.run --python --copy build/shipped 0.33.0 -m tests.vllm.bench_connector $(ARGS)
 
 model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once
 	@$(BIN)/python -m tests.model.fetch

@@ -86,11 +86,16 @@ def types(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str
     return Command(words, PROJECT, {**around, "MYPYPATH": str(shelf.source(release))})
 
 
+def copied(command: Command, copy: Path) -> Command:
+    """The same in a copy of the project, whose code runs instead of the project's."""
+    return Command(command.words, copy, command.environ)
+
+
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.vllm.run",
-        usage="%(prog)s [-h] [--ours | --python | --types] VERSION [TEST ...] [pytest options]",
+        usage="%(prog)s [-h] [--ours | --python [--copy FOLDER] | --types] VERSION [TEST ...] [pytest options]",
         description=__doc__.partition("\n")[2].strip(),
     )
     what = parser.add_mutually_exclusive_group()
@@ -100,6 +105,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         (types, "no tests: check our code against the release's types with mypy"),
     ):
         what.add_argument(f"--{make.__name__}", dest="make", action="store_const", const=make, default=theirs, help=told)
+    parser.add_argument(
+        "--copy", metavar="FOLDER", type=Path, help="with --python: a copy of the project to run in (build/shipped, say)"
+    )
     parser.add_argument("version", metavar="VERSION", help="a release that was fetched")
     parser.add_argument("wanted", nargs=argparse.REMAINDER, metavar="TEST", help="tests, and options for pytest")
     return parser.parse_args(arguments)
@@ -127,7 +135,13 @@ def chosen_command(arguments: Sequence[str] | None, shelf: Shelf, around: Mappin
     if chosen.make is types and importlib.util.find_spec("mypy") is None:
         refused("this Python has no mypy (use that of the project's test environment)")
     command: Command = chosen.make(shelf, release, chosen.wanted, around)
-    return command
+    if chosen.copy is None:
+        return command
+    if chosen.make is not python:
+        refused("--copy goes with --python: tests run in the project itself")
+    if not (copy := chosen.copy.absolute()).joinpath("blocklife").is_dir():
+        refused(f"{chosen.copy} is no copy of the project (python compile_core.py {chosen.copy} --as shipped)")
+    return copied(command, copy)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -315,9 +315,28 @@ def test_types_are_checked_by_this_python_with_those_of_the_release(tmp_path: Pa
     assert command.words[-1] == TOUCHING
 
 
+def test_a_program_runs_in_a_copy_of_the_project_where_one_is_named(tmp_path: Path) -> None:
+    """The copy's code is what runs, under the same environment and the same vLLM."""
+    copy = tmp_path / "copy"
+    (copy / "blocklife").mkdir(parents=True)
+    command = command_for(tmp_path, "--python", "--copy", str(copy), RELEASE, "-m", "a.program")
+
+    assert command.folder == copy
+    assert command.words == [str(tmp_path / "shelf" / "env" / "bin" / "python"), "-m", "a.program"]
+    assert command.environ["PYTHONPATH"].split(":")[0] == str(tmp_path / "shelf" / "src" / RELEASE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (
+            ("--ours", "--copy", "blocklife", RELEASE, "tests/a"),
+            "--copy goes with --python: tests run in the project itself",
+        ),
+        (
+            ("--python", "--copy", "no/copy", RELEASE, "-c", ""),
+            "no/copy is no copy of the project (python compile_core.py no/copy --as shipped)",
+        ),
         (("0.8.15", "tests/a"), "vLLM 0.8.15 is not here (python -m tests.vllm.fetch 0.8.15)"),
         (("latest", "tests/a"), f"'latest' is not a version of vLLM (such as {DEFAULT})"),
         ((RELEASE,), "name the tests to run (a release has thousands, and most need a GPU or a model)"),
