@@ -138,7 +138,8 @@ class Checks:
             raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self._state.own_pool})")
 
     def blocks(self, blocks: Sequence[int], name: str = "blocks") -> list[int]:
-        found, size = edge.counts(blocks, name), len(self._blocks)
+        found = blocks if type(blocks) is list and _INT.issuperset(map(type, blocks)) else edge.counts(blocks, name)
+        size = len(self._blocks.state)
         if found and not 0 < min(found) <= max(found) < size:
             block = next(each for each in found if not 0 < each < size)
             raise MisuseError(f"block {block}: blocks are 1 to {size - 1} (0 is the null block)")
@@ -358,17 +359,17 @@ class Checks:
 
     def _unstored(self, jobs: JobColumns) -> None:
         """Content that is stored already is not stored again; a twin on its way does not count, it may fail (I14)."""
-        state, indexes, keys, groups = self._slots.state, self._slots.index, jobs.keys, jobs.slot_groups
-        for start, stop in pairwise(jobs.slot_cuts):
-            if stop - start > 1:
-                named = list(zip(groups[start:stop], keys[start:stop], strict=True))
-                if len(set(named)) != len(named):
-                    (_, twice), _ = Counter(named).most_common(1)[0]
-                    raise MisuseError(f"key {twice.hex()}: it is named twice in one job (I14)")
-        for group, key in zip(groups, keys, strict=True):
-            slot = indexes[group].get(key)
-            if slot is not None and state[slot] == READY:
-                raise MisuseError(f"key {key.hex()}: it is stored already (look it up first)")
+        state, indexes = self._slots.state, self._slots.index
+        contents = list(zip(jobs.slot_groups, jobs.keys, strict=True))
+        if len(set(contents)) != len(contents):  # two jobs may bring one content
+            for start, stop in pairwise(jobs.slot_cuts):
+                (_, key), times = Counter(contents[start:stop]).most_common(1)[0]
+                if times > 1:
+                    raise MisuseError(f"key {key.hex()}: it is named twice in one job (I14)")
+        slots = [indexes[group].get(key) for group, key in contents]
+        if READY in [state[slot] for slot in slots if slot is not None]:
+            key = next(key for slot, (_, key) in zip(slots, contents, strict=True) if slot is not None and state[slot] == READY)
+            raise MisuseError(f"key {key.hex()}: it is stored already (look it up first)")
 
     def load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]], columns: JobColumns) -> Ids:
         """The blocks of a load that could be planned, as far as it does not depend on states; else says what is wrong."""

@@ -35,7 +35,7 @@ MOST = (1 << 62) - 1
 """No count is larger, so that sums of two fit into 64 bits."""
 _LIFE = (1 << 63) - 1
 """No life is larger."""
-_INT, _BYTES = frozenset({int}), frozenset({bytes})
+_INT, _BYTES, _STR = frozenset({int}), frozenset({bytes}), frozenset({str})
 _NO_SEQUENCE = (str, bytes, bytearray, memoryview, Mapping)
 _TRUTH = (bool, np.bool_)
 
@@ -300,8 +300,10 @@ def growth(value: object, name: str) -> Growth:
     for part, kind in ((found.names, ".names"), (found.groups, ".groups"), (found.taken, ".taken"), (found.fresh, ".fresh")):
         if type(part) is not list or len(part) != len(found.names):
             refuse(name + kind, "a list with an entry for each table", part)
-    texts(found.names, name + ".names")
-    counts(found.groups, name + ".groups")
+    if not _STR.issuperset(map(type, found.names)):
+        texts(found.names, name + ".names")
+    if not _INT.issuperset(map(type, found.groups)):
+        counts(found.groups, name + ".groups")
     for kind, part in ((".taken", found.taken), (".fresh", found.fresh)):
         for own in part:
             if type(own) is not list:  # what is in a list is looked at with the blocks of all tables

@@ -27,7 +27,7 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger import _rules as rules
 from blocklife.ledger._checks import Checks
-from blocklife.ledger._ids import ID_MASK, NULL, Lives, batch, entries, extend, ids_of, joined, listed, select
+from blocklife.ledger._ids import ID_MASK, NULL, Lives, batch, entries, extend, ids_of, joined, listed, packed, select
 from blocklife.ledger._journal import Journal, verb
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
 from blocklife.ledger._refusals import some
@@ -430,12 +430,15 @@ class Ledger(edge.NotCopied):
             self._check.group(each.group)
             if len(each.keys) != len(each.lives):
                 raise MisuseError(f"{len(each.lives)} blocks to seal and {len(each.keys)} keys do not agree")
-        given = [batch(each.lives) for each in seals]
-        self._check.distinct(joined(given), "seal")
-        fresh = [self._check.still_fresh(lives, each.keys) for each, lives in zip(seals, given, strict=True)]
-        for each, (lives, keys) in zip(seals, fresh, strict=True):
-            self._check.content(ids_of(lives), lives, keys, each.group)
-        self._steps.move_blocks(rules.SEAL, ids_of(joined([lives for lives, _ in fresh])))
+        fresh: list[tuple[Lives, Sequence[bytes]]] = [(each.lives, each.keys) for each in seals]
+        if not self._check.are_sealable(seals):
+            given = [batch(each.lives) for each in seals]
+            self._check.distinct(joined(given), "seal")
+            fresh = [self._check.still_fresh(lives, each.keys) for each, lives in zip(seals, given, strict=True)]
+            for each, (lives, keys) in zip(seals, fresh, strict=True):
+                self._check.content(ids_of(lives), lives, keys, each.group)
+        lives = joined([lives for lives, _ in fresh])
+        self._steps.move_blocks(rules.SEAL, ids_of(packed(lives) if type(lives) is list else lives))
         for each, (lives, keys) in zip(seals, fresh, strict=True):
             self._blocks.name(listed(ids_of(lives)), keys, each.group)
             self._state.tally["stale"] += len(each.lives) - len(lives)
@@ -530,11 +533,8 @@ class Ledger(edge.NotCopied):
         """
         self._check.pool(own=False)
         edge.growth(growth, "growth")
-        tables = []
-        for name, group in zip(growth.names, growth.groups, strict=True):
-            self._check.group(group)
-            tables.append(self._check.request(name).tables[group])
-        fresh = batch(self._check.blocks([block for own in growth.fresh for block in own if block != NULL], "growth.fresh"))
+        _, tables = self._check.tables(growth.names, growth.groups)
+        fresh = packed(self._check.blocks([block for own in growth.fresh for block in own if block != NULL], "growth.fresh"))
         if any(map(len, growth.taken)):
             self._steps.take_many(growth, tables, fresh)
         self._steps.hand_out_many(growth, tables, fresh)

@@ -83,6 +83,7 @@ _SLOT_EFFECTS = frozenset({"slot.land", *_SLOT_CHANGES})
 _WANTED = frozenset(JobLife.table.index[state] for state in OUT_AND_WANTED)
 """Jobs that the workers have and whose result somebody wants."""
 _CAN_EXPIRE = frozenset(row.source for row in JobLife.table.rows if row.event == "expire")
+_DONE, _STORE = Job.DONE.name, Direction.STORE.name
 _SUBMIT, _FINISH = JOB["submit"], JOB["finish"]
 MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
 
@@ -702,7 +703,7 @@ class Steps:
         for seal in seals:
             held = seal.lives
             self.seal(held if type(held) is list and len(held) < BULK else batch(held), seal.keys, seal.group)
-        if state.deadlines:
+        if state.deadlines and state.deadlines[0][0] <= now:
             self.expire(now)
 
     def launch(self, record: Launched, now: float) -> None:
@@ -816,8 +817,8 @@ class Steps:
             one, each = jobs_of_each(numbers, slot_cuts)
         self._journal.note("slot", "land", slots, slot_rows, one, each)
         self._state.verdicts += len(jobs)
-        self._state.ended[Job.DONE.name] += len(jobs)
-        self._state.moved[Direction.STORE.name] += len(ids)
+        self._state.ended[_DONE] += len(jobs)
+        self._state.moved[_STORE] += len(ids)
         for job in jobs:
             self._jobs.end(job)
             self._state.to_flush.pop(job.number, None)

@@ -213,6 +213,11 @@ class SlotsView:
         """The slot with the content of a key, or to which a store brings it; None where there is none."""
         return self._slots.index[group].get(key)
 
+    def found(self, group: int, keys: Iterable[bytes]) -> list[int]:
+        """`find` of many keys: the slots of those whose content is there, or on its way."""
+        slots = map(self._slots.index[group].get, keys)
+        return [slot for slot in slots if slot is not None]
+
     def find_ready(self, group: int, key: bytes) -> int | None:
         """The slot from which the content of a key can be read now."""
         slot = self._slots.index[group].get(key)

@@ -19,7 +19,6 @@ long as the hit holds it, so that nothing is lost but one source of a store; and
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -27,14 +26,15 @@ from typing import TypeAlias
 import numpy as np
 from attrs import define, field
 
+from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction, Seal
 from blocklife.ledger._ids import NULL, packed
 from blocklife.ledger.jobs import Allocated, JobColumns, Jobs
 from blocklife.ledger.records import Completion, Growth, JobId, Launched
 from blocklife.ledger.views import block_of
-from blocklife.offload._progress import NEVER
+from blocklife.offload._progress import NEVER, Span
 from blocklife.offload._scheduler import OffloadScheduler
-from blocklife.offload._state import Rows
+from blocklife.offload._state import OnItsWay, Rows
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
 from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job
@@ -43,8 +43,12 @@ _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "se
 """States of content that is being made, from which it can be sealed."""
 _STORABLE = KEYED - COPYING
 """States of final content that no store reads."""
+_INDEX = BlockLife.table.index
+_COPYING, _FINAL = frozenset(map(_INDEX.__getitem__, COPYING)), frozenset(map(_INDEX.__getitem__, _STORABLE))
+"""Content that a store reads, and final content that none does, by the numbers of their states."""
+_ROW = operator.itemgetter(1)
 
-_Span: TypeAlias = tuple[str, Sequence[int], Sequence[bytes]]
+_Content: TypeAlias = tuple[str, list[int], Sequence[bytes]]
 """Neighbouring blocks of a request, and their keys."""
 
 
@@ -56,28 +60,6 @@ class _Turn:
     lives: list[int] = field(factory=list)
     keys: list[bytes] = field(factory=list)
     owners: list[str] = field(factory=list)
-
-    def take(self, spans: Iterable[_Span]) -> None:
-        """Their turn has come."""
-        for who, held, own in spans:
-            self.lives += held
-            self.keys += own
-            self.owners += [who] * len(held)
-
-
-@define(eq=False)
-class _Filled:
-    """What a step fills in one group: the rows of requests, with the first block of each and the one behind its last."""
-
-    group: int
-    rows: Rows
-    starts: Rows
-    stops: Rows
-    most: Rows
-    """Up to which token each request may be stored."""
-    spans: list[_Span] = field(factory=list)
-    lives: list[int] = field(factory=list)
-    keys: list[bytes] = field(factory=list)
 
 
 class DecidedSteps:
@@ -102,6 +84,9 @@ class DecidedSteps:
         self._growth = Growth()
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal all that it fills, each with its serial and that plan."""
+        nobody: Rows = np.zeros(0, dtype=np.int64)
+        self._looked_at = 0, nobody, nobody
+        """The step that `promise` was last called in, whom it has looked at, and what it has found of them."""
         self._unwanted: set[int] = set()
         """Stores that were out when the host tier was forgotten."""
         self._anew = False
@@ -167,10 +152,12 @@ class DecidedSteps:
             rows = np.concatenate((rows, [self._state.requests[name].row for name in self._state.ending]))
         self._steps.leave_windows(rows)
 
-    def extend(self, name: str, group: int, blocks: Sequence[int]) -> None:
-        """The engine has put fresh blocks, and nulls, behind a table. `settle_in` tells the ledger."""
-        self._growth.note(name, group, blocks)
-        self._progress.placed[group, self._state.requests[name].row] += len(blocks)
+    def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
+        row, grown, note = self._state.requests[name].row, self._progress.grown, self._growth.note
+        for group, blocks in tables:
+            note(name, group, blocks)
+            grown(group, row, len(blocks))
 
     def schedule(self, tokens: Mapping[str, int]) -> None:
         """`grow` for all running requests at once: one token each, or as many as *tokens* says."""
@@ -182,7 +169,12 @@ class DecidedSteps:
             table.wanted[self._steps.tracked(name).row] = count
         if self._state.has_states:
             self._steps.check_no_drafts(rows)
-        self._steps.check_placed(rows[table.wanted[rows] > 0])
+        if lacking := table.lacking(rows[table.wanted[rows] > 0] if tokens else rows):
+            try:
+                self._steps.check_placed(np.array([row for _, row, _, _ in lacking]))
+            except MisuseError:
+                table.wanted[rows] = 0
+                raise
         table.step[rows] = self._state.step
 
     def settle_in(self) -> None:
@@ -194,60 +186,54 @@ class DecidedSteps:
     def promise(self) -> None:
         """Seal what this step fills, of all requests that it schedules, as far as it can be sealed now."""
         table = self._progress
-        rows: Rows = (table.running & (table.step == self._state.step) & (table.wanted > 0)).nonzero()[0]
-        ends = table.ends(rows)
-        bound, most = np.minimum(ends, table.known[rows]), self._steps.bounds(rows, ends)
-        parts = []
-        for group in self._state.attention:
-            full, starts = bound // self._geometry.block_tokens[group], table.sealed[group, rows]
-            where = (full > starts).nonzero()[0]
-            if len(where):
-                parts.append(_Filled(group, rows[where], starts[where], full[where], most[where]))
-        self._gather(parts)
-        seals = [self._promise(each) for each in parts]
-        if seals := [seal for seal in seals if len(seal.lives)]:
+        rows: Rows = table.wanted.nonzero()[0]
+        filled = table.filled(rows)
+        self._looked_at = self._state.step, rows, filled
+        spans = table.finishing(rows, filled)
+        if not spans:
+            return
+        spans.sort(key=_ROW)  # each request is looked up once: it lies where nobody has looked for many steps
+        contents, ends = self._contents(spans), [span[3] for span in spans]
+        seals = _seals(spans, contents)
+        among = self._ledger.blocks.among
+        for each in seals:
+            if len(each.keys) != len(each.lives) or not all(among(each.lives, _OPEN)):
+                contents, ends = self._sealable(spans, contents)
+                seals = [each for each in _seals(spans, contents) if len(each.lives)]
+                break
+        in_turn = table.promised(spans, ends, self._direct and not self._state.lost)
+        for span, (who, held, own), ready in zip(spans, contents, in_turn, strict=True):
+            if ready:
+                turn = self._turns[span[0]]
+                turn.lives += held
+                turn.keys += own
+                turn.owners += [who] * len(held)
+        if seals:
             self._ledger.seal_many(seals)
 
-    def _gather(self, parts: Sequence[_Filled]) -> None:
-        """Look each request up once, for all groups: it lies where nobody has looked for many steps."""
-        if not parts:
-            return
+    def _contents(self, spans: Sequence[Span]) -> list[_Content]:
+        """What stands in these places, one at least; those of one request are one behind the other."""
         names, tracked, held_of = self._state.names, self._state.requests, self._ledger.requests.held
-        rows = np.concatenate([each.rows for each in parts])
-        spans = np.concatenate([(each.starts, each.stops) for each in parts], axis=1)
-        of = np.repeat(np.arange(len(parts)), [len(each.rows) for each in parts])
-        order = np.argsort(rows, kind="stable")
-        filled = zip(rows[order].tolist(), of[order].tolist(), *spans[:, order].tolist(), strict=True)
-        for row, own in itertools.groupby(filled, operator.itemgetter(0)):
-            who = names[row]
-            keys_of = tracked[who].keys
-            for _, at, start, stop in own:
-                part = parts[at]
-                held, keys = held_of(who, part.group, start, stop), keys_of(part.group, start, stop)
-                part.spans.append((who, held, keys))
-                part.lives += held
-                part.keys += keys
+        found: list[_Content] = []
+        last = spans[0][1]
+        who = names[last]
+        keys_of = tracked[who].keys
+        for group, row, start, stop in spans:
+            if row != last:
+                last, who = row, names[row]
+                keys_of = tracked[who].keys
+            found.append((who, held_of(who, group, start, stop), keys_of(group, start, stop)))
+        return found
 
-    def _promise(self, part: _Filled) -> Seal:
-        """What of one group is sealed now; it is noted how far each request is, and whose turn to be stored has come."""
-        table, group, rows = self._progress, part.group, part.rows
-        ends, spans, lives, keys = part.stops, part.spans, part.lives, part.keys
-        if len(keys) < len(lives) or not all(self._ledger.blocks.among(lives, _OPEN)):
-            spans, ends = self._sealable(rows, part.starts, spans)
-            lives = [life for _, held, _ in spans for life in held]
-            keys = [key for _, _, own in spans for key in own]
-        table.sealed[group, rows] = ends
-        if self._direct and not self._state.lost:
-            storable = part.most // self._geometry.block_tokens[group]
-            in_turn = (table.offered[group, rows] == part.starts) & (part.stops <= storable)
-            table.offered[group, rows[in_turn]] = ends[in_turn]
-            self._turns[group].take(spans if in_turn.all() else itertools.compress(spans, in_turn.tolist()))
-        return Seal(group, lives, keys)
-
-    def _sealable(self, rows: Rows, starts: Rows, spans: Iterable[_Span]) -> tuple[list[_Span], Rows]:
+    def _sealable(self, spans: Iterable[Span], contents: Iterable[_Content]) -> tuple[list[_Content], list[int]]:
         """What of some spans can be sealed now, and where that ends."""
-        state_of, found, ends = self._ledger.blocks.of, list[_Span](), list[int]()
-        for row, start, (who, held, own) in zip(rows.tolist(), starts.tolist(), spans, strict=True):
+        state_of, found, ends = self._ledger.blocks.of, list[_Content](), list[int]()
+        among = self._ledger.blocks.among
+        for (_, row, start, stop), (who, held, own) in zip(spans, contents, strict=True):
+            if len(own) == len(held) and all(among(held, _OPEN)):
+                found.append((who, held, own))
+                ends.append(stop)
+                continue
             if len(own) < len(held):  # there are fewer tokens than were expected
                 self._progress.known[row] = self._known_of(who)
             now: list[tuple[int, bytes]] = []
@@ -262,7 +248,7 @@ class DecidedSteps:
             ends.append(end)
             if end < start + len(own) and self._windows:
                 self._late[row] = int(self._progress.serial[row]), self._ledger.plan_number + 1
-        return found, np.array(ends)
+        return found, ends
 
     def _storing(self, rows: Rows, group: int) -> Rows:
         """Up to which block each of these requests may be stored."""
@@ -318,9 +304,8 @@ class DecidedSteps:
         done = self._state.plans.get(plan)
         if done is not None and len(done.rows) and (self._state.ending or not self._one_a_step):
             table = self._progress
-            asked = table.serial[done.rows] == done.serials
-            if self._one_a_step:
-                asked &= np.isin(done.rows, [self._state.requests[name].row for name in self._state.ending])
+            asked = self._ending_in(done) if self._one_a_step else np.arange(len(done.rows))
+            asked = asked[table.serial[done.rows[asked]] == done.serials[asked]]
             rows = done.rows[asked]
             before = table.known[rows]
             news = np.array([self._known_of(self._state.names[row]) for row in rows.tolist()], dtype=np.int64) - before
@@ -328,6 +313,14 @@ class DecidedSteps:
             for at in (news != usual).nonzero()[0].tolist():
                 sampled[self._state.names[int(rows[at])]] = max(0, int(news[at]))
         return self.scheduler.settle(plan, now, sampled=sampled, launched=launched, completions=completions)
+
+    def _ending_in(self, done: OnItsWay) -> Rows:
+        """Where in a plan the requests stand that are over. The rows of a plan ascend."""
+        over = np.array([self._state.requests[name].row for name in self._state.ending], dtype=np.int64)
+        at = np.searchsorted(done.rows, over)
+        there = done.rows[np.minimum(at, len(done.rows) - 1)] == over
+        found: Rows = at[there]
+        return found
 
     @property
     def is_late(self) -> bool:
@@ -341,10 +334,13 @@ class DecidedSteps:
         """
         refused = self._stores.counts["refused"]
         self._offer_filled(rows)
-        self._steps.plan_waiting()
-        if not any(turn.lives for turn in self._turns):
+        if self._stores.is_busy:
+            self._steps.plan_waiting()
+        turns = [turn for turn in self._turns if turn.lives]
+        if not turns:
             return
-        turns, self._turns = self._turns, [_Turn(group) for group in self._state.groups]
+        for turn in turns:
+            self._turns[turn.group] = _Turn(turn.group)
         if self._stores.counts["refused"] > refused or not self._store(turns):
             self._stores.counts["refused"] += 1
             for turn in turns:
@@ -355,25 +351,23 @@ class DecidedSteps:
         if not self._direct or self._state.lost:
             self._steps.offer_filled(rows)
             return
-        table = self._progress
-        for group in self._state.attention:
-            stops, offered = self._storing(rows, group), table.offered[group, rows]
-            where = (stops > offered).nonzero()[0]
-            for row, start, stop in zip(rows[where].tolist(), offered[where].tolist(), stops[where].tolist(), strict=True):
-                table.offered[group, row] = self._take_turn(group, row, start, stop)
+        step, those, filled = self._looked_at  # an alarm rings too early where less is known now
+        alike = step == self._state.step and those.tobytes() == rows.tobytes()
+        for group, row, start, stop in self._progress.filling(rows, filled if alike else None):
+            self._progress.offered_up_to([(group, row, start, self._take_turn(group, row, start, stop))])
 
     def _take_turn(self, group: int, row: int, start: int, stop: int) -> int:
         """It is the turn of some blocks of a request, up to the first that is not final yet. Returns that one, or the end."""
-        name, state, turn = self._state.names[row], self._ledger.blocks.at, self._turns[group]
+        name, states, turn = self._state.names[row], self._ledger.blocks.states, self._turns[group]
         names, stored = self._state.requests[name].keys(group, start, stop), self._ledger.slots.find_ready
         held = self._ledger.requests.held(name, group, start, start + len(names))
         for at, (life, key) in enumerate(zip(held, names, strict=True), start):
             if life == NULL:
                 continue
-            found = state(block_of(life))
-            if found in COPYING:
+            found = states[block_of(life)]
+            if found in _COPYING:
                 self._stores.counts["in flight"] += 1
-            elif found not in _STORABLE:
+            elif found not in _FINAL:
                 return at
             elif stored(group, key) is not None:
                 self._stores.counts["already stored"] += 1
@@ -387,7 +381,10 @@ class DecidedSteps:
         """Store what is not stored yet; False, and nothing has changed, where there is no room for all of it."""
         for turn in turns:
             self._leave_out_stored(turn)
-        names = [(turn.group, key) for turn in turns for key in turn.keys]
+        names: list[tuple[int, bytes]] = []
+        for turn in turns:
+            group = turn.group
+            names += [(group, key) for key in turn.keys]
         if not names:
             return True
         if -(-len(names) // self._max_direct) > self._ledger.jobs.room or (slots := self._tier.reserve(names)) is None:
@@ -399,15 +396,20 @@ class DecidedSteps:
 
     def _columns(self, turns: Sequence[_Turn], slots: list[int]) -> JobColumns:
         """As few stores as there can be, each for all the requests whose blocks it moves."""
-        lives = [life for turn in turns for life in turn.lives]
-        keys = [key for turn in turns for key in turn.keys]
-        groups = b"".join(bytes((turn.group,)) * len(turn.lives) for turn in turns)
-        who = [owner for turn in turns for owner in turn.owners]
-        cuts = [*range(0, len(lives), self._max_direct), len(lives)]
-        served = [list(dict.fromkeys(who[start:stop])) for start, stop in itertools.pairwise(cuts)]
-        owners: list[str | None] = [own[0] for own in served]
-        sharers = [tuple(own[1:]) for own in served]
-        return JobColumns.of_blocks(owners, sharers, cuts, packed(lives), groups, packed(slots), keys)
+        lives, keys, who, groups = list[int](), list[bytes](), list[str](), bytearray()
+        for turn in turns:
+            lives += turn.lives
+            keys += turn.keys
+            who += turn.owners
+            groups += bytes((turn.group,)) * len(turn.lives)
+        cuts, owners, sharers = [0], list[str | None](), list[tuple[str, ...]]()
+        while cuts[-1] < len(lives):
+            stop = min(cuts[-1] + self._max_direct, len(lives))
+            first, *others = dict.fromkeys(who[cuts[-1] : stop])
+            owners.append(first)
+            sharers.append(tuple(others))
+            cuts.append(stop)
+        return JobColumns.of_blocks(owners, sharers, cuts, packed(lives), bytes(groups), packed(slots), keys)
 
     def _leave_out_stored(self, turn: _Turn) -> None:
         """Take out what is stored, on its way, over, or there twice."""
@@ -506,3 +508,15 @@ class DecidedSteps:
             named = rows[table.offered[group, rows] < NEVER]
             table.offered[group, named] = table.first[group, named] // self._geometry.blocks_per_chunk
             table.fill_at[group, named] = 0
+
+
+def _seals(spans: Iterable[Span], contents: Iterable[_Content]) -> list[Seal]:
+    """These blocks, group by group."""
+    found: dict[int, tuple[list[int], list[bytes]]] = {}
+    for (group, _, _, _), (_, held, keys) in zip(spans, contents, strict=True):
+        own = found.get(group)
+        if own is None:
+            own = found[group] = ([], [])
+        own[0].extend(held)
+        own[1].extend(keys)
+    return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]

@@ -10,7 +10,7 @@ from blocklife.offload.records import Freed, HandedOff, Placed, Step
 
 def tokens(values: object, name: str) -> Mapping[str, int]:
     """Numbers of tokens by request."""
-    if not isinstance(values, Mapping):
+    if type(values) is not dict and not isinstance(values, Mapping):
         edge.refuse(name, "a mapping of requests to tokens", values)
     for key, value in values.items():
         if type(key) is not str or type(value) is not int or value > edge.MOST:

@@ -26,11 +26,14 @@ cdef class ProgressTable:
     cpdef list lacking(self, rows)
     @cython.locals(group=Py_ssize_t, row=Py_ssize_t, stop=cython.longlong)
     cpdef extended(self, list spans)
+    @cython.locals(stop=cython.longlong)
+    cpdef grown(self, Py_ssize_t group, Py_ssize_t row, long long count)
     cpdef long long bound(self, Py_ssize_t row, long long tokens)
+    cpdef filled(self, rows)
     @cython.locals(
         found=list, group=Py_ssize_t, row=Py_ssize_t, bound=cython.longlong, start=cython.longlong, stop=cython.longlong,
     )
-    cpdef list filling(self, rows)
+    cpdef list filling(self, rows, filled=*)
     @cython.locals(group=Py_ssize_t, row=Py_ssize_t, stop=cython.longlong)
     cpdef offered_up_to(self, list spans)
     @cython.locals(at=cython.longlong)
@@ -41,4 +44,9 @@ cdef class ProgressTable:
     cpdef list finishing(self, rows, computed)
     @cython.locals(group=Py_ssize_t, row=Py_ssize_t, stop=cython.longlong)
     cpdef sealed_up_to(self, list spans)
+    @cython.locals(
+        found=list, group=Py_ssize_t, row=Py_ssize_t, start=cython.longlong, stop=cython.longlong, end=cython.longlong,
+        most=cython.longlong, size=cython.longlong, ready=cython.bint,
+    )
+    cpdef list promised(self, list spans, list ends, bint direct)
     cpdef _set_final_alarm(self, Py_ssize_t group, Py_ssize_t row)

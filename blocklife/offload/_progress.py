@@ -34,7 +34,8 @@ class ProgressTable:
 
     Invariant: a row without a request is all zero. ``placed[g]`` counts the entries of the request's table in group g, nulls
     included; entries before ``first[g]`` are null, those before ``sealed[g]`` are final or null; chunks before ``offered[g]``
-    have had their turn. ``wanted`` is zero in every row whose ``step`` is not the step that is being made. ``most_stored`` and
+    have had their turn. ``wanted`` is zero in every row that does not run, or whose ``step`` is not the one that is being made.
+    ``most_stored`` and
     ``most_loaded`` are how many tokens of a request may be stored and loaded; these two say something of every row.
 
     Four alarms a group say at which token of a request there is something to do, so that it is looked at only then: its table
@@ -165,14 +166,25 @@ class ProgressTable:
             self._placed[group, row] = stop
             self._room_at[group, row] = stop * self._sizes[group]
 
+    def grown(self, group: int, row: int, count: int) -> None:
+        """So many entries more are there now."""
+        stop = self._placed[group, row] + count
+        self._placed[group, row] = stop
+        self._room_at[group, row] = stop * self._sizes[group]
+
     def bound(self, row: int, tokens: int) -> int:
         """How many tokens of a request may be stored, of its first *tokens*, which have, or will have, content."""
         return min(tokens, self._known[row], self._most_stored[row])
 
-    def filling(self, rows: Rows) -> list[Span]:
+    def filled(self, rows: Rows) -> Rows:
+        """Up to which token the content of each request is there, and known, after the step that is being made."""
+        found: Rows = np.minimum(self.ends(rows), self.known[rows])
+        return found
+
+    def filling(self, rows: Rows, filled: Rows | None = None) -> list[Span]:
         """The chunks of these requests that are full after the step that is being made, and may be stored."""
         found: list[Span] = []
-        groups, where = (np.minimum(self.ends(rows), self.known[rows]) >= self.fill_at[:, rows]).nonzero()
+        groups, where = ((self.filled(rows) if filled is None else filled) >= self.fill_at[:, rows]).nonzero()
         for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):
             bound = self.bound(row, self._computed[row] + self._in_flight[row] + self._wanted[row])
             start, stop = self._offered[group, row], bound // self._chunk_sizes[group] if self._fills[group] else 0
@@ -209,6 +221,24 @@ class ProgressTable:
         for group, row, _, stop in spans:
             self._sealed[group, row] = stop
             self._set_final_alarm(group, row)
+
+    def promised(self, spans: Sequence[Span], ends: Sequence[int], direct: bool) -> list[bool]:
+        """Blocks that the step fills are final already: those of each span before its end.
+
+        With *direct*, where what is final is stored without a line, those have had their turn that come next in the order in
+        which they are stored. Returns of each span whether that is so.
+        """
+        found: list[bool] = []
+        for (group, row, start, stop), end in zip(spans, ends, strict=True):
+            size = self._sizes[group]
+            self._sealed[group, row], self._final_at[group, row] = end, (end + 1) * size
+            most = self._most_stored[row]
+            ready = direct and stop * size <= most and self._offered[group, row] == start
+            if ready:  # without a line a chunk is one block
+                self._offered[group, row] = end
+                self._fill_at[group, row] = (end + 1) * size if (end + 1) * size <= most else NEVER
+            found.append(ready)
+        return found
 
     def _set_final_alarm(self, group: int, row: int) -> None:
         self._final_at[group, row] = (self._sealed[group, row] + 1) * self._sizes[group] if self._fills[group] else NEVER

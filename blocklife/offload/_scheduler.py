@@ -28,7 +28,7 @@ from attrs import evolve
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Ledger, Plan
 from blocklife.ledger import _edge as edge
-from blocklife.ledger._ids import NULL
+from blocklife.ledger._ids import NULL, every
 from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
@@ -396,7 +396,7 @@ class OffloadScheduler(edge.NotCopied):
                 self.ledger.flush(jobs, "preempted")
         self._state.preempted.clear()
         table = self._progress
-        rows = (table.running & (table.step == self._state.step) & (table.wanted > 0)).nonzero()[0]
+        rows = table.wanted.nonzero()[0]
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
         self._steps.plan_stores(rows)
@@ -474,23 +474,28 @@ class OffloadScheduler(edge.NotCopied):
         for name in ours.tokens(sampled, "sampled"):
             self._steps.tracked(name)
         done, table = self._state.plans[plan], self._progress
-        current = table.serial[done.rows] == done.serials
-        rows, tokens = done.rows[current], done.tokens[current]
+        rows, tokens = done.rows, done.tokens
+        current = table.serial[rows] == done.serials
+        if not every(current):
+            rows, tokens = rows[current], tokens[current]
         tokens_known, computed = self._steps.advance(rows, tokens, sampled)
         final = table.finishing(rows, computed)
-        seals = self._steps.seals(final)
-        self._steps.ask_keys_of_ending(rows, tokens, computed)
+        seals = self._steps.seals(final) if final else []
+        if self._state.ending:
+            self._steps.ask_keys_of_ending(rows, tokens, computed)
         if done.handed:
             seals += self._steps.state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._state.plans[plan]
         table.known[rows], table.computed[rows] = tokens_known, computed
         table.in_flight[rows] -= tokens
-        table.sealed_up_to(final)
-        loaded, failed = self._steps.hear_of_loads()
-        if ended := self._steps.over():
+        if final:
+            table.sealed_up_to(final)
+        loaded, failed = self._steps.hear_of_loads() if self._state.waiting_loads else ([], [])
+        if ended := self._steps.over() if self._state.ending else []:
             self._steps.end_many(ended)
-        self._state.outlived = {name for name in self._state.outlived if self.ledger.jobs.serve(name)}
+        if self._state.outlived:
+            self._state.outlived = {name for name in self._state.outlived if self.ledger.jobs.serve(name)}
         return Settled(tuple(loaded), tuple(failed), tuple(ended))
 
     def has_pending_work(self) -> bool:

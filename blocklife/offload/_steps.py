@@ -327,12 +327,12 @@ class SchedulerSteps:
         known, end = table.known[rows], table.computed[rows] + tokens
         news = (end >= known).astype(np.int64)
         if sampled:
-            where = {row: position for position, row in enumerate(rows.tolist())}
             for name, count in sampled.items():
                 if count < 0:
                     raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
                 tracked = self._state.requests[name]
-                if (position := where.get(tracked.row)) is None:
+                position = int(np.searchsorted(rows, tracked.row))  # rows ascend
+                if position == len(rows) or rows[position] != tracked.row:
                     continue
                 ahead = table.in_flight[tracked.row] > tokens[position]
                 if self._state.has_states and ahead and count < news[position] and not tracked.ending:
@@ -518,11 +518,11 @@ class SchedulerSteps:
             full = isinstance(self._geometry.groups[group], FullAttention)
             window = self._geometry.window_chunks[group]
             start = 0 if full or window is None else max(0, stop - window)
-            size, find = self._geometry.blocks_per_chunk, self._ledger.slots.find
+            size = self._geometry.blocks_per_chunk
             if stop <= start:
                 continue
             keys = keys_of(tracked, group, start * size, stop * size)[size - 1 :: size]
-            slots += [slot for slot in [find(group, key) for key in reversed(keys)] if slot is not None]
+            slots += self._ledger.slots.found(group, reversed(keys))
         if slots:
             self._state.tier.touch(slots)
 

@@ -107,6 +107,11 @@ class StoreLine:
         """Chunks in the line."""
         return sum(map(len, self._line.values()))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether `plan` may have something to do."""
+        return self._lazy or bool(self._line or self._made)
+
     def clear(self) -> None:
         """Forget every wish: the content is gone."""
         self._line.clear()

@@ -149,15 +149,17 @@ class Arc:
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
         """Cases II to IV of the paper: what comes back goes to T2 and moves p, what is new goes to T1."""
-        once, again = self._once, self._again
+        once, again, once_ghosts, again_ghosts = self._once, self._again, self._once_ghosts, self._again_ghosts
         for slot, name in zip(slots, names, strict=True):
             once.pop(slot, None)
             again.pop(slot, None)
-            ghosts = self._ghosts_of(name)
-            if ghosts is not None:
-                self._target = self._adapted(self._target, ghosts, len(self._once_ghosts), len(self._again_ghosts))
-                del ghosts[name]
-            (once if ghosts is None else again)[slot] = name
+            if name not in once_ghosts and name not in again_ghosts:
+                once[slot] = name
+                continue
+            ghosts = once_ghosts if name in once_ghosts else again_ghosts
+            self._target = self._adapted(self._target, ghosts, len(once_ghosts), len(again_ghosts))
+            del ghosts[name]
+            again[slot] = name
         self._bury()
 
     def touch(self, slots: Iterable[int]) -> None:

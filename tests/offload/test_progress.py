@@ -83,6 +83,41 @@ def test_rows_are_looked_at_in_the_order_asked_for() -> None:
     assert table.missing(rows(), rows()).tolist() == [[]]
 
 
+def test_a_table_that_has_grown_is_looked_at_when_it_is_full_again() -> None:
+    """What the engine's allocator has put behind a table is room for so many tokens."""
+    table = table_of("full:4,swa:2:3")
+    table.grown(0, 1, 2)
+    table.grown(1, 1, 1)
+    table.grown(1, 1, 2)
+
+    assert table.placed[:, 1].tolist() == [2, 3]
+    assert table.room_at[:, 1].tolist() == [8, 6]
+
+
+@pytest.mark.parametrize(
+    ("span", "end", "direct", "most", "in_turn", "offered", "alarm"),
+    [
+        ((0, 1, 2, 4), 4, True, 99, True, 4, 20),
+        ((0, 1, 2, 4), 3, True, 99, True, 3, 16),  # one of them cannot be final yet
+        ((0, 1, 2, 4), 4, True, 16, True, 4, NEVER),  # no more of it may be stored
+        ((0, 1, 2, 4), 4, True, 15, False, 2, 12),  # not all of them may be stored
+        ((0, 1, 3, 4), 4, True, 99, False, 2, 12),  # those before them have not had their turn
+        ((0, 1, 2, 4), 4, False, 99, False, 2, 12),
+    ],
+)
+def test_what_is_final_early_has_had_its_turn_where_it_comes_next(
+    span: Span, end: int, direct: bool, most: int, in_turn: bool, offered: int, alarm: int
+) -> None:
+    """It is final up to where it could be sealed; its turn has come if nothing before it waits, and all of it may be stored."""
+    table = table_of("full:4")
+    table.most_stored[1], table.sealed[0, 1] = most, span[2]
+    table.offered_up_to([(0, 1, 0, 2)])
+
+    assert table.promised([span], [end], direct) == [in_turn]
+    assert (int(table.sealed[0, 1]), int(table.final_at[0, 1])) == (end, (end + 1) * 4)
+    assert (int(table.offered[0, 1]), int(table.fill_at[0, 1])) == (offered, alarm)
+
+
 def columns(table: ProgressTable, row: int) -> list[int]:
     """Every count of one row but the serial and the step, of which no two may be equal."""
     single = (table.running, table.prompt, table.known, table.computed, table.in_flight, table.wanted)

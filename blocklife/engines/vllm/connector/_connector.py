@@ -183,7 +183,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """What changed in the host tier."""
-        return list(told(self.scheduler.take_events()))
+        events = self.scheduler.take_events()
+        return list(told(events)) if events else []
 
     def get_kv_connector_stats(self) -> BlocklifeStats | None:
         """What was counted; all of it on the scheduler's side, where the workers' reports come in."""

@@ -12,13 +12,12 @@ Rules of this file:
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from blocklife.engines.vllm.connector._messages import Moved
 from blocklife.engines.vllm.connector._scheduler import ConnectorCounts, ConnectorScheduler
 
 if TYPE_CHECKING:
@@ -166,9 +165,14 @@ class Meter:
     def read(self) -> BlocklifeStats | None:
         """What is new since the last call; None where nothing is."""
         data: Payload = {}
-        counts, self.scheduler.counts = self.scheduler.counts, ConnectorCounts()
+        counts = self.scheduler.counts
+        if counts.is_new:
+            self.scheduler.counts = ConnectorCounts()
         for moved, word in ((counts.loaded, "load"), (counts.stored, "store")):
-            _tell_moved(data, moved, word)
+            if moved.sizes:
+                data[f"{_P}{word}_bytes"] = {"": moved.num_bytes}
+                data[f"{_P}{word}_time"] = {"": moved.seconds}
+                data[f"{_P}{word}_size"] = {"": list(moved.sizes)}
         for name, value in (("failed_loads", counts.failed_loads), ("lookups", counts.lookups)):
             if value:
                 data[_P + name] = {"": value}
@@ -176,8 +180,8 @@ class Meter:
             data[_P + "deferred_lookups"] = {"": counts.deferred}
         for name, label, total in self._totals():
             told = self._told.get((name, label), -1 if name == "hit_blocks" else 0)  # groups are told once as they are
-            if (added := total - max(0, told)) > 0 or told < 0:
-                data.setdefault(_P + name, {})[label] = added
+            if total > told:
+                data.setdefault(_P + name, {})[label] = total - max(0, told)
                 self._told[name, label] = total
         live = self.scheduler.ledger.jobs.live
         if self._steps % _GAUGES_EVERY == 0 or (self._live and not live):  # an idle engine makes no step that could tell more
@@ -186,30 +190,26 @@ class Meter:
         self._steps += 1
         return BlocklifeStats(data=data) if data else None
 
-    def _totals(self) -> Iterator[tuple[str, str, int]]:
-        ledger, stores = self.scheduler.ledger, self.scheduler.offload.stores
-        yield "allocation_failure", "", stores.counts["refused"]
-        yield "stale_blocks", "", stores.counts["stale"]
-        yield "violations", "", ledger.tally["violations"]
+    def _totals(self) -> list[tuple[str, str, int]]:
+        ledger, counts = self.scheduler.ledger, self.scheduler.offload.stores.counts
+        found = [
+            ("allocation_failure", "", counts.get("refused", 0)),
+            ("stale_blocks", "", counts.get("stale", 0)),
+            ("violations", "", ledger.tally.get("violations", 0)),
+        ]
         for cause, total in ledger.flushes.items():
-            yield "flushes", cause, total
+            found.append(("flushes", cause, total))
         for state, total in ledger.ended.items():
-            yield "jobs", state.lower(), total
+            found.append(("jobs", state.lower(), total))
         for group, total in enumerate(self.scheduler.offload.host_hits):
-            yield "hit_blocks", str(group), total
+            found.append(("hit_blocks", str(group), total))
+        return found
 
     def _tell_gauges(self, data: Payload) -> None:
         tier = self.scheduler.tier.statistics()
         data[_P + "jobs_out"] = {"": self.scheduler.ledger.jobs.live}
         data[_P + "waiting_chunks"] = {"": self.scheduler.offload.stores.waiting}
         data[_P + "host_slots"] = {name: getattr(tier, name) for name in _SLOTS}
-
-
-def _tell_moved(data: Payload, moved: Moved, word: str) -> None:
-    if moved.sizes:
-        data[f"{_P}{word}_bytes"] = {"": moved.num_bytes}
-        data[f"{_P}{word}_time"] = {"": moved.seconds}
-        data[f"{_P}{word}_size"] = {"": list(moved.sizes)}
 
 
 class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above

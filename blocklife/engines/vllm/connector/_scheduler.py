@@ -80,6 +80,11 @@ class ConnectorCounts:
     lookups: int = 0
     deferred: int = 0
 
+    @property
+    def is_new(self) -> bool:
+        """Whether something was counted."""
+        return bool(self.lookups or self.deferred or self.failed_loads or self.stored.sizes or self.loaded.sizes)
+
 
 class ConnectorScheduler:
     """One engine's scheduler side. All calls come from the scheduler's thread.
@@ -193,12 +198,14 @@ class ConnectorScheduler:
             if tracked is not None and offload.is_running(tracked.name):
                 offload.preempt(tracked.name)
         self._loads = 0
-        going_on = [each for each in self._admissions.values() if offload.is_running(each.tracked.name)]
-        coming = [each for each in self._admissions.values() if not offload.is_running(each.tracked.name)]
+        going_on: list[Admission] = []
+        coming: list[Admission] = []
+        for each in self._admissions.values():
+            (going_on if offload.is_running(each.tracked.name) else coming).append(each)
         decided.leave_windows()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
-        decided.schedule(self._uneven(scheduled, sum(each.tracked.request.request_id in scheduled for each in coming)))
+        decided.schedule(self._uneven(scheduled, coming))
         loads = self._let_in(coming, scheduled)
         self._admissions.clear()
         if output.new_block_ids_to_zero:
@@ -219,30 +226,31 @@ class ConnectorScheduler:
         cached = output.scheduled_cached_reqs
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
-                name = self._requests[request_id].name
-                for group, added in enumerate(tables):
-                    if added:
-                        self._grow(name, group, added)
+                self._grow(self._requests[request_id].name, enumerate(tables))
         for each in going_on:  # its load is over, or its session goes on: what it had stays where it is
             name, request = each.tracked.name, each.tracked.request
             if each.tracked.session:
                 self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
-            for group, table in enumerate(each.tables):
-                if len(table) > (held := self.ledger.requests.size(name, group)):
-                    self._grow(name, group, table[held:])
+            size = self.ledger.requests.size
+            self._grow(name, [(group, table[size(name, group) :]) for group, table in enumerate(each.tables)])
 
-    def _grow(self, name: str, group: int, added: Sequence[int]) -> None:
-        if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
-            raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
-        self.decided.extend(name, group, added)
+    def _grow(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """A request got blocks, each for the table of a group."""
+        grown = [(group, added) for group, added in tables if added]
+        for group, added in grown:
+            if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
+                raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
+        self.decided.extend(name, grown)
 
-    def _uneven(self, scheduled: Mapping[str, int], num_coming: int) -> dict[str, int]:
+    def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:
         """The running requests that get another number of tokens than one; 0 for those that are left out."""
         requests = self._requests
         found: dict[str, int] = {}
-        for request_id, count in scheduled.items():
-            if count != 1 and self.offload.is_running(name := requests[request_id].name):
-                found[name] = count
+        if list(scheduled.values()).count(1) < len(scheduled):
+            for request_id, count in scheduled.items():
+                if count != 1 and self.offload.is_running(name := requests[request_id].name):
+                    found[name] = count
+        num_coming = sum([each.tracked.request.request_id in scheduled for each in coming]) if coming else 0
         if self.offload.num_running + num_coming > len(scheduled):
             ids = {requests[request_id].name for request_id in scheduled}
             found.update((name, 0) for name in self.offload.running() if name not in ids)
@@ -318,17 +326,20 @@ class ConnectorScheduler:
         if not self._built:
             self._hear_of_preemptions()
         self._built = False
-        self.counts.stored += report.stored
-        self.counts.loaded += report.loaded
+        if report.stored.sizes:
+            self.counts.stored += report.stored
+        if report.loaded.sizes:
+            self.counts.loaded += report.loaded
         launched, completions = report.launched, report.completions
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports with the first plan: it may be the one that waited for what they are about
             settled = self.decided.settle_known(number, _NOW, launched=launched, completions=completions)
             launched, completions = (), ()
-            self.counts.failed_loads += len(settled.failed)
-            lost = {self._named[name].request.request_id for name in settled.failed}
-            self._lost |= lost
-            self._in_front |= lost
+            if settled.failed:
+                self.counts.failed_loads += len(settled.failed)
+                lost = {self._named[name].request.request_id for name in settled.failed}
+                self._lost |= lost
+                self._in_front |= lost
             for name in settled.ended:
                 self._named.pop(name, None)
 
