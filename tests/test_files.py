@@ -198,7 +198,7 @@ def test_what_cannot_be_encoded_is_spelt_out(encoding: str, tmp_path: Path) -> N
     """Titles and names of files on standard output, under any locale."""
     file = os.fsencode(tmp_path) + b"/x\xffy.toml"
     Path(os.fsdecode(file)).write_text(
-        'id = "é"\ntitle = "\N{GREEK SMALL LETTER ALPHA}"\n[[step]]\ndo = "wake"\n', encoding="utf-8"
+        'id = "é"\ntitle = "\N{GREEK SMALL LETTER ALPHA}"\ntests = "safety"\n[[step]]\ndo = "wake"\n', encoding="utf-8"
     )
     environ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": encoding}
     for action in ("run", "list"):
@@ -212,17 +212,17 @@ def test_what_cannot_be_encoded_is_spelt_out(encoding: str, tmp_path: Path) -> N
 
         assert (ran.returncode, ran.stderr) == (1 if action == "run" else 0, b"")
         assert ("\\xe9" if encoding.startswith("ascii") else "é").encode() in ran.stdout
-        assert (b"x\\udcffy.toml:3" in ran.stdout) is (action == "run")
+        assert (b"x\\udcffy.toml:4" in ran.stdout) is (action == "run")
 
 
 def test_message_is_cut_in_its_middle(tmp_path: Path, capsys: Capture) -> None:
     """What a file says is quoted, however long it is; the beginning and the remedy are left."""
     file = tmp_path / "x.toml"
-    file.write_text(f'id = "x"\ntitle = "x"\n[[step]]\ndo = "{"x" * 100_000}"\n')
+    file.write_text(f'id = "x"\ntitle = "x"\ntests = "safety"\n[[step]]\ndo = "{"x" * 100_000}"\n')
     said = refused(capsys, "scenario", "run", str(file))
 
     assert len(said) < MESSAGE_MAX + 100
-    assert said.startswith(f"blocklife: {file}:4: step 1: unknown verb 'xxx")
+    assert said.startswith(f"blocklife: {file}:5: step 1: unknown verb 'xxx")
     assert "known verbs: arrive" in said or said.endswith("attach)")
 
 

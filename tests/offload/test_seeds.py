@@ -25,6 +25,7 @@ from blocklife.states import COPYING, Request
 from tests.engines import AHEAD, Engine, Step, computed, stored_until, without
 from tests.worlds import BOTH, DeviceFault
 
+pytestmark = pytest.mark.interpreted
 OTHER = range(100, 200)
 """Tokens that no other prompt has."""
 

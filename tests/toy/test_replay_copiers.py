@@ -584,5 +584,5 @@ def test_command_without_torch_says_what_to_install() -> None:
 
     assert ran.returncode == 2, ran.stderr
     assert ran.stderr.startswith("blocklife: --copier torch needs torch: ")
-    assert ran.stderr.endswith("(pip install 'blocklife[torch]')\n")
+    assert ran.stderr.endswith("(pip install 'torch>=2.4')\n")
     assert ran.stderr.count("\n") == 1
