@@ -1,8 +1,8 @@
 """Typed state machines for the life of every KV-cache block.
 
-What most programs need has its name here: ``from blocklife import Ledger, Limits, OffloadScheduler``. A name is looked up when
-it is asked for, so that `import blocklife` imports nothing. What moves bytes (`blocklife.copiers`), draws (`blocklife.drawing`)
-or follows an engine (`blocklife.engines`) is asked for where it is.
+The names that most programs need can be imported from here: ``from blocklife import Ledger, Limits, OffloadScheduler``. They
+are loaded on first use, so `import blocklife` itself imports nothing else. Copiers (`blocklife.copiers`), drawings
+(`blocklife.drawing`) and engine integrations (`blocklife.engines`) are imported from their own packages.
 """
 
 import sys
@@ -109,7 +109,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {
@@ -125,7 +125,7 @@ if not TYPE_CHECKING:  # who checks types knows the names from above, and no oth
     )
 
 _shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-if _shell is not None:  # in a notebook things show themselves without being asked; elsewhere nothing is imported here
+if _shell is not None:  # in a notebook, register the display hooks; elsewhere nothing is imported here
     from blocklife.drawing._notebook import enable
 
     enable(_shell)

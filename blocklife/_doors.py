@@ -1,7 +1,7 @@
-"""The doors of rooms: names that are imported when somebody asks for them.
+"""Lazy imports for packages: a public name is imported when it is first used.
 
-A room's `__init__.py` says in a table which of its modules has which public name. Every other module of a room begins with an
-underscore. So a name costs only what its module imports, and a listing of the folder shows what is public.
+The `__init__.py` of a package has a table that maps its modules to their public names; its other modules begin with an
+underscore. Using a name costs only what its module imports, and a listing of the folder shows what is public.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from importlib import import_module
 
 
 def door(room: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of the package *room*; *names* has the public names of each module, in one line."""
+    """``__getattr__`` and ``__dir__`` for the package *room*; *names* maps modules to public names, split by spaces."""
     homes = {name: module for module, among in names.items() for name in among.split()}
     shown = vars(sys.modules[room])
 
     def look_up(name: str) -> object:
-        """Called for a name that is not there yet."""
+        """Import a name that has not been used yet."""
         if name not in homes:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         return shown.setdefault(name, getattr(import_module(f"{room}.{homes[name]}"), name))
 
     def list_names() -> list[str]:
-        """What is there, and what can be asked for."""
+        """The names already imported, and those that can be."""
         return sorted({*shown, *homes})
 
     return look_up, list_names

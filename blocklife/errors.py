@@ -1,10 +1,10 @@
-"""The four kinds of trouble, by whose fault they are.
+"""The four kinds of error, by who has to act.
 
-* `MisuseError`: the caller asked for what the tables or the contract forbid. Nothing has changed.
-* `CapacityError`: lawful, but there is no room now. Nothing has changed; try again when something was given back.
-* `LateError`: a message about something that is over. It is counted and ignored wherever a table declares it; it is raised
-  only to those who ask about a job that is no longer known.
-* `InvariantError`: our own bug, or memory that somebody changed behind the ledger's back.
+* `MisuseError`: the caller asked for something that the tables or the contract forbid. Nothing has changed.
+* `CapacityError`: the call is legal, but there is no room now. Nothing has changed; try again once something has been released.
+* `LateError`: a message about something that is over. It is counted and ignored wherever a table allows it; it is raised only
+  when the caller asks about a job that is no longer known.
+* `InvariantError`: a bug in blocklife, or memory that was changed without the ledger.
 
 The message of a refusal names the thing, the event, the state, what is in the way, and the remedy.
 """
@@ -17,28 +17,28 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "draw": ("pygraphviz>=2.0", "pymupdf-fonts>=1.0.5", "resvg-py>=0.3"),
     "torch": ("torch>=2.4",),
 }
-"""What each extra of the package brings, as `pyproject.toml` has it."""
+"""What each extra of the package installs, as in `pyproject.toml`."""
 
 
 def to_install(extra: str) -> str:
-    """The command that brings what an extra would: it works wherever blocklife itself came from."""
+    """The command that installs the packages of an extra; it works however blocklife itself was installed."""
     return f"pip install {' '.join(repr(each) for each in EXTRAS[extra])}"
 
 
 class BlocklifeError(Exception):
-    """The root of all errors that blocklife raises on purpose."""
+    """Base class of all errors that blocklife raises on purpose."""
 
 
 class MisuseError(BlocklifeError):
-    """The caller's fault; the call changed nothing."""
+    """The caller made a mistake; the call changed nothing."""
 
 
 class DefinitionError(MisuseError, TypeError):
-    """A lifecycle that cannot be right: refused when its class is created."""
+    """A lifecycle with a faulty definition; raised when its class is created."""
 
 
 class CapacityError(BlocklifeError):
-    """No room now; the call changed nothing."""
+    """There is no room now; the call changed nothing."""
 
 
 class LateError(BlocklifeError):
@@ -46,14 +46,14 @@ class LateError(BlocklifeError):
 
 
 class InvariantError(BlocklifeError):
-    """A rule that must always hold does not: a bug in blocklife, or a ledger changed from outside."""
+    """An invariant is broken: a bug in blocklife, or a ledger that was changed from outside."""
 
 
 class RefusedError(MisuseError):
     """A lifecycle has no edge for this event in this state.
 
-    ``thing`` names the machine and place, ``state`` its state, ``event`` what was asked. ``reason`` says what is in the way
-    (it may be empty), ``remedy`` what to do about it. ``place`` is the number of the place, where it is one of many.
+    ``thing`` names the machine and place, ``state`` is its state, ``event`` the event asked for. ``reason`` says what is in the
+    way (may be empty), ``remedy`` what to do about it. ``place`` is the number of the place if it is one of many.
     """
 
     def __init__(self, thing: str, state: str, event: str, remedy: str, place: int | None = None, reason: str = "") -> None:

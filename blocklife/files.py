@@ -1,12 +1,12 @@
-"""Files that a command reads as a whole: scenarios, worlds, reports, markup, pages. All of them are read here, within bounds.
+"""Reads files that a command needs as a whole (scenarios, worlds, reports, markup, pages), within bounds.
 
 Rules of this file:
 
-* Nothing endless is read: not a device, not a pipe into which nothing writes, not a file of any size.
-* What is parsed has few levels and no number that fits no column, so that whoever walks through it needs no bound of its own.
-* What cannot be read is refused in one line, with the bound and the remedy.
+* Input is bounded: no device, no pipe without a writer, no file above the size limit.
+* Parsed data has limited depth and no number too large for a column, so that code that walks it needs no limits of its own.
+* A file that cannot be read is refused in one line that names the limit and the remedy.
 
-Recordings and workloads are not read here: they may be of any size, and each has a bound for one line.
+Recordings and workloads are not read here: they may have any size, and their readers limit the length of a line.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from blocklife.errors import MisuseError
 
 TEXT_BYTES_MAX = 1 << 20
-"""How large a file may be that is read as a whole; no scenario, world or report comes near it."""
+"""Largest file that is read as a whole, in bytes; scenarios, worlds and reports are far smaller."""
 DEPTH_MAX = 64
-"""How deep tables and lists may lie in each other."""
+"""How deep tables and lists may be nested."""
 NUMBER_MAX = (1 << 63) - 1
-"""How far whole numbers may be from zero: as far as TOML lets them, and as fits a column."""
+"""Largest magnitude of an integer: the limit of TOML, and of a column."""
 KEY_PARTS_MAX = 32
 """How many parts a dotted key of TOML may have: `tomllib` takes their number squared."""
 
@@ -35,9 +35,9 @@ _WHERE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 def read_text(path: str | Path, hint: str = "") -> str:
-    """The text of a file, or of a pipe. Raises `MisuseError`, which ends with the *hint*.
+    """The text of a file or pipe. Raises `MisuseError`, which ends with the *hint*.
 
-    A pipe must have a writer when it is opened: none is waited for.
+    A pipe must already have a writer when it is opened; this does not wait for one.
     """
     said = f" ({hint})" if hint else ""
     try:
@@ -65,7 +65,7 @@ def _read(path: str | Path) -> bytes:
 
 
 def parse_toml(text: str, name: str) -> dict[str, object]:
-    """What a TOML text says. Raises `MisuseError`, which begins with *name* and the line."""
+    """Parse a TOML text. Raises `MisuseError`, which begins with *name* and the line."""
     if long := _LONG_KEY.search(text):
         line = text.count("\n", 0, long.end()) + 1
         raise MisuseError(f"{name}:{line}: a key has more than {KEY_PARTS_MAX} parts (write fewer dots)")
@@ -83,7 +83,7 @@ def parse_toml(text: str, name: str) -> dict[str, object]:
 
 
 def parse_json(text: str) -> object:
-    """What a JSON text says. Raises `ValueError` for whatever is wrong with it."""
+    """Parse a JSON text. Raises `ValueError` for any fault."""
     try:
         found: object = json.loads(text)
     except (RecursionError, ValueError) as problem:
@@ -98,14 +98,14 @@ _LARGE = f"a number in it is too large (at most {NUMBER_MAX})"
 
 
 def _too_much(problem: RecursionError | ValueError) -> str:
-    """What a parser of Python's says of a text that is too much for it."""
+    """The error message for a text that exceeds the limits of Python's parser."""
     if isinstance(problem, RecursionError):
         return _DEEP
     return str(problem) if isinstance(problem, json.JSONDecodeError) else _LARGE
 
 
 def _trouble(found: object) -> str:
-    """Why this is more than anybody walks through; empty where it is not."""
+    """Which limit the parsed data exceeds; empty if none."""
     level: list[object] = [found]
     for _ in range(DEPTH_MAX + 1):
         inside: list[object] = []

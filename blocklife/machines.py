@@ -4,19 +4,18 @@ Rules of this file:
 
 * A machine made here decides exactly as the table does: the same rows, tried in the same order, the same guards. The tests
   hold the two side by side; neither is derived from the other's verdicts.
-* Markup is data. What is read from it is names and text; a callable comes from the mapping that the caller gives, and from
-  nowhere else.
+* Markup is data. Only names and text are read from it; callables come only from the mapping that the caller passes.
 
-Theory. `as_machine` is for what tables do not have: callbacks, hierarchical and asynchronous use, drawings that follow a
+Theory. `as_machine` is for things that tables do not have: callbacks, hierarchical and asynchronous use, drawings that follow a
 model. It costs many times more per event than the table and is not meant for pools of blocks. The bodies of the edges, which
 are effects of single machines, do not run in it; add callbacks to the machine instead.
 
-How a refusal looks there: an event that has no row in the model's state raises ``transitions.MachineError``; an event that has
-rows of which no guard held returns False. In both cases the state is what it was.
+Refusals: an event without a row in the model's state raises ``transitions.MachineError``; an event with rows of which no guard
+holds returns False. In both cases the state is unchanged.
 
-`export_markup` writes a lifecycle down as JSON. Its part ``machine`` is what ``transitions.extensions.markup.MarkupMachine``
-takes; it is written from the table and not from such a machine, because that class keeps transitions by source and would lose
-the order of the rows across sources.
+`export_markup` writes a lifecycle as JSON. Its part ``machine`` is in the format of
+``transitions.extensions.markup.MarkupMachine``. It is written from the table and not from such a machine, because that class
+keeps transitions by source and would lose the order of rows across sources.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ from blocklife.errors import DefinitionError, MisuseError
 from blocklife.lifecycle import Edge, Guard, Lifecycle, Row, Table, edge
 
 MARKUP_VERSION = 1
-"""Raised when the form of the markup changes; another version is refused."""
+"""Increased when the format of the markup changes; other versions are refused."""
 
 
 # --- as a machine ------------------------------------------------------------------------------------------------------
 
 
 def as_machine(lifecycle: type[Lifecycle] | Table, *, model: object | None = None) -> Machine:
-    """Make a ``transitions`` machine of a lifecycle; its events are triggers, its states the members of the enum.
+    """Make a ``transitions`` machine from a lifecycle; its events are triggers, its states the members of the enum.
 
     Needs: the payload of an event as keyword arguments, ``machine.unlock(code=4711)``.
     Refuses: ``transitions.MachineError`` where the state has no row for the event; False where no guard held;
-    `MisuseError` where the payload lacks what a guard asks for. The state has not changed then.
+    `MisuseError` where the payload lacks a parameter of a guard. The state has not changed then.
 
-    Without a *model* the machine is its own.
+    Without a *model* the machine is its own model.
     """
     table = _table_of(lifecycle)
     if model is None:
@@ -81,7 +80,7 @@ def _table_of(lifecycle: type[Lifecycle] | Table) -> Table:
 
 
 def _refuse_taken_names(table: Table) -> None:
-    """Refuse events that a machine cannot plant on itself; ``transitions`` would only warn and leave them out."""
+    """Refuse event names that the machine already uses; ``transitions`` would only warn and leave them out."""
     bare = Machine(model=None, initial=None)
     if taken := [name for name in table.events if hasattr(bare, name) or name == "trigger"]:
         raise DefinitionError(
@@ -111,10 +110,10 @@ def _condition(guard: Guard[...]) -> Callable[[EventData], bool]:
 
 
 def export_markup(lifecycle: type[Lifecycle] | Table) -> dict[str, object]:
-    """Write a lifecycle down as plain JSON data, with its guards by name.
+    """Write a lifecycle as plain JSON data, with its guards by name.
 
-    ``machine`` is the markup of ``transitions``; ``states``, ``events`` and ``guards`` hold what it has no place for.
-    ``digest`` says whether anything was changed since: it protects against slips, not against somebody who computes it anew.
+    ``machine`` is the markup of ``transitions``; ``states``, ``events`` and ``guards`` hold what that format cannot express.
+    ``digest`` detects accidental edits; it is no protection against deliberate ones.
     """
     table = _table_of(lifecycle)
     named: dict[str, Guard[...]] = {}
@@ -149,11 +148,11 @@ def export_markup(lifecycle: type[Lifecycle] | Table) -> dict[str, object]:
 
 
 def import_markup(markup: Mapping[str, object], guards: Mapping[str, Guard[...]] | None = None) -> Table:
-    """Read a lifecycle back; every check of a class that is created holds for it too.
+    """Read a lifecycle back, with the same checks as when a class is created.
 
     Needs: every guard that the markup names, in *guards*. Nothing is imported, evaluated or looked up elsewhere.
-    Refuses: `DefinitionError` for markup that was changed, is not whole, or names a guard that is not given or takes another
-    payload.
+    Refuses: `DefinitionError` for markup that was changed or is incomplete, or that names a guard that is missing or takes
+    another payload.
     """
     if markup.get("version") != MARKUP_VERSION:
         raise DefinitionError(f"markup: version is {markup.get('version')!r}; this release reads {MARKUP_VERSION}")
@@ -169,9 +168,9 @@ def import_markup(markup: Mapping[str, object], guards: Mapping[str, Guard[...]]
 
 
 def stand_ins(markup: Mapping[str, object]) -> dict[str, Guard[...]]:
-    """Guards for `import_markup` that only have the names and the payloads which the markup tells.
+    """Guards for `import_markup` with only the names and payloads that the markup gives.
 
-    Enough to read, compare and draw a lifecycle without its code. A step that asks one of them is a `MisuseError`.
+    Enough to read, compare and draw a lifecycle without its code. A step that evaluates one of them is a `MisuseError`.
     """
     named = _mapping(markup.get("guards"), "guards")
     return {
@@ -194,7 +193,7 @@ def _stand_in(name: str, parameters: Sequence[str]) -> Guard[...]:
 
 
 def _written(row: Row) -> dict[str, object]:
-    """One row in the words of ``transitions``."""
+    """One row in the format of ``transitions``."""
     plain: dict[str, object] = {"trigger": row.event, "source": row.source.name, "dest": row.target.name}
     return plain if row.guard is None else {**plain, "conditions": [row.guard.name]}
 
@@ -223,7 +222,7 @@ def _differences(given: object, wanted: object, where: str) -> Iterator[str]:
 
 
 class _MarkupReader:
-    """Turns markup into a lifecycle class; every value is checked before anything is made of it."""
+    """Turns markup into a lifecycle class; every value is checked before it is used."""
 
     def __init__(self, markup: Mapping[str, object], guards: Mapping[str, Guard[...]]) -> None:
         self._markup = markup
@@ -264,7 +263,7 @@ class _MarkupReader:
         return dict(made.__members__)
 
     def _guards(self) -> dict[str, Guard[...]]:
-        """The guards that the markup names, from the mapping that was given."""
+        """The guards that the markup names, from the given mapping."""
         found: dict[str, Guard[...]] = {}
         for name, parameters in _mapping(self._markup.get("guards"), "guards").items():
             guard = self._given.get(name)
@@ -276,7 +275,7 @@ class _MarkupReader:
         return found
 
     def _edges(self, states: Mapping[str, enum.Enum]) -> dict[str, object]:
-        """The events, in order, each a method with its rows."""
+        """The events in order, each as a method with its rows."""
         guards = self._guards()
         events = _mapping(self._markup.get("events"), "events")
         rows: dict[str, list[tuple[edge[enum.Enum, enum.Enum], Guard[...] | None]]] = {name: [] for name in events}
@@ -298,7 +297,7 @@ class _MarkupReader:
             payload = [_name(each, f"{where}.payload") for each in _sequence(entry.get("payload"), f"{where}.payload")]
             asked = [guard for _, guard in rows[name] if guard is not None]
             event = _method(_name(name, "events"), _text(entry.get("doc"), f"{where}.doc"), payload, asked)
-            # From the last row to the first, because a decorator puts its rows above those that are there.
+            # From the last row to the first, because a decorator puts its rows above the existing ones.
             for written, _ in reversed(rows[name]):
                 event = written(event)
             if not isinstance(event, Edge):
@@ -324,14 +323,14 @@ class _MarkupReader:
 def _method(
     name: str, doc: str, payload: Sequence[str], guards: Sequence[Guard[...]]
 ) -> Callable[..., None] | Edge[enum.Enum, enum.Enum, ...]:
-    """An event without an effect, whose parameters have the types that its guards ask for."""
+    """An event without an effect; its parameters have the types that its guards declare."""
     asked = [each for guard in guards for each in inspect.signature(guard.test).parameters.values()]
     annotations = {each.name: each.annotation for each in reversed(asked)}
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(each, kind, annotation=annotations.get(each, "object")) for each in payload]
 
     def method(self: object) -> None:
-        """Stand for an event that was read from markup."""
+        """Body of an event that was read from markup."""
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = doc
@@ -362,7 +361,7 @@ def _text(value: object, where: str) -> str:
 
 
 def _name(value: object, where: str) -> str:
-    """A plain identifier: names become methods and parameters, so nothing else may pass."""
+    """Check that a name is a plain identifier: names become methods and parameters."""
     if not isinstance(value, str) or not value.isidentifier() or keyword.iskeyword(value) or value.startswith("_"):
         raise DefinitionError(f"markup: {where}: {value!r} is not a name")
     return value

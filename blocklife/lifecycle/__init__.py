@@ -1,9 +1,9 @@
-"""What a lifecycle is: typed states, events as methods, guarded rows, checked definitions, one compiled table.
+"""Lifecycles: typed states, events as methods, guarded rows, checked definitions, one compiled table.
 
 Rules of this file:
 
-* Everything that decides whether a step is legal ends up in a `Table`; nothing here knows blocks, slots, jobs or requests.
-* First every next state is found, then all are written. A refused call has written nothing.
+* Everything that decides whether a step is legal is in a `Table`; nothing here knows about blocks, slots, jobs or requests.
+* All next states are found before any is written. A refused call has written nothing.
 
 Theory. A lifecycle is a class whose methods are edges::
 
@@ -21,18 +21,18 @@ Theory. A lifecycle is a class whose methods are edges::
         @edge(Door.LOCKED, to=Door.CLOSED, when=knows)
         def unlock(self, code: int) -> None: ...
 
-The decorator lines, read from the top, are the rows of the table; for one state they are tried in that order, and the first
-whose guard holds is taken. No row, or no guard that holds, is a refusal, which says what the state means, or what the guard
-says *otherwise*. The class is checked when it is created, then compiled once, and the compiled table runs in three ways:
+The decorator lines, read from the top, are the rows of the table. The rows of a state are tried in that order, and the first
+whose guard holds is taken. If there is no row, or no guard holds, the event is refused, with the meaning of the state or the
+*otherwise* text of the guard. The class is checked when it is created and compiled once. The compiled table runs in three ways:
 
-* `DoorLife()` is one machine; its events are methods, generated with the very signature that was written.
-* `Column` holds the state of many places, one byte each. A list of ids takes a scalar path, an array or a slice a bulk
-  path, on the same bytes.
-* `Pool` is a column with typed handles, for lifecycles of users.
+* `DoorLife()` is one machine; its events are methods, generated with the signatures as written.
+* `Column` holds the state of many places, one byte each. A list of ids takes a scalar path; an array or a slice takes a bulk
+  path on the same bytes.
+* `Pool` is a column with typed handles, for your own lifecycles.
 
-A guard is a predicate over the event's payload. Its outcome is one bit, a *fact*; a state and the facts of an event index the
-compiled row directly, so that a guarded batch is one table look-up. That is why guards are written with operators that also
-work element by element (``>``, ``&``) and not with ``and`` or ``if``.
+A guard is a predicate over the event's payload. Its result is one bit, a *fact*. A state and the facts of an event index the
+compiled row directly, so that a guarded batch is one table look-up. For this reason guards use operators that also work
+element by element (``>``, ``&``) and not ``and`` or ``if``.
 """
 
 from blocklife.lifecycle._column import Column, Facts, Ids, Rows

@@ -14,13 +14,13 @@ from blocklife.lifecycle._hooks import Hooks, Subscription, Transition, What
 from blocklife.lifecycle._table import REFUSED, Event, Row, Table
 
 Ids: TypeAlias = list[int] | NDArray[np.int64] | slice
-"""Places of a column. The type chooses the path: a list the scalar one, an array or a slice the bulk one."""
+"""Places of a column. A list takes the scalar path; an array or a slice takes the bulk path."""
 
 Facts: TypeAlias = int | Sequence[int] | NDArray[np.uint8]
-"""Which guards of an event hold, as bits: one number for all places, or one per place."""
+"""The guards of an event that hold, as bits: one number for all places, or one per place."""
 
 Rows: TypeAlias = int | list[int] | NDArray[np.uint8]
-"""Which row each place takes: one number where all take the same, or one per place."""
+"""The row that each place takes: one number if all take the same, or one per place."""
 
 _NO_PAYLOAD: Mapping[str, object] = {}
 
@@ -28,8 +28,8 @@ _NO_PAYLOAD: Mapping[str, object] = {}
 class Column:
     """The states of many places of one lifecycle, one byte each, and how often each row was taken.
 
-    `ask` finds the rows and refuses without a trace; `commit` writes them. Between the two a caller can ask other columns, so
-    that several machines move together or not at all. The caller sees to it that the ids of one call are distinct, and none
+    `ask` finds the rows, and writes nothing if it refuses; `commit` writes them. In between, a caller can ask other columns, so
+    that several machines move together or not at all. The caller must ensure that the ids of one call are distinct and not
     negative.
     """
 
@@ -38,7 +38,7 @@ class Column:
     def __init__(self, table: Table, size: int) -> None:
         self.table = table
         self.state = bytearray([table.index[table.initial]]) * size
-        # The same bytes twice: the scalar path indexes the bytearray, the bulk path the view (numpy is slow one by one).
+        # The same bytes twice: the scalar path indexes the bytearray, the bulk path the array (numpy is slow for single items).
         self.view: NDArray[np.uint8] = np.frombuffer(self.state, dtype=np.uint8)
         self.taken = [0] * (len(table.rows) + 1)
         self._targets = table.targets
@@ -53,13 +53,13 @@ class Column:
         return self.table.states[self.state[place]]
 
     def ask(self, event: Event, ids: Ids, facts: Facts = 0) -> Rows:
-        """The row that *event* takes from each place; raises `RefusedError` for the first place that has none."""
+        """The row that *event* takes from each place; raises `RefusedError` at the first place that has none."""
         if type(facts) is not int or facts >> len(event.guards):
             facts = self._checked(event, facts, len(ids) if type(ids) is list else self._size(ids))
         return self.look_up(event, ids, facts)
 
     def look_up(self, event: Event, ids: Ids, facts: Facts) -> Rows:
-        """`ask`, for callers whose facts are known to be facts of the event's guards, one for each place."""
+        """`ask` without checks, for callers whose facts are known to match the guards of the event, one for each place."""
         if type(ids) is list:
             lut, state, width = event.lut, self.state, len(event.guards)
             if isinstance(facts, int):
@@ -75,13 +75,13 @@ class Column:
         found = event.lookup(self.view[ids], facts)
         if len(found) == 0:
             return found
-        raw = found.tobytes()  # bytes are searched faster than a short array is reduced
+        raw = found.tobytes()  # searching bytes is faster than reducing a short array
         if REFUSED in raw:
             raise self.refusal(event, int(np.arange(len(self.state))[ids][raw.index(REFUSED)]))
         return raw[0] if raw.count(raw[0]) == len(raw) else found
 
     def commit(self, ids: Ids, rows: Rows) -> None:
-        """Write what `ask` found."""
+        """Write the rows that `ask` found."""
         if type(ids) is list:
             state, targets, taken = self.state, self._targets, self.taken
             for place, row in zip(ids, [rows] * len(ids) if isinstance(rows, int) else rows, strict=True):
@@ -97,14 +97,14 @@ class Column:
                 self.taken[row] += times
 
     def fire(self, event: Event, ids: Ids, facts: Facts = 0, payload: Mapping[str, object] = _NO_PAYLOAD) -> None:
-        """Ask, commit and tell, where one column moves alone. *payload* is what hooks hear besides."""
+        """Ask, commit and call the hooks, where one column moves alone. *payload* is passed on to the hooks."""
         rows = self.ask(event, ids, facts)
         self.commit(ids, rows)
         if self._hooks is not None:
             self.tell(event, ids, rows, payload)
 
     def tell(self, event: Event, ids: Ids, rows: Rows, payload: Mapping[str, object] = _NO_PAYLOAD) -> None:
-        """Tell hooks of what was committed: for who moves several columns together, and tells when all are written."""
+        """Call the hooks for a committed step: for callers that move several columns together and tell once all are written."""
         hooks = self._hooks
         if hooks is not None and hooks.active and hooks.hears(self.table.name, rows):
             places = range(*ids.indices(len(self.state))) if isinstance(ids, slice) else ids
@@ -117,9 +117,9 @@ class Column:
         left: enum.Enum | None = None,
         hook: Callable[[Transition], object] | None = None,
     ) -> Subscription[Transition]:
-        """Listen to what `fire` and `tell` tell: to some events (to all where none is named), into or out of a state.
+        """Register a hook for the steps that `fire` and `tell` report: of some events (all by default), into or out of a state.
 
-        One call for a batch, with the places that have moved as was asked. See `Hooks.on`.
+        The hook is called once per batch, with the places that made a matching step. See `Hooks.on`.
         """
         if self._hooks is None:
             self._hooks = Hooks({self.table.name: self.table})
@@ -134,11 +134,11 @@ class Column:
         return np.flatnonzero(self.view == self.table.index[state]).astype(np.int64)
 
     def row_counts(self) -> Iterator[tuple[Row, int]]:
-        """Every row of the table with the number of times it was taken."""
+        """Every row of the table, with the number of times it was taken."""
         return zip(self.table.rows, self.taken[1:], strict=True)
 
     def snapshot(self) -> bytes:
-        """The states as bytes, for `restore`. What was counted is not part of them."""
+        """The states as bytes, for `restore`. Row counts are not included."""
         return bytes(self.state)
 
     def restore(self, saved: bytes) -> None:
@@ -149,7 +149,7 @@ class Column:
         return len(range(*ids.indices(len(self.state)))) if isinstance(ids, slice) else len(ids)
 
     def _checked(self, event: Event, facts: Facts, size: int) -> int | Sequence[int] | NDArray[np.uint8]:
-        """*facts* in a form that the look-up can use; more bits than the event has guards would reach another state's rows."""
+        """*facts* in a form that the look-up can use; excess bits would index the rows of another state."""
         lowest = highest = 0
         if isinstance(facts, (int, np.integer)):
             facts = lowest = highest = int(facts)
@@ -168,6 +168,6 @@ class Column:
         return facts
 
     def refusal(self, event: Event, place: int, payload: Mapping[str, object] = _NO_PAYLOAD) -> RefusedError:
-        """The refusal of *event* by one place, to be raised, with what is known of its payload."""
+        """The error to raise when one place refuses *event*, with what is known of its payload."""
         thing = f"{self.table.name.removesuffix('Life').lower()} {place}"
         return self.table.refusal(thing, self.at(place), event.name, place, payload)

@@ -1,6 +1,6 @@
 """From the edges of a class to its table: the checks of a definition, the look-up of an event, and the generated methods.
 
-The checks read the definition as a person would: what is written, where it leads, whether everything can be reached and left.
+The checks find rows that can never be tried, states that cannot be reached, and states that cannot be left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_GUARDS = 8
 
 
 def _spelt(annotation: object) -> str:
-    """An annotation as text, the same with and without postponed evaluation."""
+    """An annotation as text; the same with and without postponed evaluation."""
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
@@ -34,7 +34,7 @@ def compile_table(
     finals: frozenset[enum.Enum],
     edges: Sequence[Edge[enum.Enum, enum.Enum, ...]],
 ) -> Table:
-    """Check the definition of *cls*, compile it, and plant the generated methods."""
+    """Check the definition of *cls*, compile it, and set the generated methods on the class."""
     name = cls.__name__
     if not isinstance(initial, enum.Enum):
         raise DefinitionError(f"{name}: the initial state must be a member of an enum, not {initial!r}")
@@ -140,14 +140,14 @@ def _compile_event(table: Table, written: Edge[enum.Enum, enum.Enum, ...]) -> Ev
 
 
 def _empty(self: object) -> None:
-    """Stand for a method that has only a docstring."""
+    """Code to compare with: a method that has only a docstring."""
 
 
 def _generate(table: Table, event: Event, method: types.FunctionType) -> Callable[..., None]:
-    """Write the method of a single machine: guard, commit, then the body as its effect.
+    """Generate the method of a single machine: guard, commit, then the body as its effect.
 
-    Generated, as attrs generates `__init__`, because a general ``*args`` method would cost as much as the whole transition
-    and would swallow wrong calls. Every name of its own begins with an underscore, which no payload may.
+    It is generated, as attrs does for `__init__`, because a general ``*args`` method would cost as much as the transition
+    itself and would accept wrong calls. Its own names begin with an underscore, which payload names may not.
     """
     scope: dict[str, object] = {"_body": method}
     declared = []

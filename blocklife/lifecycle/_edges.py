@@ -1,4 +1,4 @@
-"""What a user writes: methods that are edges, with the states that they start from and lead to."""
+"""The `edge` decorator: methods as events, with the states that they start from and lead to."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NextT = TypeVar("NextT", bound=enum.Enum)
 
 
 class edge(Generic[SourceT, TargetT]):  # noqa: N801 - it is used as a decorator
-    """One row, or one per source: ``@edge(S.FREED, to=S.ALLOCATED, when=guard)``.
+    """One row, or one per source state: ``@edge(S.FREED, to=S.ALLOCATED, when=guard)``.
 
-    With the states given as types, ``@edge[Closed, Locked](Door.CLOSED, to=Door.LOCKED)``, mypy also knows which handles the
-    event accepts (`Pool.fire`), and that the types and the values agree.
+    If the states are also given as types, ``@edge[Closed, Locked](Door.CLOSED, to=Door.LOCKED)``, mypy knows which handles the
+    event accepts (`Pool.fire`) and checks that types and values agree.
     """
 
     def __init__(self, *sources: SourceT, to: TargetT, when: Guard[...] | None = None) -> None:
@@ -43,7 +43,7 @@ class edge(Generic[SourceT, TargetT]):  # noqa: N801 - it is used as a decorator
     def __call__(self, method: Edge[OtherT, NextT, P]) -> Edge[SourceT | OtherT, TargetT | NextT, P]: ...
 
     def __call__(self, method: object) -> object:
-        """Add the rows above those that *method* already has."""
+        """Add these rows above the rows that *method* already has."""
         below = method.pending if isinstance(method, Edge) else ()
         written = method.method if isinstance(method, Edge) else method
         if not inspect.isfunction(written) or runs_later(written):
@@ -56,7 +56,7 @@ class edge(Generic[SourceT, TargetT]):  # noqa: N801 - it is used as a decorator
 
 @frozen
 class _Pending:
-    """A row as it was written, before the class is known."""
+    """A row as written, before the class exists."""
 
     source: enum.Enum
     target: enum.Enum
@@ -66,15 +66,15 @@ class _Pending:
 if TYPE_CHECKING:
 
     class _Descriptor:
-        """What mypy sees of the base: nothing, so that `Edge` can say itself what it gives."""
+        """The base as mypy sees it: empty, so that `Edge` can declare its own return types."""
 
 else:
-    # property's __get__ runs in C: half the price of one written in Python, on the hottest path of a single machine.
+    # property's __get__ runs in C and costs half as much as one in Python, on the hottest path of a single machine.
     _Descriptor = property
 
 
 class Edge(_Descriptor, Generic[SourceT, TargetT, P]):
-    """An event of a lifecycle: on the class it is itself, on a machine it is the bound method that fires it."""
+    """An event of a lifecycle: on the class the edge itself, on an instance the bound method that fires it."""
 
     def __init__(self, method: types.FunctionType, pending: tuple[_Pending, ...]) -> None:
         self.method = method

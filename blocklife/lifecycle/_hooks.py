@@ -1,10 +1,10 @@
-"""Hooks: who is told of committed steps, and what they are told.
+"""Hooks: callbacks for committed steps, and the records that they get.
 
 Rules of this file:
 
-* There is one way to register, `Hooks.on`, for one machine, a column, a pool, a ledger and an executor alike.
-* A hook runs after the commit. It can undo nothing, and what it raises reaches the caller when all hooks have run.
-* Where nobody listens nothing is built; where somebody does, a step costs one look at a table of rows.
+* There is one way to register, `Hooks.on`, for a single machine, a column, a pool, a ledger and an executor.
+* A hook runs after the commit. It cannot undo the step; an error that it raises reaches the caller after all hooks have run.
+* Without hooks no record is built; with hooks, a step costs one look-up in a table of rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from blocklife.lifecycle._machine import Lifecycle
 
 RowsTaken: TypeAlias = int | Sequence[int] | NDArray[np.uint8]
-"""The row that each place took; one number where all took the same."""
+"""The row that each place took; one number if all took the same."""
 
 
 class AnyEdge(Protocol):
-    """An event of a lifecycle, whatever its states and its payload (`Edge`)."""
+    """An event of a lifecycle, with any states and any payload (`Edge`)."""
 
     @property
     def event(self) -> Event:
@@ -38,7 +38,7 @@ class AnyEdge(Protocol):
 
 
 What: TypeAlias = "type[Lifecycle] | AnyEdge"
-"""What can be listened to: every event of a lifecycle, or one event."""
+"""What a hook can be registered for: all events of a lifecycle, or one event."""
 
 _NO_PAYLOAD: Mapping[str, object] = {}
 _NUM_ROWS = 256
@@ -46,19 +46,19 @@ _NUM_ROWS = 256
 
 @frozen
 class Move:
-    """What one place did."""
+    """The step of one place."""
 
     place: int
     source: enum.Enum
-    """Its state before."""
+    """The state before."""
     target: enum.Enum
-    """Its state now."""
+    """The state after."""
     guard: str
-    """The guard that held; empty where the row has none."""
+    """The guard that held; empty if the row has none."""
 
 
 class Transition:
-    """One event of one or many places of a lifecycle, as hooks get it. Iterating gives a `Move` for each place."""
+    """One event of one or many places of a lifecycle, as hooks receive it. Iterating yields a `Move` for each place."""
 
     __slots__ = ("event", "payload", "places", "rows", "table")
 
@@ -74,11 +74,11 @@ class Transition:
         self.event = event
         """Its name."""
         self.places = places
-        """Which places moved; of one machine that stands alone, place 0."""
+        """The places that moved; place 0 for a single machine."""
         self.rows = rows
-        """The number of the row that each place took; one number where all took the same."""
+        """The number of the row that each place took; one number if all took the same."""
         self.payload = payload
-        """What the event was fired with, by the names of its parameters."""
+        """The arguments that the event was fired with, by parameter name."""
 
     @property
     def machine(self) -> str:
@@ -99,7 +99,7 @@ class Transition:
         return list(zip(places, [self.rows] * len(places) if isinstance(self.rows, int) else listed(self.rows), strict=True))
 
     def only(self, chosen: Sequence[int]) -> Self:
-        """The same for some of the places, which *chosen* counts from 0."""
+        """The same record for some of the places; *chosen* holds their positions, from 0."""
         some, places = copy.copy(self), listed(self.places)
         some.places = [places[each] for each in chosen]
         if not isinstance(self.rows, int):
@@ -118,10 +118,10 @@ HookT = TypeVar("HookT", bound=Callable[..., object])
 
 
 class Subscription(Generic[RecordT]):
-    """One hook that is, or will be, registered: a decorator, a context manager, or a thing to keep for `remove`.
+    """The registration of one hook: a decorator, a context manager, or an object to keep for `remove`.
 
-    As a decorator it registers the function below it, and gives it back. As a context manager it ends with the block; without a
-    hook it collects what it hears in `heard`.
+    As a decorator it registers the function and returns it. As a context manager it ends with the block; without a hook it
+    collects the records in `heard`.
     """
 
     __slots__ = ("_among", "_hook", "heard", "wanted")
@@ -135,14 +135,14 @@ class Subscription(Generic[RecordT]):
         self._among = among
         self._hook: Callable[[RecordT], object] | None = None
         self.wanted = wanted
-        """For each machine which of its rows are heard, a byte for each; None where no table decides."""
+        """For each machine, one byte per row: whether the hook wants it. None if no table decides."""
         self.heard: list[RecordT] = []
-        """What was heard while this was a context without a hook."""
+        """The records collected while this was a context manager without a hook."""
         if hook is not None:
             self._register(hook)
 
     def __call__(self, hook: HookT) -> HookT:
-        """Register *hook*: the decorator's form."""
+        """Register *hook* (the decorator form)."""
         self._register(hook)
         return hook
 
@@ -155,7 +155,7 @@ class Subscription(Generic[RecordT]):
         self.remove()
 
     def remove(self) -> None:
-        """Hear no more. Removing twice does nothing."""
+        """Unregister. Removing twice does nothing."""
         self._among.remove(self)
 
     def hear(self, record: RecordT) -> None:
@@ -178,33 +178,33 @@ class Subscription(Generic[RecordT]):
 
 
 class Listeners(Generic[RecordT]):
-    """Subscriptions in the order in which they were made. Who comes or goes while records are told changes the next record."""
+    """Subscriptions in order of registration. A change made while a record is delivered takes effect with the next record."""
 
     __slots__ = ("_all", "active")
 
     def __init__(self) -> None:
         self._all: tuple[Subscription[RecordT], ...] = ()
         self.active = False
-        """Whether there is anybody."""
+        """Whether there is any subscription."""
 
     def __iter__(self) -> Iterator[Subscription[RecordT]]:
         return iter(self._all)
 
     def add(self, subscription: Subscription[RecordT]) -> None:
-        """One more, behind the others."""
+        """Add a subscription at the end."""
         self._all = (*self._all, subscription)
         self.active = True
 
     def remove(self, subscription: Subscription[RecordT]) -> None:
-        """One less."""
+        """Remove a subscription."""
         self._all = tuple(each for each in self._all if each is not subscription)
         self.active = bool(self._all)
 
 
 class Hooks(Listeners[TransitionT]):
-    """Subscriptions to the steps of some machines, whose *tables* are given by the names that transitions have for them.
+    """Subscriptions to the steps of some machines; *tables* maps the machine names used in transitions to their tables.
 
-    ``wanted`` has for each machine that somebody listens to which rows are heard, a byte for each.
+    ``wanted`` has, for each machine with a subscription, one byte per row: whether any hook wants it.
 
     Invariant: ``wanted`` is the union of what the subscriptions want.
     """
@@ -223,10 +223,10 @@ class Hooks(Listeners[TransitionT]):
         left: enum.Enum | None = None,
         hook: Callable[[TransitionT], object] | None = None,
     ) -> Subscription[TransitionT]:
-        """Listen to steps: of these lifecycles or events (of all where none is named), into *entered*, out of *left*.
+        """Register a hook for steps of these lifecycles or events (all by default), into *entered*, out of *left*.
 
-        A step that stays in its state neither enters nor leaves it. Raises `MisuseError` for what these machines do not have,
-        for what no row can do, and for a hook that is a coroutine.
+        A step that stays in its state neither enters nor leaves it. Raises `MisuseError` for a lifecycle, event or state that
+        these machines do not have, for a combination that no row matches, and for a hook that is a coroutine.
         """
         wanted: dict[str, bytes] = {}
         for machine, rows in self._meant(what).items():
@@ -242,7 +242,7 @@ class Hooks(Listeners[TransitionT]):
         return Subscription(self, wanted, hook)
 
     def _meant(self, what: tuple[What, ...]) -> dict[str, list[Row]]:
-        """The rows of what was named, by machine."""
+        """The rows that the arguments select, by machine."""
         if not what:
             return {machine: list(table.rows) for machine, table in self._tables.items()}
         found: dict[str, list[Row]] = {}
@@ -261,7 +261,7 @@ class Hooks(Listeners[TransitionT]):
         return found
 
     def _refuse_silence(self, what: tuple[What, ...], entered: enum.Enum | None, left: enum.Enum | None) -> None:
-        """Say why nothing could ever be heard."""
+        """Raise the error that says why no row can match."""
         tables = self._tables.values()
         for state in (entered, left):
             if state is not None and not any(state in table.states for table in tables):
@@ -274,12 +274,12 @@ class Hooks(Listeners[TransitionT]):
         raise MisuseError(f"no row of {events} {' and '.join(ways)}: this hook would never run")
 
     def add(self, subscription: Subscription[TransitionT]) -> None:
-        """One more, behind the others."""
+        """Add a subscription at the end."""
         super().add(subscription)
         self._unite()
 
     def remove(self, subscription: Subscription[TransitionT]) -> None:
-        """One less."""
+        """Remove a subscription."""
         super().remove(subscription)
         self._unite()
 
@@ -292,14 +292,14 @@ class Hooks(Listeners[TransitionT]):
         self.wanted = united
 
     def hears(self, machine: str, rows: RowsTaken) -> bool:
-        """Whether anybody listens to one of these rows."""
+        """Whether any hook wants one of these rows."""
         flags = self.wanted.get(machine)
         return flags is not None and _any_of(flags, rows)
 
     def tell(self, transitions: Iterable[TransitionT]) -> None:
-        """Tell everybody what they listen to; the first error of a hook is raised when all have heard everything.
+        """Call every hook that wants these steps. The first error of a hook is raised after all have run.
 
-        An interrupt (Ctrl-C while a hook runs) goes on then, too, and before any error.
+        An interrupt (Ctrl-C while a hook runs) is also raised then, before any error.
         """
         told = _Telling()
         for transition in transitions:
@@ -311,7 +311,7 @@ class Hooks(Listeners[TransitionT]):
 
 
 class _Telling:
-    """Calls hooks one after the other, and keeps what they raise until all have run."""
+    """Calls hooks one after the other, and holds back their errors until all have run."""
 
     __slots__ = ("_interrupt", "_problem")
 
@@ -333,7 +333,7 @@ class _Telling:
 
 
 def _heard(transition: TransitionT, subscription: Subscription[TransitionT]) -> TransitionT | None:
-    """What one subscription wants of a transition: all of it, some places, or nothing."""
+    """The part of a transition that one subscription wants: all of it, some places, or None."""
     if subscription.wanted is None:
         return transition
     flags = subscription.wanted.get(transition.machine)
@@ -354,7 +354,7 @@ def _any_of(flags: bytes, rows: RowsTaken) -> bool:
 
 
 def listed(ids: Sequence[int] | NDArray[np.int64] | NDArray[np.uint8]) -> list[int]:
-    """As a list of plain numbers."""
+    """Convert to a list of plain integers."""
     if isinstance(ids, list):
         return ids
     return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)

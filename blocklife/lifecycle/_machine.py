@@ -1,4 +1,4 @@
-"""One machine: the base of all lifecycles."""
+"""The base class of all lifecycles; an instance is one machine."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ else:
     StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
 
 painters: dict[str, Callable[[object], str | None]] = {}
-"""How a notebook shows the things of this package, by the method that it asks for. Empty until what draws is imported."""
+"""How a notebook displays objects of this package, by display method. Empty until the drawing code is imported."""
 
 
 def painted(method: str, thing: object) -> str | None:
-    """What a notebook shows of *thing*; None where nobody draws, and it shows the repr then."""
+    """What a notebook displays for *thing*; None, so that it shows the repr, if no drawing code is loaded."""
     painter = painters.get(method)
     return None if painter is None else painter(thing)
 
 
 class Lifecycle(Generic[StateT_co]):
-    """Base of all lifecycles; an instance is one machine, which begins in its initial state, or *at* another.
+    """Base of all lifecycles; an instance is one machine, which starts in its initial state, or in the state *at*.
 
-    ``class DoorLife(Lifecycle[Door], initial=Door.CLOSED, finals={...})``; with the enum of its states as parameter, `state`
-    has that type. A state without a way out must be final, and every state must be reachable and must have a way home: to a
-    final state, or to the initial one where none is final.
+    ``class DoorLife(Lifecycle[Door], initial=Door.CLOSED, finals={...})``. The enum of the states, given as type parameter, is
+    the type of `state`. A state without outgoing rows must be final. Every state must be reachable, and from every state there
+    must be a way to a final state, or to the initial one if none is final.
     """
 
     table: ClassVar[Table]
@@ -60,7 +60,7 @@ class Lifecycle(Generic[StateT_co]):
 
     @property
     def state(self) -> StateT_co:
-        """Where this machine stands."""
+        """The current state."""
         return cast(StateT_co, self.table.states[self._at])
 
     def on(
@@ -70,21 +70,21 @@ class Lifecycle(Generic[StateT_co]):
         left: enum.Enum | None = None,
         hook: Callable[[Transition], object] | None = None,
     ) -> Subscription[Transition]:
-        """Listen to the steps of this machine: to some of its events (to all where none is named), into or out of a state.
+        """Register a hook for the steps of this machine: of some of its events (all by default), into or out of a state.
 
-        A hook runs after the commit and the body of the edge, and gets a `Transition`. It cannot undo anything: the machine
-        stands in its new state, and what a hook raises reaches the caller when all have run. See `Hooks.on`.
+        A hook runs after the commit and the body of the edge, and gets a `Transition`. It cannot undo the step: the machine is
+        in its new state, and an error of a hook reaches the caller after all have run. See `Hooks.on`.
         """
         if self._hooks is None:
             self._hooks = Hooks({self.table.name: self.table})
         return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def tell_to(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
-        """Let the hooks of an owner hear of this machine, as number *place*; *context* stands in every payload of it."""
+        """Report the steps of this machine to the hooks of an owner, as place *place*; *context* is added to every payload."""
         self._hooks, self._place, self._context = hooks, place, context
 
     def _tell(self, event: str, before: int, row: int, payload: Mapping[str, object]) -> None:
-        """Called by an event that was committed; *row* is 0 where the state has but one."""
+        """Called after an event was committed; *row* is 0 if the state has only one row."""
         hooks, table = self._hooks, self.table
         if hooks is not None and hooks.active:
             row = row or table.events[event].lut[before << len(table.events[event].guards)]
@@ -92,7 +92,7 @@ class Lifecycle(Generic[StateT_co]):
                 hooks.tell([Transition(table, event, [self._place], row, {**self._context, **payload})])
 
     def can(self, event: str) -> bool:
-        """Whether *event* has a row in this state, guards aside."""
+        """Whether *event* has a row in this state, whatever the guards say."""
         return bool(self.table.event(event).rows_of(self.state))
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Lifecycle(Generic[StateT_co]):
 
 
 def _edges_of(cls: type[Lifecycle]) -> list[Edge[enum.Enum, enum.Enum, ...]]:
-    """The edges written in the body of *cls*; they must stand under their own names and belong to it alone."""
+    """The edges defined in the body of *cls*; each must have its own name and belong to this class only."""
     for base in cls.__mro__[1:]:
         for name, value in vars(base).items():
             if isinstance(value, Edge):

@@ -1,4 +1,4 @@
-"""Many machines of a user's own lifecycle, moved in typed batches."""
+"""Many machines of a lifecycle of your own, moved in typed batches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
 
 @frozen(eq=False)
 class Handle(Generic[StateT_co]):
-    """Some places of a pool, seen in one state, or in states from which one event starts.
+    """Some places of a pool in one state, or in states from which one event starts.
 
-    It is used up by the first step that any of them takes.
+    It becomes invalid when any of its places takes a step.
     """
 
     ids: NDArray[np.int64]
@@ -40,9 +40,9 @@ class Handle(Generic[StateT_co]):
 
 
 class Pool:
-    """Many machines of one lifecycle of a user's own, moved in typed batches.
+    """Many machines of one lifecycle of your own, moved in typed batches.
 
-    The bodies of the edges are effects of single machines and do not run here: a pool holds states only.
+    A pool holds states only: the bodies of the edges do not run, for they are effects of single machines.
     """
 
     def __init__(self, lifecycle: type[Lifecycle], size: int) -> None:
@@ -62,9 +62,9 @@ class Pool:
     def take(self, state: object, ids: Iterable[int] | None = None) -> Handle[Never]:
         """A handle on the places in *state*: all of them, or just *ids*, which must be distinct and in that state.
 
-        Instead of a state an edge may be given: the places from which it can start. Then mypy knows the states of the handle,
-        if the edge carries them as types. Of a handle on a state it knows nothing: every edge accepts it, and the table decides
-        when it is fired. What `fire` gives back is always known to be where the edge leads.
+        Instead of a state you can pass an edge: the handle then holds the places from which it can start. If the edge has its
+        states as types, mypy knows the states of that handle. A handle taken by state is accepted by every edge, and the table
+        decides when it is fired. The handle that `fire` returns always has the type of the state that the edge leads to.
         """
         table = self.column.table
         if isinstance(state, Edge):
@@ -91,7 +91,7 @@ class Pool:
     def fire(
         self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, *args: P.args, **kwargs: P.kwargs
     ) -> Handle[TargetT]:
-        """Move the whole batch with one payload. Refuses, and changes nothing, if a place has moved on or has no row."""
+        """Move the whole batch with one payload. Refuses, and changes nothing, if a place has moved since or has no row."""
         payload = inspect.signature(fired.method).bind(None, *args, **kwargs)
         payload.apply_defaults()
         return self._move(fired, handle, payload.arguments)
@@ -115,7 +115,7 @@ class Pool:
         left: enum.Enum | None = None,
         hook: Callable[[Transition], object] | None = None,
     ) -> Subscription[Transition]:
-        """Listen to batches: to some events (to all where none is named), into or out of a state.
+        """Register a hook for batches: of some events (all by default), into or out of a state.
 
         The payload of a transition is that of `fire`, or the arrays of `fire_each`. See `Hooks.on`.
         """
@@ -154,7 +154,7 @@ class Pool:
 
 
 def _places(ids: Iterable[int]) -> NDArray[np.int64]:
-    """A copy of *ids* as an array; what is no integer is a `TypeError`, and is never rounded or read as a mask."""
+    """A copy of *ids* as an array. Anything but integers is a `TypeError`; floats are not rounded, bools are no mask."""
     if isinstance(ids, np.ndarray):
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise TypeError(f"places are a row of integers, not {ids.dtype} of shape {ids.shape}")

@@ -1,4 +1,4 @@
-"""What a lifecycle is compiled to: guards, rows, events, and one look-up table."""
+"""The compiled form of a lifecycle: guards, rows, events, and one look-up table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blocklife.errors import DefinitionError, MisuseError, RefusedError
 P = ParamSpec("P")
 
 REFUSED = 0
-"""The row that is not there. Real rows are numbered from 1."""
+"""The number that stands for no row. Rows are numbered from 1."""
 
 
 def first_line(thing: object) -> str:
@@ -28,12 +28,12 @@ def first_line(thing: object) -> str:
 
 
 def runs_later(thing: object) -> bool:
-    """Whether a call would only make a coroutine or a generator."""
+    """Whether a call would only create a coroutine or a generator."""
     return inspect.iscoroutinefunction(thing) or inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
 
 
 def _fields(text: str) -> set[str]:
-    """The values that a text leaves open, by name: those in braces."""
+    """The names in braces in a text."""
     found = set()
     for _, name, form, _ in string.Formatter().parse(text):
         if name is not None:
@@ -50,14 +50,14 @@ class Guard(Generic[P]):
     doc: str
     parameters: tuple[str, ...]
     otherwise: str = ""
-    """What is in the way where it does not hold; ``{users}`` stands for the value of that parameter. May be empty."""
+    """Why the event is refused when the guard fails; ``{users}`` stands for the value of that parameter. May be empty."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the guard holds for one payload."""
         return bool(self.test(*args, **kwargs))
 
     def failure(self, payload: Mapping[str, object]) -> str:
-        """What is in the way where the guard does not hold, with what is known of the payload."""
+        """Why the event is refused when the guard fails, filled in with what is known of the payload."""
         if self.otherwise and _fields(self.otherwise) <= payload.keys():
             return self.otherwise.format_map(payload)
         return f"guard {self.name} does not hold"
@@ -76,10 +76,10 @@ def guard(*, otherwise: str) -> Callable[[Callable[P, bool]], Guard[P]]: ...
 
 
 def guard(test: Callable[P, bool] | None = None, /, *, otherwise: str = "") -> object:
-    """Make a guard of a predicate; it may ask for some or all of the parameters of the events it guards, by name.
+    """Make a guard from a predicate; it takes some or all of the parameters of the events that it guards, by name.
 
-    *otherwise* is what a refusal says where the guard does not hold: ``@guard(otherwise="{users} requests still use it")``. In
-    braces it may name parameters of the guard. Without it the refusal is made of the guard's name and docstring.
+    *otherwise* is the text of a refusal when the guard fails: ``@guard(otherwise="{users} requests still use it")``. It may
+    name parameters of the guard in braces. Without it, the refusal is built from the guard's name and docstring.
     """
     if test is None:
         return functools.partial(_guard, otherwise=otherwise)
@@ -104,7 +104,7 @@ class Row:
     """One arrow of the table."""
 
     index: int
-    """From 1; `REFUSED` is no row."""
+    """Counted from 1; `REFUSED` stands for no row."""
     event: str
     source: enum.Enum
     target: enum.Enum
@@ -135,11 +135,11 @@ class Event:
         return np.frombuffer(self.lut, dtype=np.uint8)
 
     def bit(self, wanted: Guard[...]) -> int:
-        """The fact of one guard, as a mask."""
+        """The bit of one guard, as a mask."""
         return 1 << self.guards.index(wanted)
 
     def facts(self, payload: Mapping[str, object]) -> int | NDArray[np.uint8]:
-        """The facts of one payload; a number, or an array where a value of the payload is an array."""
+        """The facts of one payload: a number, or an array if a value of the payload is an array."""
         total = np.zeros((), dtype=np.uint8)
         for bit, each in enumerate(self.guards):
             chosen = {name: payload[name] for name in each.parameters}
@@ -157,7 +157,7 @@ class Event:
         return tuple(row for row in self.rows if row.source is state)
 
     def lookup(self, at: NDArray[np.uint8], facts: int | NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Row of each place, from its state and facts; `REFUSED` where there is none."""
+        """The row of each place, from its state and facts; `REFUSED` if there is none."""
         width = len(self.guards)
         if len(self.lut) > 256:
             wide: NDArray[np.uint8] = self._lut_view[(at.astype(np.intp) << width) | facts]
@@ -168,7 +168,7 @@ class Event:
 
 @frozen(eq=False)
 class Table:
-    """A checked and compiled lifecycle: everything that drawing, exploring and exporting need to know."""
+    """A checked and compiled lifecycle, with everything that drawing, exploring and exporting need."""
 
     name: str
     doc: str
@@ -185,7 +185,7 @@ class Table:
 
     @functools.cached_property
     def targets(self) -> bytes:
-        """Target state by row index; the first byte, for `REFUSED`, is never used."""
+        """Target state by row index; the first byte (`REFUSED`) is never used."""
         return bytes([0, *(self.index[row.target] for row in self.rows)])
 
     def row(self, index: int) -> Row:
@@ -199,7 +199,7 @@ class Table:
         return self.events[name]
 
     def next_state(self, state: enum.Enum, event: str, facts: int = 0) -> enum.Enum | None:
-        """Where *event* leads from *state* when just these guards hold, or None where it is refused."""
+        """The state that *event* leads to from *state* when exactly these guards hold; None if it is refused."""
         compiled = self.event(event)
         if facts >> len(compiled.guards):
             raise MisuseError(
@@ -209,9 +209,9 @@ class Table:
         return None if found == REFUSED else self.row(found).target
 
     def reason(self, state: enum.Enum, event: str, payload: Mapping[str, object] = MappingProxyType({})) -> str:
-        """What is in the way of *event*, as a clause: the guards that do not hold, or else what *state* means.
+        """Why *event* is refused, as a clause: the guards that fail, or else the meaning of *state*.
 
-        A state means its value, where that is a text of several words; else nothing is said.
+        The meaning of a state is its value, if that is a text of several words; otherwise the clause is empty.
         """
         if rows := self.events[event].rows_of(state):
             return " and ".join(each.failure(payload) for each in _guards_of(rows))
@@ -219,9 +219,9 @@ class Table:
         return meaning if isinstance(meaning, str) and " " in meaning else ""
 
     def remedy(self, state: enum.Enum, event: str) -> str:
-        """What to do about a refusal, in the words of the table.
+        """What to do about a refusal, as far as the table can tell.
 
-        An event is named only where it alone leads on: of several ways the table cannot know which one the caller means.
+        It names an event only if that is the only way on; among several, the table cannot know which one the caller wants.
         """
         if rows := self.events[event].rows_of(state):
             return "it is allowed when " + ", or when ".join(each.demand for each in _guards_of(rows))
@@ -243,18 +243,18 @@ class Table:
         place: int | None = None,
         payload: Mapping[str, object] = MappingProxyType({}),
     ) -> RefusedError:
-        """The refusal of *event* in *state*, to be raised; *place* is the number of *thing*, where it is one of many.
+        """The error to raise when *event* is refused in *state*; *place* is the number of *thing*, if it is one of many.
 
-        What is known of the *payload* goes into what the guards say.
+        What is known of the *payload* is filled into the texts of the guards.
         """
         return RefusedError(thing, state.name, event, self.remedy(state, event), place, self.reason(state, event, payload))
 
 
 def any_of(names: Sequence[str]) -> str:
-    """Names as a sentence lists them: A, B or C."""
+    """Names as a list in a sentence: A, B or C."""
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _guards_of(rows: Iterable[Row]) -> Iterable[Guard[...]]:
-    """The guards of some rows, each once, in their order."""
+    """The guards of some rows, each once, in order."""
     return dict.fromkeys(row.guard for row in rows if row.guard)
