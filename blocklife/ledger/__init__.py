@@ -1,4 +1,4 @@
-"""The ledger: the only door to every block, slot, job and request."""
+"""The ledger: the one place through which every block, slot, job and request is changed."""
 
 from blocklife.ledger._ledger import Ledger
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics

@@ -1,18 +1,18 @@
-"""The only door: every change to a block, slot, job or request is a verb of `Ledger`; everything else reads.
+"""The ledger: every change to a block, slot, job or request is a method (a *verb*) of `Ledger`; everything else only reads.
 
 Rules of this file:
 
-* A verb asks all tables first, then writes all of them, then tells the hooks. What can be refused is refused before the
-  first write; past that point only our own bug can fail.
-* The ledger is a function of the calls made to it: no clock, no randomness, no threads, no input or output. Time comes in as
-  an argument, in whatever unit the engine counts.
-* Which place is chosen, and whether anything is copied at all, is policy and stands elsewhere. The one exception is the order
+* A verb asks all tables first, then writes all of them, then calls the hooks. All refusals come before the first write; after
+  that only a bug can raise.
+* The ledger is deterministic: no clock, no randomness, no threads, no I/O. Time is passed in as an argument, in any unit that
+  the engine uses.
+* Which place is chosen, and whether anything is copied at all, is policy and lives elsewhere. The one exception is the order
   of free blocks, which belongs to the pool that the ledger owns.
 
-Theory. One engine step is: requests let go and grow (`preempt`, `finish`, `release`, `allocate`, `acquire`), hits become loads
-(`plan_load`), stores are planned (`plan_store`), `dispatch` hands the plan to the workers, and `settle` applies what came back.
-The couplings between the machines are rows of `states.COUPLINGS`; this file looks the effects of a job's step up there and runs
-them in the order in which they are written.
+Theory. One engine step is: requests release and gain blocks (`preempt`, `finish`, `release`, `allocate`, `acquire`), hits
+become loads (`plan_load`), stores are planned (`plan_store`), `dispatch` hands the plan to the workers, and `settle` applies
+what they report. The couplings between the machines are rows of `states.COUPLINGS`; this file looks up the effects of a job's
+step there and runs them in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ from blocklife.lifecycle import Subscription, What, painted
 from blocklife.states import ADMISSIBLE, MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
 
 _NOTHING: tuple[()] = ()
-"""What is not given: a default that needs no check."""
+"""Stands for arguments that were not given, which need no check."""
 
 
 class Ledger(edge.NotCopied):
-    """Owns the places, the jobs and the requests' tables.
+    """Owns the blocks and slots, the jobs, and the block tables of the requests.
 
-    ``incarnation`` is part of every job's identity; give each start of the scheduler process another one. ``deadline`` is how
-    long a job may run after its first worker reported its launch, or after a plan waits for it, in the engine's unit of time.
-    ``own_pool`` says who hands out blocks: the ledger (`allocate`), or an allocator of the engine (`observe_allocate`). Such an
-    engine may also look prefixes up by itself: with ``indexed`` False the ledger keeps no index of the device's content.
+    ``incarnation`` is part of every job's identity; use a new one for each start of the scheduler process. ``deadline`` is how
+    long a job may run after its first worker reported the launch, or after a plan waits for it, in the engine's unit of time.
+    ``own_pool`` says who hands out blocks: the ledger (`allocate`), or the engine's own allocator (`observe_allocate`). If such
+    an engine also does its own prefix look-up, pass ``indexed=False``: the ledger then keeps no index of the device's content.
 
-    `blocks`, `slots`, `jobs` and `requests` are there to be read; what changes them is a verb.
+    `blocks`, `slots`, `jobs` and `requests` are read-only views; only verbs change anything.
 
-    Verbs refuse with `MisuseError` (nothing has changed), `CapacityError` (the same, try later), `LateError` (the same, asked
-    too late) or `InvariantError` (a bug).
+    Verbs raise `MisuseError` (nothing has changed), `CapacityError` (the same, try again later), `LateError` (the same, the job
+    is no longer known) or `InvariantError` (a bug).
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class Ledger(edge.NotCopied):
         self.deadline = deadline
         self.own_pool = own_pool
         self.tally: Mapping[str, int] = state.tally
-        """What was counted: late, duplicate and unknown reports, stale references, violations."""
+        """Counts of late, duplicate and unknown reports, stale references, and violations."""
         self.flushes: Mapping[str, int] = state.flushes
-        """Waits that were ordered, by cause."""
+        """Number of flushes (waits for a copy), by cause."""
         self.ended: Mapping[str, int] = state.ended
-        """Jobs by terminal state."""
+        """Number of jobs, by terminal state."""
         self.moved: Mapping[str, int] = state.moved
-        """Blocks of jobs that are DONE, by direction."""
+        """Number of blocks moved by jobs that are DONE, by direction."""
         self.holders: Mapping[str, Mapping[int, int]] = state.holders
-        """Who counts on which slots beside the jobs."""
+        """Pins on slots besides those of jobs, by holder."""
         self.blocks = BlocksView(state)
         self.slots = SlotsView(state)
         self.jobs = JobsView(state)
@@ -151,17 +151,17 @@ class Ledger(edge.NotCopied):
         left: Block | Slot | Job | Request | None = None,
         hook: Callable[[LedgerTransition], object] | None = None,
     ) -> Subscription[LedgerTransition]:
-        """Listen to what is committed: ``@ledger.on(BlockLife.seal)``, ``ledger.on(entered=Block.STALE, hook=print)``.
+        """Register a hook for committed steps: ``@ledger.on(BlockLife.seal)``, ``ledger.on(entered=Block.STALE, hook=print)``.
 
         Hooks run after the last write of a verb, in the order of the commits and of their registration, and cannot call the
-        ledger. What one raises undoes nothing: when all have run, the verb raises the first error. See `Hooks.on`.
+        ledger. An error in a hook undoes nothing: after all hooks have run, the verb raises the first one. See `Hooks.on`.
         """
         return self._journal.hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def on_refusal(self, hook: Callable[[Refusal], object] | None = None) -> Subscription[Refusal]:
-        """Listen to events that a table refuses; no room, an unknown name and a life that is over are no events of a place.
+        """Register a hook for events that a table refuses (not for lack of room, unknown names or lives that are over).
 
-        Hooks run before the verb raises, and an error of theirs becomes a note of the refusal.
+        Hooks run before the verb raises; an error in a hook is added to the refusal as a note.
         """
         return Subscription(self._journal.refusals, hook=hook)
 
@@ -181,11 +181,11 @@ class Ledger(edge.NotCopied):
         return self.requests.at(request)
 
     def job_state(self, job: JobId) -> Job:
-        """The state of a job that is out or not long over; `LateError` where it is, `MisuseError` where it was never made."""
+        """The state of a job; `LateError` if it ended too long ago to be known, `MisuseError` if it never existed."""
         return self._jobs.state(self._check.job(edge.job_id(job, "job")))
 
     def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
-        """Lives that hold the content of the longest known prefix of *keys*; a hit is taken with `acquire`."""
+        """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
         self._check.group(group)
         find, found = self.blocks.find, list[int]()
         for key in edge.keys(keys, "keys"):
@@ -195,7 +195,7 @@ class Ledger(edge.NotCopied):
         return found
 
     def find_slots(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
-        """Slots that are READY with the content of the longest prefix of *keys*."""
+        """The READY slots that hold the longest prefix of *keys*."""
         self._check.group(group)
         find, found = self.slots.find_ready, list[int]()
         for key in edge.keys(keys, "keys"):
@@ -206,11 +206,11 @@ class Ledger(edge.NotCopied):
 
     @property
     def free(self) -> int:
-        """Blocks that `allocate` can give without any wait."""
+        """How many blocks `allocate` can hand out without a wait."""
         return self._blocks.free
 
     def has_room(self, count: int) -> bool:
-        """Whether `allocate` would find so many blocks now; under fence with those that a copy still reads."""
+        """Whether `allocate` would find that many blocks now; under fence, blocks that a copy still reads count."""
         missing = edge.whole(count, "count") - self._blocks.free
         return missing <= 0 or (self._state.fence and missing <= len(self._blocks.lendable(self._steps.copied())))
 
@@ -219,7 +219,7 @@ class Ledger(edge.NotCopied):
         return statistics_of(self._state)
 
     def history(self, machine: str, place: int) -> list[str]:
-        """The latest steps of one place that the journal still holds, oldest first, for error messages and reports."""
+        """The latest steps of one place that are still in the journal, oldest first, for error messages and reports."""
         edge.whole(place, "place")
         if edge.text(machine, "machine") not in MACHINES:
             raise MisuseError(f"machine {machine!r}: it is not known (known are {', '.join(MACHINES)})")
@@ -239,23 +239,23 @@ class Ledger(edge.NotCopied):
 
     @property
     def journal(self) -> list[LedgerTransition]:
-        """The latest steps, oldest first: as many as ``max_journal`` places took."""
+        """The latest steps, oldest first, up to ``max_journal`` steps of places."""
         return self._journal.records()
 
     @property
     def plans_out(self) -> tuple[int, ...]:
-        """The plans that have to settle, the oldest first."""
+        """The plans that have not settled, oldest first."""
         return tuple(self._state.waiting)
 
     def has_pending_work(self) -> bool:
-        """Whether ticking must go on: a job is out, or a wait is not yet in a plan or not yet proven."""
+        """Whether steps are still needed: a job is outstanding, or a wait is not yet in a plan or not yet proven."""
         return bool(self._jobs.live or self._state.to_flush or self._state.waiting)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     @verb
     def add_request(self, request: str) -> None:
-        """Make a request known; it is WAITING. Refuses a name that is in use, and more than ``max_requests``."""
+        """Add a request; it is WAITING. Refuses a name in use, and more than ``max_requests`` requests."""
         if edge.text(request, "request") in self._state.requests:
             raise MisuseError(f"request {request}: it is known already (finish it first)")
         if not self._state.spare_requests:
@@ -285,12 +285,12 @@ class Ledger(edge.NotCopied):
 
     @verb
     def finish_many(self, requests: Sequence[str]) -> None:
-        """`finish` of several requests at once; what several of them hold is let go of by each. Edges: as `finish`."""
+        """`finish` several requests at once; a block that several of them hold is released by each. Edges: as `finish`."""
         rows = [self._check.request(request) for request in edge.texts(requests, "requests")]
         if len(set(requests)) != len(rows):
             raise MisuseError(f"{len(rows)} requests cannot be finished at once, for one of them is named twice")
         for row in rows:
-            if row.load:  # it is given up before its blocks
+            if row.load:  # the load is given up before the blocks
                 self._steps.give_up(row, "finish")
                 self._steps.forget(row)
         rows = [row for row in rows if row.name in self._state.requests]
@@ -310,7 +310,7 @@ class Ledger(edge.NotCopied):
 
         Edges: block FREED, CACHED → ALLOCATED; under fence also PENDING_STORE → ALLOCATED (its store is cancelled) and
         IN_FLIGHT, STALE → FLUSHED (the wait goes into the next plan).
-        Refuses: `CapacityError` if there are fewer; it says how many are free and how many are freeing soon.
+        Refuses: `CapacityError` if there are too few; it says how many are free and how many will be soon.
         """
         table = self._check.table(request, group, True)
         count = count if type(count) is int and count <= edge.MOST else edge.whole(count, "count")
@@ -329,8 +329,8 @@ class Ledger(edge.NotCopied):
     ) -> list[list[int]]:
         """`allocate` for several requests at once, all or none; returns the lives that each of them got.
 
-        *groups* is one group, or one for each of them; a request may come once for each of its groups.
-        *skips* says how many null blocks go before those of each request, as `skip` would put them.
+        *groups* is one group, or one for each entry; a request may appear once for each of its groups.
+        *skips* says how many null blocks to append before the blocks of each request, as `skip` does.
         """
         own_groups, tables = self._check.tables(requests, groups)
         self._check.pool(own=True)
@@ -355,7 +355,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def skip(self, request: str, count: int, group: int = 0) -> None:
-        """Append *count* null blocks to the table: places that no window reaches, or that no state was kept for."""
+        """Append *count* null blocks to the table: positions outside every window, or for which no state was kept."""
         found = self._check.request(request)
         self._check.group(group)
         if edge.whole(count, "count") < 0:
@@ -364,10 +364,10 @@ class Ledger(edge.NotCopied):
 
     @verb
     def acquire(self, request: str, lives: Lives, group: int = 0) -> Batch[Sealed]:
-        """Hold lives that others may hold too, and append them to the table: a prefix hit.
+        """Take a prefix hit: hold lives, which others may hold too, and append them to the table.
 
         Edges: block CACHED → SEALED; the other keyed states stay.
-        Refuses: a life that is over, one of another group, one that is named twice, and one that the table holds already.
+        Refuses: a life that is over, is of another group, is named twice, or is in the table already.
         """
         found = self._check.request(request)
         self._check.group(group)
@@ -381,7 +381,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def release(self, request: str, positions: Sequence[int], group: int = 0) -> None:
-        """Let go of some places of the table (those that a window has left); `NULL` takes their place. Nulls are passed over.
+        """Release some positions of the table (those that left the window); `NULL` replaces them. Nulls are skipped.
 
         Edges: as `finish`, for these blocks.
         """
@@ -404,10 +404,10 @@ class Ledger(edge.NotCopied):
 
     @verb
     def seal(self, held: Batch[Allocated], keys: Sequence[bytes]) -> Batch[Sealed]:
-        """Declare content final and name it.
+        """Declare content final and give it its key.
 
-        Edges: block ALLOCATED → SEALED; PLEDGED → PENDING_STORE. A life that is over by now is passed over and counted.
-        Refuses: FLUSHED, whose wait is not proven, and every state in which content is not being made.
+        Edges: block ALLOCATED → SEALED; PLEDGED → PENDING_STORE. A life that is over by now is skipped and counted.
+        Refuses: FLUSHED, whose wait is not proven, and every state in which no content is being computed.
         """
         given, keys = edge.held(held, "held"), edge.keys(keys, "keys")
         if len(keys) != len(given):
@@ -422,7 +422,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def seal_many(self, seals: Iterable[Seal]) -> None:
-        """`seal` in several groups at once, all or none. Edges, refusals: as `seal`."""
+        """`seal` in several groups at once, all or none. Edges and refusals: as `seal`."""
         seals = edge.seals(seals, "seals")
         if not seals:
             return
@@ -445,7 +445,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def drop(self, lives: Lives) -> None:
-        """Forget content that nobody holds.
+        """Forget content that no request holds.
 
         Edges: block CACHED → FREED, PENDING_STORE → FREED (its store is cancelled), IN_FLIGHT → STALE.
         Refuses: a life that is over, or held.
@@ -456,7 +456,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def demote(self, lives: Lives) -> None:
-        """Hand these blocks out before others, where they are CACHED: their content lies elsewhere too."""
+        """Hand out these blocks, if CACHED, before others: their content also exists elsewhere."""
         self._check.pool(own=True)
         chosen = edge.numbers(lives, "lives")
         self._check.distinct(chosen, "demote")
@@ -467,7 +467,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def roll_back(self, request: str) -> None:
-        """Roll back an admission that came to nothing: release all that a waiting request holds. Its state stays.
+        """Roll back a failed admission: release everything that a waiting request holds. Its state stays.
 
         Refuses a request that is RUNNING or LOADING (preempt or finish it).
         """
@@ -494,13 +494,13 @@ class Ledger(edge.NotCopied):
 
     @verb
     def observe_take(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Sealed]:
-        """A prefix hit of the engine: one more request holds the current lives of these blocks. No new tenancy."""
+        """A prefix hit of the engine: one more request holds the current lives of these blocks. They are not handed out."""
         self._check.pool(own=False)
         return self.acquire(request, self._blocks.lives(batch(self._check.blocks(blocks))), group)
 
     @verb
     def observe_place(self, request: str, placements: Sequence[Placement]) -> None:
-        """The engine's allocator has extended tables of a request: `skip`, `observe_take`, `observe_allocate`; all or none.
+        """The engine's allocator has extended tables of one request: `skip`, `observe_take`, `observe_allocate`; all or none.
 
         Refuses: as those do, and a block that is named twice.
         """
@@ -527,9 +527,9 @@ class Ledger(edge.NotCopied):
 
     @verb
     def observe_tables(self, growth: Growth) -> None:
-        """The engine's allocator has put blocks behind many tables: `skip`, `observe_take`, `observe_allocate`; all or none.
+        """The engine's allocator has extended many tables: `skip`, `observe_take`, `observe_allocate`; all or none.
 
-        Edges, couplings, refusals: as those have; and a block that is a hit and handed out in one call.
+        Edges, couplings, refusals: as those; also refuses a block that is both a hit and handed out in the same call.
         """
         self._check.pool(own=False)
         edge.growth(growth, "growth")
@@ -571,7 +571,7 @@ class Ledger(edge.NotCopied):
         owner: str | None = None,
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
-        """`plan_stores` of one store with one transfer."""
+        """`plan_stores` for one store with one transfer."""
         where = None if places is None else edge.places(places, "places")
         lives, chosen = edge.numbers(edge.held(source, "source"), "source"), edge.numbers(slots, "slots")
         named, who = edge.keys(keys, "keys"), None if owner is None else edge.text(owner, "owner")
@@ -586,21 +586,21 @@ class Ledger(edge.NotCopied):
 
     @verb
     def plan_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
-        """Reserve slots for the content of blocks and pin both ends: one job for each store, all or none.
+        """Reserve slots for the content of blocks and pin both: one job for each store, all or none.
 
         Edges: job (new) → PLANNED; block ALLOCATED → PLEDGED, SEALED, CACHED → PENDING_STORE; slot EMPTY → WRITING.
         Holds: one pin on each block until the job is terminal.
-        Needs: one key per slot; host places of the blocks where they are not the slots themselves.
-        Refuses: a life that is over or of another group; a key that is stored already (I14; content on its way may have a twin,
-        which is dropped when the other has landed first); numbers that do not agree (I15); `CapacityError` when all jobs are
-        out.
+        Needs: one key per slot; the host place of each block, if that is not the slot itself.
+        Refuses: a life that is over or of another group; a key that is stored already (I14; a second store of the same content
+        may be planned while the first is on its way, and is dropped if the first lands before it); lengths that do not match
+        (I15); `CapacityError` if there are ``max_jobs`` jobs already.
         Next: `dispatch`, or `cancel`.
         """
         return self._make_stores(edge.stores(stores, "stores"))
 
     @verb
     def plan_columns(self, stores: JobColumns) -> list[int]:
-        """`plan_stores` for who has its stores as columns, which the ledger keeps; returns the numbers of the jobs."""
+        """`plan_stores` for stores given as columns, which the ledger keeps; returns the numbers of the jobs."""
         return [job.number for job in self._steps.plan_stores(edge.columns(stores, "stores", self.limits.num_groups))]
 
     def _make_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
@@ -618,7 +618,7 @@ class Ledger(edge.NotCopied):
         keys: Sequence[bytes] | None = None,
         places: Sequence[int] | None = None,
     ) -> Jobs[Planned]:
-        """`plan_group_load` with one transfer; *keys* are those of the blocks, where a slot holds several."""
+        """`plan_group_load` with one transfer; *keys* are those of the blocks, if a slot holds several."""
         blocks: Batch[Allocated] = Batch(edge.numbers(edge.held(target, "target"), "target"), target.group)
         chosen = edge.numbers(slots, "slots")
         where = None if places is None else edge.places(places, "places")
@@ -626,7 +626,7 @@ class Ledger(edge.NotCopied):
         self._check.group(target.group)
         self._check.slots(chosen)
         named = [key for key in (self._slots.key[slot] for slot in listed(chosen)) if key is not None]
-        if len(named) != len(chosen):  # an empty slot: its refusal says so better than a missing key could
+        if len(named) != len(chosen):  # an empty slot is refused below, with a better message than a missing key would give
             self._slots.ask(rules.PIN, chosen)
         return self._make_load(self._check.request(request), [GroupTransfer(blocks, chosen, named, where, names)])
 
@@ -636,10 +636,10 @@ class Ledger(edge.NotCopied):
 
         Edges: job (new) → PLANNED; block ALLOCATED, FLUSHED → LOADING; slot READY, pinned; request → LOADING.
         Holds: one pin on each block and slot until the job is terminal; the blocks are never handed out before that.
-        Needs: the key of each block, where a slot holds several; else the key of each slot is that of its block.
-        Refuses: a life that is over or that the request does not hold; a slot whose content is not of the key that is named;
-        a second live load; `CapacityError` as `plan_stores`.
-        Next: `dispatch`; the request hears ``loaded`` or ``load_failed`` through `settle`.
+        Needs: the key of each block, if a slot holds several; otherwise the key of each slot is that of its block.
+        Refuses: a life that is over or that the request does not hold; a slot whose content has another key; a second live
+        load; `CapacityError` as `plan_stores`.
+        Next: `dispatch`; the request takes ``loaded`` or ``load_failed`` in `settle`.
         """
         return self._make_load(self._check.request(request), edge.transfers(transfers, "transfers"))
 
@@ -650,7 +650,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def submit(self, jobs: Jobs[Planned]) -> Jobs[InFlight]:
-        """Hand jobs over without `dispatch`; from here on only reports or a proof of quiet end them.
+        """Submit jobs without `dispatch`; from here on only reports or `quiesce` end them.
 
         Edges: job PLANNED → IN_FLIGHT; block PENDING_STORE → IN_FLIGHT, LOADING stays.
         Refuses: a store whose content is not sealed (its block is PLEDGED); a load whose target waits for an older copy, unless
@@ -665,9 +665,9 @@ class Ledger(edge.NotCopied):
 
     @verb
     def cancel(self, jobs: Jobs[Planned]) -> None:
-        """Give planned stores up without a trace. Edges: job PLANNED → CANCELLED; block, slot as before the plan.
+        """Give up planned stores. Edges: job PLANNED → CANCELLED; block, slot as before the plan.
 
-        Refuses: a load, which is given up only with its request (`preempt`, `finish`).
+        Refuses: a load, which can only be given up with its request (`preempt`, `finish`).
         """
         rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         for job in rows:
@@ -679,7 +679,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def abandon(self, jobs: Jobs[Submitted]) -> Jobs[Unwanted]:
-        """Want a result no more; its places stay pinned until it lands. Edges: job IN_FLIGHT, AWAITED → UNWANTED.
+        """Discard the result of a store; its places stay pinned until it lands. Edges: job IN_FLIGHT, AWAITED → UNWANTED.
 
         Refuses: a load, as `cancel` does.
         """
@@ -694,7 +694,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def flush(self, jobs: Jobs[Out], cause: str = "asked") -> Jobs[Out]:
-        """Order a wait for submitted jobs in the next plan; flushes are counted by *cause*.
+        """Make the next plan wait for submitted jobs; flushes are counted by *cause*.
 
         Edges: job IN_FLIGHT → AWAITED; UNWANTED, QUARANTINED stay.
         """
@@ -707,24 +707,24 @@ class Ledger(edge.NotCopied):
         return Jobs(jobs.ids)
 
     def jobs_of(self, request: str) -> Jobs[Out]:
-        """The submitted jobs that serve a request, or have served it: what a preemption flushes."""
+        """The submitted jobs made for a request, which a preemption flushes."""
         if edge.text(request, "request") not in self._jobs.owned:
             return Jobs(())
         alive = (job for job in self._jobs.alive() if job.serves(request))
         return Jobs(tuple(self._state.id_of(job) for job in alive if self._jobs.state(job) is not Job.PLANNED))
 
     def submitted(self) -> Jobs[Out]:
-        """All jobs that the workers have."""
+        """All jobs that the workers have: submitted and not over."""
         return Jobs(tuple(self._state.id_of(job) for job in self._jobs.alive() if self._jobs.state(job) is not Job.PLANNED))
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
     @verb
     def dispatch(self, now: float) -> Plan:
-        """Submit every planned job that can be submitted, and hand over the plan of this step.
+        """Submit every planned job that can be submitted, and return the plan of this step.
 
-        A store whose content is not sealed yet stays planned. The deadline of every job that is waited for starts now, if it
-        has not started: else a wait for a hung copy that its worker still holds back could never end.
+        A store whose content is not sealed yet stays planned. The deadline of every job that the plan waits for starts now, if
+        it has not started: otherwise a wait for a copy that its worker still holds back might never end.
         """
         edge.moment(now, "now")
         if len(self._state.waiting) >= self.limits.max_plans:
@@ -741,10 +741,10 @@ class Ledger(edge.NotCopied):
         completions: Iterable[Completion] = _NOTHING,
         seals: Iterable[Seal] = _NOTHING,
     ) -> None:
-        """Apply what came back from the workers after *every* worker has executed plan *plan*.
+        """Apply what the workers reported after *every* worker has executed plan *plan*.
 
-        The order is the rule: reports of jobs that the plan waited for; then the rest of them are proven quiet (a lost report
-        must not hold the new tenant); then all other reports; then seals; then deadlines. Plans settle in order.
+        Applied in this order: reports of jobs that the plan waited for; the others of these jobs are then proven quiet (a lost
+        report must not hold up the new tenant); all other reports; seals; deadlines. Plans settle in order.
         """
         edge.moment(now, "now")
         due = next(iter(self._state.waiting), None)  # plans are dispatched in order
@@ -759,7 +759,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def launched(self, record: Launched, now: float) -> None:
-        """A worker began to run its share: the deadline starts. Late and unknown records change nothing."""
+        """A worker has launched its share of a job: the deadline starts. Late and unknown records change nothing."""
         edge.moment(now, "now")
         edge.launch(record, "record")
         self._steps.launch(record, now)
@@ -768,26 +768,26 @@ class Ledger(edge.NotCopied):
     def complete(self, completion: Completion) -> None:
         """Apply one worker's report.
 
-        Edges: job `finish`; at the last worker's report the couplings run. Late, duplicate and unknown reports are counted
-        and change nothing. Refuses: a worker that does not exist, and a job that nobody has submitted.
+        Edges: job `finish`; the couplings run at the last worker's report. Late, duplicate and unknown reports are counted
+        and change nothing. Refuses: a worker that does not exist, and a job that was not submitted.
         """
         self._check.report(edge.completion(completion, "completion"))
         self._steps.complete(completion)
 
     @verb
     def expire(self, now: float) -> Jobs[Job]:
-        """Give every job up whose deadline has passed; its places stay pinned, and the pins are overdue.
+        """Quarantine every job whose deadline has passed; its places stay pinned, and the pins are overdue.
 
-        Edges: job IN_FLIGHT, AWAITED, UNWANTED → QUARANTINED, and the couplings. Returns those jobs.
+        Edges: job IN_FLIGHT, AWAITED, UNWANTED → QUARANTINED, and the couplings. Returns these jobs.
         """
         edge.moment(now, "now")
         return Jobs(tuple(map(self._state.id_of, self._steps.expire(now))))
 
     @verb
     def quiesce(self, jobs: Jobs[Job]) -> None:
-        """Accept the engine's proof that the device touches no place of these jobs any more (it was synchronised, or is gone).
+        """Accept the engine's proof that the device no longer touches the places of these jobs (synchronised, or gone).
 
-        Edges: job → FAILED, or CANCELLED where nobody wanted it; a job in flight is given up first. Jobs that are over: no-op.
+        Edges: job → FAILED, or CANCELLED if it was UNWANTED; a job in flight is given up first. No-op for jobs that are over.
         """
         rows = [job for job in self._check.job_rows(edge.job_ids(jobs, "jobs")) if self._jobs.state(job) not in TERMINAL]
         for job in rows:
@@ -800,14 +800,14 @@ class Ledger(edge.NotCopied):
 
     @verb
     def evict(self, slots: Sequence[int]) -> None:
-        """Forget the content of slots. Edges: slot READY → EMPTY. Refuses pinned slots and those being written."""
+        """Forget the content of slots. Edges: slot READY → EMPTY. Refuses slots that are pinned or being written."""
         chosen = edge.numbers(slots, "slots")
         self._check.slots(chosen)
         self._steps.move_slots(rules.EVICT, chosen)
 
     @verb
     def pin(self, holder: str, slots: Sequence[int]) -> None:
-        """Count on READY slots until `unpin` by the same holder: they cannot be evicted."""
+        """Protect READY slots from eviction until `unpin` by the same holder."""
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
         self._check.slots(chosen)
@@ -817,7 +817,7 @@ class Ledger(edge.NotCopied):
 
     @verb
     def unpin(self, holder: str, slots: Sequence[int]) -> None:
-        """Let go of slots. Refuses a slot that this holder has not pinned: nobody releases another's hold (I4)."""
+        """Release pins on slots. Refuses a slot that this holder has not pinned (I4)."""
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
         self._check.slots(chosen)
@@ -832,25 +832,25 @@ class Ledger(edge.NotCopied):
 
     @verb
     def lose(self, worker: Worker) -> None:
-        """A worker is gone: what it still owed is FAILED, and its share of every place is quiet. A later report is a duplicate.
+        """A worker is lost: its outstanding shares count as FAILED, and as quiet. A later report from it is a duplicate.
 
-        Edges: job `finish`, for each submitted job that it has not reported; the other workers are awaited as before.
+        Edges: job `finish`, for each submitted job that it has not reported; the ledger still waits for the other workers.
         """
         gone = edge.whole(worker, "worker")
         if not 0 <= gone < self.limits.num_workers:
             raise MisuseError(f"worker {gone}: there are {self.limits.num_workers} (ranks count from 0)")
-        # chosen before the first of them ends: a failed load takes planned stores with it, which nobody owes
+        # collected before the first of them ends: a failed load also ends planned stores, which no worker has
         owed = [job for job in self._jobs.alive() if job.number not in self._jobs.planned and not job.reported >> gone & 1]
         for job in owed:
             self._steps.complete(Completion(self._state.id_of(job), worker, Result.FAILED))
 
     @verb
     def reset(self, *, drain: bool = False, host: bool = True) -> None:
-        """Forget all content, that of the lower tier too unless *host* is False.
+        """Forget all content, including the lower tier unless *host* is False.
 
-        Now: requests are preempted, planned jobs cancelled, submitted ones abandoned (without *host*, stores are left to land);
-        places that a copy touches stay held until it lands. With ``drain``: refuses with `CapacityError` while a job is out,
-        and says how many.
+        Requests are preempted, planned jobs cancelled, submitted ones abandoned (without *host*, stores go on until they land);
+        places that a copy touches stay reserved until it lands. With ``drain``: refuses with `CapacityError`, which says how
+        many, while jobs are outstanding.
         """
         edge.flag(drain, "drain")
         edge.flag(host, "host")
@@ -860,10 +860,10 @@ class Ledger(edge.NotCopied):
 
     @verb
     def forget_host(self) -> None:
-        """Forget the content of the lower tier, and of nothing else.
+        """Forget the content of the lower tier only.
 
-        Stores that are planned are cancelled, those that are submitted are abandoned; loads go on, and their slots stay held
-        until they land. Edges: slot READY → EMPTY, or STALE where a load reads it.
+        Planned stores are cancelled, submitted ones abandoned; loads go on, and their slots stay reserved until they land.
+        Edges: slot READY → EMPTY, or STALE if a load reads it.
         """
         for job in self._jobs.alive():
             if job.direction is Direction.STORE:
@@ -871,24 +871,24 @@ class Ledger(edge.NotCopied):
         self._steps.move_slots(rules.FORGET, batch(self._slots.column.where(Slot.READY)))
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
-        """Everything that decides what the ledger does next, as a value; under other *names* where they are given.
+        """The complete state of the ledger as a value, with *names* replaced if given.
 
-        A deadline counts from *now*, or from the time that *names* carry. What was counted and the journal are no part of it.
+        Deadlines are stored relative to *now*, or to the time in *names*. Statistics and the journal are not included.
         """
         edge.moment(now, "now")
         return take(self._state, own_names(self, now=now) if names is None else edge.member(names, Names, "names"))
 
     @verb
     def restore(self, saved: Snapshot, now: float = 0.0) -> None:
-        """Go back to a snapshot of a ledger with the same limits. What was left of a deadline then is left of it from *now* on.
+        """Go back to a snapshot of a ledger with the same limits. Deadlines go on from *now* with the time they had left.
 
-        Hooks are not told: no place has taken a step.
+        Hooks are not called: no place has taken a step.
         """
         edge.moment(now, "now")
         put_back(self._state, edge.member(saved, Snapshot, "saved"), now)
 
     def violate(self, problem: str) -> None:
-        """Deal with a broken rule as the level of checking says: raise `InvariantError`, or count it and go on."""
+        """Handle a broken rule according to the level of checking: raise `InvariantError`, or count it and go on."""
         self._check.violate(problem)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Jobs as rows: what was reserved for each, who has reported, and how late messages find out that they are late."""
+"""The job table: what each job has reserved, which workers have reported, and which reports are late."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Cached: TypeAlias = Literal[Block.CACHED]
 Loading: TypeAlias = Literal[Block.LOADING]
 
 Storable: TypeAlias = Literal[Block.ALLOCATED, Block.SEALED, Block.CACHED]
-"""States from which a life can be chosen as the source of a store."""
+"""Block states in which a life can become the source of a store."""
 Submitted: TypeAlias = Literal[Job.IN_FLIGHT, Job.AWAITED]
-"""States of a job that the workers have and somebody wants."""
+"""Job states: the workers have the job, and its result is wanted."""
 Out: TypeAlias = Literal[Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED, Job.QUARANTINED]
-"""States of a job that the workers have."""
+"""Job states: the workers have the job."""
 
 
 @frozen
 class Jobs(Generic[JobT_co]):
-    """A handle on jobs that were all left in one state: mypy knows the state, and the table is asked again at run time."""
+    """A handle on jobs that were last seen in one state: mypy knows the state, and the table checks again at run time."""
 
     ids: tuple[JobId, ...]
 
 
 @define(eq=False)
 class Batch(Generic[BlockT_co]):
-    """A handle on the lives of some blocks of one group, all left in one state. A life that is over is caught by its epoch."""
+    """A handle on the lives of some blocks of one group, last seen in one state. The epoch of a life tells whether it is over."""
 
     lives: Lives
     group: int = 0
@@ -57,8 +57,8 @@ class Batch(Generic[BlockT_co]):
 class GroupTransfer(Generic[BlockT_co]):
     """What one job moves in one group.
 
-    A slot holds a chunk of one or several blocks. The group sizes of a job are counted from its transfers, holes inside a chunk
-    left out by themselves, so that they cannot be wrong (I15).
+    A slot holds a chunk of one or several blocks. The group sizes of a job are counted from its transfers, without holes inside
+    a chunk, so that they always match (I15).
     """
 
     blocks: Batch[BlockT_co]
@@ -66,37 +66,36 @@ class GroupTransfer(Generic[BlockT_co]):
     keys: Sequence[bytes]
     """The key of each slot."""
     places: Ids | None = None
-    """The host place of each block, in the order of the blocks; None where they are the slots themselves."""
+    """The host place of each block, in the order of the blocks; None if these are the slots themselves."""
     names: Sequence[bytes] | None = None
-    """The key of each block of a load, where a slot holds several; None where they are those of the slots."""
+    """The key of each block of a load, if a slot holds several; None if these are the keys of the slots."""
 
 
 @define(eq=False)
 class Store:
-    """One store to be planned: for whom, and what of each group; groups ascend."""
+    """One store to be planned: the request that it is for, and the transfer of each group, in ascending order."""
 
     owner: str | None
-    """The request that it is made for; None for a store that the engine makes on nobody's behalf."""
+    """The request that it is for; None for a store that belongs to no request."""
     transfers: Sequence[GroupTransfer[Storable]]
     sharers: tuple[str, ...] = ()
-    """Further requests that it is made for, where one store serves several."""
+    """Further requests that it is for, if one store serves several."""
 
 
 _FEW = 16
-"""Below so many blocks of a job the one that is meant is found by looking at each."""
+"""Jobs with fewer blocks than this are searched linearly."""
 
 
 @define(eq=False)
 class JobColumns:
-    """Jobs that are about to be planned, one behind the other, as columns.
+    """Jobs to be planned, one after the other, as columns.
 
-    Job *n* moves the blocks from ``cuts[n]`` up to ``cuts[n + 1]``, and with them the slots from ``slot_cuts[n]`` up to
-    ``slot_cuts[n + 1]``; its groups ascend. Where a slot holds one block, `places` are the slots, `names` the keys, and both
-    kinds of groups and of cuts are one.
+    Job *n* moves the blocks ``cuts[n]:cuts[n + 1]`` and the slots ``slot_cuts[n]:slot_cuts[n + 1]``; its groups ascend. If a
+    slot holds one block, `places` are the slots and `names` the keys, and groups and cuts are the same for blocks and slots.
     """
 
     owners: list[str | None]
-    """The request that each job serves; None for a store that serves none."""
+    """The request that each job is for; None for a store that belongs to no request."""
     cuts: list[int]
     lives: Lives
     groups: bytes
@@ -104,14 +103,14 @@ class JobColumns:
     places: Ids
     """The host place of each block."""
     names: Sequence[bytes | None]
-    """The key of each block; None where it is not known (in a store of chunks of several blocks)."""
+    """The key of each block; None if it is not known (in a store of chunks of several blocks)."""
     slot_cuts: list[int]
     slots: Ids
     slot_groups: bytes
     keys: list[bytes]
     """The key of each slot."""
     sharers: list[tuple[str, ...]]
-    """Further requests that each job is made for."""
+    """Further requests that each job is for."""
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -127,12 +126,12 @@ class JobColumns:
         slots: Ids,
         keys: list[bytes],
     ) -> JobColumns:
-        """Where each slot holds one block."""
+        """Columns of jobs in which each slot holds one block."""
         return cls(owners, cuts, lives, groups, slots, keys, cuts, slots, groups, keys, sharers)
 
 
 def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
-    """Count and join. Refuses what no job can be: nothing to copy, groups out of order, numbers that do not agree (I15)."""
+    """Build the columns from stores. Refuses empty jobs, groups out of order, and lengths that do not match (I15)."""
     lives: list[Lives] = []
     places: list[Ids] = []
     slots: list[Ids] = []
@@ -184,18 +183,18 @@ def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
 
 
 def sizes_of(groups: bytes, num_groups: int) -> tuple[int, ...]:
-    """How many there are of each group."""
+    """The number of entries of each group."""
     return tuple([groups.count(group) for group in range(num_groups)])
 
 
 def _known(names: Sequence[bytes | None]) -> list[bytes] | None:
-    """The keys of the blocks of one job, if all are known."""
+    """The keys of the blocks of one job; None if one is not known."""
     found = [name for name in names if name is not None]
     return found if len(found) == len(names) else None
 
 
 def _refuse_transfer(count: int, num_chunks: int, num_keys: int, num_places: int) -> NoReturn:
-    """Say which numbers of a transfer do not agree (I15)."""
+    """Raise the error that says which lengths of a transfer do not match (I15)."""
     if not count:
         raise MisuseError("a job with nothing to copy cannot be built")
     if not num_chunks:
@@ -206,12 +205,12 @@ def _refuse_transfer(count: int, num_chunks: int, num_keys: int, num_places: int
 
 
 class JobRow:
-    """What the ledger keeps of one job besides its state.
+    """What the ledger keeps about one job besides its state.
 
     ``ids`` is the block of each life, ``places`` the host place of each block, ``groups`` its group, ``names`` its key, or None
-    where one is not known (a store of chunks of several blocks); ``slots``, ``slot_groups`` and ``keys`` say the same of slots.
-    ``sharers`` are requests besides the owner that a store is made for. ``reported`` has a bit for each worker that has
-    reported. ``expired`` says that it is past its deadline: one pin of each of its places is overdue.
+    if one is not known (a store of chunks of several blocks); ``slots``, ``slot_groups`` and ``keys`` are the same for slots.
+    ``sharers`` are requests besides the owner that a store is for. ``reported`` has a bit for each worker that has reported.
+    ``expired``: the job is past its deadline, and one pin on each of its places is overdue.
 
     Invariant: while the job is not terminal, every block of ``ids`` and every slot of a load carry one pin of it.
     """
@@ -250,7 +249,7 @@ class JobRow:
         self._named: dict[int, bytes] | None = None
 
     def name_of(self, life: int) -> bytes | None:
-        """The key under which the job moves one of its blocks; None where it is not known, or the block is none of them."""
+        """The key under which the job moves a block; None if it is not known, or the job does not move this block."""
         if self.names is None:
             return None
         if len(self.names) < _FEW:
@@ -273,11 +272,11 @@ class JobRow:
         return sizes_of(self.slot_groups, self.num_groups)
 
     def serves(self, request: str) -> bool:
-        """Whether the job is made for a request."""
+        """Whether the job is for this request."""
         return self.owner == request or request in self.sharers
 
     def contents(self) -> Iterator[tuple[int, Ids, Sequence[bytes]]]:
-        """Each group that the job moves, with its slots and their keys."""
+        """Each group of the job, with its slots and their keys."""
         start = 0
         for group, size in enumerate(self.slot_sizes):
             if size:
@@ -285,7 +284,7 @@ class JobRow:
                 start += size
 
     def blocks_by_group(self) -> Iterator[tuple[int, slice]]:
-        """Each group that the job moves, with where its blocks stand in ``lives``."""
+        """Each group of the job, with the positions of its blocks in ``lives``."""
         start = 0
         for group, size in enumerate(self.group_sizes):
             if size:
@@ -294,10 +293,10 @@ class JobRow:
 
 
 class JobTable:
-    """All jobs that are out, and the latest that are over.
+    """All jobs that are not over, and the latest that are.
 
-    Rows are reused in the order in which their jobs ended, so that a terminal job stays known as long as possible: a late
-    report for it is a row of its table, and only what is older is unknown.
+    Rows are reused in the order in which their jobs ended, so that a terminal job stays known as long as possible. A late
+    report for a known job is a row of the job's table; only older jobs are unknown.
 
     Invariant: ``by_number`` holds exactly the jobs that have a row, ``out`` those of them that are not terminal, oldest first;
     ``planned`` those of ``out`` that are PLANNED, and ``owned`` counts the jobs of ``out`` by the requests that they serve.
@@ -316,7 +315,7 @@ class JobTable:
         self._state, self._initial = self.column.state, JobLife.table.index[Job.PLANNED]
 
     def check_room(self, count: int = 1) -> None:
-        """Refuse more jobs than there are rows for."""
+        """Refuse if there are no rows for *count* more jobs."""
         if len(self._spare) < count:
             raise CapacityError(
                 f"all {self.max_jobs} jobs are out; let one land first (max_jobs)"
@@ -326,11 +325,11 @@ class JobTable:
 
     @property
     def room(self) -> int:
-        """How many more jobs can be made now."""
+        """The number of jobs that can be added now."""
         return len(self._spare)
 
     def add(self, direction: Direction, columns: JobColumns, ids: Ids, num_groups: int) -> list[JobRow]:
-        """Make PLANNED jobs, one for each span of the columns; *ids* are the blocks of the lives."""
+        """Add PLANNED jobs, one for each span of the columns; *ids* are the blocks of the lives."""
         made: list[JobRow] = []
         sharers = columns.sharers
         alike = columns.slot_groups is columns.groups
@@ -359,7 +358,7 @@ class JobTable:
         return made
 
     def own(self, job: JobRow) -> None:
-        """Count a job that is out for those that it serves."""
+        """Count a job for each request that it is for."""
         owned = self.owned
         if (owner := job.owner) is not None:
             owned[owner] = owned.get(owner, 0) + 1
@@ -388,7 +387,7 @@ class JobTable:
 
     @property
     def live(self) -> int:
-        """How many jobs are not terminal."""
+        """The number of jobs that are not terminal."""
         return len(self.out)
 
     def alive(self) -> list[JobRow]:

@@ -1,4 +1,4 @@
-"""Plain records that pass between scheduler, worker and copier: all picklable, none holds a reference into the ledger."""
+"""Plain records that scheduler, workers and copiers exchange. All can be pickled; none holds a reference into the ledger."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Worker = NewType("Worker", int)
 
 
 class Direction(enum.Enum):
-    """Which way the bytes of a job go."""
+    """The direction in which a job copies."""
 
     STORE = "away from the device"
     LOAD = "towards the device"
 
-    __hash__ = object.__hash__  # there is one object of each: nothing has to be read for it
+    __hash__ = object.__hash__  # each member is a singleton, so identity is enough
 
 
 class Result(enum.Enum):
@@ -42,12 +42,12 @@ class Result(enum.Enum):
 
 @frozen(order=True)
 class JobId:
-    """The name of a job, never used again: not after it ended, not after a restart."""
+    """The identity of a job; never reused, neither after it ended nor after a restart."""
 
     incarnation: int
-    """Which start of the scheduler process made the job."""
+    """The incarnation (start) of the scheduler process that made the job."""
     number: int
-    """Counts the jobs of that incarnation, from 1."""
+    """Counter of the jobs of that incarnation, from 1."""
 
     def __str__(self) -> str:
         return f"{self.incarnation}.{self.number}"
@@ -57,8 +57,8 @@ class JobId:
 class Transfer:
     """What a copier moves for one job: ``source[i]`` goes to ``target[i]``.
 
-    Shapes: ``source`` and ``target`` are ``(n,)`` with ``n >= 1``; block ids on the device side, slot places on the host
-    side. ``group_sizes`` counts how many of them belong to each group, in order; they add up to ``n`` (I15).
+    Shapes: ``source`` and ``target`` are ``(n,)`` with ``n >= 1``; block ids on the device side, host places on the host
+    side. ``group_sizes`` is the number of blocks in each group, in order; they add up to ``n`` (I15).
     """
 
     job: JobId
@@ -79,9 +79,9 @@ class Transfer:
 
 
 class Transfers(Sequence[Transfer]):
-    """The transfers of one direction in a plan, each made of columns when somebody looks at it.
+    """The transfers of one direction in a plan, stored as columns; each `Transfer` is built when it is accessed.
 
-    Job *numbers[n]* moves from ``source[cuts[n]:cuts[n + 1]]`` to the same part of ``target``; its blocks are of ``groups[n]``.
+    Job *numbers[n]* moves ``source[cuts[n]:cuts[n + 1]]`` to the same part of ``target``; its blocks are of ``groups[n]``.
     """
 
     __slots__ = ("_cuts", "_direction", "_groups", "_incarnation", "_made", "_num_groups", "_numbers", "_source", "_target")
@@ -127,7 +127,7 @@ class Transfers(Sequence[Transfer]):
         return iter(self._all())
 
     def __reduce__(self) -> tuple[type[tuple[Transfer, ...]], tuple[tuple[Transfer, ...]]]:
-        """Who gets a copy in another process gets a plain tuple."""
+        """Pickled as a plain tuple."""
         return tuple, (self._all(),)
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ class Transfers(Sequence[Transfer]):
 
 @frozen
 class Completion:
-    """One worker's final word about its share of a job."""
+    """One worker's final report on its share of a job."""
 
     job: JobId
     worker: Worker
@@ -145,7 +145,7 @@ class Completion:
 
 @frozen
 class Launched:
-    """A worker began to run its share of a job: its deadline starts now."""
+    """A worker has launched its share of a job: the deadline starts now."""
 
     job: JobId
     worker: Worker
@@ -156,11 +156,11 @@ class Plan:
     """What the workers do for one engine step, in the order of the engine contract."""
 
     number: int
-    """Counts the plans of one ledger, from 1."""
+    """Counter of the plans of one ledger, from 1."""
     loads: Sequence[Transfer]
     stores: Sequence[Transfer]
     flushes: tuple[JobId, ...]
-    """Jobs to wait for before anything else of this step writes; launched first where a worker still holds them back."""
+    """Jobs to wait for before anything else in this step writes; a worker that has not launched them yet does so first."""
 
     @property
     def empty(self) -> bool:
@@ -170,7 +170,7 @@ class Plan:
 
 @frozen(eq=False)
 class Seal:
-    """Blocks whose content is now final, with their keys."""
+    """Blocks of one group whose content is now final, with their keys."""
 
     group: int
     lives: list[int] | Ids
@@ -179,31 +179,31 @@ class Seal:
 
 @frozen(eq=False)
 class Placement:
-    """What an engine's own allocator has put behind one table of a request, in this order."""
+    """What an engine's own allocator has appended to one table of a request, in this order."""
 
     group: int
     skipped: int
-    """Null blocks."""
+    """Number of null blocks."""
     taken: Sequence[int]
-    """Ids of blocks whose content is held from now on: a prefix hit."""
+    """Ids of blocks of a prefix hit, whose content the request now holds."""
     allocated: Sequence[int]
-    """Ids of blocks that are handed out."""
+    """Ids of newly allocated blocks."""
 
 
 @define(eq=False)
 class Growth:
-    """What an engine's own allocator has put behind many tables: one entry of each list for each of them."""
+    """What an engine's own allocator has appended to many tables: one entry per table in each list."""
 
     names: list[str] = field(factory=list)
-    """Whose table it is."""
+    """The request that owns the table."""
     groups: list[int] = field(factory=list)
     taken: list[Sequence[int]] = field(factory=list)
-    """Blocks of a hit, which are held from now on; they go first. `NULL` leaves a place empty, here and there."""
+    """Blocks of a prefix hit, which the request now holds; they come first. `NULL`, here and below, leaves a position empty."""
     fresh: list[Sequence[int]] = field(factory=list)
-    """Blocks that are handed out."""
+    """Newly allocated blocks."""
 
     def note(self, name: str, group: int, fresh: Sequence[int], taken: Sequence[int] = ()) -> None:
-        """One more table has grown."""
+        """Add an entry for one table."""
         self.names.append(name)
         self.groups.append(group)
         self.taken.append(taken)
@@ -212,22 +212,22 @@ class Growth:
 
 @frozen
 class LedgerMove(Move):
-    """What one block, slot, job or request did. The place is a block, a slot, the number of a job, or the row of a request."""
+    """The step of one block, slot, job or request. The place is a block, a slot, a job number, or the row of a request."""
 
     life: int | None
-    """Of a block: its life after the step (`block_of` gives the block back)."""
+    """For a block: its life after the step (`block_of` returns the block)."""
     job: JobId | None
-    """The job in whose name it happened."""
+    """The job that caused it."""
     request: str
-    """The request that it happened for: the one named to the verb, or the one that the job is made for; empty for none."""
+    """The request that it was done for: the one passed to the verb, or the owner of the job; empty for none."""
     group: int | None
     """The group of a block or slot."""
 
 
 class LedgerTransition(Transition):
-    """One committed event of blocks, slots, jobs or requests. Iterating gives a `LedgerMove` for each place.
+    """One committed event of blocks, slots, jobs or requests. Iterating yields a `LedgerMove` for each place.
 
-    ``payload`` is empty: what decided about the row are facts that the ledger knows itself.
+    ``payload`` is empty: the ledger computes the facts that select a row itself.
     """
 
     __slots__ = ("_machine", "epochs", "groups", "incarnation", "job", "jobs", "owners", "plan", "request", "sequence")
@@ -251,22 +251,22 @@ class LedgerTransition(Transition):
         super().__init__(MACHINES[machine], event, places, rows)
         self._machine = machine
         self.sequence = sequence
-        """Counts the transitions of a ledger; `history` and recordings name it."""
+        """Counter of the transitions of a ledger; `history` and recordings refer to it."""
         self.plan = plan
         """The number of the latest plan."""
         self.epochs = epochs
-        """The epoch of each block afterwards; empty for other machines, and in the journal."""
+        """The epoch of each block after the step; empty for other machines, and in the journal."""
         self.job = job
-        """The number of the job in whose name it happened; 0 for none, and where ``jobs`` says it."""
+        """The number of the job that caused it; 0 for none, or if ``jobs`` is set."""
         self.jobs = jobs
-        """The number of the job of each place, where several jobs took one step together."""
+        """The job number of each place, if several jobs took the step together."""
         self.request = request
-        """The request of a request's own step, and the one that the verb named; empty for none."""
+        """The request that took the step, or that was passed to the verb; empty for none."""
         self.incarnation = incarnation
         self.groups = groups
         """The group of each block or slot; empty for other machines, and in the journal."""
         self.owners = owners
-        """The request that each job is made for, by its number."""
+        """The owner of each job, by job number."""
 
     @property
     def machine(self) -> str:
@@ -274,7 +274,7 @@ class LedgerTransition(Transition):
         return self._machine
 
     def job_of_each(self) -> Sequence[int]:
-        """The number of the job in whose name each place took its step; 0 for none."""
+        """The number of the job that caused the step of each place; 0 for none."""
         return self.jobs or [self.job] * len(self.places)
 
     def __iter__(self) -> Iterator[LedgerMove]:
@@ -291,7 +291,7 @@ class LedgerTransition(Transition):
             )
 
     def only(self, chosen: Sequence[int]) -> Self:
-        """The same for some of the places, which *chosen* counts from 0."""
+        """The same record for some of the places; *chosen* holds their positions, from 0."""
         some = super().only(chosen)
         some.epochs = [self.epochs[each] for each in chosen] if self.epochs else self.epochs
         some.groups = bytes([self.groups[each] for each in chosen]) if self.groups else self.groups
@@ -300,7 +300,7 @@ class LedgerTransition(Transition):
 
 
 class Refusal(NamedTuple):
-    """An event that a table has refused, as hooks hear of it (`Ledger.on_refusal`). Nothing has changed."""
+    """An event that a table has refused, as hooks receive it (`Ledger.on_refusal`). Nothing has changed."""
 
     plan: int
     machine: str
@@ -308,6 +308,6 @@ class Refusal(NamedTuple):
     """As in `LedgerMove`."""
     event: str
     state: str
-    """Where the place stands; of a batch it is the first that was refused."""
+    """The state of the place; in a batch, of the first place that was refused."""
     name: str = ""
-    """What a request is called; empty for other machines."""
+    """The name of the request; empty for other machines."""

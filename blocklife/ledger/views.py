@@ -1,9 +1,9 @@
-"""What everybody may read of a ledger: blocks, slots, jobs and requests, seen from outside.
+"""Read-only views of a ledger: its blocks, slots, jobs and requests.
 
 Rules of this file:
 
-* It reads, and hands out values; nothing that is given can be used to change the ledger.
-* What it says holds until the next verb. A life that is over stays so, and says so.
+* Views return values; nothing that they return can change the ledger.
+* An answer holds until the next verb. A life that is over stays over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READY = SlotLife.table.index[Slot.READY]
 
 @lru_cache(maxsize=64)
 def _flags(states: frozenset[Block]) -> bytes:
-    """By the byte that stands for a state whether it is one of these."""
+    """A table from state bytes to whether the state is one of these."""
     return bytes([number < len(_BLOCKS) and _BLOCKS[number] in states for number in range(256)])
 
 
@@ -42,24 +42,24 @@ def block_of(life: int) -> int:
 
 
 class BlocksView:
-    """The blocks of the device; block 0 is the null block, which nobody ever holds."""
+    """The blocks of the device; block 0 is the null block, which no request ever holds."""
 
     def __init__(self, state: LedgerData) -> None:
         self._blocks = state.blocks
         self._jobs = state.jobs
         self.states = memoryview(state.blocks.state).toreadonly()
-        """The state of every block by its number among those of the machine, for who asks about many; it stays up to date."""
+        """The state of every block, as the index of the state in the machine, for bulk reads; a live view."""
         self.epochs = memoryview(state.blocks.epoch).toreadonly()
-        """The epoch of every block, likewise."""
+        """The epoch of every block; a live view."""
         self.groups = memoryview(state.blocks.group).toreadonly()
-        """The group of every block, likewise."""
+        """The group of every block; a live view."""
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     @property
     def free(self) -> int:
-        """How many can be handed out without any wait."""
+        """The number of blocks that can be handed out without a wait."""
         return self._blocks.free
 
     def at(self, block: int) -> Block:
@@ -71,21 +71,21 @@ class BlocksView:
         return self._blocks.epoch[block] << EPOCH_SHIFT | block
 
     def is_current(self, life: int) -> bool:
-        """Whether a life is not over."""
+        """Whether a life is still current."""
         return self._blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT
 
     def of(self, life: int) -> Block | None:
-        """The state of the block of a life; None where the life is over."""
+        """The state of the block of a life; None if the life is over."""
         block = life & ID_MASK
         return _BLOCKS[self._blocks.state[block]] if self._blocks.epoch[block] == life >> EPOCH_SHIFT else None
 
     def code_of(self, life: int) -> int | None:
-        """`of`, as the number of the state among those of the machine: for who asks about many, one by one."""
+        """`of`, as the index of the state in the machine; faster for many single queries."""
         block = life & ID_MASK
         return self._blocks.state[block] if self._blocks.epoch[block] == life >> EPOCH_SHIFT else None
 
     def among(self, lives: Lives, states: frozenset[Block]) -> list[bool]:
-        """Of each life whether it is not over and its block in one of these states."""
+        """For each life, whether it is current and its block is in one of these states."""
         flags, blocks = _flags(states), self._blocks
         if type(lives) is list and len(lives) < BULK:
             state, epoch = blocks.state, blocks.epoch
@@ -96,71 +96,71 @@ class BlocksView:
         return found
 
     def holds(self, block: int, group: int, key: bytes) -> bool:
-        """Whether a block has final content of a group under a key."""
+        """Whether a block has final content of this group and key."""
         blocks = self._blocks
         return blocks.key[block] == key and blocks.group[block] == group and _BLOCKS[blocks.state[block]] in KEYED
 
     def refs(self, block: int) -> int:
-        """How many tables of requests hold it."""
+        """The number of block tables that hold it."""
         return self._blocks.refs[block]
 
     def pins(self, block: int) -> int:
-        """How many jobs may touch it."""
+        """The number of jobs that may touch it."""
         return self._blocks.pins[block]
 
     def writes(self, block: int) -> int:
-        """How many loads may write it."""
+        """The number of loads that may write it."""
         return self._blocks.writes[block]
 
     def overdue(self, block: int) -> int:
-        """How many jobs past their deadline may touch it."""
+        """The number of jobs past their deadline that may touch it."""
         return self._blocks.overdue[block]
 
     def group(self, block: int) -> int:
-        """For which group it was handed out last."""
+        """The group that it was last handed out for."""
         return self._blocks.group[block]
 
     def key(self, block: int) -> bytes | None:
-        """The key of its content; None where that has none."""
+        """The key of its content; None if it has none."""
         return self._blocks.key[block]
 
     def job(self, block: int) -> int:
-        """The number of the store that has its current life as a source; 0 for none."""
+        """The number of the store that reads its current life; 0 for none."""
         row = self._blocks.job[block]
         return self._jobs.rows[row].number if row else 0
 
     def find(self, group: int, key: bytes) -> int | None:
-        """The life that holds the content of a key; None where there is none."""
+        """The life that holds the content of a key; None if there is none."""
         block = self._blocks.index[group].get(key)
         return None if block is None else self._blocks.epoch[block] << EPOCH_SHIFT | block
 
     def named(self) -> Iterator[tuple[int, bytes, int]]:
-        """All content that can be found: group, key, block."""
+        """All content that can be hit: group, key, block."""
         for group, index in enumerate(self._blocks.index):
             for key, block in index.items():
                 yield group, key, block
 
     def next_free(self, count: int) -> list[int]:
-        """The next blocks that are handed out, at most *count*."""
+        """The next blocks to be handed out, at most *count*."""
         return listed(self._blocks.queue.peek(count))
 
     def free_order(self) -> list[int]:
-        """All free blocks, in the order in which they are handed out."""
+        """All free blocks, in the order in which they will be handed out."""
         return self._blocks.free_order()
 
     def count_held(self) -> int:
-        """How many are held by a request."""
+        """The number of blocks that a request holds."""
         return int(np.count_nonzero(self._blocks.refs_view))
 
     def count_busy(self) -> int:
-        """How many are neither FREED nor CACHED, or held, or may still be touched."""
+        """The number of blocks that are neither FREED nor CACHED, or are held, or may still be touched by a copy."""
         blocks, index = self._blocks, BlockLife.table.index
         state = blocks.column.view
         rests = (state == index[Block.FREED]) | (state == index[Block.CACHED])
         return int(np.count_nonzero(~rests | (blocks.refs_view > 0) | (blocks.pins_view > 0)))
 
     def count(self) -> dict[Block, int]:
-        """How many blocks are in each state, the null block among those that are FREED."""
+        """The number of blocks in each state; the null block counts as FREED."""
         counts = np.bincount(self._blocks.column.view, minlength=len(_BLOCKS)).tolist()
         return dict(zip(_BLOCKS, counts, strict=True))
 
@@ -175,14 +175,14 @@ class SlotsView:
     def __init__(self, state: LedgerData) -> None:
         self._slots = state.slots
         self.states = memoryview(state.slots.state).toreadonly()
-        """The state of every slot by its number among those of the machine, for who asks about many; it stays up to date."""
+        """The state of every slot, as the index of the state in the machine, for bulk reads; a live view."""
 
     def __len__(self) -> int:
         return len(self._slots)
 
     @property
     def free(self) -> int:
-        """How many are EMPTY."""
+        """The number of EMPTY slots."""
         return self._slots.free
 
     def at(self, slot: int) -> Slot:
@@ -194,23 +194,23 @@ class SlotsView:
         return self._slots.state[slot] == _READY
 
     def can_evict(self, slot: int) -> bool:
-        """Whether its content may be forgotten now: it can be read, and nobody counts on it."""
+        """Whether it can be evicted now: it is READY and not pinned."""
         return self._slots.state[slot] == _READY and not self._slots.pins[slot]
 
     def pins(self, slot: int) -> int:
-        """How many loads and lookups count on it."""
+        """The number of loads and lookups that pin it."""
         return self._slots.pins[slot]
 
     def group(self, slot: int) -> int:
-        """Of which group its content is, or was last."""
+        """The group of its content, or of its last content."""
         return self._slots.group[slot]
 
     def key(self, slot: int) -> bytes | None:
-        """The key of its content; None where it has none."""
+        """The key of its content; None if it has none."""
         return self._slots.key[slot]
 
     def find(self, group: int, key: bytes) -> int | None:
-        """The slot with the content of a key, or to which a store brings it; None where there is none."""
+        """The slot that has the content of a key, or that a store is writing it to; None if there is none."""
         return self._slots.index[group].get(key)
 
     def found(self, group: int, keys: Iterable[bytes]) -> list[int]:
@@ -219,23 +219,23 @@ class SlotsView:
         return [slot for slot in slots if slot is not None]
 
     def find_ready(self, group: int, key: bytes) -> int | None:
-        """The slot from which the content of a key can be read now."""
+        """The READY slot with the content of a key; None if there is none."""
         slot = self._slots.index[group].get(key)
         return slot if slot is not None and self._slots.state[slot] == _READY else None
 
     def any_ready(self, names: Iterable[tuple[int, bytes]]) -> bool:
-        """Whether one of these contents, named by group and key, can be read now."""
+        """Whether any of these contents, given by group and key, can be read now."""
         index, state = self._slots.index, self._slots.state
         slots = [slot for group, key in names if (slot := index[group].get(key)) is not None]
         return _READY in [state[slot] for slot in slots]
 
     def ready_among(self, group: int, keys: Set[bytes]) -> set[bytes]:
-        """Those of some keys whose content can be read now."""
+        """The keys among these whose content can be read now."""
         index, state = self._slots.index[group], self._slots.state
         return {key for key in keys & index.keys() if state[index[key]] == _READY}
 
     def named(self) -> Iterator[tuple[int, bytes, int]]:
-        """All content that can be found, there already or on its way: group, key, slot."""
+        """All content with a key, READY or being written: group, key, slot."""
         for group, index in enumerate(self._slots.index):
             for key, slot in index.items():
                 yield group, key, slot
@@ -245,7 +245,7 @@ class SlotsView:
         return self._slots.peek_empty(count)
 
     def count(self) -> dict[Slot, int]:
-        """How many slots are in each state."""
+        """The number of slots in each state."""
         counts = np.bincount(self._slots.column.view, minlength=len(_SLOTS)).tolist()
         return dict(zip(_SLOTS, counts, strict=True))
 
@@ -255,13 +255,13 @@ class SlotsView:
         return found
 
     def count_busy(self) -> int:
-        """How many are neither EMPTY nor READY, or pinned."""
+        """The number of slots that are neither EMPTY nor READY, or are pinned."""
         state, index = self._slots.column.view, SlotLife.table.index
         rests = (state == index[Slot.EMPTY]) | (state == index[Slot.READY])
         return int(np.count_nonzero(~rests | (self._slots.pins_view > 0)))
 
     def count_pinned(self) -> int:
-        """How many slots have readable content that somebody counts on."""
+        """The number of READY slots that are pinned."""
         return int(np.count_nonzero((self._slots.column.view == _READY) & (self._slots.pins_view > 0)))
 
     def row_counts(self) -> Iterator[tuple[Row, int]]:
@@ -269,7 +269,7 @@ class SlotsView:
         return self._slots.column.row_counts()
 
     def watch(self, watcher: SlotWatcher) -> None:
-        """Tell *watcher*, while the ledger writes, of content that can be read from now on, or no longer; after those before.
+        """Call *watcher*, while the ledger writes, when content becomes readable or is gone; after earlier watchers.
 
         It must not call the ledger.
         """
@@ -287,27 +287,27 @@ class SlotsView:
 
 
 class JobView(Protocol):
-    """One job as everybody may read it."""
+    """A read-only view of one job."""
 
     @property
     def number(self) -> int:
-        """It counts the jobs of one incarnation, from 1."""
+        """Counter of the jobs of one incarnation, from 1."""
 
     @property
     def direction(self) -> Direction:
-        """Which way its bytes go."""
+        """The direction in which it copies."""
 
     @property
     def owner(self) -> str | None:
-        """The request that it is made for; None for a store that serves nobody."""
+        """The request that it is for; None for a store that belongs to no request."""
 
     @property
     def sharers(self) -> tuple[str, ...]:
-        """Further requests that it is made for."""
+        """Further requests that it is for."""
 
     @property
     def lives(self) -> Lives:
-        """What it reads, or fills, on the device."""
+        """The lives that it reads or fills on the device."""
 
     @property
     def ids(self) -> Ids:
@@ -335,7 +335,7 @@ class JobView(Protocol):
 
     @property
     def row(self) -> int:
-        """The number by which its transitions are told."""
+        """The row of the job, which is the place in its transitions."""
 
     @property
     def reported(self) -> int:
@@ -351,17 +351,17 @@ class JobView(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When it is given up, once that is known."""
+        """When it expires; None until the deadline has started."""
 
     def contents(self) -> Iterator[tuple[int, Ids, Sequence[bytes]]]:
-        """Each group that the job moves, with its slots and their keys."""
+        """Each group of the job, with its slots and their keys."""
 
     def serves(self, request: str) -> bool:
-        """Whether the job is made for a request."""
+        """Whether the job is for this request."""
 
 
 class JobsView:
-    """The jobs that are out, and the latest that are over, by number."""
+    """The jobs that are not over, and the latest that are, by number."""
 
     def __init__(self, state: LedgerData) -> None:
         self._jobs = state.jobs
@@ -369,47 +369,47 @@ class JobsView:
 
     @property
     def verdicts(self) -> int:
-        """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
+        """How often a job became terminal or expired. While it is unchanged, polling for a copy can be skipped."""
         return self._state.verdicts
 
     @property
     def live(self) -> int:
-        """How many are not over."""
+        """The number of jobs that are not over."""
         return self._jobs.live
 
     @property
     def room(self) -> int:
-        """How many more can be made now."""
+        """The number of jobs that can be added now."""
         return self._jobs.room
 
     def check_room(self) -> None:
-        """Refuse one more, with `CapacityError`, where there is no room for it."""
+        """Raise `CapacityError` if there is no room for another job."""
         self._jobs.check_room()
 
     @property
     def last_number(self) -> int:
-        """The number of the latest."""
+        """The number of the latest job."""
         return self._jobs.last_number
 
     @property
     def num_planned(self) -> int:
-        """How many are planned and not submitted."""
+        """The number of jobs that are planned and not submitted."""
         return len(self._jobs.planned)
 
     def alive(self) -> Sequence[JobView]:
-        """Those that are not over, the oldest first."""
+        """The jobs that are not over, oldest first."""
         return self._jobs.alive()
 
     def known(self) -> Sequence[JobView]:
-        """All that are known still."""
+        """All jobs that are still known."""
         return list(self._jobs.by_number.values())
 
     def get(self, number: int) -> JobView | None:
-        """A job; None where it was never made, or has been over for long."""
+        """A job; None if it never existed, or ended too long ago to be known."""
         return self._jobs.by_number.get(number)
 
     def transfer(self, number: int) -> Transfer:
-        """What a job moves, for who launches copies itself. `MisuseError` for a job that is not known any more."""
+        """What a job moves, for an engine that launches copies itself. `MisuseError` for a job that is no longer known."""
         job = self._jobs.by_number.get(number)
         if job is None:
             raise MisuseError(f"job {number}: it is not known (it was never made, or has been over for long)")
@@ -418,7 +418,7 @@ class JobsView:
         return Transfer(self._state.id_of(job), job.direction, source, target, job.group_sizes)
 
     def state(self, number: int) -> Job | None:
-        """The state of a job; None where it is not known."""
+        """The state of a job; None if it is not known."""
         job = self._jobs.by_number.get(number)
         return None if job is None else _JOBS[self._jobs.column.state[job.row]]
 
@@ -431,7 +431,7 @@ class JobsView:
         return number in self._jobs.planned
 
     def serve(self, request: str) -> bool:
-        """Whether one that is not over is made for a request."""
+        """Whether a job that is not over is for this request."""
         return request in self._jobs.owned
 
     def row_counts(self) -> Iterator[tuple[Row, int]]:
@@ -446,7 +446,7 @@ class RequestsView:
         self._requests = state.requests
         self._column = state.request_column
         self.states = memoryview(state.request_column.state).toreadonly()
-        """The state that belongs to every number (`row`), whether a request has it or not; it stays up to date."""
+        """The state in every row (`row`), whether a request uses it or not; a live view."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -458,7 +458,7 @@ class RequestsView:
         return iter(self._requests)
 
     def row(self, name: str) -> int:
-        """The number by which transitions of a request are told; it is another's once the request is over."""
+        """The row of a request, which is the place in its transitions; it is reused once the request is over."""
         return self._requests[name].row
 
     def at(self, name: str) -> Request:
@@ -466,7 +466,7 @@ class RequestsView:
         return _REQUESTS[self._column.state[self._requests[name].row]]
 
     def rows(self) -> dict[int, str]:
-        """Which request stands behind each number."""
+        """The request in each row."""
         return {each.row: name for name, each in self._requests.items()}
 
     def load(self, name: str) -> int:
@@ -474,11 +474,11 @@ class RequestsView:
         return self._requests[name].load
 
     def size(self, name: str, group: int) -> int:
-        """How long the table of one group is, nulls included."""
+        """The length of the block table of one group, nulls included."""
         return len(self._requests[name].tables[group])
 
     def held(self, name: str, group: int, start: int = 0, stop: int | None = None) -> list[int]:
-        """Some lives of the table of one group, `NULL` where a place is outside the window."""
+        """Some lives of the block table of one group; `NULL` for positions outside the window."""
         return self._requests[name].tables[group][start:stop].tolist()
 
     def row_counts(self) -> Iterator[tuple[Row, int]]:
@@ -487,13 +487,13 @@ class RequestsView:
 
 
 View: TypeAlias = BlocksView | SlotsView | JobsView | RequestsView
-"""What can be read of one machine."""
+"""The view of one machine."""
 
 
 def statistics_of(state: LedgerData) -> Statistics:
-    """Count everything now."""
+    """Statistics of the ledger at this moment."""
     blocks = {at.name: count for at, count in state.blocks.column.count().items()}
-    blocks[Block.FREED.name] -= 1  # the null block is not a place
+    blocks[Block.FREED.name] -= 1  # the null block does not count
     idle = state.blocks.refs_view == 0
     column, index = state.blocks.column.view, BlockLife.table.index
     copying = (column == index[Block.PENDING_STORE]) | (column == index[Block.IN_FLIGHT])
