@@ -44,7 +44,7 @@ class Jobs(Generic[JobT_co]):
 
 @define(eq=False)
 class Batch(Generic[BlockT_co]):
-    """A handle on the lives of some blocks of one group, last seen in one state. The epoch of a life tells whether it is over."""
+    """The lives of some blocks of one group, last seen in one state. The epoch of a life tells whether it is over."""
 
     lives: Lives
     group: int = 0

@@ -1,10 +1,10 @@
-"""Groups: which tokens share a block, how far back each kind of attention reads, and how blocks make up chunks.
+"""KV-cache groups: which tokens share a block, how far back each kind of attention reads, and how blocks form chunks.
 
 Rules of this file:
 
-* It knows sizes, not places: no block id, no key and no state occurs here.
-* A geometry is checked when it is built. What fits is computed once, and nothing asks again.
-* It says what a request reads that continues at a token; `lookup` finds out what is there, the scheduler when it may go.
+* This file deals with sizes only: no block ids, keys or states.
+* A geometry is checked and all sizes are computed when it is built.
+* It says what a request reads to continue at a token; `lookup` finds what is there, and the scheduler decides when to free it.
 
 Units: ``*_tokens`` counts tokens, ``*_blocks`` blocks of one group, ``*_chunks`` chunks of one group. A chunk is
 ``blocks_per_chunk`` neighbouring blocks. Groups are numbered in the order in which they are given.
@@ -22,14 +22,14 @@ from attrs import field, frozen
 from blocklife.errors import MisuseError
 
 MAX_GROUPS = 256
-"""Groups that a request can have."""
+"""Maximum number of groups."""
 MAX_BLOCKS_PER_CHUNK = 64
-"""Blocks that a chunk can have."""
+"""Maximum number of blocks in a chunk."""
 _MAX_DIGITS = 9
 
 
 def _positive(instance: object, attribute: object, value: int) -> None:
-    """Refuse what is no count; a bool is an int to Python, and none to us."""
+    """Refuse anything but a positive integer; bools are refused too."""
     name = getattr(attribute, "name", "value")
     if type(value) is not int or value < 1:
         raise MisuseError(f"{name} of {type(instance).__name__} must be a whole number of at least 1, not {value!r}")
@@ -58,7 +58,7 @@ class SlidingWindow:
 
 @frozen
 class Mamba:
-    """One block holds the state after all tokens so far; a state at a block boundary is content."""
+    """One block holds the state after all tokens so far; a state at a block boundary can be stored and hit."""
 
     block_tokens: int = field(validator=_positive)
 
@@ -75,9 +75,9 @@ def _tuple(groups: Iterable[Group]) -> tuple[Group, ...]:
 
 @frozen
 class Geometry:
-    """The groups of a model and the unit of offload, with everything that follows from them. Tuples are indexed by group.
+    """The groups of a model, the unit of offload, and the sizes that follow from them. Tuples are indexed by group.
 
-    Raises MisuseError for anything that does not fit together, with the two numbers.
+    Raises MisuseError, with the two numbers, for sizes that do not fit together.
     """
 
     groups: tuple[Group, ...] = field(converter=_tuple)
@@ -87,7 +87,7 @@ class Geometry:
     chunk_tokens: tuple[int, ...] = field(init=False, repr=False, eq=False)
     """Tokens of a chunk."""
     window_chunks: tuple[int | None, ...] = field(init=False, repr=False, eq=False)
-    """Chunks that a hit needs before its end: None where it needs all; 0 where a token attends to itself only."""
+    """Number of chunks before its end that a hit needs: None for all; 0 if a token attends only to itself."""
     window_blocks: tuple[int | None, ...] = field(init=False, repr=False, eq=False)
     """The same in blocks."""
     block_alignment: int = field(init=False, repr=False, eq=False)
@@ -108,7 +108,7 @@ class Geometry:
             "chunk_alignment": lcm(*chunk_tokens),
         }
         for name, value in derived.items():
-            object.__setattr__(self, name, value)  # the record is frozen, and these are part of its making
+            object.__setattr__(self, name, value)  # the record is frozen; these fields are set while it is built
 
     def _check(self) -> None:
         """Refuse groups that cannot share one table of a request."""
@@ -120,7 +120,7 @@ class Geometry:
         if self.blocks_per_chunk > MAX_BLOCKS_PER_CHUNK:
             raise MisuseError(f"blocks_per_chunk can be at most {MAX_BLOCKS_PER_CHUNK}, not {self.blocks_per_chunk}")
         for small, large in pairwise(sorted({group.block_tokens for group in self.groups})):
-            # Neighbours in order are enough: a multiple of a multiple is one.
+            # Comparing neighbours in sorted order is enough: divisibility is transitive.
             if large % small:
                 raise MisuseError(
                     f"groups with block_tokens {small} and {large} do not share their boundaries:"
@@ -128,7 +128,7 @@ class Geometry:
                 )
 
     def needed(self, group: int, length: int) -> range:
-        """Positions of the blocks that a request reads which continues at token *length*; empty at 0."""
+        """Positions of the blocks that a request reads to continue at token *length*; empty at 0."""
         if length < 0:
             raise MisuseError(f"length must be at least 0, not {length}")
         each, tokens = self.groups[group], self.block_tokens[group]
@@ -141,7 +141,7 @@ class Geometry:
 
     @classmethod
     def parse(cls, text: str, blocks_per_chunk: int = 1) -> Geometry:
-        """The geometry that a text like ``full:16,swa:16:1024,mamba:16`` names; raises MisuseError for any other."""
+        """Parse a geometry from a text like ``full:16,swa:16:1024,mamba:16``; raises MisuseError for a malformed one."""
         return cls(tuple(map(_parsed, text.split(","))), blocks_per_chunk)
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class Geometry:
 
 
 def _window(group: Group, tokens: int) -> int | None:
-    """Units of so many tokens that a hit needs before its end; None for all."""
+    """How many units of this many tokens a hit needs before its end; None for all."""
     if isinstance(group, FullAttention):
         return None
     if isinstance(group, Mamba):
@@ -160,7 +160,7 @@ def _window(group: Group, tokens: int) -> int | None:
 def _parsed(text: str) -> Group:
     """One group of a text."""
     kind, *sizes = text.split(":")
-    # Digits only: int() would also take signs, spaces and underscores, and chokes on thousands of digits.
+    # Digits only: int() would also accept signs, spaces and underscores, and raises for thousands of digits.
     if all(size.isascii() and size.isdecimal() and len(size) <= _MAX_DIGITS for size in sizes):
         match kind, [int(size) for size in sizes]:
             case "full", [block_tokens]:

@@ -1,10 +1,10 @@
-"""The host tier: what is in it, which slots a store gets, and what is forgotten to make room for it.
+"""The host tier: its content, the slots that a store gets, and eviction.
 
 Rules of this file:
 
-* What is in a slot is read from the ledger. The tier keeps no second copy of it.
-* Which content goes is the policy's choice (`replacement`); that it may go at all is asked of the ledger's columns.
-* While the ledger writes, the tier only notes what it hears. The policy, which may be a user's, is told afterwards.
+* The content of a slot is read from the ledger; the tier keeps no copy of it.
+* The policy (`replacement`) chooses what to evict; the ledger's columns say what may be evicted.
+* While the ledger writes, the tier only takes notes. The policy, which may be user code, is called later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["EventKind", "HostEvent", "HostTier", "Name", "Replacement", "TierSta
 
 
 class EventKind(enum.Enum):
-    """What happened to content of the host tier."""
+    """What happened to content in the host tier."""
 
     STORED = "it can be read from now on"
     REMOVED = "it cannot be read any more"
@@ -44,7 +44,7 @@ class HostEvent:
 
 @frozen(kw_only=True)
 class TierStatistics:
-    """Slots at one moment, and what was counted.
+    """The slots at one moment, and counters.
 
     ``capacity`` is the sum of empty, pinned, evictable, writing, freeing_soon and quarantined; ``ready`` is pinned + evictable.
     """
@@ -54,26 +54,26 @@ class TierStatistics:
     ready: int
     """Readable content."""
     pinned: int
-    """Readable content that loads or lookups count on."""
+    """Readable content that loads or lookups pin."""
     evictable: int
-    """Readable content that may be forgotten now."""
+    """Readable content that can be evicted now."""
     writing: int
     freeing_soon: int
-    """Content that is forgotten already, and that loads still read."""
+    """Forgotten content that loads still read."""
     quarantined: int
-    """A store that is past its deadline may still write them."""
+    """Slots that a store past its deadline may still write."""
     lost_events: int
-    """Events that nobody had taken when there were too many of them."""
+    """Events dropped because they were not taken in time."""
 
 
 class HostTier(edge.NotCopied):
-    """Slots, their content by name, and a policy that says what is forgotten first.
+    """The slots, their content by name, and a replacement policy.
 
     Eviction never touches a slot that is pinned or not READY: the tables would refuse it, and the policy is not offered it.
-    Invariant: content that is READY and was reserved here, touched, or there at the start, is known to the policy, except for
-    what ``_gone`` names: slots whose content went since the policy was last asked anything. Initially: those with content, by
-    number, the first of them the oldest.
-    With *max_events* 0 no events are kept, and none is lost.
+    Invariant: the policy knows every READY slot that was reserved here, touched, or filled at the start; it may also still know
+    the slots in ``_gone``, whose content went since the policy was last called. Initially: the slots with content, in order of
+    their number, the first being the oldest.
+    With *max_events* 0 no events are kept, and none count as dropped.
     """
 
     def __init__(self, ledger: Ledger, replacement: str | Replacement = "lru", *, max_events: int = 65536) -> None:
@@ -92,11 +92,11 @@ class HostTier(edge.NotCopied):
 
     @property
     def policy(self) -> Replacement:
-        """What decides which content goes first."""
+        """The replacement policy."""
         return self._replacement
 
     def answer(self, group: int, key: bytes) -> Answer:
-        """Whether content can be read: HIT; PENDING while a store brings it; else MISS."""
+        """HIT if the content can be read, PENDING while a store writes it, otherwise MISS."""
         slot = self._slots.find(group, key)
         if slot is None:
             return Answer.MISS
@@ -104,24 +104,24 @@ class HostTier(edge.NotCopied):
         return Answer.HIT if self._slots.is_ready(slot) else Answer.PENDING
 
     def slot_of(self, group: int, key: bytes) -> int | None:
-        """The slot from which content can be read now; it may be evicted unless it is pinned."""
+        """The READY slot with this content; it may be evicted unless it is pinned."""
         return self._slots.find_ready(group, key)
 
     def touch(self, slots: Iterable[int]) -> None:
-        """Note a use: the last of them is the most recent."""
+        """Record a use; the last one is the most recent."""
         self._tell_gone()
         self._replacement.touch(slots)
 
     def reserve(self, names: Sequence[Name]) -> list[int] | None:
-        """As many EMPTY slots as there are names, evicting what is needed; None, and no change, where that cannot be.
+        """One EMPTY slot for each name, evicting as needed; None, with nothing changed, if there is not enough room.
 
-        The slot at each position is meant for the name there. Nothing is reserved in the ledger: plan the store before the next
-        call. Never evicted: what is pinned, what is not READY, and what has one of these names.
+        Nothing is reserved in the ledger: plan the store before the next call. Slots that are pinned, not READY, or hold one of
+        these names are never evicted.
         """
         self._tell_gone()
         chosen = self._slots.next_empty(len(names))
         if (missing := len(names) - len(chosen)) > 0:
-            for slot in chosen:  # those whose store has failed; the policy should weigh content only
+            for slot in chosen:  # slots whose store failed; the policy should see content only
                 self._replacement.remove(slot)
             victims = self._victims(missing, names)
             if len(victims) < missing:
@@ -133,10 +133,10 @@ class HostTier(edge.NotCopied):
         return chosen
 
     def take_events(self) -> list[HostEvent]:
-        """What became readable and what is gone since the last call, in order.
+        """The content that became readable or was lost since the last call, in order.
 
-        What was readable when the tier was made is not told. When nobody takes them the oldest events fall out, counted in
-        `statistics`.
+        Content that was readable when the tier was created is not reported. If events are not taken, the oldest are dropped and
+        counted in `statistics`.
         """
         found = [
             HostEvent(EventKind.STORED if stored else EventKind.REMOVED, group, key) for stored, group, key in self._events
@@ -145,7 +145,7 @@ class HostTier(edge.NotCopied):
         return found
 
     def statistics(self) -> TierStatistics:
-        """Count everything now."""
+        """Statistics of the tier at this moment."""
         count = self._slots.count()
         ready = count[Slot.READY]
         pinned = self._slots.count_pinned()
@@ -162,7 +162,7 @@ class HostTier(edge.NotCopied):
         )
 
     def _victims(self, count: int, coming: Sequence[Name]) -> list[int]:
-        """What the policy would forget: *count* slots, or fewer where there are no more."""
+        """The slots that the policy would evict: *count*, or fewer if there are no more."""
         find, can_evict = self._slots.find, self._slots.can_evict
         kept = {slot for group, key in coming if (slot := find(group, key)) is not None}
 
@@ -177,7 +177,7 @@ class HostTier(edge.NotCopied):
         return victims
 
     def _hear(self, stored: bool, slots: Sequence[int]) -> None:
-        """Called while the ledger writes, so it only notes."""
+        """Called while the ledger writes, so it only takes notes."""
         if not stored:
             self._gone.update(dict.fromkeys(slots))
         if (most := self._events.maxlen or 0) > 0:
@@ -186,7 +186,7 @@ class HostTier(edge.NotCopied):
             self._events.extend((stored, group(slot), key(slot) or b"") for slot in slots)
 
     def _tell_gone(self) -> None:
-        """The policy hears which content has gone, in order."""
+        """Tell the policy which content is gone, in order."""
         if self._gone:
             for slot in self._gone:
                 self._replacement.remove(slot)

@@ -1,23 +1,25 @@
-"""Lookup: the longest length on which all groups agree.
+"""Lookup: the longest prefix that is a hit in all groups.
 
 Rules of this file:
 
-* It is a pure function of the answers it gets: it knows no ledger, no tier and no key, and pins nothing.
-* It chooses a length. What the scheduler does with a deferred one, or with a hit of the whole prompt, is not decided here.
-* The result is a matter of definition, not of the order of the scan: the longest length in (start, limit] that is a multiple
-  of every group's unit and of which all that it reads is a hit; ``start`` where there is none.
+* A pure function of the answers it gets: it knows no ledger, tier or keys, and pins nothing.
+* It only finds a length. What the scheduler does with a deferred hit, or a hit on the whole prompt, is not decided here.
+* The result does not depend on the order of the scan: it is the longest length in (start, limit] that is a multiple of every
+  group's unit and for which everything it reads is a hit; ``start`` if there is none.
 
-What a length reads: of a full group everything from ``start`` on, of a sliding group the last ``window`` units, as far as they
-lie behind ``start``: what is before is on the device already. The unit that contains ``start`` is read only behind it.
+What a hit of some length reads: in a full group everything after ``start``; in a sliding group the last ``window`` units, as
+far as they lie after ``start``. What lies before is on the device already. Of the unit that contains ``start``, only the part
+after it is read.
 
-What an answer counts for:
+How answers count:
 
-* PENDING is a hit; the result is deferred if it reads one. So a gap cancels what is pending to its right.
-* RETRY in a full group is the same. In a sliding group it is a miss; the result is deferred if it would be longer were all
-  of them hits. One that makes no difference defers nobody.
+* PENDING is a hit, and the result is deferred if it reads one. Pending units to the right of a gap do not matter.
+* RETRY in a full group is the same. In a sliding group it is a miss; the result is deferred only if it would be longer with
+  every RETRY a hit.
 
-Method: a full group that agrees on a length agrees on all shorter ones, so each is scanned once, from left to right. A sliding
-group does not; it is asked for the longest length up to the present one, the largest window first, until none shortens it.
+Method: if a length is a hit in a full group, so are all shorter ones; so each full group is scanned once, from left to right.
+Sliding groups lack this property; each is asked for the longest length up to the current one, the largest window first, until
+none shortens it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from blocklife.errors import MisuseError
 
 
 class Answer(enum.Enum):
-    """What is known of one unit of one group."""
+    """What is known about one unit of one group."""
 
     HIT = "it can be read now"
     MISS = "it is not there"
@@ -47,7 +49,7 @@ _HIT, _MISS, _PENDING, _RETRY = Answer.HIT, Answer.MISS, Answer.PENDING, Answer.
 Ask: TypeAlias = Callable[[int, int, int], Answer]
 """Group, index of the unit, and how many of its trailing blocks would be read (at least 1).
 
-With fewer blocks to read an answer must be no worse (HIT or PENDING, then RETRY, then MISS); else a length may be overlooked.
+With fewer blocks to read an answer must not be worse (HIT or PENDING, then RETRY, then MISS), or a hit may be missed.
 """
 
 
@@ -59,14 +61,14 @@ def _whole(instance: object, attribute: object, value: int) -> None:
 
 @frozen
 class Unit:
-    """One group in units of its scan: blocks on the device, chunks in the host tier."""
+    """One group in the units of a scan: blocks on the device, chunks in the host tier."""
 
     tokens: int = field(validator=_whole)
     """Tokens of a unit."""
     window: int | None = field(validator=optional(_whole))
-    """Units before its end that a hit needs; None for all of the prefix, 0 for none."""
+    """Number of units before its end that a hit needs; None for all, 0 for none."""
     tail: int = field(validator=_whole)
-    """Trailing blocks of the first unit of a window that are read; a full group has no use for it."""
+    """Number of trailing blocks read of the first unit of a window; unused in a full group."""
     size: int = field(validator=_whole)
     """Blocks of a unit."""
 
@@ -78,10 +80,10 @@ class Unit:
 
 
 class Units(Sequence[Unit]):
-    """The groups of a model as lookups go through them: made once, used by every lookup.
+    """The groups of a model in the form that lookups use; built once.
 
-    ``all`` are the units, by group; ``alignment`` is what every length is a multiple of; ``full`` are the groups that need all
-    of a prefix, ``windows`` those that slide, the largest window first.
+    ``all`` are the units, by group; every length is a multiple of ``alignment``; ``full`` are the groups that need the whole
+    prefix, ``windows`` the sliding ones, the largest window first.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
@@ -106,19 +108,19 @@ class Units(Sequence[Unit]):
 
 @frozen
 class Found:
-    """The answer to a lookup."""
+    """The result of a lookup."""
 
     length: int
-    """Tokens, those before ``start`` included; ``start`` itself is a miss."""
+    """Length of the hit in tokens, including those before ``start``; equal to ``start`` for a miss."""
     deferred: bool
-    """Whether it rests on something that is not there yet, or may be longer soon."""
+    """Whether it depends on content that is still being copied, or may be longer soon."""
     rounds: int
-    """Passes over the sliding groups."""
+    """Number of passes over the sliding groups."""
 
 
 @frozen
 class _Run:
-    """What a sliding group last agreed on, and which kinds of answer are among what it read for that."""
+    """The last length that is a hit in a sliding group, and the kinds of answers among the units it reads."""
 
     length: int
     pending: bool
@@ -126,11 +128,11 @@ class _Run:
 
 
 def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, max_rounds: int = 16) -> Found:
-    """The longest length in (*start*, *limit*] tokens on which all groups agree; *start* where there is none.
+    """The longest length in (*start*, *limit*] tokens that is a hit in all groups; *start* if there is none.
 
-    *start* is the length of the hit on the device; no unit that ends there or before is asked. Where the groups still disagree
-    after *max_rounds* passes over the sliding ones, that is a miss, and not deferred: no request waits for a quarrel.
-    Raises MisuseError for a call without units, rounds or a start of at least 0.
+    *start* is the length of the hit on the device; units that end there or before are not looked up. If the groups still
+    disagree after *max_rounds* passes over the sliding ones, the result is a miss, and is not deferred.
+    Raises MisuseError for a call without units, without rounds, or with a negative start.
     """
     if start < 0 or max_rounds < 1:
         name, value, least = ("start", start, 0) if start < 0 else ("max_rounds", max_rounds, 1)
@@ -149,12 +151,12 @@ def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, ma
                 return Found(start, False, rounds)
             rounds += 1
             for group in windows:
-                # Who agreed on this very length is not asked again.
+                # A group that agreed on exactly this length is not asked again.
                 if length > start and (group not in runs or runs[group].length != length):
                     runs[group] = scan.suffix(group, length)
                     length = runs[group].length
         elif scan.hopeful and any(run.retry for run in runs.values()):
-            # With every RETRY a hit this is what may be found later. Now for what is there.
+            # With every RETRY as a hit, this length may be found later. Now count only what is there.
             scan.hopeful = False
             runs = {group: run for group, run in runs.items() if not run.retry}
         else:
@@ -167,7 +169,7 @@ def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, ma
 
 @define(eq=False)
 class _Scan:
-    """The questions of one lookup. Lengths and positions are in tokens; lengths are multiples of ``alignment``."""
+    """The scan of one lookup. Lengths and positions are in tokens; lengths are multiples of ``alignment``."""
 
     units: Sequence[Unit]
     start: int
@@ -177,17 +179,17 @@ class _Scan:
     """Whether RETRY counts as a hit in a sliding group."""
 
     def blocks_behind(self, unit: Unit) -> int:
-        """How many blocks of the unit that contains ``start`` lie behind it; one that contains it counts."""
+        """How many blocks of the unit that contains ``start`` lie after it, the block that contains it included."""
         return -(-(unit.tokens - self.start % unit.tokens) // (unit.tokens // unit.size))
 
     def prefix(self, group: int, length: int) -> tuple[int, int]:
-        """The longest length up to *length* on which a full group agrees, and where its first doubtful unit begins."""
+        """The longest hit up to *length* in a full group, and where its first unit begins that is PENDING or RETRY."""
         unit, ask, doubtful = self.units[group], self.ask, length
         tokens, size = unit.tokens, unit.size
         blocks = self.blocks_behind(unit) if self.start else size
         for index in range(self.start // tokens, length // tokens):
             answer = ask(group, index, blocks)
-            blocks = size  # only the first one can begin before the start
+            blocks = size  # only the first unit can begin before the start
             if answer is not _HIT:
                 if answer is _MISS:
                     found = index * tokens
@@ -196,7 +198,7 @@ class _Scan:
         return length, doubtful
 
     def suffix(self, group: int, length: int) -> _Run:
-        """The longest length up to *length* on which a sliding group agrees. No unit is asked twice."""
+        """The longest hit up to *length* in a sliding group. No unit is looked up twice."""
         unit, start = self.units[group], self.start
         tokens, window, first = unit.tokens, unit.window or 0, start // unit.tokens
         while length > start:
@@ -207,7 +209,7 @@ class _Scan:
                     blocks = min(blocks, self.blocks_behind(unit))
                 answer = self.ask(group, index, blocks)
                 if answer is _MISS or (answer is _RETRY and not self.hopeful):
-                    # Every length between here and there reads this unit, and no fewer of its blocks.
+                    # Every length in between reads this unit, and at least as many of its blocks.
                     length = index * tokens - index * tokens % self.alignment
                     break
                 pending = pending or answer is _PENDING

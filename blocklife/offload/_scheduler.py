@@ -1,19 +1,18 @@
-"""The offload scheduler: what is looked up, loaded, stored, fenced and flushed, once per engine step.
+"""The offload scheduler: decides, once per engine step, what is looked up, loaded, stored and flushed.
 
 Rules of this file:
 
-* It chooses; the ledger decides what is legal. Every change goes through a verb.
-* A step costs what changed in it. Requests in which nothing changed are rows of a column, and idle ones not even that.
-* A call in the wrong order is refused before anything has changed, with what was expected.
+* The scheduler chooses; the ledger decides what is legal. Every change is a verb of the ledger.
+* A step costs what changed in it. Requests in which nothing changed are rows of a column; idle requests cost nothing.
+* A call in the wrong order is refused before anything has changed; the error says which call was expected.
 
-Theory. One step is: `grow` (running requests), `lookup` and `admit` (waiting ones), `preempt` where there is no room,
-`hand_off` (states that the engine keeps), `build_plan`; the workers run the plan; `settle` says what came of it, `finish` and
-`abort` who is over. With ``plans_ahead`` the next step's plan is made before this one settles. `specs/engine-contract.md` tells
-it in full.
+Theory. One step is: `grow` (running requests), `lookup` and `admit` (waiting ones), `preempt` if there is no room, `hand_off`
+(states that the engine keeps), `build_plan`; the workers run the plan; `settle` applies the results, `finish` and `abort` end
+requests. With ``plans_ahead`` the plan of the next step is made before this one settles. `specs/engine-contract.md` has the
+details.
 
-What was sealed is found from settled tokens, what is stored from tokens that are known, what is freed from settled ones only.
-Everything that is to be stored goes through one line (`stores`), and names lives: what became stale meanwhile is dropped when
-its turn comes.
+Blocks are sealed and freed according to settled tokens; stores look at known tokens. Everything to be stored goes through one
+queue (`_stores`), which refers to lives: content that became stale in the meantime is dropped when its turn comes.
 
 What is not here: speculative draft groups, partial tails of a chunk, retention intervals, tiers below host memory.
 """
@@ -55,10 +54,10 @@ _NOBODY: Mapping[str, int] = {}
 
 
 class OffloadScheduler(edge.NotCopied):
-    """Loads on a hit, stores as chunks fill or as blocks go, flushes where a step must not go on without a copy's end.
+    """Loads prefix hits, stores chunks as they fill or before their blocks are reused, and flushes copies a step must wait for.
 
-    *geometry* are the model's groups; the ledger must have been made for as many. Errors: `MisuseError` for what an engine must
-    not do, `CapacityError` for what it can try again later; in both cases nothing has changed.
+    *geometry* describes the KV-cache groups of the model; the ledger must have the same number of groups. Errors: `MisuseError`
+    for a mistake of the engine, `CapacityError` for what can be tried again later; in both cases nothing has changed.
     """
 
     def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
@@ -74,7 +73,7 @@ class OffloadScheduler(edge.NotCopied):
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     def add_request(self, name: str, keys: Keys, *, prompt_tokens: int) -> None:
-        """Know a request. State: WAITING."""
+        """Add a request. State: WAITING."""
         edge.text(name, "name")
         edge.function(keys, "keys")
         if edge.whole(prompt_tokens, "prompt_tokens") < 1:
@@ -86,7 +85,7 @@ class OffloadScheduler(edge.NotCopied):
         self._progress.enter(row, prompt_tokens)
 
     def cap(self, name: str, stored: int | None, loaded: int | None) -> None:
-        """So many tokens of a request are stored, and loaded, at most; None: as many as the policies say."""
+        """Limit how many tokens of a request are stored, and loaded; None: as the policies say."""
         row = self._steps.tracked(name).row
         for tokens, what in ((stored, "stored"), (loaded, "loaded")):
             if tokens is not None and edge.whole(tokens, what) < 0:
@@ -94,7 +93,7 @@ class OffloadScheduler(edge.NotCopied):
         self._progress.cap(row, stored, loaded)
 
     def progress(self, name: str) -> Progress:
-        """How far a request is."""
+        """The progress of a request, in tokens."""
         row, table = self._steps.tracked(name).row, self._progress
         return Progress(int(table.known[row]), int(table.computed[row]), int(table.in_flight[row]))
 
@@ -107,13 +106,13 @@ class OffloadScheduler(edge.NotCopied):
         return edge.text(name, "name") in self._state.requests
 
     def is_running(self, name: str) -> bool:
-        """Whether a request is in the batch, or could be in it: it holds its blocks, and none of them is loading."""
+        """Whether a request is or could be in the batch: it holds its blocks, and none of them is loading."""
         tracked = self._state.requests.get(edge.text(name, "name"))
         return tracked is not None and bool(self._progress.running[tracked.row])
 
     @property
     def num_running(self) -> int:
-        """How many requests could be in the batch."""
+        """The number of requests that are or could be in the batch."""
         return int(np.count_nonzero(self._progress.running))
 
     @property
@@ -127,7 +126,7 @@ class OffloadScheduler(edge.NotCopied):
         return len(self._state.requests)
 
     def sealed_blocks(self, name: str, group: int) -> int:
-        """How many blocks of a request's table, from its start, are final in one group; null blocks count."""
+        """The number of leading blocks of a request's table that are final in one group, null blocks included."""
         tracked = self._steps.tracked(name)
         if not 0 <= edge.whole(group, "group") < len(self.geometry.groups):
             raise MisuseError(f"group {group}: groups are 0 to {len(self.geometry.groups) - 1}")
@@ -135,25 +134,25 @@ class OffloadScheduler(edge.NotCopied):
 
     @property
     def generation(self) -> str:
-        """Which weights, layout and customers the content was made with, in the engine's words."""
+        """Identifies the weights, layout and tenant that the content was computed with; chosen by the engine."""
         return self._state.generation
 
     @property
     def plans_out(self) -> tuple[int, ...]:
-        """The plans that have to settle, oldest first."""
+        """The plans that have not settled, oldest first."""
         return tuple(self._state.plans)
 
     @property
     def asleep(self) -> bool:
-        """Whether the device is given up: nothing is looked up, let in or grown."""
+        """Whether the scheduler sleeps: lookup, admission and growth are refused."""
         return self._state.asleep
 
     def lookup(self, name: str, known_tokens: int, device_tokens: int | None = None) -> Hit:
         """The longest prefix of the request's *known_tokens* that all groups have, on the device and in the host tier.
 
-        *device_tokens* is the hit on the device as the engine's own allocator found it; None where the ledger owns the pool.
-        What was counted in the host tier is pinned until a load takes it or the plan of this step is built.
-        Refuses: a request that runs or loads; a second plan without a settle; a scheduler that sleeps.
+        *device_tokens* is the prefix-cache hit on the device found by the engine's own allocator; None if the ledger owns the
+        pool. The slots of the host part are pinned until a load takes them or the plan of this step is built.
+        Refuses: a request that runs or loads; more plans out than allowed; a scheduler that sleeps.
         """
         tracked = self._steps.tracked(name)
         if type(known_tokens) is not int or known_tokens > edge.MOST:
@@ -180,7 +179,7 @@ class OffloadScheduler(edge.NotCopied):
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         last = tracked.hit
         if last is not None and last.deferred and tracked.asked == asked:
-            tracked.hit = evolve(last, step=self._state.step)  # nothing has ended since: the answer is the same
+            tracked.hit = evolve(last, step=self._state.step)  # no copy has ended since: the answer is the same
             return tracked.hit
         host = not self._state.lost and tracked.failures < self.policies.max_load_failures
         cap = int(self._progress.most_loaded[tracked.row])
@@ -198,13 +197,13 @@ class OffloadScheduler(edge.NotCopied):
         return hit
 
     def admit(self, name: str, hit: Hit, tokens: int) -> bool:
-        """Let a request in with what `lookup` found in this step.
+        """Admit a request with the result of its `lookup` in this step.
 
-        With a hit in the host tier the load is planned; the request is LOADING, and the answer is False. Else it runs *tokens*
-        tokens from ``hit.compute_from`` on in this step: RUNNING, and the answer is True. Where the ledger owns the pool,
-        blocks are taken and allocated here; else `place` has said where they are.
-        Refuses: `CapacityError` where there is no room or a hit on the device was handed out meanwhile; the request holds
-        nothing then, and waits; what was placed for it is given back.
+        With a host-tier hit, the load is planned, the request is LOADING, and the call returns False. Otherwise the request
+        runs *tokens* tokens from ``hit.compute_from`` on in this step, is RUNNING, and the call returns True. If the ledger
+        owns the pool, blocks are taken and allocated here; otherwise `place` must have reported them.
+        Refuses: `CapacityError` if there is no room or a block of the device hit was handed out meanwhile; the request then
+        waits and holds nothing, and blocks placed for it are released.
         """
         tracked = self._steps.tracked(name)
         if type(hit) is not Hit:
@@ -224,12 +223,12 @@ class OffloadScheduler(edge.NotCopied):
         if self._state.has_states and end > known:
             self._steps.refuse_drafts(name, known, known)
         try:
-            if loads:  # before blocks are taken: those that are handed out lose their content
+            if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
             if self.ledger.own_pool:
                 self._steps.take_in(name, hit, end)
             else:
-                self._steps.note_placed(name, tracked.row)  # the engine may have taken back itself what was placed
+                self._steps.note_placed(name, tracked.row)  # the engine may already have taken back the placed blocks
                 self._steps.check_placed(np.array([tracked.row]), np.array([end]))
             if loads:
                 self._steps.load_hit(name, tracked, hit)
@@ -242,11 +241,11 @@ class OffloadScheduler(edge.NotCopied):
         return not loads
 
     def grow(self, tokens: Mapping[str, int] = _NOBODY) -> list[str]:
-        """Schedule the running requests that are not yet: one token each, or as many as *tokens* says (0: not in this step).
+        """Schedule the running requests that are not scheduled yet: one token each, or as in *tokens* (0: not in this step).
 
-        Where the ledger owns the pool: gives back what has left their windows, as far as tokens are settled, and allocates
-        what they lack. Returns those that found no room, in the order of *tokens*, then of their rows; they are not scheduled.
-        Preempt somebody, and call again with the same numbers for them. Refuses: a request that does not run.
+        If the ledger owns the pool: releases blocks that have left the windows, as far as tokens are settled, and allocates
+        missing blocks. Returns the requests for which there was no room, in the order of *tokens*, then of their rows; these
+        are not scheduled. Preempt a request, and call again with the same numbers. Refuses: a request that does not run.
         """
         ours.tokens(tokens, "tokens")
         self._steps.check_open()
@@ -290,9 +289,9 @@ class OffloadScheduler(edge.NotCopied):
         return []
 
     def preempt(self, name: str) -> None:
-        """Take everything from a request that runs or loads; its copies are waited for in this step's plan. State: PREEMPTED.
+        """Take all blocks from a request that runs or loads; this step's plan waits for its copies. State: PREEMPTED.
 
-        What of it is final and not stored yet keeps its place in the line.
+        Its final content that is not stored yet keeps its place in the queue.
         """
         tracked = self._steps.tracked(name)
         if tracked.ending:
@@ -304,21 +303,21 @@ class OffloadScheduler(edge.NotCopied):
         self._state.preempted[name] = None
 
     def finish(self, name: str) -> None:
-        """A request is over: its last content is reserved for storing, then its blocks are given back.
+        """End a request: stores of its last content are queued, then its blocks are released.
 
-        While tokens of it are in a plan that has not settled, that waits for the plan (`Settled.ended`).
+        If tokens of it are in a plan that has not settled, this is delayed until the plan settles (`Settled.ended`).
         """
         self._steps.end(name, "finish")
 
     def abort(self, name: str) -> None:
-        """A request is over before its end, in any state; the same otherwise."""
+        """End a request early, in any state; otherwise as `finish`."""
         self._steps.end(name, "abort")
 
     def hand_off(self, name: str, group: int, boundary: int) -> None:
-        """At the end of this step the block of a Mamba group before token *boundary* holds the state there.
+        """Declare that at the end of this step the block of a Mamba group before token *boundary* holds the state there.
 
-        Refuses: another kind of group, a boundary that is none or that the step does not reach, a place without a block, and a
-        state that this step has handed off already.
+        Refuses: another kind of group, a token that is no block boundary or that the step does not reach, a position without a
+        block, and a state that was already handed off in this step.
         """
         tracked = self._steps.tracked(name)
         edge.whole(group, "group")
@@ -349,9 +348,9 @@ class OffloadScheduler(edge.NotCopied):
     # --- the pool of an engine's own allocator ------------------------------------------------------------------------------
 
     def place(self, name: str, placed: Sequence[Placed]) -> None:
-        """The engine's allocator has extended the tables of a request, all or none. Refused where the ledger owns the pool.
+        """The engine's allocator has extended the tables of a request, all or none. Refused if the ledger owns the pool.
 
-        A prefix hit is taken, not handed out: it is no new tenancy and needs no fence.
+        Blocks of a prefix hit are shared, not handed out, and need no fence.
         """
         tracked = self._steps.tracked(name)
         if self.ledger.own_pool:
@@ -368,9 +367,9 @@ class OffloadScheduler(edge.NotCopied):
         self.ledger.observe_free(name, blocks, group)
 
     def about_to_go(self, blocks: Sequence[int]) -> None:
-        """The engine's allocator will hand these out next: in lazy mode, what they hold is stored now.
+        """The engine's allocator will hand out these blocks next: in lazy mode, their content is stored now.
 
-        Where the ledger owns the pool it knows that itself, and the call is refused.
+        Refused if the ledger owns the pool, for it knows this itself.
         """
         if self.ledger.own_pool:
             raise MisuseError("about_to_go: this ledger owns the pool and knows what goes next (own_pool=True)")
@@ -382,12 +381,12 @@ class OffloadScheduler(edge.NotCopied):
     # --- the step -----------------------------------------------------------------------------------------------------------
 
     def build_plan(self, now: float) -> Plan:
-        """The plan of this step; it may be empty, and a step without work is a step, too.
+        """Build the plan of this step. It may be empty; call it for every step, also for one without work.
 
-        The order: flushes for those preempted, hand-offs, what scheduled requests fill, what finished ones left behind. Lookups
-        that nobody took are let go. Refuses: more plans out than ``plans_ahead`` allows. Where a request's key function fails,
-        or gives no keys, there is no plan: what was flushed and offered by then stays so, nothing of the step is lost, and the
-        next call makes the plan.
+        Order: flushes for preempted requests, hand-offs, chunks that scheduled requests fill, content that finished requests
+        left. Pins of lookups that were not used are released. Refuses: more plans out than ``plans_ahead`` allows. If a
+        request's key function fails or returns no keys, no plan is made; flushes and offers made so far remain, nothing of the
+        step is lost, and the next call makes the plan.
         """
         edge.moment(now, "now")
         self._steps.check_open(awake=False)
@@ -414,11 +413,11 @@ class OffloadScheduler(edge.NotCopied):
         return plan
 
     def plan_step(self, step: Step) -> Plan:
-        """All of one step at once, for an engine that has decided everything: the calls of a step in order, then the plan.
+        """A whole step in one call, for an engine that has decided everything: the calls of a step in order, then the plan.
 
-        The order: ends, preemptions, what left the windows, what was placed, growth, admissions, hand-offs. Refuses, before
-        anything is done, a name that is not known and a ledger that owns the pool (there, what finds no room is known only on
-        the way); and what those calls refuse, when what came before has been done.
+        Order: ends, preemptions, blocks that left the windows, placements, growth, admissions, hand-offs. An unknown name, or a
+        ledger that owns the pool (where lack of room shows only on the way), is refused before anything is done. A refusal by
+        one of those calls comes after the earlier ones have taken effect.
         """
         ours.step(step, "step")
         if self.ledger.own_pool:
@@ -461,11 +460,11 @@ class OffloadScheduler(edge.NotCopied):
         launched: Iterable[Launched] = (),
         completions: Iterable[Completion] = (),
     ) -> Settled:
-        """Every worker has executed plan *plan*: tokens count, full blocks are sealed, reports are applied.
+        """Apply a plan that every worker has executed: its tokens are computed, full blocks are sealed, reports are applied.
 
-        A request whose known tokens are all computed has sampled one token, unless *sampled* says how many; fewer than were
-        scheduled beyond the known ones are a rollback, which is refused where a Mamba state has taken in what it takes back.
-        Plans settle in order. Where a request's key function fails, or gives too few keys, nothing has changed.
+        A request whose known tokens are all computed has sampled one token, unless *sampled* says how many. Fewer sampled
+        tokens than were scheduled beyond the known ones are a rollback, which is refused if a Mamba state already includes the
+        discarded tokens. Plans settle in order. If a request's key function fails or returns too few keys, nothing has changed.
         """
         due = next(iter(self._state.plans), None)
         if edge.whole(plan, "plan") != due:
@@ -499,31 +498,31 @@ class OffloadScheduler(edge.NotCopied):
         return Settled(tuple(loaded), tuple(failed), tuple(ended))
 
     def has_pending_work(self) -> bool:
-        """Whether ticking must go on although no request may be left: a plan, a job or a wait is out."""
+        """Whether steps are still needed even without requests: a plan, a job or a wait is outstanding."""
         return bool(self._state.plans) or self.ledger.has_pending_work()
 
     # --- the world changes --------------------------------------------------------------------------------------------------
 
     def reset(self, *, drain: bool = False) -> list[str]:
-        """Forget all content. Returns the requests that were preempted by it; they can be looked up at once.
+        """Forget all content. Returns the requests that this preempted; they can be looked up at once.
 
-        Now: copies that are out lose their meaning, and their places stay held until they land. With *drain*:
-        `CapacityError` while one is out, and nothing has changed.
+        Results of outstanding copies are discarded; their places stay reserved until they land. With *drain*: raises
+        `CapacityError`, with nothing changed, while a copy is outstanding.
         """
         return self._steps.forget(drain=drain, host=True)
 
     def renew(self, generation: str) -> list[str]:
-        """Other weights, another layout, another customer: nothing of the former generation is ever found again. As `reset`."""
+        """Start a new generation (other weights, layout or tenant): content of earlier ones is never hit again. As `reset`."""
         if edge.text(generation, "generation") == self._state.generation:
             raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
         self._state.generation = generation
         return self._steps.forget(drain=False, host=True)
 
     def sleep(self) -> list[str]:
-        """Give the device up: requests are preempted, copies waited for in the next plan, its content is forgotten.
+        """Prepare to free the device memory: requests are preempted, copies flushed in the next plan, its content forgotten.
 
-        What lies in the host tier stays. Tick until `has_pending_work` is false; only then is the memory nobody's. Returns the
-        requests that were preempted.
+        The host tier keeps its content. Go on stepping until `has_pending_work` is false; only then may the memory be freed.
+        Returns the requests that were preempted.
         """
         if self._state.asleep:
             raise MisuseError("the scheduler sleeps already (wake it first)")
@@ -534,7 +533,7 @@ class OffloadScheduler(edge.NotCopied):
         return names
 
     def wake(self) -> None:
-        """The device is there again, empty. Refuses: one that does not sleep; `CapacityError` while copies are out."""
+        """The device memory is back, empty. Refuses: a scheduler that does not sleep; `CapacityError` while copies are out."""
         if not self._state.asleep:
             raise MisuseError("the scheduler does not sleep (put it to sleep first)")
         if self.has_pending_work():
@@ -545,9 +544,9 @@ class OffloadScheduler(edge.NotCopied):
         self._state.asleep = False
 
     def lose_worker(self, rank: int) -> list[str]:
-        """A worker is gone, and with it its share of all content: nothing that is out can be DONE, nothing stored is whole.
+        """A worker is lost, and its share of all content with it: no outstanding job can be DONE, no stored content is whole.
 
-        Until `regain_worker` nothing is loaded or stored. Returns the requests that were preempted.
+        Nothing is loaded or stored until `regain_worker`. Returns the requests that were preempted.
         """
         rank = edge.whole(rank, "rank")
         self.ledger.lose(Worker(rank))
@@ -555,7 +554,7 @@ class OffloadScheduler(edge.NotCopied):
         return self._steps.forget(drain=False, host=True)
 
     def regain_worker(self, rank: int) -> list[str]:
-        """A worker is there again, with empty memory: what the others computed meanwhile is forgotten, for it is not whole.
+        """A worker is back, with empty memory. Content computed meanwhile lacks its share and is forgotten.
 
         Returns the requests that were preempted. Refuses a rank that is not lost.
         """
@@ -567,18 +566,18 @@ class OffloadScheduler(edge.NotCopied):
     # --- as a value ---------------------------------------------------------------------------------------------------------
 
     def canonical_names(self, *, jobs: Iterable[int] = (), now: float = 0.0) -> Names:
-        """Names by role, for `snapshot`: schedulers that differ in names only give equal snapshots under them.
+        """Canonical names, for `snapshot`: schedulers that differ only in names give equal snapshots under them.
 
-        Of jobs that are over those in *jobs* keep a name, and are known after a restore; *now* is what deadlines count from.
+        Finished jobs keep a name, and are known after a restore, only if they are in *jobs*. Deadlines count from *now*.
         """
         edge.moment(now, "now")
         return names_of(self._state, edge.counts(jobs, "jobs"), now, canonical=True)
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> SavedScheduler:
-        """Everything that decides what comes next, ledger and host tier included, as a value that can be hashed.
+        """The complete state, ledger and host tier included, as a hashable value.
 
-        Of a deadline it says how long it is from *now* on, or from the time that *names* carry. What was counted is not part of
-        it. Refuses a host tier whose policy cannot be saved.
+        Deadlines are stored relative to *now*, or to the time in *names*. Statistics are not included. Refuses a host tier
+        whose policy cannot be saved.
         """
         edge.moment(now, "now")
         return take(
@@ -587,9 +586,9 @@ class OffloadScheduler(edge.NotCopied):
         )
 
     def restore(self, saved: SavedScheduler, now: float = 0.0) -> None:
-        """Go back to a snapshot of a scheduler that was made alike. A hit of before has to be looked up again.
+        """Go back to a snapshot of a scheduler with the same configuration. Earlier hits must be looked up again.
 
-        What was left of a deadline then is left of it from *now* on.
+        Deadlines go on from *now* with the time they had left.
         """
         edge.moment(now, "now")
         put_back(self._state, edge.member(saved, SavedScheduler, "saved"), now)

@@ -1,8 +1,8 @@
-"""What passes between an engine and the offload scheduler: policies to choose from, and plain records of one step.
+"""Policies of the offload scheduler, and the plain records that it exchanges with an engine in a step.
 
 Rules of this file:
 
-* Where engines differ there is a named policy with both choices, and a default that is said.
+* Where engines differ there is a named policy with all choices and a documented default.
 * Records hold names, ids and counts only; all can be pickled.
 """
 
@@ -20,19 +20,19 @@ from blocklife.ledger._limits import check_member
 Keys: TypeAlias = Callable[[int, int, int], Sequence[bytes]]
 """The keys of the blocks ``start`` to ``stop`` of one group: ``keys(group, start, stop)``.
 
-Asked for when a prefix is looked up and when blocks fill, never ahead. The key of a chunk is that of its last block.
+Called when a prefix is looked up and when blocks fill, never earlier. The key of a chunk is that of its last block.
 """
 
 
 class LastStep(enum.Enum):
-    """What happens to copies that are out when the last request ends."""
+    """What happens to outstanding copies when the last request ends."""
 
     FLUSH = "that step's plan waits for all of them, loads too"
     DRAIN = "ticking goes on until every job has reported"
 
 
 class FullHit(enum.Enum):
-    """What happens to a hit on the whole prompt: the next token needs one computed token at least."""
+    """What happens to a hit on the whole prompt: at least one token must be computed to sample the next."""
 
     DROP_LAST_BLOCK = "the hit is cut so that the last block is computed again"
     RECOMPUTE_LAST_TOKEN = "everything is taken, and the last token is computed once more into a block that is final already"
@@ -73,30 +73,30 @@ class Policies:
     last_step: LastStep = field(default=LastStep.FLUSH, validator=_member(LastStep))
     full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, validator=_member(FullHit))
     partial_chunks: bool = field(default=False, validator=_flag)
-    """Whether a chunk with a hole that a hit could need is stored as what it is, or not at all."""
+    """Whether a chunk that lacks a block that a hit could need is stored without it, or not at all."""
     mode: Mode = field(default=Mode.EAGER, validator=_member(Mode))
     plans_ahead: int = field(default=0, validator=_none_or_at_least(0))
-    """Plans that may be out when the next one is made: 0 is synchronous scheduling, 1 asynchronous."""
+    """Plans that may be outstanding when the next one is made: 0 for synchronous scheduling, 1 for asynchronous."""
     max_load_tokens: int | None = field(default=None, validator=_none_or_at_least(0))
-    """Tokens that are loaded for one request at most; None: as many as there are."""
+    """Maximum number of tokens loaded for one request; None: no limit."""
     max_store_tokens: int | None = field(default=None, validator=_none_or_at_least(0))
-    """Tokens of one request, from its start, that are stored at most; None: all."""
+    """Maximum number of tokens of one request, from its start, that are stored; None: no limit."""
     prompt_only: bool = field(default=False, validator=_flag)
     """Whether only tokens of prompts are stored."""
     max_load_failures: int = field(default=2, validator=_none_or_at_least(0))
-    """Failed loads after which a request looks no further than the device."""
+    """Number of failed loads after which a request no longer looks in the host tier."""
     max_job_blocks: int = field(default=256, validator=_none_or_at_least(1))
-    """Blocks that one store moves at most, rounded up to a chunk."""
+    """Maximum number of blocks in one store, rounded up to a chunk."""
     lazy_blocks: int = field(default=64, validator=_none_or_at_least(1))
-    """How many of the blocks that are handed out next are kept stored, in lazy mode."""
+    """In lazy mode, how many of the blocks that will be handed out next are kept stored."""
 
 
 @frozen
 class Hit:
-    """What `lookup` found for one request; it holds until the plan of its step is built.
+    """The result of `lookup` for one request; valid until the plan of its step is built.
 
-    ``device_tokens`` of the ``tokens`` lie on the device, the others in the host tier. ``compute_from`` is the first token
-    that is to be computed. ``deferred``: the answer is not known before a copy that is out has landed; look it up again then.
+    ``device_tokens`` of the ``tokens`` are on the device, the others in the host tier. ``compute_from`` is the first token to
+    be computed. ``deferred``: the result depends on a copy that has not landed; look the request up again later.
     """
 
     request: str
@@ -105,11 +105,11 @@ class Hit:
     compute_from: int
     deferred: bool
     step: int
-    """In which step it was found."""
+    """The step in which it was found."""
     lives: tuple[tuple[int, ...], ...] = ()
-    """The lives of the device's part, by group; of groups with a window only those inside it."""
+    """The lives of the device part, by group; for groups with a window only those inside it."""
     slots: tuple[tuple[int, ...], ...] = ()
-    """The slots of the host's part, by group; they are pinned."""
+    """The slots of the host part, by group; they are pinned."""
 
     @property
     def host_tokens(self) -> int:
@@ -123,22 +123,22 @@ def _ids(blocks: Iterable[int]) -> tuple[int, ...]:
 
 @frozen
 class Placed:
-    """What an engine's own allocator has put behind the table of one request, in this order; ids of blocks, one group."""
+    """What an engine's own allocator has appended to one table of a request, in this order; block ids of one group."""
 
     group: int
     skipped: int = 0
-    """Null blocks, for places outside the window."""
+    """Number of null blocks, for positions outside the window."""
     shared: tuple[int, ...] = field(default=(), converter=_ids)
-    """A prefix hit: content that others may hold too."""
+    """Blocks of a prefix hit, which other requests may hold too."""
     external: tuple[int, ...] = field(default=(), converter=_ids)
-    """Targets of the load."""
+    """Target blocks of the load."""
     fresh: tuple[int, ...] = field(default=(), converter=_ids)
-    """To be computed."""
+    """Blocks to be computed."""
 
 
 @frozen
 class Freed:
-    """Blocks of one request and group that an engine's own allocator has taken back, because they have left the window."""
+    """Blocks of one request and group that the engine's own allocator has freed, because they left the window."""
 
     request: str
     group: int
@@ -156,9 +156,9 @@ class HandedOff:
 
 @frozen(kw_only=True)
 class Step:
-    """Everything that an engine with an allocator of its own has decided in one step; what is not named has not changed.
+    """Everything that an engine with its own allocator has decided in one step; what is not listed has not changed.
 
-    A running request that is not named gets one token more. Silence is the common case, and costs nothing.
+    A running request that is not listed is scheduled for one token. This is the common case and costs nothing.
     """
 
     now: float
@@ -167,34 +167,34 @@ class Step:
     preempted: tuple[str, ...] = ()
     freed: tuple[Freed, ...] = ()
     placed: Mapping[str, Sequence[Placed]] = field(factory=dict)
-    """Behind which tables blocks were put, by request: shared, external and fresh ones told apart."""
+    """Blocks appended to tables, by request: shared, external and fresh ones are listed separately."""
     admitted: Mapping[str, int] = field(factory=dict)
-    """Requests that were looked up in this step and let in, with the tokens that they run; any number for one that loads."""
+    """Requests looked up and admitted in this step, with their scheduled tokens; any number for one that loads."""
     tokens: Mapping[str, int] = field(factory=dict)
-    """Running requests that get another number of tokens than one; 0 for one that pauses."""
+    """Running requests that are scheduled for more or fewer tokens than one; 0 for one that pauses."""
     handed_off: tuple[HandedOff, ...] = ()
     going: tuple[int, ...] = ()
-    """Blocks that the allocator will hand out next; of use to lazy stores."""
+    """Blocks that the allocator will hand out next; used by lazy stores."""
 
 
 @frozen
 class Settled:
-    """What changed for requests when a plan settled."""
+    """The requests whose state changed when a plan settled."""
 
     loaded: tuple[str, ...]
     """Their load is done; they run from the next step on."""
     failed: tuple[str, ...]
-    """Their load is lost; they wait, hold nothing, and are to be looked up again."""
+    """Their load failed; they wait, hold nothing, and must be looked up again."""
     ended: tuple[str, ...]
-    """Their end had waited for this plan; they hold nothing any more."""
+    """Their end was delayed until this plan settled; they hold nothing any more."""
 
 
 @frozen
 class Progress:
-    """How far one request is, in tokens."""
+    """The progress of one request, in tokens."""
 
     known: int
-    """Tokens that exist: the prompt and what was sampled."""
+    """Tokens that exist: the prompt and the sampled tokens."""
     computed: int
     """Tokens whose content is final, in plans that have settled."""
     in_flight: int
@@ -203,20 +203,20 @@ class Progress:
 
 @frozen
 class OffloadStatistics:
-    """What the policy has counted; blocks unless it says otherwise."""
+    """Counts of the offload scheduler; in blocks unless noted otherwise."""
 
     refused_stores: int
-    """Jobs that could not be planned for lack of a job or of slots; the wish stays."""
+    """Stores that could not be planned for lack of jobs or slots; they stay queued."""
     already_stored: int
-    """Chunks whose content was in the host tier when their turn came."""
+    """Chunks whose content was already in the host tier when their turn came."""
     in_flight: int
-    """Chunks of which a store was under way already, by life."""
+    """Chunks whose lives were already being stored."""
     stale: int
     """Blocks whose life was over when their turn came."""
     partial: int
-    """Chunks that were not stored, because a hit could have needed what they lack."""
+    """Chunks that were not stored because they lack a block that a hit could need."""
     waiting: int
-    """Chunks whose turn has not come."""
+    """Chunks that are queued."""
     deferred: int
     """Lookups that had to wait for a copy."""
     device_hits: tuple[int, ...]
