@@ -1,1 +1,1 @@
-"""Embeddings: how an engine drives the ledger and the offload scheduler."""
+"""Integrations: engines that drive the ledger and the offload scheduler."""

@@ -1,7 +1,7 @@
-"""blocklife in vLLM: a connector that offloads with it, and a watch over the one that vLLM has.
+"""blocklife for vLLM: an offloading connector, and a watch over vLLM's own offloading.
 
-Importing this package imports neither vllm nor torch. vLLM finds the connector by `kv_connector_module_path`, which names this
-package, and `kv_connector`, which names the class.
+Importing this package imports neither vllm nor torch. vLLM finds the connector by `kv_connector_module_path`, the name of this
+package, and `kv_connector`, the name of the class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["BlocklifeConnector"]
 
 
 def __getattr__(name: str) -> object:
-    """The connector, once somebody asks for it. Another release of vLLM is refused before a name can be missing in it."""
+    """Import the connector on first use. Unsupported releases of vLLM are refused before an import from them can fail."""
     if name != "BlocklifeConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import vllm

@@ -1,7 +1,7 @@
-"""Which releases of vLLM the connector was written and tested against; any other is refused before it can go wrong.
+"""The releases of vLLM that the connector is tested with; all others are refused.
 
-vLLM calls its connector interface experimental, and moves it from release to release: what a hook promises, and in which order
-hooks are called, is what the connector rests on. So the range is narrow, and grows only with tests.
+vLLM calls its connector interface experimental and changes it between releases. The connector depends on what each hook
+promises and on the order in which hooks are called, so the range is narrow and grows only with tests.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ SUPPORTED = "0.33"
 """The minor release whose patch releases are supported."""
 
 OLDEST_WATCHED = "0.21"
-"""The oldest minor release that the watch is tested with: it rests on less of vLLM than the connector."""
+"""The oldest minor release that the watch is tested with: it depends on less of vLLM than the connector."""
 
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\D|$)")
 
 
 def is_supported(version: str) -> bool:
-    """Whether a release of vLLM, as it names itself, is in the connector's range."""
+    """Whether a release of vLLM (its version string) is in the connector's range."""
     return _minor(version) == _minor(SUPPORTED)
 
 
 def is_watched(version: str) -> bool:
-    """Whether it is in the watch's range."""
+    """Whether a release is in the watch's range."""
     return _minor(OLDEST_WATCHED) <= _minor(version) <= _minor(SUPPORTED)
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    """Major and minor number; nothing, which is less than any, where there are none."""
+    """Major and minor number; empty, which is less than any, if there are none."""
     found = _RELEASE.match(version)
     return () if found is None else tuple(map(int, found.groups()))
 
 
 def check(version: str) -> None:
-    """Refuse a release that is not in the range, naming both."""
+    """Refuse a release outside the range, naming both."""
     if not is_supported(version):
         raise MisuseError(
             f"vLLM {version}: this connector supports vLLM {SUPPORTED}.x (install that release, or a blocklife for yours)"

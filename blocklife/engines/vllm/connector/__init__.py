@@ -1,8 +1,7 @@
 """blocklife as the offloading layer of vLLM.
 
-`connector` is the class that vLLM makes, once in the scheduler and once in each worker; it only passes calls on. `scheduler`
-translates what vLLM decided in a step into calls of the offload scheduler, `worker` carries plans out on the tensors, and
-`messages` is what travels between them. `offload` and `ledger` are the library's own, with what an engine needs that names
-content as soon as it is scheduled. Of these only `connector`, `cache`, `events` and `metrics` import vllm, and only `tensors`
-and `worker` torch.
+`_connector` has the class that vLLM instantiates, once in the scheduler and once in each worker; it only forwards calls.
+`_scheduler` translates vLLM's decisions of a step into calls of the offload scheduler, `_worker` carries out plans on the
+tensors, and `_messages` has the records that they exchange. Of these modules only `_connector`, `_cache`, `_events` and
+`_metrics` import vllm, and only `_tensors` and `_worker` import torch.
 """

@@ -1,9 +1,9 @@
-"""What vLLM says of the model and of itself, read once: what the connector can work with, and what it refuses.
+"""Reads vLLM's configuration once, and refuses what the connector does not support.
 
 Rules of this file:
 
-* What is not known to work is refused here, when the engine starts, and never met later. Each refusal says what to do.
-* Kinds of groups are compared exactly: a subclass has another idea of what a block holds.
+* Everything that is not known to work is refused here, when the engine starts. Each refusal says what to do.
+* Kinds of groups are compared by exact type: in a subclass, a block may hold something else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _refuse(what: str, remedy: str) -> MisuseError:
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Refuse what the connector does not offer, whatever kinds of groups there are."""
+    """Refuse settings that the connector does not support, whatever the kinds of groups."""
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     role = None if transfer is None else transfer.kv_role
     if role != "kv_both":
@@ -97,7 +97,7 @@ def _group(number: int, group: KVCacheGroupSpec) -> Group:
 
 
 def _kind(number: int, spec: KVCacheSpec) -> Group:
-    """What the layers of one spec are."""
+    """The kind of attention of a KV-cache spec."""
     what = f"group {number} ({type(spec).__name__})"
     if type(spec) is MambaSpec:
         if spec.mamba_cache_mode != "align" or spec.num_speculative_blocks:
@@ -116,7 +116,7 @@ def _kind(number: int, spec: KVCacheSpec) -> Group:
 
 
 def block_bytes(kv_cache_config: KVCacheConfig) -> int:
-    """What one block takes on one worker, over all layers; equal on the scheduler's side and on the workers'."""
+    """Bytes of one block on one worker, over all layers; the scheduler side and the workers compute the same."""
     if kv_cache_config.kv_cache_tensors:
         return int(kv_cache_config.kv_cache_tensors[0].size) // int(kv_cache_config.num_blocks)
     return max(_group_bytes(group) for group in kv_cache_config.kv_cache_groups)
@@ -129,7 +129,7 @@ def _group_bytes(group: KVCacheGroupSpec) -> int:
 
 
 def num_slots(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> int:
-    """How many chunks every worker has room for. Refuses bytes where workers have blocks of different sizes."""
+    """The number of chunks that every worker has room for. Refuses ``host_bytes`` if workers have blocks of different sizes."""
     stages = vllm_config.parallel_config.pipeline_parallel_size
     if stages > 1 and config.host_blocks is None:
         raise _refuse(f"host_bytes with pipeline_parallel_size={stages}: blocks differ in size", "give host_blocks")
@@ -137,7 +137,7 @@ def num_slots(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
 
 
 def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> CacheShape:
-    """What the scheduler's side needs. Refuses everything that is not offered."""
+    """The shape of the cache for the scheduler side. Refuses everything that is not supported."""
     check_engine(vllm_config, kv_cache_config)
     geometry = geometry_of(kv_cache_config, config)
     events = vllm_config.kv_events_config

@@ -1,10 +1,10 @@
-"""What a user can choose, in `kv_connector_extra_config`: the keys, what they default to, and what is refused.
+"""The options of the connector, from `kv_connector_extra_config`: keys, defaults and checks.
 
 Rules of this file:
 
-* A key that is not known is an error, and the error names the nearest one that is. Nothing is ignored.
-* Every choice has a default that is said here; only the size of the host tier has none.
-* Some keys of vLLM's own OffloadingConnector are understood as other names of ours, so that a configuration can be taken over.
+* An unknown key is an error that suggests the nearest known one. Nothing is ignored.
+* Every option has a default, documented here; only the size of the host tier has none.
+* Some keys of vLLM's own OffloadingConnector are accepted as aliases, so that a configuration can be reused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALIASES: Mapping[str, str] = {
     "offload_prompt_only": "prompt_only",
     "eviction_policy": "policy",
 }
-"""Keys of vLLM's OffloadingConnector that mean the same here."""
+"""Aliases: keys of vLLM's OffloadingConnector that mean the same here."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
@@ -82,7 +82,7 @@ def _flag(key: str, value: object) -> bool:
 
 
 def _policy(key: str, value: object) -> str:
-    """A name that is registered, in any case if it is one of the library's own."""
+    """A registered policy name; the case of built-in names does not matter."""
     known = replacements()
     if isinstance(value, str) and (name := value if value in known else value.lower()) in known:
         return name
@@ -90,7 +90,7 @@ def _policy(key: str, value: object) -> str:
 
 
 def _one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:
-    """A choice by the name of a member, in any case."""
+    """A member of an enum, by name in any case."""
 
     def read(key: str, value: object) -> EnumT:
         for member in kind:
@@ -103,14 +103,14 @@ def _one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:
 
 @frozen
 class Caps:
-    """What a single request allows (its ``kv_transfer_params``); None: what the engine's configuration says."""
+    """The limits of a single request (its ``kv_transfer_params``); None: as the engine is configured."""
 
     store_tokens: int | None = None
     load_tokens: int | None = None
 
     @classmethod
     def read(cls, given: Mapping[str, object] | None) -> tuple[Caps, list[str]]:
-        """The caps that a request brings, and what is wrong with those that are none: a client's mistake stops no engine."""
+        """The caps of a request, and a message for each invalid one: a client's mistake must not stop the engine."""
         found: list[int | None] = []
         problems: list[str] = []
         for key in ("max_offload_tokens", "max_load_tokens"):
@@ -124,46 +124,45 @@ class Caps:
 
 @frozen(kw_only=True)
 class ConnectorConfig:
-    """The choices of one engine. Give exactly one of ``host_bytes`` and ``host_blocks``."""
+    """The options of one engine. Give exactly one of ``host_bytes`` and ``host_blocks``."""
 
     host_bytes: int | None = field(default=None, metadata={"read": _bytes})
-    """Host memory of all workers of the engine together, in bytes, or as a text like 64GiB."""
+    """Host memory for all workers of the engine together, in bytes or as a text like 64GiB."""
     host_blocks: int | None = field(default=None, metadata={"read": _count})
-    """Host memory of each worker, in blocks of the device."""
+    """Host memory of each worker, in device blocks."""
     blocks_per_chunk: int = field(default=1, metadata={"read": partial(_count, most=MAX_BLOCKS_PER_CHUNK)})
-    """Neighbouring blocks of a group that are stored and found as one."""
+    """Number of neighbouring blocks of a group that are stored and hit as one chunk."""
     policy: str = field(default="arc", metadata={"read": _policy})
-    """What is forgotten to make room: arc, lru, or a name that was registered with `blocklife.offload.register`.
+    """The eviction policy of the host tier: arc, lru, or a name registered with `blocklife.offload.register`.
 
-    arc is the default because it hits more in conversations, at all sizes of the host tier that were measured
-    (`tests.vllm.hits`).
+    arc is the default because it had more hits in conversations at all host-tier sizes measured (`tests.vllm.hits`).
     """
     mode: Mode = field(default=Mode.EAGER, metadata={"read": _one_of(Mode)})
-    """eager: a chunk is stored when it fills; lazy: when its block is about to be handed out again."""
+    """eager: store a chunk when it fills; lazy: store it when its block is about to be handed out again."""
     lazy_blocks: int = field(default=64, metadata={"read": _count})
-    """In lazy mode, how many of the blocks that are handed out next are kept stored."""
+    """In lazy mode, how many of the blocks that will be handed out next are kept stored."""
     prompt_only: bool = field(default=False, metadata={"read": _flag})
-    """Whether only tokens of prompts are stored, and not what was sampled."""
+    """Whether only prompt tokens are stored, and no sampled ones."""
     partial_chunks: bool = field(default=False, metadata={"read": _flag})
-    """Whether a chunk that lacks what a hit could need is stored as what it is."""
+    """Whether a chunk is stored even if it lacks a block that a hit could need."""
     last_step: LastStep = field(default=LastStep.DRAIN, metadata={"read": _one_of(LastStep)})
-    """drain: the engine ticks until every copy has reported; flush: the step behind the last request waits for them."""
+    """drain: the engine keeps stepping until every copy has reported; flush: the step after the last request waits for them."""
     full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, metadata={"read": _one_of(FullHit)})
-    """drop_last_block: of a prompt that is in the host tier as a whole the last block is computed again;
-    recompute_last_token: all is loaded and one token is computed again. Full attention only."""
+    """For a prompt that is in the host tier as a whole: drop_last_block computes its last block again; recompute_last_token
+    loads all of it and computes one token again (full attention only)."""
     max_load_tokens: int | None = field(default=None, metadata={"read": _from_zero})
-    """Tokens that are loaded for one request at most; left out: as many as there are."""
+    """Maximum number of tokens loaded for one request; default: no limit."""
     max_store_tokens: int | None = field(default=None, metadata={"read": _from_zero})
-    """Tokens of one request, from its start, that are stored at most; left out: all."""
+    """Maximum number of tokens of one request, from its start, that are stored; default: no limit."""
     max_load_failures: int = field(default=2, metadata={"read": _from_zero})
-    """Loads that a request may lose before it looks no further than the device. It is computed after each, and may load again
-    when it was preempted."""
+    """Number of failed loads after which a request no longer looks in the host tier. With the ``recompute`` policy of vLLM the
+    request is computed after each, and may load again once it was preempted."""
     max_job_blocks: int = field(default=256, metadata={"read": _count})
-    """Blocks that one store moves at most."""
+    """Maximum number of blocks in one store."""
     max_jobs: int = field(default=4096, metadata={"read": partial(_count, most=MAX_JOBS)})
-    """Copies that may be out at once."""
+    """Maximum number of outstanding copies."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": _one_of(Checking)})
-    """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not look."""
+    """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 
     def __attrs_post_init__(self) -> None:
         if (self.host_bytes is None) is (self.host_blocks is None):
@@ -175,7 +174,7 @@ class ConnectorConfig:
 
     @classmethod
     def read(cls, extra: Mapping[str, object]) -> ConnectorConfig:
-        """The choices that a dictionary names. Refuses: a key that is not known or named twice, a value that is none."""
+        """Read the options from a dictionary. Refuses: an unknown key, an option given twice, an invalid value."""
         readers = {each.name: each.metadata["read"] for each in fields(cls)}
         found: dict[str, object] = {}
         for key, value in extra.items():
@@ -191,7 +190,7 @@ class ConnectorConfig:
         return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
 
     def policies(self, plans_ahead: int) -> Policies:
-        """The same as the offload scheduler takes them."""
+        """The same options as policies of the offload scheduler."""
         return Policies(
             last_step=self.last_step,
             full_hit=self.full_hit,
@@ -207,7 +206,7 @@ class ConnectorConfig:
         )
 
     def num_slots(self, block_bytes: int, num_workers: int) -> int:
-        """How many chunks the host tier holds. Refuses less than one, with the numbers."""
+        """The number of chunks that the host tier holds. Refuses less than one, with the numbers."""
         if self.host_blocks is not None:
             slots, given = self.host_blocks // self.blocks_per_chunk, f"host_blocks={self.host_blocks}"
             need = f"{self.blocks_per_chunk} blocks"

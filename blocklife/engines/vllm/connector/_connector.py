@@ -1,7 +1,7 @@
-"""The class that vLLM makes: in the scheduler's process with one half, in every worker with the other.
+"""The connector class that vLLM instantiates: its scheduler half in the scheduler process, its worker half in every worker.
 
-It passes calls on and holds no state of its own. What is not overridden here is as vLLM has it for connectors that do not care:
-nothing is saved or loaded layer by layer, nothing is sent to another engine, and no block's release is put off.
+It forwards calls and holds no state of its own. Methods that are not overridden keep vLLM's defaults: nothing is saved or
+loaded layer by layer, nothing is sent to another engine, and the release of blocks is never delayed.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ logger = init_logger(__name__)
 
 @frozen(eq=False)
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there where this is checked
-    """What a step's workers get."""
+    """What the scheduler sends to the workers in a step."""
 
     step: StepPlan
 
 
 @frozen(eq=False)
 class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # as above
-    """What a step's workers say."""
+    """What the workers report after a step."""
 
     report: WorkerReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
-        """Both together: vLLM calls this once for each further worker."""
+        """Merge two reports; vLLM calls this once for each further worker."""
         if not isinstance(other, WorkerMetadata):
             raise MisuseError(f"blocklife connector: {type(other).__name__} is no report of a worker of this connector")
         return WorkerMetadata(self.report + other.report)
@@ -79,7 +79,7 @@ def _step_of(metadata: KVConnectorMetadata) -> StepPlan:
 
 
 class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
-    """blocklife as vLLM's offloading layer. See `config.ConnectorConfig` for what can be chosen."""
+    """blocklife as vLLM's offloading layer. See `ConnectorConfig` for the options."""
 
     _cache_hit_source = CacheHitSource.HOST
 
@@ -99,58 +99,58 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker = ConnectorWorker(shape, self.make_copier(), _PinningLog())
 
     def make_copier(self) -> MakeCopier:
-        """What moves the bytes on a worker; a subclass may have another one."""
+        """Make the copier of a worker; a subclass may override this."""
         return torch_copier
 
     @property
     def scheduler(self) -> ConnectorScheduler:
-        """The scheduler's half. Refuses a worker's connector."""
+        """The scheduler half. Refuses a worker's connector."""
         if self._scheduler is None:
             raise MisuseError("blocklife connector: this is a worker's half, and has no scheduler (ask the other one)")
         return self._scheduler
 
     @property
     def worker(self) -> ConnectorWorker:
-        """The worker's half. Refuses the scheduler's connector."""
+        """The worker half. Refuses the scheduler's connector."""
         if self._worker is None:
             raise MisuseError("blocklife connector: this is the scheduler's half, and has no worker (ask the other one)")
         return self._worker
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A store that is lost costs a hit later, and nothing else."""
+        """False: a lost store costs a later hit, and nothing else."""
         return False
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """Not offered: the tensors would move under the copier."""
+        """False: the tensors would move while the copier uses them."""
         return False
 
     def shutdown(self) -> None:
-        """The process ends: let every copy land, and give the host's memory back."""
+        """The process ends: wait for every copy and free the host memory."""
         if self._worker is not None:
             self._worker.close()
 
     # --- the scheduler's side -----------------------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """The allocator, for lazy stores."""
+        """Take vLLM's block pool, which lazy stores read."""
         self.scheduler.bind_pool(lambda count: islice(_free_blocks(gpu_block_pool), count))
 
     def on_new_request(self, request: Request) -> None:
-        """A request is waiting; it may cap what is stored and loaded of it (``max_offload_tokens``, ``max_load_tokens``)."""
+        """A new request; it may limit what is stored and loaded for it (``max_offload_tokens``, ``max_load_tokens``)."""
         caps, problems = Caps.read(request.kv_transfer_params)
         for problem in problems:
             logger.warning("blocklife: request %s: %s", request.request_id, problem)
         self.scheduler.add(request, caps)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens a load would bring; they are always loaded between two steps."""
+        """The number of tokens that a load would bring; loads always run between two steps."""
         found = self.scheduler.look_up(request, num_computed_tokens)
         return found, bool(found)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """A request was given blocks."""
+        """vLLM has allocated blocks to a request."""
         self.scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
@@ -158,22 +158,22 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return StepMetadata(self.scheduler.build_step(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What the workers of one step have said."""
+        """The reports of the workers for one step."""
         said = connector_output.kv_connector_worker_meta
         if isinstance(said, WorkerMetadata):
             self.scheduler.settle(said.report)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        """A request is over; its blocks can be freed at once."""
+        """A request has finished; its blocks can be freed at once."""
         self.scheduler.finish(request, request.status.name == "FINISHED_ABORTED")
         return False, None
 
     def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
-        """A request is over; its blocks can be freed at once."""
+        """A request has finished; its blocks can be freed at once."""
         return self.request_finished(request, [])
 
     def has_pending_push_work(self) -> bool:
-        """Whether steps must go on for the sake of copies alone."""
+        """Whether steps are still needed only for copies."""
         return self.scheduler.has_pending_work()
 
     def reset_cache(self) -> bool:
@@ -187,12 +187,12 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return list(told(events)) if events else []
 
     def get_kv_connector_stats(self) -> BlocklifeStats | None:
-        """What was counted; all of it on the scheduler's side, where the workers' reports come in."""
+        """The metrics of this step; all are collected on the scheduler side, which receives the workers' reports."""
         return self._meter.read() if self._meter is not None else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: Payload | None = None) -> BlocklifeStats:
-        """A payload that has crossed a process. It is copied: each of vLLM's loggers adds later ones to what it got here."""
+        """Stats from a payload of another process. It is copied, because each of vLLM's loggers adds later payloads to it."""
         return BlocklifeStats(data={name: dict(values) for name, values in (data or {}).items()})
 
     @classmethod
@@ -203,21 +203,21 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> BlocklifePromMetrics:
-        """The families in Prometheus."""
+        """The Prometheus metrics."""
         return BlocklifePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # --- the worker's side --------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
-        """The tensors are there."""
+        """The KV-cache tensors have been allocated."""
         self.worker.register(kv_caches)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """The first thing in a step: nothing has been written yet."""
+        """Called first in a step, before anything is written."""
         self.worker.begin(_step_of(kv_connector_metadata))
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
-        """Behind the forward pass, for none of our loads is for the step that it comes with."""
+        """Called after the forward pass; our loads are never for the step that they come with."""
         self.worker.end(_step_of(self._get_connector_metadata()))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -232,21 +232,21 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """This step's stores are launched at the beginning of the next one."""
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """The loads that are over. Stores are told to the scheduler's side by their jobs alone."""
+        """The loads that are over. Stores are reported to the scheduler side by job only."""
         received = self.worker.receive()
         return KVConnectorTransferResults(finished_recving=set(received.requests), failed_recving=set(received.failed))
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that a load should have filled, where there is one group of layers."""
+        """Blocks that a failed load should have filled; only with a single KV-cache group."""
         return self.worker.bad_blocks()
 
     def build_connector_worker_meta(self) -> WorkerMetadata:
-        """What the scheduler's side has to hear of this step."""
+        """The worker's report of this step to the scheduler side."""
         return WorkerMetadata(self.worker.report())
 
 
 class _PinningLog:
-    """Says in the log how far the host's memory is, now and then."""
+    """Logs the progress of pinning host memory from time to time."""
 
     def __init__(self) -> None:
         self._next = 0.1
@@ -277,6 +277,6 @@ def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, confi
         num_blocks=kv_cache_config.num_blocks,
         num_places=cache.num_slots(vllm_config, kv_cache_config, config) * config.blocks_per_chunk,
         groups=tuple(groups),
-        # behind a window vLLM would go on from blocks that it has given back: there it must begin anew
+        # with a window, vLLM would continue from blocks that it has freed: there it must compute from the start
         reports_blocks=[type(each) for each in cache.geometry_of(kv_cache_config, config).groups] == [FullAttention],
     )

@@ -1,8 +1,8 @@
-"""What became readable in the host tier and what is gone, as vLLM's KV cache events.
+"""Content that became readable in the host tier or is gone, as vLLM's KV cache events.
 
-An event names the content by its hash and its group. Which tokens that are is not known any more when a copy lands, so events
-of stores have none: whoever listens knows the hash from the event that vLLM itself sent when the block was computed. With
-chunks of several blocks the hash is that of the last block.
+An event identifies content by hash and group. When a copy lands its tokens are no longer known, so store events have none;
+listeners know the hash from the event that vLLM sent when the block was computed. For chunks of several blocks the hash is that
+of the last block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def told(events: Iterable[HostEvent]) -> Iterator[KVCacheEvent]:
-    """The same events in vLLM's words, in order."""
+    """The same events as vLLM's event classes, in order."""
     for event in events:
         hashes = [maybe_convert_block_hash(BlockHash(event.key))]
         if event.kind is EventKind.STORED:

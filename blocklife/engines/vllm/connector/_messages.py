@@ -1,6 +1,6 @@
-"""What travels between the scheduler's side of the connector and its workers: plain records, all of which can be pickled.
+"""The messages between the scheduler side of the connector and its workers: plain records that can be pickled.
 
-Nothing here knows vLLM: `connector` wraps them in what vLLM's own bases ask for.
+Nothing here depends on vLLM; `_connector` wraps them in vLLM's base classes.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from blocklife.ledger import Completion, JobId, Launched, Plan
 
 @frozen(eq=False)
 class StepPlan:
-    """What every worker does in one step of vLLM, also in one that computes nothing."""
+    """What every worker does in one vLLM step, including steps that compute nothing."""
 
     plans: tuple[Plan, ...]
-    """In order. Those before the last are of stores that were made between two steps; they know no forward pass."""
+    """In order. Plans before the last one hold stores that were planned between two steps; they have no forward pass."""
     loads: Mapping[JobId, str]
-    """For which request of vLLM each load of the last plan is."""
+    """The vLLM request of each load in the last plan."""
 
     @property
     def number(self) -> int:
-        """The last plan's number: whoever has carried it out has carried out all before it."""
+        """The number of the last plan: a worker that has executed it has executed all earlier ones."""
         return self.plans[-1].number
 
 
 @frozen
 class Moved:
-    """Copies of one direction that have arrived on one worker, or on several."""
+    """Copies of one direction that have landed, on one worker or on several."""
 
     num_bytes: int = 0
     seconds: float = 0.0
-    """That the copies took by their copier's clock, added up; a wait for their turn does not count."""
+    """Total duration of the copies by the copier's clock, without time spent queued."""
     sizes: tuple[int, ...] = ()
     """Bytes of each copy."""
 
@@ -43,17 +43,17 @@ class Moved:
 
 @frozen(eq=False)
 class WorkerReport:
-    """What one worker says after a step, or several of them together."""
+    """The report of one worker after a step, or of several merged."""
 
     number: int
-    """The last plan that every one of them has carried out."""
+    """The last plan that all of them have executed."""
     launched: tuple[Launched, ...] = ()
     completions: tuple[Completion, ...] = ()
     stored: Moved = field(factory=Moved)
     loaded: Moved = field(factory=Moved)
 
     def __add__(self, other: WorkerReport) -> WorkerReport:
-        """Both together."""
+        """Merge two reports."""
         return evolve(
             self,
             number=min(self.number, other.number),

@@ -1,12 +1,12 @@
-"""What is counted, under Prometheus names that follow vLLM's.
+"""The metrics of the connector, with Prometheus names that follow vLLM's.
 
 Rules of this file:
 
-* What vLLM's OffloadingConnector measures too has the same name here, so that dashboards stay.
-* Counters are told as what was added since the last step, gauges as what is now, histograms as the values that were seen.
+* Metrics that vLLM's OffloadingConnector also has keep its names, so that dashboards work for both.
+* Counters are sent as increments since the last step, gauges as current values, histograms as the values observed.
 * A payload is a plain dictionary of texts, numbers and lists: it crosses processes, and the side that shows it has only the
   table below.
-* Every series is there, at zero, before its first event: the increase of one that appears with its first event is not seen.
+* Every series exists, at zero, before its first event: otherwise Prometheus would not see the first increase.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 Value = int | float | list[int | float]
 Payload = dict[str, dict[str, Value]]
-"""By name of the metric, then by the value of its label, which is empty where it has none."""
+"""By name of the metric, then by the value of its label (empty if it has none)."""
 
 
 class MetricKind(enum.Enum):
-    """How values of one metric are put together."""
+    """How values of one metric are merged."""
 
     COUNTER = "added up"
     GAUGE = "the latest counts"
@@ -39,19 +39,19 @@ class MetricKind(enum.Enum):
 
 @frozen
 class Metric:
-    """One metric, and its one label where it has one."""
+    """One metric, with at most one label."""
 
     name: str
     kind: MetricKind
     help: str
     label: str = ""
     values: tuple[str, ...] = ()
-    """All values of the label; of groups, which only the scheduler's side can count, the one that every model has."""
+    """All values of the label; for groups, whose number only the scheduler side knows, the one that every model has."""
     buckets: tuple[float, ...] = ()
 
     @property
     def series(self) -> tuple[tuple[str, ...], ...]:
-        """What stands behind vLLM's labels in each series that is there from the start."""
+        """The label values, after vLLM's own labels, of each series that exists from the start."""
         return tuple((value,) for value in self.values) if self.label else ((),)
 
 
@@ -69,16 +69,17 @@ METRICS: Mapping[str, Metric] = {
         Metric(_P + "store_time", MetricKind.COUNTER, "Seconds that the copies of stores took, by the device's clock."),
         Metric(_P + "store_size", MetricKind.HISTOGRAM, "Bytes of each store.", buckets=_SIZES),
         Metric(
-            _P + "allocation_failure", MetricKind.COUNTER, "Stores that found no room in the host tier; they are tried again."
+            _P + "allocation_failure", MetricKind.COUNTER, "Stores for which the host tier had no room; they are tried again."
         ),
         Metric(
             _P + "failed_loads",
             MetricKind.COUNTER,
-            "Loads that were lost; their requests compute again what they would have brought.",
+            "Loads that failed. With kv_load_failure_policy fail, vLLM's default, the request ends with an error; with "
+            "recompute it is computed again.",
         ),
-        Metric(_P + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, those that were put off included."),
-        Metric(_P + "deferred_lookups", MetricKind.COUNTER, "Lookups that were put off because a copy had to land first."),
-        Metric(_P + "hit_blocks", MetricKind.COUNTER, "Blocks that loads were planned for, by group.", "group", ("0",)),
+        Metric(_P + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, including deferred ones."),
+        Metric(_P + "deferred_lookups", MetricKind.COUNTER, "Lookups that were deferred until a copy has landed."),
+        Metric(_P + "hit_blocks", MetricKind.COUNTER, "Blocks for which a load was planned, by group.", "group", ("0",)),
         Metric(
             _P + "flushes",
             MetricKind.COUNTER,
@@ -93,23 +94,27 @@ METRICS: Mapping[str, Metric] = {
             "state",
             ("done", "failed", "cancelled"),
         ),
-        Metric(_P + "stale_blocks", MetricKind.COUNTER, "Blocks whose content was gone when it was their turn to be stored."),
+        Metric(
+            _P + "stale_blocks",
+            MetricKind.COUNTER,
+            "Blocks that were not stored because their content was gone when their turn came.",
+        ),
         Metric(
             _P + "violations",
             MetricKind.COUNTER,
-            "Rules of the ledger that were found broken. Anything but 0 is a bug: report it.",
+            "Violated rules of the ledger. Anything but 0 is a bug: report it.",
         ),
-        Metric(_P + "jobs_out", MetricKind.GAUGE, "Copies that are planned or under way."),
-        Metric(_P + "waiting_chunks", MetricKind.GAUGE, "Chunks that are to be stored and have not had their turn."),
+        Metric(_P + "jobs_out", MetricKind.GAUGE, "Copies that are planned or in flight."),
+        Metric(_P + "waiting_chunks", MetricKind.GAUGE, "Chunks that wait to be stored."),
         Metric(_P + "host_slots", MetricKind.GAUGE, "Chunks of host memory, by what they hold.", "state", _SLOTS),
     )
 }
 _GAUGES_EVERY = 64
-"""Steps between two looks at the host tier: counting all of it takes longer than a step should."""
+"""Steps between two counts of the host tier: counting it in every step would take too long."""
 
 
 class BlocklifeStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there where this is checked
-    """One payload, and how two of them are put together."""
+    """One payload, and how two are merged."""
 
     data: Payload
 
@@ -126,7 +131,7 @@ class BlocklifeStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not the
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """A summary for a line of a log."""
+        """A summary for a log line."""
         found: dict[str, int | float] = {}
         for name, values in self.data.items():
             for label, value in values.items():
@@ -138,7 +143,7 @@ class BlocklifeStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not the
         return found
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether there is nothing to report."""
         return not self.data
 
 
@@ -154,16 +159,16 @@ def _joined(kind: MetricKind, old: Value | None, new: Value) -> Value:
 
 @define
 class Meter:
-    """Reads a scheduler's counts, and tells what is new."""
+    """Reads the counters of a scheduler, and reports the increments."""
 
     scheduler: ConnectorScheduler
     _told: dict[tuple[str, str], int] = field(factory=dict)
     _steps: int = 0
     _live: int = 0
-    """Jobs that were out at the last look."""
+    """Outstanding jobs at the last call."""
 
     def read(self) -> BlocklifeStats | None:
-        """What is new since the last call; None where nothing is."""
+        """The changes since the last call; None if there are none."""
         data: Payload = {}
         counts = self.scheduler.counts
         if counts.is_new:
@@ -184,7 +189,7 @@ class Meter:
                 data.setdefault(_P + name, {})[label] = total - max(0, told)
                 self._told[name, label] = total
         live = self.scheduler.ledger.jobs.live
-        if self._steps % _GAUGES_EVERY == 0 or (self._live and not live):  # an idle engine makes no step that could tell more
+        if self._steps % _GAUGES_EVERY == 0 or (self._live and not live):  # an idle engine makes no further step to report in
             self._tell_gauges(data)
         self._live = live
         self._steps += 1
@@ -213,9 +218,9 @@ class Meter:
 
 
 class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
-    """The metrics of `METRICS` in Prometheus: one family each, with vLLM's labels and, where it has one, its own.
+    """The metrics of `METRICS` in Prometheus: one family each, with vLLM's labels and its own label, if any.
 
-    The series of every engine are there from the start; those of further groups from an engine's first step on.
+    The series of every engine exist from the start; those of further groups from the engine's first step on.
     """
 
     def __init__(

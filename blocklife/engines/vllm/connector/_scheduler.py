@@ -1,21 +1,21 @@
-"""The scheduler's side: what vLLM has decided, told to the offload scheduler, and its plan for the workers.
+"""The scheduler side: reports vLLM's decisions to the offload scheduler, and builds the plan for the workers.
 
 Rules of this file:
 
-* vLLM decides first and tells afterwards. Nothing is refused that vLLM has done; what cannot be is an error, and stops the run.
-* A step costs what changed in it: of the running requests only those are looked at that got blocks, another number of tokens
-  than one, or nothing.
-* Between the hooks of one `schedule()` call things are only noted. They are told to the ledger in `build_step`, in an order in
-  which each is legal, because what vLLM took from one request and gave to another in one step comes in no order at all.
+* vLLM decides first and reports afterwards. What vLLM has done is never refused; what cannot be right raises and stops the run.
+* A step costs what changed in it: of the running requests, only those are looked at that got blocks, or that are scheduled for
+  another number of tokens than one.
+* Between the hooks of one `schedule()` call, events are only noted. `build_step` reports them to the ledger in a legal order,
+  because vLLM may move blocks from one request to another within a step and reports this in no particular order.
 
-The order in `build_step`: who was preempted; what has left the windows; then the new blocks of all requests, running or let in,
-and what they fill, each kind of thing in one call of the ledger; then states of Mamba groups. Where a request that is let in
-was hit for what others fill in this very step, these are told before it. That is the order in which vLLM itself came to it.
+The order in `build_step`: preemptions; blocks that left the windows; then the new blocks of all requests, running or admitted,
+and the content they fill, each in one call of the ledger; then states of Mamba groups. If an admitted request hits content that
+others fill in the same step, those others are reported before it, which is the order in which vLLM scheduled them.
 
-Plans. Every call of `build_step` makes one, also when nothing is scheduled; its number travels to the workers and back, so that
-with asynchronous scheduling each output is settled with its own plan. What requests have left behind at their end goes into a
-plan of its own, which the first hook of the next step makes, and which travels ahead of that step's plan: so those stores are
-with the workers before the step hands out any block of theirs, and the hand-out waits for them like for any other.
+Plans. Every call of `build_step` makes one, even if nothing is scheduled; its number travels to the workers and back, so that
+with asynchronous scheduling each output settles its own plan. Stores of finished requests go into a separate plan, which the
+first hook of the next step builds and which is sent ahead of that step's plan: so the workers have these stores before the step
+hands out any of their blocks, and the hand-out waits for them as for any other store.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mode, OffloadScheduler
 
 _FOREVER = 1e18
-"""No deadline comes: vLLM cannot be told that a load is given up while its copy runs, for it hands out whatever is freed."""
+"""No deadline: a load cannot be given up while its copy runs, because vLLM would hand out its blocks at once."""
 _NOW = 0.0
 _JOURNAL = 4096
-"""Transitions that are kept for stories; more of them only make Python's collector slow."""
+"""Size of the journal, in steps; a longer one slows Python's garbage collector down."""
 _MAX_EVENTS = 1 << 20
 _NO_CAPS = Caps()
 SPARE_REQUESTS = 1024
-"""Requests that can be known besides those that run: those that wait and were looked up, and those that load."""
+"""Room for requests besides the running ones: those that wait and were looked up, and those that load."""
 
 
 @define(eq=False)
 class ConnectorRequest:
-    """What the connector knows of one request."""
+    """What the connector knows about one request."""
 
     request: VllmRequest
     name: str
-    """What the ledger calls it: its id, or something longer while an older request of that id is not over."""
+    """Its name in the ledger: its id, or a longer name while an older request with that id is not over."""
     session: bool
-    """Whether its text goes on when it has ended, without its last token: what it computes is neither named nor stored."""
+    """Whether it is a session that continues without its last token: its computed content is neither sealed nor stored."""
     caps: Caps
     hit: Hit | None = None
-    """The lookup of this step."""
+    """The result of its lookup in this step."""
 
 
 @define(eq=False)
 class Admission:
-    """A request that vLLM has given blocks to in this step."""
+    """A request that vLLM has allocated blocks to in this step."""
 
     tracked: ConnectorRequest
     tables: tuple[list[int], ...]
@@ -72,7 +72,7 @@ class Admission:
 
 @define
 class ConnectorCounts:
-    """What was counted since it was last asked for."""
+    """Counters since they were last read."""
 
     stored: Moved = field(factory=Moved)
     loaded: Moved = field(factory=Moved)
@@ -87,10 +87,10 @@ class ConnectorCounts:
 
 
 class ConnectorScheduler:
-    """One engine's scheduler side. All calls come from the scheduler's thread.
+    """The scheduler side of one engine. All calls come from the scheduler's thread.
 
-    Invariant: ``_requests`` has every request that vLLM knows, by its id, and ``_named`` every one that the ledger knows, by
-    the ledger's name; a request that is over is in ``_named`` only, until its last plan has settled.
+    Invariant: ``_requests`` has every request that vLLM knows, by id, and ``_named`` every request that the ledger knows, by
+    its name there; a request that is over stays in ``_named`` only, until its last plan has settled.
     """
 
     def __init__(self, shape: CacheShape, config: ConnectorConfig) -> None:
@@ -102,7 +102,7 @@ class ConnectorScheduler:
                 num_blocks=shape.num_blocks,
                 num_slots=shape.num_slots,
                 max_jobs=config.max_jobs,
-                # those that were never looked up run, were preempted in this very step, or are over and wait for a plan
+                # requests that were never looked up: running, preempted in this step, or over and waiting for a plan
                 max_requests=min(MAX_REQUESTS, self._most_looked_up + (shape.max_batches + 3) * shape.max_running),
                 num_groups=len(shape.geometry.groups),
                 num_workers=shape.num_workers,
@@ -116,9 +116,9 @@ class ConnectorScheduler:
             own_pool=False,
             indexed=False,
         )
-        # without somebody who takes them, events are not kept
+        # events are kept only if somebody takes them
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
-        # each batch can have a plan of its own and one of what requests left behind before it
+        # each batch can have its own plan and, before it, one with the stores of finished requests
         policies = config.policies(2 * shape.max_batches + 1)
         self.offload = OffloadScheduler(self.ledger, self.tier, shape.geometry, policies)
         self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
@@ -131,42 +131,42 @@ class ConnectorScheduler:
         blocks of the failed load, so that another load may wait for ever for blocks that are free: these requests do not load
         until they are scheduled, and meanwhile no request is promised a load twice in turn without having got blocks for it."""
         self._in_front: set[str] = set()
-        """Those of them that were not put off since. They stand in front of those whose loads have landed, as if they held
-        blocks, and go behind them when an answer is put off. That is done when they have found no room, and not before: a
-        paused engine computes who stands in front, and nobody else."""
+        """Those of them that were not deferred since. In vLLM's queue they come before requests whose loads have landed, as if
+        they held blocks, and move behind them when a lookup is deferred. This is done only once they have found no room: a
+        paused engine computes only the requests at the front."""
         self._loads = 0
-        """Loads that lookups of this step have promised."""
+        """Loads promised by lookups of this step."""
         self._early: list[Plan] = []
-        """Plans of the step that is being made that travel ahead of its own."""
+        """Plans to be sent ahead of the plan of the current step."""
         self._begun = False
-        """Whether a hook of the step that is being made was called."""
+        """Whether a hook of the current step has been called."""
         self._built = False
-        """Whether a step was built since the last report."""
+        """Whether a step was built since the last worker report."""
         self._peek_free: PeekFree | None = None
         self._serial = 0
 
     def bind_pool(self, peek_free: PeekFree) -> None:
-        """The engine's allocator; lazy stores look at what it hands out next."""
+        """Take the engine's allocator; lazy stores look at the blocks that it hands out next."""
         self._peek_free = peek_free
 
     # --- within schedule() --------------------------------------------------------------------------------------------------
 
     def add(self, request: VllmRequest, caps: Caps = _NO_CAPS) -> None:
-        """The engine knows a new request. The ledger gets to know it when it is first looked up."""
+        """A new request of the engine. It is added to the ledger at its first lookup."""
         self._requests[request.request_id] = ConnectorRequest(request, "", request.resumable, caps)
 
     def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
-        """How many tokens a load would bring behind those on the device; None: ask again later."""
+        """The number of tokens that a load would bring after those on the device; None: ask again later."""
         self._begin()
         tracked = self._tracked(request)
-        earlier, tracked.hit = tracked.hit, None  # that of an earlier step, which found no room
+        earlier, tracked.hit = tracked.hit, None  # the hit of an earlier step, for which there was no room
         self.counts.lookups += 1
         name = self._enter(tracked)
         if not name or (earlier is not None and request.request_id in self._in_front):
             self._in_front.discard(request.request_id)
             self.counts.deferred += 1
             return None
-        if self.offload.is_running(name):  # the engine was reset, and the request comes again in the same step
+        if self.offload.is_running(name):  # the engine was reset, and the request is scheduled again in the same step
             self.offload.preempt(name)
         if not self._may_load(request.request_id, earlier) or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
@@ -180,7 +180,7 @@ class ConnectorScheduler:
         return hit.host_tokens
 
     def allocated(self, request: VllmRequest, tables: BlockTables, external_tokens: int) -> None:
-        """The engine has given blocks to a request that it lets in, that it loads, or whose load is over."""
+        """The engine has allocated blocks to a request that it admits or loads, or whose load is over."""
         self._begin()
         tracked = self._tracked(request)
         ids = tuple(list(group) for group in tables.get_block_ids())
@@ -189,7 +189,7 @@ class ConnectorScheduler:
             self.decided.expect_load(tracked.name)
 
     def build_step(self, output: SchedulerOutput) -> StepPlan:
-        """The plan of this step."""
+        """Build the plan of this step."""
         self._begin()
         self._begun, self._built = False, True
         offload, decided = self.offload, self.decided
@@ -222,7 +222,7 @@ class ConnectorScheduler:
         return StepPlan((*early, plan), self._owners(plan) if loads else {})
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
-        """The blocks that running requests got in this step."""
+        """Report the blocks that running requests got in this step."""
         cached = output.scheduled_cached_reqs
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
@@ -257,20 +257,20 @@ class ConnectorScheduler:
         return found
 
     def _let_in(self, coming: Iterable[Admission], scheduled: Mapping[str, int]) -> bool:
-        """Tell the ledger of what running requests got, and of those that vLLM has let in. Whether one of these loads."""
+        """Report new blocks of running requests and admitted requests to the ledger. Returns whether one of these loads."""
         loads = False
         placed: list[tuple[Admission, Hit]] = []
         for each in coming:
             hit = self._hit_of(each)
             if hit.device_tokens and self.decided.is_new(self._hit_blocks(each, hit)):
-                loads |= self._settle_in(placed, scheduled)  # so that it can share what others make in this very step
+                loads |= self._settle_in(placed, scheduled)  # so that it can share content that others compute in this step
                 placed = []
             self.decided.place_table(each.tracked.name, each.tables, hit.device_tokens)
             placed.append((each, hit))
         return self._settle_in(placed, scheduled) or loads
 
     def _settle_in(self, placed: Iterable[tuple[Admission, Hit]], scheduled: Mapping[str, int]) -> bool:
-        """Those whose tables were placed are in, and what they and the running requests fill is named. Whether one loads."""
+        """Enter the requests whose tables were placed; seal what they and the running ones fill. Returns whether one loads."""
         self.decided.settle_in()
         loads = False
         for each, hit in placed:
@@ -287,7 +287,7 @@ class ConnectorScheduler:
         return [block for table, stop in zip(admission.tables, stops, strict=True) for block in table[:stop]]
 
     def _hit_of(self, admission: Admission) -> Hit:
-        """What a request that vLLM has let in starts from."""
+        """The hit that an admitted request starts from."""
         tracked, request = admission.tracked, admission.tracked.request
         name, hit = self._enter(tracked, runs=True), tracked.hit
         tracked.hit = None
@@ -301,7 +301,7 @@ class ConnectorScheduler:
                 f"{0 if hit is None else hit.host_tokens} (it must be the only connector, not one of a MultiConnector)"
             )
         if hit is None or (hit.host_tokens and not external):
-            # a load that was lost in part, and vLLM keeps what was on the device before it; or a hit that vLLM does not want
+            # a load failed in part, and vLLM keeps the blocks that were on the device before it; or vLLM does not use the hit
             hit = self.decided.device_hit(name, request.num_tokens, request.num_computed_tokens)
         if not external and request.num_computed_tokens != hit.compute_from:
             raise MisuseError(
@@ -311,7 +311,7 @@ class ConnectorScheduler:
         return hit
 
     def _owners(self, plan: Plan) -> dict[JobId, str]:
-        """For which request of vLLM each load is."""
+        """The vLLM request of each load."""
         found: dict[JobId, str] = {}
         for transfer in plan.loads:
             job = self.ledger.jobs.get(transfer.job.number)
@@ -322,7 +322,7 @@ class ConnectorScheduler:
     # --- between two steps --------------------------------------------------------------------------------------------------
 
     def settle(self, report: WorkerReport) -> None:
-        """Every worker has carried out what this report says; outputs come in the order of their steps."""
+        """Apply a report: every worker has executed its plan. Outputs come in the order of their steps."""
         if not self._built:
             self._hear_of_preemptions()
         self._built = False
@@ -332,7 +332,7 @@ class ConnectorScheduler:
             self.counts.loaded += report.loaded
         launched, completions = report.launched, report.completions
         for number in [each for each in self.offload.plans_out if each <= report.number]:
-            # all reports with the first plan: it may be the one that waited for what they are about
+            # all reports go with the first plan: it may be the one that waited for these jobs
             settled = self.decided.settle_known(number, _NOW, launched=launched, completions=completions)
             launched, completions = (), ()
             if settled.failed:
@@ -344,7 +344,7 @@ class ConnectorScheduler:
                 self._named.pop(name, None)
 
     def finish(self, request: VllmRequest, aborted: bool) -> None:
-        """A request is over. Its blocks are the engine's again at once; who still reads them is waited for where it must be."""
+        """A request is over. The engine gets its blocks back at once; a hand-out waits for copies that still read them."""
         tracked = self._requests.pop(request.request_id, None)
         self._admissions.pop(request.request_id, None)
         self._forget_loss(request)
@@ -358,22 +358,22 @@ class ConnectorScheduler:
             del self._named[tracked.name]
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must go on stepping although it has no request left: a copy is out, or is about to be."""
+        """Whether the engine must keep stepping without requests: a copy is outstanding or about to be planned."""
         return bool(self.ledger.jobs.live)
 
     def reset(self) -> None:
-        """Forget the host tier. What was computed by those that vLLM has preempted for that is not stored any more."""
+        """Forget the host tier. Content of requests that vLLM preempted for this is no longer stored."""
         self._hear_of_preemptions()
         self.decided.forget_host()
 
     def take_events(self) -> list[HostEvent]:
-        """What became readable in the host tier, and what is gone, since the last call."""
+        """Content that became readable in the host tier or is gone, since the last call."""
         return self.tier.take_events() if self.shape.events else []
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """The first hook of a step: what was planned between two steps goes to the workers before anything is handed out."""
+        """Start a step, in its first hook: stores planned between steps go to the workers before any block is handed out."""
         if not self._begun:
             self._begun = True
             if self.decided.is_late:
@@ -382,7 +382,7 @@ class ConnectorScheduler:
                 self._early.append(self.offload.build_plan(_NOW))
 
     def _may_load(self, request_id: str, earlier: Hit | None) -> bool:
-        """Whether vLLM can be promised a load now, for a request whose *earlier* hit found no room."""
+        """Whether a load can be promised to vLLM now, for a request whose *earlier* hit found no room."""
         if not self._lost:
             return True
         return request_id not in self._lost and (earlier is None or not earlier.host_tokens)
@@ -392,7 +392,7 @@ class ConnectorScheduler:
         self._in_front.discard(request.request_id)
 
     def _hear_of_preemptions(self) -> None:
-        """A reset preempts between two steps, and vLLM says so only with the next one; until then outputs do not count."""
+        """Notice preemptions by a reset, which vLLM reports only with the next step; until then outputs do not count."""
         for tracked in self._requests.values():
             if tracked.request.status.name == "PREEMPTED" and self.offload.is_running(tracked.name):
                 self.offload.preempt(tracked.name)
@@ -405,9 +405,9 @@ class ConnectorScheduler:
         return found
 
     def _enter(self, tracked: ConnectorRequest, *, runs: bool = False) -> str:
-        """Let the ledger know a request. Returns its name there, or nothing where it has no room for one more.
+        """Add a request to the ledger. Returns its name there, or an empty text if there is no room for another.
 
-        There is room for all that run: vLLM lets a request in that wants nothing computed before, whatever its lookup says.
+        There is always room for running requests, because vLLM may admit a request regardless of the result of its lookup.
         """
         if tracked.name and self.offload.knows(tracked.name):
             return tracked.name
@@ -431,7 +431,7 @@ class ConnectorScheduler:
         return self.offload.num_known < (self.ledger.limits.max_requests if runs else self._most_looked_up)
 
     def _keys_of(self, request: VllmRequest) -> Callable[[int, int, int], Sequence[bytes]]:
-        """The names of a request's blocks: vLLM's hashes, which cover all tokens up to the end of their block."""
+        """The keys of a request's blocks: vLLM's hashes, which cover all tokens up to the end of the block."""
         ratios = self.shape.hashes_per_block
 
         def keys(group: int, start: int, stop: int) -> Sequence[bytes]:
@@ -446,5 +446,5 @@ class ConnectorScheduler:
 
 
 def incarnation_of(engine_id: str) -> int:
-    """Which start of the engine this is: vLLM gives each one an id of its own."""
+    """The incarnation of this engine, from the id that vLLM gives to each start."""
     return crc32(engine_id.encode()) or 1

@@ -1,6 +1,6 @@
-"""What the scheduler's side of the connector looks at in vLLM's objects, and nothing else.
+"""Protocols for the attributes of vLLM's objects that the scheduler side of the connector reads.
 
-They are described here instead of imported, so that the translation can be type-checked, and read, without vLLM.
+They are declared here instead of imported, so that the code can be type-checked and read without vLLM.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blocklife.offload import Geometry
 
 
 class VllmRequest(Protocol):
-    """A request of vLLM. It grows while it runs; the connector reads it anew each time."""
+    """A request of vLLM. It changes while it runs; the connector reads it again each time."""
 
     @property
     def request_id(self) -> str:
@@ -29,32 +29,32 @@ class VllmRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are known: the prompt, and what was sampled."""
+        """Known tokens: the prompt and the sampled ones."""
         ...
 
     @property
     def num_computed_tokens(self) -> int:
-        """Where vLLM goes on with it."""
+        """The token at which vLLM continues."""
         ...
 
     @property
     def skip_reading_prefix_cache(self) -> bool:
-        """Whether it wants nothing that was computed before."""
+        """Whether it must not use the prefix cache."""
         ...
 
     @property
     def status(self) -> enum.Enum:
-        """Where it stands: PREEMPTED by name, if its blocks were taken."""
+        """Its status; its name is PREEMPTED if its blocks were taken."""
         ...
 
     @property
     def resumable(self) -> bool:
-        """Whether it is a session, which goes on with another prompt when it has ended."""
+        """Whether it is a session, which continues with another prompt after it ends."""
         ...
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """The names of its full blocks, in units of the hash."""
+        """The hashes of its full blocks, in units of the hash block size."""
         ...
 
 
@@ -62,40 +62,40 @@ class BlockTables(Protocol):
     """`KVCacheBlocks`: the block tables of one request."""
 
     def get_block_ids(self) -> tuple[list[int], ...]:
-        """One list a group; 0 is the null block."""
+        """One list per group; 0 is the null block."""
         ...
 
 
 class CachedRequests(Protocol):
-    """`CachedRequestData`: who is scheduled and was scheduled before."""
+    """`CachedRequestData`: scheduled requests that were scheduled before."""
 
     @property
     def req_ids(self) -> Sequence[str]:
-        """Their names."""
+        """Their ids."""
         ...
 
     @property
     def resumed_req_ids(self) -> Collection[str]:
-        """Those of them that come back from a preemption."""
+        """Those that resume after a preemption."""
         ...
 
     @property
     def new_block_ids(self) -> Sequence[tuple[list[int], ...] | None]:
-        """What was put behind their tables."""
+        """The blocks appended to their tables."""
         ...
 
 
 class BlockState(Protocol):
-    """`KVConnectorBlockState`: what the allocator hands to the connector alone."""
+    """`KVConnectorBlockState`: data from the allocator for the connector only."""
 
     @property
     def boundary_state_offloads(self) -> Mapping[str, Sequence[tuple[int, int, int]]]:
-        """States of Mamba groups: group, block and boundary, by request."""
+        """Mamba states to keep: group, block and boundary, by request."""
         ...
 
 
 class SchedulerOutput(Protocol):
-    """What vLLM decided in one step."""
+    """vLLM's decisions for one step."""
 
     @property
     def scheduled_cached_reqs(self) -> CachedRequests:
@@ -109,41 +109,41 @@ class SchedulerOutput(Protocol):
 
     @property
     def preempted_req_ids(self) -> Collection[str] | None:
-        """Who was preempted since the last step."""
+        """Requests preempted since the last step."""
         ...
 
     @property
     def new_block_ids_to_zero(self) -> Sequence[int] | None:
-        """Blocks that the step zeroes before anything else."""
+        """Blocks that the step zeroes first."""
         ...
 
     @property
     def kv_connector_block_state(self) -> BlockState | None:
-        """What is not for the workers."""
+        """Data that is not sent to the workers."""
         ...
 
 
 @frozen(kw_only=True)
 class CacheShape:
-    """What the scheduler's side has to know of the engine."""
+    """What the scheduler side needs to know about the engine."""
 
     geometry: Geometry
     hashes_per_block: tuple[int, ...]
-    """Of each group: how many of a request's hashes one block spans."""
+    """For each group, how many of a request's hashes one block spans."""
     num_blocks: int
-    """The null block included."""
+    """Including the null block."""
     num_slots: int
     num_workers: int
     max_running: int
     max_batches: int
-    """Steps that can be with the workers at once."""
+    """Number of steps that the workers can have at once."""
     incarnation: int
-    """Which start of the engine this is."""
+    """Identifies this start of the engine."""
     one_a_step: bool
-    """Whether a step samples one token of a request whose known tokens it has computed, and never more or none."""
+    """Whether a step samples exactly one token for each request whose known tokens are all computed."""
     events: bool
-    """Whether somebody wants to hear what changes in the host tier."""
+    """Whether KV cache events are enabled."""
 
 
 PeekFree = Callable[[int], Iterable[int]]
-"""The blocks that the engine's allocator hands out next, so many of them."""
+"""A function that returns the next blocks that the engine's allocator will hand out, given their number."""

@@ -1,10 +1,11 @@
-"""The KV cache of a worker as pages: each layer of each group as one row of bytes a block, whatever the attention makes of it.
+"""The KV cache of a worker as pages: each layer of each group is one row of bytes per block, whatever its attention backend.
 
 Rules of this file:
 
-* What a block holds is not looked into. A layer is `(num_blocks, page bytes)` of its own storage, heads and halves inside.
-* Layers of different groups may be the same bytes: a block belongs to one group at a time.
-* Where a block's pages of all layers lie side by side, the whole block is one page, and a copy moves what it can in one run.
+* The content of a block is opaque. A layer is `(num_blocks, page bytes)` of its own storage, with heads and K/V halves inside.
+* Layers of different groups may share the same bytes: a block belongs to one group at a time.
+* If the pages of all layers of a block lie side by side, the whole block is one page, and a copy moves it in as few runs as
+  possible.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from blocklife.errors import MisuseError
 
 @frozen
 class Layer:
-    """Where one layer's pages lie in its storage, in bytes."""
+    """Position of the pages of one layer in its storage, in bytes."""
 
     storage: torch.UntypedStorage
     device: torch.device
@@ -30,9 +31,9 @@ class Layer:
 
 
 def layer_of(name: str, cache: torch.Tensor | Sequence[torch.Tensor], num_blocks: int, page_bytes: int) -> Layer:
-    """A layer as vLLM hands it over: its first axis counts blocks, or equal parts of blocks; or several such tensors.
+    """A layer as vLLM passes it: a tensor whose first axis counts blocks, or equal parts of blocks; or several such tensors.
 
-    Of several (the states of a Mamba layer) the first begins where the page begins.
+    If there are several (the states of a Mamba layer), the first one starts where the page starts.
     """
     tensor = cache if isinstance(cache, torch.Tensor) else cache[0]
     parts, rest = divmod(len(tensor), num_blocks)
@@ -57,7 +58,7 @@ def _rows(layer: Layer, offset: int, num_blocks: int, page: int) -> torch.Tensor
 
 
 def pages_of(groups: Sequence[Sequence[Layer]], num_blocks: int) -> KvCache:
-    """The cache as the copier wants it. Refuses layers that interleave in more than one way."""
+    """The cache in the form that the copier takes. Refuses layers that interleave in more than one way."""
     layers = [layer for group in groups for layer in group]
     if all(layer.stride == layer.page for layer in layers):
         return KvCache([[_rows(layer, layer.offset, num_blocks, layer.page) for layer in group] for group in groups])

@@ -1,10 +1,10 @@
-"""The worker's side: carries out what the scheduler planned, on this rank's tensors, around vLLM's forward pass.
+"""The worker side: carries out the scheduler's plans on the tensors of this rank, around vLLM's forward pass.
 
 Rules of this file:
 
-* It holds no ledger and decides nothing. What it is told arrives pickled, and what it says leaves pickled.
-* The step of the executor is cut in two, because vLLM runs the forward pass itself: `begin` is what comes ahead of everything
-  that writes, `end` what comes behind the forward pass. A step without one calls both all the same.
+* It has no ledger and decides nothing. Its input and output are pickled.
+* The executor's step is split, because vLLM runs the forward pass itself: `begin` comes before anything is written, `end` after
+  the forward pass. A step without a forward pass calls both as well.
 * Stores of a step are launched at the beginning of the next one, so that they never delay a forward pass.
 """
 
@@ -26,18 +26,18 @@ from blocklife.ledger import Completion, Direction, JobId, Launched, Plan, Resul
 
 
 class EngineCopier(Copier, Protocol):
-    """A copier that is told where the engine stands."""
+    """A copier that is told what the engine has queued."""
 
     def computed(self, engine: object = None) -> None:
-        """What is launched from now on comes after what the engine has queued so far."""
+        """Copies launched from now on run after the work that the engine has queued so far."""
         ...
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
-        """What the engine queues next comes after the loads into these blocks."""
+        """Work that the engine queues next runs after the loads into these blocks."""
         ...
 
     def durations(self) -> Mapping[JobId, float]:
-        """Seconds that the copies took which the last `poll` has reported; failed ones need none."""
+        """Durations in seconds of the copies reported by the last `poll`; failed ones may be missing."""
         ...
 
 
@@ -46,16 +46,16 @@ MakeCopier = Callable[[KvCache, HostMemory, Worker], EngineCopier]
 
 @frozen(kw_only=True)
 class WorkerShape:
-    """What a worker has to know of the engine."""
+    """What a worker needs to know about the engine."""
 
     rank: int
     num_blocks: int
     num_places: int
-    """Blocks that the host has room for."""
+    """Number of blocks that host memory has room for."""
     groups: tuple[Mapping[str, int], ...]
-    """Of each group, the bytes of a page of each of its layers, by name."""
+    """For each group, the page size in bytes of each of its layers, by name."""
     reports_blocks: bool
-    """Whether a load that failed is told by its blocks, which only one group of full attention can; else by its request."""
+    """Whether failed loads are reported by block, possible only with one group of full attention; otherwise by request."""
 
 
 @frozen
@@ -64,12 +64,12 @@ class Received:
 
     requests: frozenset[str]
     failed: frozenset[str]
-    """Those of them that have failed, where blocks cannot say so."""
+    """Those that failed, if failures are reported by request."""
 
 
 @define(eq=False)
 class _WorkerJob:
-    """A copy that this worker has been given."""
+    """A copy assigned to this worker."""
 
     transfer: Transfer
     request: str | None
@@ -78,7 +78,7 @@ class _WorkerJob:
 
 @define
 class _NextReport:
-    """What the next report says."""
+    """The content of the next report."""
 
     launched: list[Launched] = field(factory=list)
     completions: list[Completion] = field(factory=list)
@@ -95,13 +95,13 @@ class ConnectorWorker:
         self.shape = shape
         self._make_copier = make_copier
         self._progress = progress
-        """Hears how many bytes of the host's memory are ready, and how many there will be."""
+        """Called with the bytes of host memory that are ready, and the total."""
         self._copier: EngineCopier | None = None
         self._executor: Executor | None = None
         self._host: HostMemory | None = None
         self._group_bytes: tuple[int, ...] = ()
         self._begun = self._ended = 0
-        """The last plan whose first half, and whose second half, was carried out."""
+        """The last plan whose `begin`, and whose `end`, was carried out."""
         self._jobs: dict[JobId, _WorkerJob] = {}
         self._said = _NextReport()
         self._received: set[str] = set()
@@ -109,7 +109,7 @@ class ConnectorWorker:
         self._bad_blocks: set[int] = set()
 
     def register(self, caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
-        """The tensors are there: take the host's memory, and make the copier. A second call starts anew."""
+        """The tensors have been allocated: allocate host memory and make the copier. A second call starts over."""
         self.close()
         cache = cache_of(self.shape.groups, caches, self.shape.num_blocks)
         pinned = cache.device.type == "cuda"
@@ -119,7 +119,7 @@ class ConnectorWorker:
         self._executor = Executor(self._copier)
 
     def begin(self, step: StepPlan) -> None:
-        """Ahead of everything that writes: launch what the last step left, wait for what this one must wait for.
+        """Before anything is written: launch the stores of the last step, and wait for the copies that this step must wait for.
 
         May be called more than once for a step.
         """
@@ -133,11 +133,11 @@ class ConnectorWorker:
         plan = step.plans[-1]
         self._note(plan, step)
         self._execute(executor, evolve(plan, loads=(), stores=()))
-        copier.before_forward(blocks=())  # who computes now has been told that its loads are over
+        copier.before_forward(blocks=())  # requests that compute in this step have been told that their loads are over
         self._begun = step.number
 
     def end(self, step: StepPlan) -> None:
-        """Behind the forward pass: launch the loads, and keep the stores for the next step. May be called more than once."""
+        """After the forward pass: launch the loads, and keep the stores for the next step. May be called more than once."""
         self.begin(step)
         if step.number == self._ended:
             return
@@ -147,7 +147,7 @@ class ConnectorWorker:
         self._ended = step.number
 
     def receive(self) -> Received:
-        """The loads that are over, good or bad. Look at `bad_blocks` in the same step."""
+        """The loads that are over, failed ones included. Call `bad_blocks` in the same step."""
         executor, _ = self._ready()
         report = executor.report()
         self._hear(report.launched, report.completions)
@@ -156,17 +156,17 @@ class ConnectorWorker:
         return found
 
     def bad_blocks(self) -> set[int]:
-        """Blocks that a load should have filled and did not, since the last call."""
+        """Blocks that failed loads did not fill, since the last call."""
         found, self._bad_blocks = self._bad_blocks, set()
         return found
 
     def report(self) -> WorkerReport:
-        """What the scheduler's side has to hear; every step has a report, also when there is nothing to say."""
+        """The report to the scheduler side; every step has one, even if it is empty."""
         said, self._said = self._said, _NextReport()
         return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded)
 
     def close(self) -> None:
-        """Let every copy end, and give the memory back. A second call does nothing."""
+        """Wait for every copy, and free the memory. A second call does nothing."""
         if self._executor is not None:
             self._executor.close()
             self._executor = self._copier = None
@@ -217,5 +217,5 @@ def _nothing() -> None:
 
 
 def torch_copier(cache: KvCache, host: HostMemory, worker: Worker) -> EngineCopier:
-    """Copies by torch: on streams of a CUDA device, or at once between CPU tensors."""
+    """A copier based on torch: on streams of a CUDA device, or synchronous between CPU tensors."""
     return TorchCopier(cache, host, worker=worker)
