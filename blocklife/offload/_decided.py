@@ -1,20 +1,20 @@
-"""The offload scheduler under an allocator that is not ours, and that names content as soon as it is scheduled.
+"""The offload scheduler for an engine with its own allocator that names content as soon as it is scheduled.
 
 Rules of this file:
 
-* The scheduler stays what it is; here is only what such an engine does differently, and the same thing for many at once.
-* What a step will compute is final for everybody who comes after that step: see the theory.
+* The scheduler itself is unchanged; here is only what such an engine does differently, and bulk versions of calls.
+* Content that a step will compute counts as final for everything after that step: see the theory.
 
-Theory. vLLM gives a block its hash when it schedules the tokens that fill it, not when they are computed. From that moment
-another request can hit it: in the same step, whose forward pass writes before it reads, or in the next one, which the device
-runs later. So content is sealed when its step is planned (`promise`), as far as its tokens are known, and not when the plan
-settles. Both rules that sealing stands for hold: the tokens are known and are never taken back, and a store that the same plan
-submits is launched by the workers in the step after, behind the forward pass that computes it. Only what cannot be sealed yet,
-because its block waits for an older copy in this very plan, is sealed when the plan settles, as the scheduler itself does.
+Theory. vLLM gives a block its hash when it schedules the tokens that fill it, not when they are computed. From then on another
+request can hit it: in the same step, whose forward pass writes before it reads, or in the next one, which the device runs
+later. So content is sealed when its step is planned (`promise`), as far as its tokens are known, and not when the plan settles.
+Both conditions of sealing hold: the tokens are known and are never taken back, and a store that the same plan submits is
+launched by the workers in the next step, after the forward pass that computes the content. Only content that cannot be sealed
+yet, because its block waits for an older copy in this plan, is sealed when the plan settles, as in the scheduler itself.
 
-A hit in vLLM can name a block whose content the ledger has not seen become final: it is still held behind a wait, or it was
-given up before its step was planned. Its place in the table stays a hole. The engine keeps such a block from everybody else as
-long as the hit holds it, so that nothing is lost but one source of a store; and what nobody has seen computed is never stored.
+A hit in vLLM can name a block whose content is not final for the ledger: the block is still behind a wait, or it was released
+before its step was planned. Its position in the table stays a hole. The engine does not hand out such a block as long as the
+hit holds it, so the only loss is one source of a store; and content that was not seen computed is never stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from blocklife.offload.records import Hit, Mode, Settled
 from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job
 
 _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
-"""States of content that is being made, from which it can be sealed."""
+"""Block states in which content is being computed and can be sealed."""
 _STORABLE = KEYED - COPYING
 """States of final content that no store reads."""
 _INDEX = BlockLife.table.index
@@ -54,7 +54,7 @@ _Content: TypeAlias = tuple[str, list[int], Sequence[bytes]]
 
 @define(eq=False)
 class _Turn:
-    """Final content of one group whose turn it is to be stored: lives, their keys, and whose they are."""
+    """Final content of one group that is ready to be stored: lives, their keys, and their requests."""
 
     group: int
     lives: list[int] = field(factory=list)
@@ -63,10 +63,10 @@ class _Turn:
 
 
 class DecidedSteps:
-    """What an engine tells its `OffloadScheduler` that owns the pool, decides a step first, and names content at once."""
+    """The calls of an engine that owns the pool, decides a step before reporting it, and names content at once."""
 
     def __init__(self, scheduler: OffloadScheduler, known_of: Callable[[str], int], *, one_a_step: bool) -> None:
-        """*known_of* says how many tokens a request has now; with *one_a_step* it is asked only in doubt."""
+        """*known_of* returns the number of tokens that a request has now; with *one_a_step* it is called only if needed."""
         self.scheduler = scheduler
         self._state = state = scheduler._state
         self._steps = scheduler._steps
@@ -78,7 +78,7 @@ class DecidedSteps:
         self._one_a_step = one_a_step
         self._turns = [_Turn(group) for group in state.groups]
         self._direct = geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
-        """Whether what is sealed can be stored as it is, without a line."""
+        """Whether sealed content can be stored at once, without the queue."""
         self._max_direct = min(state.policies.max_job_blocks, len(state.ledger.slots))
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
         self._growth = Growth()
@@ -88,18 +88,18 @@ class DecidedSteps:
         self._looked_at = 0, nobody, nobody
         """The step that `promise` was last called in, whom it has looked at, and what it has found of them."""
         self._unwanted: set[int] = set()
-        """Stores that were out when the host tier was forgotten."""
+        """Stores that were outstanding when the host tier was forgotten."""
         self._anew = False
-        """Whether running requests wait for them to be offered anew."""
+        """Whether running requests wait for these stores before their content is offered again."""
         self.holes = 0
-        """Blocks that the engine has hit and that were not final for the ledger."""
+        """Blocks that the engine has hit although they were not final for the ledger."""
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     def forget_waiting(self, kept: Iterable[str]) -> list[str]:
-        """Forget requests that wait and hold nothing, but for these: they can be added again. Returns whom it has forgotten.
+        """Forget waiting requests that hold nothing, except these; they can be added again. Returns the forgotten requests.
 
-        Who was preempted in this step is not among them: its copies are to be waited for.
+        Requests preempted in this step are kept, because the plan must wait for their copies.
         """
         spared = {*kept, *self._state.preempted}
         names = [
@@ -112,12 +112,12 @@ class DecidedSteps:
         return names
 
     def keep_unnamed(self, name: str) -> None:
-        """Name and store nothing of what a request computes that was let in: its last tokens can be taken back."""
+        """Neither seal nor store content computed by an admitted request, because its last tokens can be taken back."""
         row, table = self._steps.tracked(name).row, self._progress
         table.sealed[:, row] = table.offered[:, row] = NEVER
 
     def go_on(self, name: str, known: int, prompt: int, computed: int) -> None:
-        """A request that runs has other tokens than were expected behind those *computed*; what is in flight of it is void."""
+        """A running request has other tokens than expected after the *computed* ones; its tokens in flight are void."""
         row, table = self._steps.tracked(name).row, self._progress
         columns = (table.placed, table.first, table.sealed, table.offered)
         kept = [column[:, row].copy() for column in columns]
@@ -128,7 +128,7 @@ class DecidedSteps:
         table.known[row], table.prompt[row], table.computed[row] = known, prompt, computed
 
     def device_hit(self, name: str, known_tokens: int, device_tokens: int) -> Hit:
-        """In place of `lookup`: what the engine has on the device, and nothing of the host tier. `admit` takes it."""
+        """Use instead of `lookup` for a hit on the device only, without the host tier. Pass it to `admit`."""
         tracked = self._steps.tracked(name)
         self._steps.check_waiting(name, "LOOKUP")
         self._steps.unpin(name)
@@ -140,10 +140,10 @@ class DecidedSteps:
     # --- the step -----------------------------------------------------------------------------------------------------------
 
     def leave_windows(self) -> None:
-        """Give back what no settled token of any request needs any more.
+        """Release blocks that no settled token of any request needs any more.
 
-        The engine does so for whom it schedules, and at a request's end; never sooner than here, and nothing of a step is
-        handed out again that was not given back here before.
+        The engine does this for requests that it schedules, and at the end of a request; never before this call, and it hands
+        out a block in a step only if it was released here first.
         """
         if self._anew:
             self._offer_anew()
@@ -160,7 +160,7 @@ class DecidedSteps:
             grown(group, row, len(blocks))
 
     def schedule(self, tokens: Mapping[str, int]) -> None:
-        """`grow` for all running requests at once: one token each, or as many as *tokens* says."""
+        """`grow` for all running requests at once: one token each, or as in *tokens*."""
         self._steps.check_open()
         table = self._progress
         rows = (table.running & (table.step != self._state.step)).nonzero()[0]
@@ -178,13 +178,13 @@ class DecidedSteps:
         table.step[rows] = self._state.step
 
     def settle_in(self) -> None:
-        """Tell the ledger what the engine has put behind tables since it was last told."""
+        """Report to the ledger what the engine has appended to tables since the last call."""
         if self._growth.names:
             growth, self._growth = self._growth, Growth()
             self._ledger.observe_tables(growth)
 
     def promise(self) -> None:
-        """Seal what this step fills, of all requests that it schedules, as far as it can be sealed now."""
+        """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
         table = self._progress
         rows: Rows = table.wanted.nonzero()[0]
         filled = table.filled(rows)
@@ -240,7 +240,7 @@ class DecidedSteps:
             end = start
             for life, key in zip(held, own, strict=False):
                 if life != NULL:
-                    if state_of(life) not in _OPEN:  # it waits for an older copy, in this very plan
+                    if state_of(life) not in _OPEN:  # it waits for an older copy in this plan
                         break
                     now.append((life, key))
                 end += 1
@@ -251,12 +251,12 @@ class DecidedSteps:
         return found, ends
 
     def _storing(self, rows: Rows, group: int) -> Rows:
-        """Up to which block each of these requests may be stored."""
+        """The block up to which each of these requests may be stored."""
         found: Rows = self._steps.bounds(rows, self._progress.ends(rows)) // self._geometry.block_tokens[group]
         return found
 
     def catch_up(self) -> None:
-        """Store what was sealed only when its plan settled, before the engine hands out what has left a window since."""
+        """Store content that was sealed only when its plan settled, before the engine reuses blocks that left a window."""
         table = self._progress
         for row, (serial, plan) in list(self._late.items()):
             if plan in self._state.plans:
@@ -273,7 +273,7 @@ class DecidedSteps:
             self.plan_stores(np.zeros(0, dtype=np.int64))
 
     def expect_load(self, name: str) -> None:
-        """The engine lets a request in for what its lookup found in the host tier: nobody else needs to load it."""
+        """The engine will admit a request with its hit in the host tier: no other request needs to load that content."""
         tracked = self._steps.tracked(name)
         if tracked.hit is not None:
             self._steps.expect(name, self._steps.brought(tracked, tracked.hit))
@@ -284,7 +284,7 @@ class DecidedSteps:
         position = boundary // self._geometry.block_tokens[group] - 1
         held = self._ledger.requests.held(name, group, position, position + 1) if tracked is not None else []
         if tracked is None or not held or block_of(held[0]) != block:
-            return  # the request is over, or was preempted since
+            return  # the request has ended or was preempted since
         life, state = held[0], self._ledger.blocks.at(block)
         if state in _OPEN:
             self._ledger.seal(Batch[Allocated]([life], group), tracked.keys(group, position, position + 1))
@@ -296,9 +296,9 @@ class DecidedSteps:
     def settle_known(
         self, plan: int, now: float, *, launched: Iterable[Launched] = (), completions: Iterable[Completion] = ()
     ) -> Settled:
-        """`settle`, where the engine does not say how many tokens were sampled: it can be asked how many there are.
+        """`settle` for an engine that does not report the number of sampled tokens, but can be asked how many tokens there are.
 
-        Where a step samples one token at most, only of requests that are over it is not known whether they still got theirs.
+        If a step samples at most one token, this is unknown only for requests that have ended.
         """
         sampled: dict[str, int] = {}
         done = self._state.plans.get(plan)
@@ -324,13 +324,13 @@ class DecidedSteps:
 
     @property
     def is_late(self) -> bool:
-        """Whether `catch_up` may have something to do."""
+        """Whether `catch_up` may have work."""
         return bool(self._late)
 
     def plan_stores(self, rows: Rows) -> None:
-        """As the scheduler does, but what can be stored at once goes into few jobs that serve all its requests.
+        """As in the scheduler, but content that can be stored at once goes into few jobs, each shared by its requests.
 
-        It goes behind what stands in the line, and into the line where the host tier has no room.
+        It comes after content in the queue, and is queued if the host tier has no room.
         """
         refused = self._stores.counts["refused"]
         self._offer_filled(rows)
@@ -378,7 +378,7 @@ class DecidedSteps:
         return start + len(names)
 
     def _store(self, turns: Sequence[_Turn]) -> bool:
-        """Store what is not stored yet; False, and nothing has changed, where there is no room for all of it."""
+        """Store what is not stored yet; False, with nothing changed, if there is no room for all of it."""
         for turn in turns:
             self._leave_out_stored(turn)
         names: list[tuple[int, bytes]] = []
@@ -412,7 +412,7 @@ class DecidedSteps:
         return JobColumns.of_blocks(owners, sharers, cuts, packed(lives), bytes(groups), packed(slots), keys)
 
     def _leave_out_stored(self, turn: _Turn) -> None:
-        """Take out what is stored, on its way, over, or there twice."""
+        """Remove content that is stored, being stored, stale, or listed twice."""
         wanted = set(turn.keys)
         ready = self._ledger.blocks.among(turn.lives, _STORABLE)
         stored = self._ledger.slots.ready_among(turn.group, wanted)
@@ -433,14 +433,14 @@ class DecidedSteps:
     # --- a whole table ------------------------------------------------------------------------------------------------------
 
     def is_new(self, blocks: Iterable[int]) -> bool:
-        """Whether some of these blocks are not known to be final, and may be when the ledger has heard all of this step."""
+        """Whether some of these blocks are not known to be final, but may be once this step has been reported to the ledger."""
         state = self._ledger.blocks.at
         return any(block != NULL and state(block) not in KEYED for block in blocks) or not {
             block for own in self._growth.fresh for block in own
         }.isdisjoint(block for block in blocks if block != NULL)
 
     def place_table(self, name: str, tables: Sequence[Sequence[int]], device_tokens: int) -> None:
-        """The engine has given a request that holds nothing these tables; the first *device_tokens* are a hit."""
+        """The engine has given these tables to a request that held nothing; the first *device_tokens* are a hit."""
         tracked = self._steps.tracked(name)
         for group, table in enumerate(tables):
             hit = device_tokens // self._geometry.block_tokens[group]
@@ -448,7 +448,7 @@ class DecidedSteps:
             self._growth.note(name, group, table[hit:], taken)
 
     def _known(self, group: int, blocks: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
-        """The blocks of a hit; `NULL` in place of those that are not what the engine says."""
+        """The blocks of a hit; `NULL` for those that are not final under the engine's key."""
         holds = self._ledger.blocks.holds
         if all(block == NULL or holds(block, group, key) for block, key in zip(blocks, keys, strict=True)):
             return blocks
@@ -456,7 +456,7 @@ class DecidedSteps:
         return [block if kind else NULL for block, kind in zip(blocks, kinds, strict=True)]
 
     def _is_known(self, group: int, block: int, key: bytes) -> bool:
-        """Whether a block that the engine has hit under this key is that to the ledger, too."""
+        """Whether a block that the engine has hit has final content of this key in the ledger, too."""
         blocks = self._ledger.blocks
         if blocks.at(block) not in KEYED:
             self.holes += 1
@@ -473,7 +473,7 @@ class DecidedSteps:
         return False
 
     def overwrite(self, blocks: Iterable[int]) -> None:
-        """The step writes these before anything else; what nobody holds of them was handed out and taken back unsaid."""
+        """The step overwrites these blocks first; those that no request holds were handed out and freed without a report."""
         known = self._ledger.blocks
         lost = [block for block in blocks if not known.refs(block) and known.at(block) in KEYED]
         if lost:
@@ -487,7 +487,7 @@ class DecidedSteps:
     # --- the host tier ------------------------------------------------------------------------------------------------------
 
     def forget_host(self) -> None:
-        """Forget the host tier. Requests go on; what running ones hold is offered anew, what is left by those over is not."""
+        """Forget the host tier. Requests go on; content of running ones is offered again, that of finished ones is not."""
         self._ledger.forget_host()
         self._stores.clear()
         for name in self._state.ending:
@@ -497,7 +497,7 @@ class DecidedSteps:
         self._offer_anew()
 
     def _offer_anew(self) -> None:
-        """Let running requests begin at their first chunk again, once no copy whose result is unwanted reads their blocks."""
+        """Offer running requests again from their first chunk, once no copy with an unwanted result reads their blocks."""
         self._unwanted = {number for number in self._unwanted if self._ledger.jobs.is_out(number)}
         self._anew = bool(self._unwanted)
         if self._anew:

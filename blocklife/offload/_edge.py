@@ -1,4 +1,4 @@
-"""The edge of the offload scheduler: its own records, looked at as the ledger's are (`blocklife.ledger._edge`)."""
+"""Argument checks of the offload scheduler for its own records, as `blocklife.ledger._edge` does for the ledger's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tokens(values: object, name: str) -> Mapping[str, int]:
 
 
 def placed(values: object, name: str) -> list[Placed]:
-    """What an allocator has put behind the tables of one request."""
+    """Check what an allocator has appended to the tables of one request."""
     found = edge.members(values, Placed, name)
     for each in found:
         edge.whole(each.group, f"{name}.group")
@@ -31,7 +31,7 @@ def placed(values: object, name: str) -> list[Placed]:
 
 
 def step(value: object, name: str) -> Step:
-    """Everything of one step."""
+    """Check all parts of a step."""
     found = edge.member(value, Step, name)
     edge.moment(found.now, f"{name}.now")
     for kind in ("finished", "aborted", "preempted"):

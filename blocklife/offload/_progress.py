@@ -1,13 +1,13 @@
-"""How far every request is, as columns: who crosses a boundary in a step is found for all of them at once.
+"""The progress of all requests, as columns: requests that cross a boundary in a step are found all at once.
 
 Rules of this file:
 
-* It counts tokens and blocks; it holds no block and calls nobody.
+* It counts tokens and blocks; it holds no block ids and calls no other part.
 * A row is the ledger's own row of the request, so that nothing is looked up twice.
 
 Theory. Tokens of a request are *computed* when a plan that scheduled them has settled, *in flight* while such a plan is out,
-and *wanted* while the plan is being made. What is freed looks at computed tokens only: those in flight can still be taken back.
-What is stored may look further, up to the tokens that are known.
+and *wanted* while the plan is being made. Freeing considers computed tokens only, because tokens in flight can still be taken back.
+Storing may go further, up to the known tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from blocklife.offload.records import Policies
 
 Rows = NDArray[np.int64]
 Span: TypeAlias = tuple[int, int, int, int]
-"""Some entries of a table: its group, the row of its request, the first of them and the one behind the last."""
+"""A range of table entries: the group, the row of the request, the first entry and the one after the last."""
 
 NEVER = 1 << 40
 """More tokens than a request has."""
 
 
 class ProgressTable:
-    """Columns of all requests.
+    """The columns of all requests.
 
     Invariant: a row without a request is all zero. ``placed[g]`` counts the entries of the request's table in group g, nulls
     included; entries before ``first[g]`` are null, those before ``sealed[g]`` are final or null; chunks before ``offered[g]``
@@ -38,9 +38,9 @@ class ProgressTable:
     ``most_stored`` and
     ``most_loaded`` are how many tokens of a request may be stored and loaded; these two say something of every row.
 
-    Four alarms a group say at which token of a request there is something to do, so that it is looked at only then: its table
-    lacks a block (``room_at``), a block leaves the window (``window_at``), a chunk is full (``fill_at``), a block is full
-    (``final_at``). Invariant: an alarm may ring too early, and never too late; `look` makes all of a request ring.
+    Four alarms per group give the token at which a request needs attention, so that it is looked at only then: its table needs
+    a block (``room_at``), a block leaves the window (``window_at``), a chunk is full (``fill_at``), a block is full
+    (``final_at``). Invariant: an alarm may go off too early, never too late; `look` sets off all alarms of a request.
     """
 
     def __init__(self, size: int, geometry: Geometry, policies: Policies) -> None:
@@ -51,7 +51,7 @@ class ProgressTable:
         )
         self.placed, self.first, self.sealed, self.offered = np.zeros((4, groups, size), dtype=np.int64)
         self.room_at, self.window_at, self.fill_at, self.final_at = np.zeros((4, groups, size), dtype=np.int64)
-        # the same columns again, for who looks at one row: numpy is slow there
+        # the same columns as memory views, for single rows, where numpy is slow
         self._known, self._computed = self.known.data, self.computed.data
         self._in_flight, self._wanted = self.in_flight.data, self.wanted.data
         self._placed, self._first = self.placed.data, self.first.data
@@ -62,7 +62,7 @@ class ProgressTable:
         self._block_tokens = np.array(geometry.block_tokens, dtype=np.int64)[:, np.newaxis]
         self._behind = tuple(map(_tokens_behind, geometry.groups))
         self._slides = min(self._behind) < NEVER
-        # a state fills no block with its tokens: it is handed off
+        # tokens do not fill the block of a state: it is handed off
         self._fills = [not isinstance(each, Mamba) for each in geometry.groups]
         self._serial = 0
         self._prompt_only = policies.prompt_only
@@ -73,26 +73,26 @@ class ProgressTable:
         self._most_stored = self.most_stored.data
 
     def look(self, row: int) -> None:
-        """Something has changed: the request is looked at in the next step, whatever its alarms said."""
+        """The request has changed: look at it in the next step, whatever its alarms say."""
         for alarm in (self.room_at, self.window_at, self.fill_at, self.final_at):
             alarm[:, row] = 0
 
     def enter(self, row: int, prompt: int) -> None:
-        """A request takes a row."""
+        """Set up the row of a new request."""
         self.clear(row)
         self.prompt[row] = prompt
         self.known[row] = prompt
         self.cap(row, None, None)
 
     def cap(self, row: int, stored: int | None, loaded: int | None) -> None:
-        """So many tokens of the request are stored, and loaded, at most; None: as many as the policies say."""
+        """Limit how many tokens of the request are stored, and loaded; None: as the policies say."""
         most = min(self._max_stored, int(self.prompt[row])) if self._prompt_only else self._max_stored
         self.most_stored[row] = most if stored is None else min(stored, most)
         self.most_loaded[row] = self._max_loaded if loaded is None else min(loaded, self._max_loaded)
         self.look(row)
 
     def clear(self, row: int) -> None:
-        """The request holds nothing any more; plans that are out no longer speak of it."""
+        """Reset a request that holds nothing any more; outstanding plans no longer apply to it."""
         self._serial += 1
         self.serial[row] = self._serial
         self.running[row] = False
@@ -103,25 +103,25 @@ class ProgressTable:
         self.look(row)
 
     def leave(self, row: int) -> None:
-        """A request gives its row back."""
+        """Free the row of a request."""
         self.clear(row)
         self.prompt[row] = self.known[row] = 0
         self.most_stored[row], self.most_loaded[row] = self._max_stored, self._max_loaded
 
     def ends(self, rows: Rows) -> Rows:
-        """The token at which each request stands after the step that is being made."""
+        """The token that each request reaches with the step being made."""
         found: Rows = self.computed[rows] + self.in_flight[rows] + self.wanted[rows]
         return found
 
     def missing(self, rows: Rows, ends: Rows) -> Rows:
-        """How many entries the tables lack to hold the tokens before *ends*; ``(groups, rows)``."""
+        """The number of entries that the tables lack to hold the tokens before *ends*; shape ``(groups, rows)``."""
         found: Rows = np.maximum((ends + self._block_tokens - 1) // self._block_tokens - self.placed[:, rows], 0)
         return found
 
     def first_needed(self, group: int, row: int) -> int:
-        """The first block that a request reads from its settled tokens on; all before it have left the window.
+        """The first block that a request still reads, given its settled tokens; all blocks before it have left the window.
 
-        In full attention it is always the first.
+        With full attention this is always the first block.
         """
         return max(0, self._computed[row] - self._behind[group]) // self._sizes[group]
 
@@ -142,13 +142,13 @@ class ProgressTable:
         return found
 
     def left(self, spans: Sequence[Span]) -> None:
-        """These blocks were given back."""
+        """Note that these blocks were released."""
         for group, row, _, stop in spans:
             self._first[group, row] = stop
             self._window_at[group, row] = (stop + 1) * self._sizes[group] + self._behind[group]
 
     def lacking(self, rows: Rows) -> list[Span]:
-        """The entries that the tables of these requests lack for the step that is being made."""
+        """The entries that the tables of these requests lack for the step being made."""
         found: list[Span] = []
         groups, where = (self.ends(rows) > self.room_at[:, rows]).nonzero()
         for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):
@@ -161,7 +161,7 @@ class ProgressTable:
         return found
 
     def extended(self, spans: Sequence[Span]) -> None:
-        """These entries are there now."""
+        """Note that these entries were added."""
         for group, row, _, stop in spans:
             self._placed[group, row] = stop
             self._room_at[group, row] = stop * self._sizes[group]
@@ -173,7 +173,7 @@ class ProgressTable:
         self._room_at[group, row] = stop * self._sizes[group]
 
     def bound(self, row: int, tokens: int) -> int:
-        """How many tokens of a request may be stored, of its first *tokens*, which have, or will have, content."""
+        """How many of a request's first *tokens*, which have or will have content, may be stored."""
         return min(tokens, self._known[row], self._most_stored[row])
 
     def filled(self, rows: Rows) -> Rows:
@@ -195,7 +195,7 @@ class ProgressTable:
         return found
 
     def offered_up_to(self, spans: Sequence[Span]) -> None:
-        """These chunks have had their turn."""
+        """Note that these chunks were offered."""
         for group, row, _, stop in spans:
             self._offered[group, row] = stop
             self._set_fill_alarm(group, row)
@@ -205,7 +205,7 @@ class ProgressTable:
         self._fill_at[group, row] = at if at <= self._most_stored[row] and self._fills[group] else NEVER
 
     def finishing(self, rows: Rows, computed: Rows) -> list[Span]:
-        """The blocks of these requests that are final once so many tokens of each are computed."""
+        """The blocks of these requests that become final when this many tokens of each are computed."""
         found: list[Span] = []
         groups, where = (computed >= self.final_at[:, rows]).nonzero()
         for group, row, end in zip(groups.tolist(), rows[where].tolist(), computed[where].tolist(), strict=True):
@@ -217,7 +217,7 @@ class ProgressTable:
         return found
 
     def sealed_up_to(self, spans: Sequence[Span]) -> None:
-        """These blocks are final."""
+        """Note that these blocks are final."""
         for group, row, _, stop in spans:
             self._sealed[group, row] = stop
             self._set_final_alarm(group, row)
@@ -245,7 +245,7 @@ class ProgressTable:
 
 
 def _tokens_behind(group: Group) -> int:
-    """How many tokens before the next one a request still reads."""
+    """The number of tokens before the next one that a request still reads."""
     if isinstance(group, SlidingWindow):
         return group.window_tokens - 1
     return 1 if isinstance(group, Mamba) else NEVER

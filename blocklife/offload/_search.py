@@ -1,10 +1,11 @@
-"""What a request can have without computing it: the common hit of all groups, on the device and behind it in the host tier.
+"""Finds the prefix that a request need not compute: the common hit of all groups, on the device and then in the host tier.
 
 Rules of this file:
 
-* It reads and changes nothing; the scheduler pins what it finds.
-* A hit is what a load can bring, no more: what is counted here is exactly what is read then (I7).
-* Content that is on its way, to the host tier or to the device for somebody else, is waited for, not fetched twice (I12, I14).
+* It only reads; the scheduler pins what it finds.
+* A hit is exactly what a load then reads (I7).
+* Content that is being copied, to the host tier or to the device for another request, is waited for, not fetched twice (I12,
+  I14).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BYTES = frozenset({bytes})
 
 
 class Search:
-    """Finds hits. *suffix* says how many blocks at its end a slot holds, *loading* who is loading which content."""
+    """Finds hits. *suffix*: the number of trailing blocks that a slot holds; *loading*: which request loads some content."""
 
     def __init__(
         self,
@@ -40,16 +41,16 @@ class Search:
         self._policies = policies
         self._suffix = suffix
         self._loading = loading
-        # The token that is computed once more reads one token further back than the one behind the hit.
+        # The token that is computed again reads one token further back than the token after the hit.
         extra = 1 if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else 0
         groups = range(len(geometry.groups))
         self._device_units = Units([unit_of(geometry, group, 1, extra) for group in groups])
         self._host_units = Units([unit_of(geometry, group, geometry.blocks_per_chunk, extra) for group in groups])
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(geometry.groups)
-        # Where every token attends to itself only, a load has nothing to bring.
+        # If every token attends only to itself, there is nothing to load.
         self._loads = any(unit.window != 0 for unit in self._host_units)
         self.in_doubt = False
-        """Whether the last search was told RETRY: its answer may be another one although no copy has ended since."""
+        """Whether the last search got a RETRY, so that its result may change although no copy has ended."""
 
     def run(
         self,
@@ -62,7 +63,7 @@ class Search:
         host: bool,
         most: int | None = None,
     ) -> Hit:
-        """The hit of one request with so many known tokens; in the host tier, if *host*, at most *most* behind the device's."""
+        """The hit of one request with *known* tokens; with *host*, at most *most* tokens of it in the host tier."""
         self.in_doubt = False
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
@@ -75,9 +76,9 @@ class Search:
         if device.deferred:
             return Hit(name, device.length, device.length, device.length, True, step)
         start = device.length
-        serves = self._ledger.jobs.serve(name)  # jobs that are out
+        serves = self._ledger.jobs.serve(name)  # outstanding jobs
         host = host and self._loads and not (serves and self._is_in_doubt(name))
-        # an allocator of the engine says what it has, and not what is on its way there
+        # the engine's allocator reports what it has, not what is being loaded
         last = limit if most is None else min(limit, start + most)
         found = self._in_host(names, start, last, {} if own else self._loading) if host else device
         if found.deferred or (found.length > start and serves):
@@ -97,7 +98,7 @@ class Search:
         )
 
     def _is_in_doubt(self, name: str) -> bool:
-        """Whether a copy of the request is in quarantine: it may not load, and a wait for the copy may have no end."""
+        """Whether a copy of the request is in quarantine: the request may not load, and waiting for the copy may never end."""
         jobs = self._ledger.jobs
         return any(job.serves(name) and jobs.state(job.number) is Job.QUARANTINED for job in jobs.alive())
 
@@ -124,7 +125,7 @@ class Search:
                 slot = find(group, key)
                 if slot is not None and suffix[slot] < blocks:
                     return Answer.MISS
-                if (group, key) in loading:  # it will be on the device, where whoever asks next finds it
+                if (group, key) in loading:  # it will be on the device, where the next lookup finds it
                     return Answer.PENDING
             elif found is Answer.RETRY:
                 self.in_doubt = True
@@ -133,7 +134,7 @@ class Search:
         return common_length(self._host_units, start, limit, ask)
 
     def _lives(self, names: Sequence[Sequence[bytes]], start: int, compute_from: int) -> tuple[tuple[int, ...], ...]:
-        """The lives on the device that a request reads which goes on at a token."""
+        """The lives on the device that a request reads to continue at a token."""
         found = []
         find = self._ledger.blocks.find
         for group, tokens in enumerate(self._geometry.block_tokens):
@@ -157,7 +158,7 @@ class Search:
 
 
 def _found(place: int | None, key: bytes) -> int:
-    """What was counted as a hit is there; else the scan was wrong."""
+    """Check that everything counted as a hit exists; otherwise the scan was wrong."""
     if place is None:
         raise KeyError(key)
     return place

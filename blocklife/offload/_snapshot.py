@@ -1,10 +1,9 @@
-"""A scheduler at one moment, its ledger and its host tier included, as a plain value, and the way back to it.
+"""Snapshots of a scheduler, with its ledger and host tier, as plain values, and how they are restored.
 
 Rules of this file:
 
-* As in the ledger's snapshot: everything that decides what comes next and nothing that was only counted; a value that can be
-  hashed; under other names where they are given.
-* What nobody can tell apart any more is left out: a share of a plan of which its request heard no more, the number of a step.
+* As in the ledger's snapshot: the complete state, without statistics, as a hashable value, with other names if given.
+* Differences without effect are left out: the part of a plan whose request has left it, the number of a step.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from blocklife.offload.replacement import can_be_saved
 
 
 class SavedTracked(NamedTuple):
-    """One request as the scheduler knows it; ``asked`` is what a deferred hit is good for: tokens known, and on the device."""
+    """One request as the scheduler knows it; ``asked``: known tokens and device tokens for which a deferred hit is valid."""
 
     name: str
     row: int
@@ -36,11 +35,11 @@ class SavedTracked(NamedTuple):
     ending: str
     asked: tuple[int, int | None] | None
     scheduled: bool
-    """Whether it is scheduled in the step that is being made."""
+    """Whether it is scheduled in the step being made."""
 
 
 class SavedPlan(NamedTuple):
-    """One plan that is out: rows with their tokens, and states that were handed off (request, group, boundary)."""
+    """One outstanding plan: rows with their tokens, and states that were handed off (request, group, boundary)."""
 
     number: int
     shares: tuple[tuple[int, int], ...]
@@ -48,7 +47,7 @@ class SavedPlan(NamedTuple):
 
 
 class SavedChunk(NamedTuple):
-    """One chunk that is to be stored."""
+    """One chunk to be stored."""
 
     owner: str
     group: int
@@ -58,7 +57,7 @@ class SavedChunk(NamedTuple):
 
 
 class SavedLine(NamedTuple):
-    """What is to be stored; chunks are named by their place in ``chunks``."""
+    """The store queue; chunks are referred to by their index in ``chunks``."""
 
     chunks: tuple[SavedChunk, ...]
     line: tuple[tuple[str, tuple[int, ...]], ...]
@@ -70,14 +69,14 @@ class SavedLine(NamedTuple):
 
 
 class SavedScheduler(NamedTuple):
-    """A scheduler at one moment, for `OffloadScheduler.restore` on one that was made alike."""
+    """The state of a scheduler, for `OffloadScheduler.restore` on one with the same configuration."""
 
     ledger: Snapshot
     replacement: Hashable
     gone: tuple[int, ...]
     requests: tuple[SavedTracked, ...]
     progress: bytes
-    """The columns of the progress table, one behind the other, as bytes in the order of the machine."""
+    """The columns of the progress table, concatenated as bytes in native byte order."""
     plans: tuple[SavedPlan, ...]
     handed: tuple[tuple[str, int, int], ...]
     states: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
@@ -97,7 +96,7 @@ class SavedScheduler(NamedTuple):
 
 
 def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *, canonical: bool) -> Names:
-    """Names for everything that ledger and scheduler speak of; canonical ones, or their own."""
+    """Names for everything that ledger and scheduler refer to: canonical ones, or their own."""
     if not canonical:
         return own_names(core.ledger, now)
     remembered = (*jobs, *core.stores._made, *core.stores._exposed)
@@ -106,13 +105,13 @@ def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *
 
 
 def _waits(core: SchedulerState, tracked: Tracked) -> bool:
-    """Whether the answer of a request's last lookup was to wait, and would be the same now; no other is asked for again."""
+    """Whether a request's last lookup was deferred and would still be; other results are looked up again."""
     hit, asked = tracked.hit, tracked.asked
     return hit is not None and hit.deferred and asked is not None and asked[0] == core.given_up + core.ledger.jobs.verdicts
 
 
 def _remembered(core: SchedulerState) -> list[int]:
-    """Every life that the scheduler names."""
+    """Every life that the scheduler refers to."""
     stores, lives = core.stores, list[int]()
     for line in stores._line.values():
         for chunk in line:
@@ -140,7 +139,7 @@ def _remembered(core: SchedulerState) -> list[int]:
 
 
 def take(core: SchedulerState, names: Names) -> SavedScheduler:
-    """Everything that decides what the scheduler does next, under these names."""
+    """Take a snapshot with these names."""
     policy = core.tier.policy
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
@@ -181,7 +180,7 @@ def _progress_bytes(core: SchedulerState) -> tuple[memoryview, ...]:
 
 
 def _save_plans(core: SchedulerState, names: Names) -> tuple[SavedPlan, ...]:
-    """Plans that are out, without the shares of requests that have left them."""
+    """The outstanding plans, without requests that have left them."""
     serial = core.progress.serial
     found: list[SavedPlan] = []
     for number, plan in core.plans.items():
@@ -192,7 +191,7 @@ def _save_plans(core: SchedulerState, names: Names) -> tuple[SavedPlan, ...]:
 
 
 def _current(core: SchedulerState, handed: Iterable[tuple[str, int, int, int]]) -> tuple[tuple[str, int, int], ...]:
-    """States that were handed off by requests that are still the same."""
+    """States handed off by requests that still exist."""
     serial, known = core.progress.serial, core.requests
     return tuple([(name, group, end) for name, at, group, end in handed if name in known and serial[known[name].row] == at])
 
@@ -207,7 +206,7 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
         hit, asked = tracked.hit, tracked.asked
         waits = hit is not None and _waits(core, tracked)
         if hit is not None:
-            # else it is looked up again, or loads and is kept there
+            # otherwise it is looked up again, or it loads and its hit is kept there
             hit = _save_hit(hit, core, names) if waits or not names.canonical else None
         known = asked[1:] if waits and asked is not None else None
         row, scheduled = tracked.row, bool(step[tracked.row] == core.step)
@@ -216,7 +215,7 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
 
 
 def _save_hit(hit: Hit, core: SchedulerState, names: Names) -> Hit:
-    """A hit under other names; of its step only whether it is the present one."""
+    """A hit with other names; its step is reduced to whether it is the current one."""
     return evolve(
         hit,
         step=int(hit.step == core.step),
@@ -242,7 +241,7 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
 
     line = tuple([(owner, places(own)) for owner, own in stores._line.items()]) if stores._line else ()
     made: list[tuple[int, tuple[int, ...]]] = []
-    planned = {number: stores.made(number) for number in stores._made if number in numbers}  # kept, so that ids stay theirs
+    planned = {number: stores.made(number) for number in stores._made if number in numbers}  # so that ids are not reused
     for number, own in planned.items():
         made.append((numbers[number], places(own)))
     candidates: tuple[tuple[int, int], ...] = ()
@@ -267,7 +266,7 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
 
 
 def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
-    """Go back to a snapshot of a scheduler that was made alike."""
+    """Go back to a snapshot of a scheduler with the same configuration."""
     policy = core.tier.policy
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be restored (give it both)")
@@ -279,9 +278,9 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     policy.restore(replacement)
     core.tier._gone = dict.fromkeys(gone)
     core.given_up = 0
-    core.step = 1  # the number of all steps before it is less
+    core.step = 1  # all earlier steps have smaller numbers
     _put_back_requests(core, requests, progress)
-    # most of these are empty: then nothing is walked
+    # most of these are empty and cost nothing
     core.plans = {number: _put_back_plan(core, shares, own) for number, shares, own in plans} if plans else {}
     core.handed = _handed(core, handed)
     core.states = {name: list(own) for name, own in states} if states else {}
@@ -307,7 +306,7 @@ def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], prog
     for counted in (table.step, table.room_at, table.window_at, table.fill_at, table.final_at):
         counted.fill(0)
     table.serial.fill(1)
-    table._serial = 1  # only whether a plan and its request agree is ever asked
+    table._serial = 1  # only equality between a plan and its request matters
     core.requests, core.names = {}, {}
     for name, row, keys, hit, failures, ending, asked, scheduled in saved:
         known = None if asked is None else (core.ledger.jobs.verdicts, *asked)

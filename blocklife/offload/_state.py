@@ -1,4 +1,4 @@
-"""What an offload scheduler knows of requests, plans and copies, beside its ledger. Nothing here decides anything."""
+"""The state of an offload scheduler: requests, plans and copies, besides its ledger. No decisions are made here."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Rows: TypeAlias = NDArray[np.int64]
 
 
 class Tracked:
-    """What the scheduler knows of one request besides its row in the columns.
+    """What the scheduler knows about one request besides its row in the columns.
 
-    ``hit`` is the latest lookup; while it loads, what it loads. ``failures`` counts loads of it that were lost. ``ending`` is
-    `finish` or `abort`, where its end waits for a plan that is out. ``asked`` is its latest lookup that was answered: verdicts
-    on jobs and loads given up by then, known tokens, tokens on the device.
+    ``hit`` is the latest lookup or, while the request loads, what it loads. ``failures`` counts its failed loads. ``ending`` is
+    `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
+    number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device.
     """
 
     __slots__ = ("asked", "ending", "failures", "hit", "keys", "row")
@@ -53,15 +53,15 @@ class OnItsWay:
     tokens: Rows
     serials: Rows
     handed: Collection[tuple[str, int, int, int]]
-    """States handed off: request, serial, group, boundary."""
+    """Handed-off states: request, serial, group, boundary."""
 
 
 class SchedulerState(edge.NotCopied):
     """The state of a scheduler.
 
     Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows.
-    Invariant: ``plans`` holds the plans that are out, oldest first, at most ``plans_ahead`` + 1.
-    Invariant: ``loading`` maps what live loads bring, by group and key, to their request; ``bringing`` has it by request.
+    Invariant: ``plans`` holds the outstanding plans, oldest first, at most ``plans_ahead`` + 1.
+    Invariant: ``loading`` maps the content of live loads, by group and key, to their request; ``bringing`` is the inverse.
     """
 
     def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
@@ -79,11 +79,11 @@ class SchedulerState(edge.NotCopied):
         self.names: dict[int, str] = {}
         self.progress = ProgressTable(ledger.limits.max_requests, geometry, policies)
         self.progress_bytes: tuple[memoryview, ...] = ()
-        """What a snapshot copies of it, once one was taken or put back."""
+        """Memory views of the progress columns, made at the first snapshot."""
         self.plans: dict[int, OnItsWay] = {}
         self.handed: dict[tuple[str, int, int, int], None] = {}
         self.states: dict[str, list[tuple[int, int, int]]] = {}
-        """States that were handed off at the end of a chunk and not offered yet: group, boundary, life."""
+        """States handed off at the end of a chunk and not offered yet: group, boundary, life."""
         self.step = 1
         self.waiting_loads: dict[str, Hit] = {}
         self.loading: dict[tuple[int, bytes], str] = {}
@@ -92,21 +92,21 @@ class SchedulerState(edge.NotCopied):
         self.pinned: dict[str, list[int]] = {}
         self.preempted: dict[str, None] = {}
         self.ending: set[str] = set()
-        """Requests that are over and wait for a plan."""
+        """Requests whose end waits for a plan."""
         self.outlived: set[str] = set()
-        """Requests that are over and whose jobs are not."""
+        """Requests that have ended but still have jobs."""
         self.given_up = 0
         self.lost: set[int] = set()
         self.asleep = False
         self.generation = ""
-        """Which weights, layout and customers the content was made with, in the engine's words."""
+        """Identifies the weights, layout and tenant that the content was computed with; chosen by the engine."""
         self.counts: Counter[str] = Counter()
         self.device_hits = [0] * len(geometry.groups)
         self.host_hits = [0] * len(geometry.groups)
 
 
 def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:
-    """Refuse what cannot work together, with the two numbers that do not fit."""
+    """Refuse settings that do not fit together, with the two numbers."""
     if len(geometry.groups) != ledger.limits.num_groups:
         raise MisuseError(
             f"{len(geometry.groups)} groups do not fit a ledger of num_groups={ledger.limits.num_groups} (make them equal)"

@@ -1,10 +1,10 @@
-"""The parts that the calls of an offload scheduler are made of.
+"""The building blocks of the offload scheduler's calls.
 
 Rules of this file:
 
-* `scheduler.py` and `decided.py` hold what an engine calls, and refuse what comes in the wrong order; here it is done.
-* What is told to the ledger first is noted here afterwards, so that a refusal leaves both as they were.
-* The engine's keys are asked for before what needs them is noted: an error of theirs loses nothing.
+* `_scheduler.py` and `_decided.py` have the calls of an engine and refuse a wrong order; the work is done here.
+* A change goes to the ledger first and is noted here afterwards, so that a refusal leaves both unchanged.
+* The engine's key function is called before anything that depends on it is noted: an error in it loses nothing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Content: TypeAlias = tuple[Span, list[int], Sequence[bytes]]
 
 
 class StorePlanner(Protocol):
-    """Another way to choose what is stored in a step: of what these requests fill, and of what waits."""
+    """A replacement for the choice of stores in a step, from the chunks that requests fill and those that wait."""
 
     def plan_stores(self, rows: Rows) -> None:
         """Choose, and plan the stores."""
 
 
 class SchedulerSteps:
-    """The parts of one scheduler. With a *planner* of its own, an engine chooses itself what a step stores."""
+    """The building blocks of one scheduler. With its own *planner*, an engine chooses itself what a step stores."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -56,7 +56,7 @@ class SchedulerSteps:
     # --- letting in ---------------------------------------------------------------------------------------------------------
 
     def take_in(self, name: str, hit: Hit, end: int) -> None:
-        """Fill the empty tables: nulls outside the window, the device's hit, then blocks for the load or the first tokens."""
+        """Fill the empty tables: nulls outside the window, the device hit, then blocks for the load or the first tokens."""
         ledger = self._ledger
         fresh = 0
         plans = []
@@ -65,7 +65,7 @@ class SchedulerSteps:
             lives = list(hit.lives[group])
             mamba = isinstance(self._geometry.groups[group], Mamba)
             begin = self.load_start(group, hit) - len(lives)
-            # of a Mamba group only the state at the end has a block
+            # in a Mamba group only the state at the end has a block
             skip = max(0, stop - 1 - (begin + len(lives))) if mamba else 0
             count = max(0, stop - begin - len(lives) - skip)
             plans.append((group, begin, lives, skip, count))
@@ -79,7 +79,7 @@ class SchedulerSteps:
                 if ledger.blocks.refs(place) == 0:
                     cold += state is Block.CACHED
                     copied += state is not Block.CACHED
-        # a wait for a copy is worth it only where nobody else makes progress
+        # waiting for a copy is worth it only if no other request makes progress
         alone = ledger.contract is Contract.FENCE and not (self._progress.running.any() or self._state.waiting_loads)
         short = fresh + cold - ledger.blocks.free
         if short > 0 and not (alone and short <= ledger.statistics().freeing_soon - copied):
@@ -103,7 +103,7 @@ class SchedulerSteps:
             self._progress.placed[group, row] = self._ledger.requests.size(name, group)
 
     def check_placed(self, rows: Rows, ends: Rows | None = None) -> None:
-        """Refuse requests whose tables do not hold the tokens before *ends*; those where this step ends, if none are given."""
+        """Refuse requests whose tables do not hold the tokens before *ends* (default: the tokens of this step)."""
         table = self._progress
         ends = table.ends(rows) if ends is None else ends
         groups, lacking = table.missing(rows, ends).nonzero()
@@ -116,7 +116,7 @@ class SchedulerSteps:
             )
 
     def load_hit(self, name: str, tracked: Tracked, hit: Hit) -> None:
-        """Plan the one load of all groups, into the places behind the device's hit."""
+        """Plan the one load of all groups, into the blocks after the device hit."""
         transfers: list[GroupTransfer[Allocated]] = []
         size = self._geometry.blocks_per_chunk
         for group in self._state.groups:
@@ -135,14 +135,14 @@ class SchedulerSteps:
         self.expect(name, self.brought(tracked, hit))
 
     def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
-        """A load of a request brings these: nobody else needs to load them."""
+        """Note that a load of a request brings these, so that no other request loads them."""
         own = self._state.bringing.setdefault(name, [])
         for content in contents:
             own.append(content)
             self._state.loading[content] = name
 
     def brought(self, tracked: Tracked, hit: Hit) -> Iterator[tuple[int, bytes]]:
-        """What a load of this hit brings, by group and key."""
+        """The content that a load of this hit brings, by group and key."""
         for group in self._state.groups:
             if hit.slots[group]:
                 start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
@@ -155,7 +155,7 @@ class SchedulerSteps:
         return max(first, hit.device_tokens // self._geometry.block_tokens[group])
 
     def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int) -> None:
-        """The request is in: note where it stands."""
+        """Set up an admitted request."""
         row, table = tracked.row, self._progress
         if name in self._state.pinned:
             self.unpin(name)
@@ -179,7 +179,7 @@ class SchedulerSteps:
     # --- growing ------------------------------------------------------------------------------------------------------------
 
     def leave_windows(self, rows: Rows) -> None:
-        """Give back what no settled token needs any more; tokens in flight can still be taken back."""
+        """Release blocks that no settled token needs any more; tokens in flight can still be taken back."""
         spans = self._progress.leaving(rows)
         if spans:
             names = self._state.names
@@ -191,7 +191,7 @@ class SchedulerSteps:
             self._progress.left(spans)
 
     def make_room(self, rows: Rows, order: Sequence[int]) -> list[int]:
-        """Allocate what these requests lack: all of them at once, or one after the other. Returns the rows without room."""
+        """Allocate the missing blocks of these requests, at once or one after the other. Returns the rows without room."""
         spans = self._progress.lacking(rows)
         if not spans:
             return []
@@ -211,12 +211,12 @@ class SchedulerSteps:
         return []
 
     def _blocks_of(self, span: Span) -> int:
-        """How many blocks stand for some entries of a table: of a Mamba group only the last has one."""
+        """The number of blocks for some entries of a table: in a Mamba group only the last entry has one."""
         group, _, start, stop = span
         return 1 if self._keeps_one[group] else stop - start
 
     def allocate(self, spans: Sequence[Span]) -> None:
-        """Extend tables by so many entries, of which the last are blocks."""
+        """Extend tables by this many entries, of which the last are blocks."""
         names, blocks = self._state.names, list(map(self._blocks_of, spans))
         skips: Sequence[int] = ()
         if self._state.has_states:
@@ -229,13 +229,13 @@ class SchedulerSteps:
     # --- offering -----------------------------------------------------------------------------------------------------------
 
     def bounds(self, rows: Rows, tokens: Rows) -> Rows:
-        """How many tokens of each request may be stored, of its first *tokens*, which have, or will have, content."""
+        """How many of the first *tokens* of each request, which have or will have content, may be stored."""
         table = self._progress
         found: Rows = np.minimum(np.minimum(tokens, table.known[rows]), table.most_stored[rows])
         return found
 
     def plan_stores(self, rows: Rows) -> None:
-        """Choose what is stored now, of what these requests fill and of what waits, and plan it."""
+        """Choose what is stored now, from the chunks that these requests fill and those that wait, and plan it."""
         if self.planner is not None:
             self.planner.plan_stores(rows)
             return
@@ -246,7 +246,7 @@ class SchedulerSteps:
             self._stores.plan_filled(self.take_filled(rows))
 
     def plan_waiting(self) -> None:
-        """Plan the stores of what waits in the line."""
+        """Plan the stores of the queued chunks."""
         if not self._state.lost:
             self._stores.plan()
 
@@ -256,7 +256,7 @@ class SchedulerSteps:
             self.offer_chunks(self._state.names[row], row, group, stop)
 
     def take_filled(self, rows: Rows) -> list[Filled]:
-        """The same, where a chunk is one block: they have had their turn."""
+        """The same, if a chunk is one block; marks them as offered."""
         spans = self._progress.filling(rows)
         if not spans:
             return []
@@ -292,7 +292,7 @@ class SchedulerSteps:
         if not self._state.lost:
             keys = keys_of(self._state.requests[name], group, start * size, stop * size)
             for chunk in range(start, stop):
-                # a hit reads the end of a chunk at least
+                # a hit reads at least the end of a chunk
                 if table[(chunk + 1) * size - 1] != NULL:
                     lives = table[chunk * size : (chunk + 1) * size]
                     chunks.append(Chunk(name, group, keys[(chunk - start + 1) * size - 1], lives))
@@ -322,7 +322,7 @@ class SchedulerSteps:
     # --- settling -----------------------------------------------------------------------------------------------------------
 
     def advance(self, rows: Rows, tokens: Rows, sampled: Mapping[str, int]) -> tuple[Rows, Rows]:
-        """What is known and computed once these tokens count."""
+        """The known and computed tokens once a plan settles."""
         table = self._progress
         known, end = table.known[rows], table.computed[rows] + tokens
         news = (end >= known).astype(np.int64)
@@ -342,12 +342,12 @@ class SchedulerSteps:
                         "first)"
                     )
                 news[position] = count
-        # a sampled token has no content yet; what was scheduled beyond the known tokens counts as far as it was sampled
+        # a sampled token has no content yet; tokens scheduled beyond the known ones count as far as they were sampled
         computed = np.minimum(end, known + np.maximum(news - 1, 0))
         return known + news, computed
 
     def seals(self, spans: Sequence[Span]) -> list[Seal]:
-        """Blocks that are full now, by group, with their keys."""
+        """The blocks that are full now, by group, with their keys."""
         found: dict[int, tuple[list[int], list[bytes]]] = {}
         for (group, _, _, _), held, names in self.contents(spans):
             if NULL in held:
@@ -359,9 +359,9 @@ class SchedulerSteps:
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items() if lives]
 
     def ask_keys_of_ending(self, rows: Rows, tokens: Rows, computed: Rows) -> None:
-        """Ask for the keys of all that requests leave behind which end with this plan, before anything has changed.
+        """Get the keys of all content left by requests that end with this plan, before anything has changed.
 
-        What a request leaves behind is offered when the ledger has settled: an error of its keys would come too late there.
+        That content is offered after the ledger has settled, when an error in the key function would come too late.
         """
         state, table = self._state, self._progress
         for name in sorted(state.ending):
@@ -372,7 +372,7 @@ class SchedulerSteps:
                     keys_of(tracked, group, 0, int(computed[where[0]]) // size)
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
-        """The states that were handed off and reached, by group: who is over may not have got its last token."""
+        """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
         found: dict[int, tuple[list[int], list[bytes]]] = {}
         for name, serial, group, boundary in handed:
             tracked = self._state.requests.get(name)
@@ -385,7 +385,7 @@ class SchedulerSteps:
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
 
     def hear_of_loads(self) -> tuple[list[str], list[str]]:
-        """Requests whose load is over: they run, or wait again."""
+        """Handle requests whose load is over: they run, or wait again."""
         loaded: list[str] = []
         failed: list[str] = []
         table = self._progress
@@ -414,7 +414,7 @@ class SchedulerSteps:
     # --- ending -------------------------------------------------------------------------------------------------------------
 
     def end(self, name: str, how: str) -> None:
-        """Reserve the last stores and give everything back; later, where a plan that is out still writes for the request."""
+        """Queue the last stores and release everything; delayed while an outstanding plan still writes for the request."""
         tracked = self.tracked(name)
         row, table = tracked.row, self._progress
         if table.in_flight[row]:
@@ -429,7 +429,7 @@ class SchedulerSteps:
         self.leave(name, tracked)
 
     def end_many(self, names: Sequence[str]) -> None:
-        """`end` of requests whose plans have settled. Where the engine owns the pool, their blocks are given back at once."""
+        """`end` for requests whose plans have settled. If the engine owns the pool, their blocks are released in one call."""
         if self._ledger.own_pool:
             for name in names:
                 self.end(name, self._state.requests[name].ending)
@@ -442,7 +442,7 @@ class SchedulerSteps:
             self.leave(name, self._state.requests[name])
 
     def leave_behind(self, name: str, tracked: Tracked, how: str) -> None:
-        """Reserve the last stores of a request, which has no plan out."""
+        """Queue the last stores of a request without outstanding plans."""
         if self._ledger.request_state(name) is Request.RUNNING:
             row, table = tracked.row, self._progress
             computed = int(table.computed[row])
@@ -453,7 +453,7 @@ class SchedulerSteps:
             self.touch(tracked, computed)
 
     def leave(self, name: str, tracked: Tracked) -> None:
-        """The ledger no longer knows the request."""
+        """Forget a request that has left the ledger."""
         self.drop(name, tracked)
         self._progress.leave(tracked.row)
         del self._state.requests[name], self._state.names[tracked.row]
@@ -463,7 +463,7 @@ class SchedulerSteps:
             self._state.outlived.add(name)
 
     def drop(self, name: str, tracked: Tracked) -> None:
-        """The request holds nothing any more: forget how far it was, and what it waited for."""
+        """The request holds nothing any more: forget its progress, and what it waited for."""
         if name in self._state.waiting_loads:
             self._state.given_up += 1
         self.end_load(name)
@@ -473,14 +473,14 @@ class SchedulerSteps:
         self._progress.clear(tracked.row)
 
     def end_load(self, name: str) -> None:
-        """Nobody waits for the load of a request any more, or for one that was expected and never came."""
+        """Forget the load of a request, planned or only expected."""
         self._state.waiting_loads.pop(name, None)
         for content in self._state.bringing.pop(name, ()):
             if self._state.loading.get(content) == name:
                 del self._state.loading[content]
 
     def forget(self, *, drain: bool, host: bool) -> list[str]:
-        """All content is gone, that of the host tier only with *host*; requests wait, and those that were over end."""
+        """All content is gone, that of the host tier only with *host*; requests wait, and pending ends are completed."""
         alive = {name: self._ledger.request_state(name) for name in self._state.requests}
         self._ledger.reset(drain=drain, host=host)
         self._stores.clear()
@@ -488,7 +488,7 @@ class SchedulerSteps:
         for name, state in alive.items():
             tracked = self._state.requests[name]
             ending, tracked.ending = tracked.ending, ""
-            # a load that is lost already, and that nobody has heard of, counts as well
+            # a load that has failed but was not reported yet counts as well
             loads = name in self._state.waiting_loads
             self.drop(name, tracked)
             if ending:
@@ -500,7 +500,8 @@ class SchedulerSteps:
     def is_last_step(self) -> bool:
         """Whether at least one request is tracked, all that are tracked are over, and copies are then to be waited for.
 
-        A request is tracked until its last job is over (vLLM's change 42611; "no request is tracked" would never flush).
+        A request is tracked until its last job is over (vLLM's change 42611; waiting for "no request is tracked" would never
+        flush).
         """
         state = self._state
         if self._policies.last_step is not LastStep.FLUSH:
@@ -510,7 +511,7 @@ class SchedulerSteps:
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
     def touch(self, tracked: Tracked, tokens: int) -> None:
-        """Note a use of what a prefix of so many tokens reads: all of it in full groups, the window in the others."""
+        """Record a use of the content that a prefix of this length reads: all in full groups, the window in the others."""
         slots: list[int] = []
         for group in self._state.groups:
             tokens_each = self._geometry.chunk_tokens[group]
@@ -541,7 +542,7 @@ class SchedulerSteps:
         return found
 
     def check_open(self, *, awake: bool = True) -> None:
-        """Refuse what belongs to a step that cannot be made now."""
+        """Refuse a call of a step while no step can be made."""
         if len(self._state.plans) > self._policies.plans_ahead:
             plan = next(iter(self._state.plans))
             raise MisuseError(f"plan {plan} is not settled (settle it first; plans_ahead={self._policies.plans_ahead})")
@@ -549,10 +550,10 @@ class SchedulerSteps:
             raise MisuseError("the scheduler sleeps (wake it first)")
 
     def check_no_drafts(self, rows: Rows) -> None:
-        """A state cannot step back: beyond the known tokens it takes in only what a plan that is out is about to sample."""
+        """A state cannot step back: beyond the known tokens it may include only tokens that an outstanding plan will sample."""
         table = self._progress
         begins = table.computed[rows] + table.in_flight[rows]
-        # a plan that reaches the last known token samples one more, so that behind it one step may go one token further
+        # a plan that reaches the last known token samples one more, so the next step may go one token further
         most = np.maximum(table.known[rows], begins + (table.in_flight[rows] > 0))
         wrong = (begins + table.wanted[rows] > most).nonzero()[0]
         if len(wrong):
@@ -567,7 +568,7 @@ class SchedulerSteps:
         )
 
     def check_waiting(self, name: str, what: str) -> None:
-        """Refuse what is done with a request that waits, in a step that can be made."""
+        """Refuse a call for a request that does not wait, or while no step can be made."""
         if self._state.asleep or len(self._state.plans) > self._policies.plans_ahead:
             self.check_open()
         state = self._ledger.requests.at(name)
@@ -586,7 +587,7 @@ def _row_of(span: Span) -> int:
 
 
 def keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
-    """The keys of some blocks, from a function of the engine's."""
+    """The keys of some blocks, from the engine's key function."""
     keys = tracked.keys(group, start, stop)
     if type(keys) is not list or not _BYTES.issuperset(map(type, keys)):
         keys = edge.keys(keys, "keys")

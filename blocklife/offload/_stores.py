@@ -1,13 +1,13 @@
-"""What is to be stored: chunks whose turn comes, in eager or lazy order, and the jobs that are made of them.
+"""The store queue: chunks to be stored, in eager or lazy order, and the jobs made from them.
 
 Rules of this file:
 
-* A chunk names lives, not ids. Whether it is stale is one comparison when its turn comes, whoever held its blocks meanwhile:
-  no request's table is walked for it, be the request scheduled or not (vLLM's change 42959 walks all of them).
-* A refusal of the host tier changes nothing: the chunk keeps its place in the line, and no later one of any request overtakes
-  it. Whatever is accepted, also an empty part, takes the whole range out of the line.
-* A store in flight is known by the life that it reads: the block names its job. So the mark goes when all workers have
-  reported, or when the life ends, and a lost report never exempts the next life (vLLM's change 41289).
+* A chunk refers to lives, not block ids. When its turn comes, one comparison tells whether it is stale, whoever held its blocks
+  in between; no block table is walked, of scheduled requests or others (vLLM's change 42959 walks all of them).
+* A refusal of the host tier changes nothing: the chunk keeps its place in the queue, and no later chunk overtakes it. If a
+  chunk is accepted, even an empty part of it, the whole range leaves the queue.
+* A store in flight is identified by the life that it reads: the block refers to its job. This mark goes when all workers have
+  reported or the life ends, so that a lost report never exempts the next life (vLLM's change 41289).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
 _FINAL = frozenset(_INDEX[state] for state in KEYED)
 _AFTER = frozenset(_INDEX[state] for state in states_with(Trait.HELD, Block) & STORE_READS)
-"""States from which it can be once a wait is proven, or a load has landed."""
+"""Block states from which a store becomes possible once a wait is proven or a load has landed."""
 
 
 class Chunk:
-    """Content that is to be stored as one: ``lives`` has an entry for each block of the chunk, `NULL` for a hole.
+    """Content to be stored as one unit: ``lives`` has an entry for each block of the chunk, `NULL` for a hole.
 
-    ``suffix`` is how many blocks at its end are there, without a hole; set when its turn comes. It is all that a hit can read.
+    ``suffix`` is the number of trailing blocks without a hole, set when its turn comes. A hit can read no more than these.
     """
 
     __slots__ = ("group", "key", "lives", "owner", "suffix")
@@ -47,15 +47,15 @@ class Chunk:
 
 
 _STORABLE = KEYED - COPYING | {Block.ALLOCATED}
-"""States of content that a store can be planned of."""
+"""Block states from which a store can be planned."""
 Filled: TypeAlias = tuple[str, int, list[int], Sequence[bytes]]
-"""Neighbouring blocks of a request that are full: whose they are, their group, their lives and their keys."""
+"""Neighbouring full blocks of a request: the request, their group, their lives and their keys."""
 _SPARE = 64
-"""Chunks that can wait beyond those that the device holds, so that a small device does not sweep all the time."""
+"""Chunks that may wait in excess of the device's capacity, so that a small device does not sweep all the time."""
 
 
 class _ChunkVerdict(enum.Enum):
-    """What is to be done with a chunk whose turn has come."""
+    """What to do with a chunk whose turn has come."""
 
     STORE = "it can be stored now"
     LATER = "it cannot be stored before something has landed"
@@ -66,12 +66,12 @@ _STORE, _LATER, _DROP = _ChunkVerdict.STORE, _ChunkVerdict.LATER, _ChunkVerdict.
 
 
 class StoreLine:
-    """Chunks in the order in which they are to be stored.
+    """The queue of chunks to be stored, in order.
 
     Invariant: ``_line`` holds the chunks of each owner in order, owners in the order of their oldest chunk; no list is empty.
-    Invariant (lazy): ``_candidates`` names, by block, the latest chunk that the block is part of. It is looked at only when the
-    block is about to be handed out, and counts only while the chunk's life is the block's own.
-    Invariant: ``suffix[slot]`` is how many blocks at the end of its chunk the slot holds without a hole, if it has content.
+    Invariant (lazy): ``_candidates`` has, by block, the latest chunk that the block is part of. It is read only when the block
+    is about to be handed out, and is valid only while the chunk's life is the block's own.
+    Invariant: ``suffix[slot]`` is the number of trailing blocks without a hole that the slot holds, if it has content.
     """
 
     def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies) -> None:
@@ -80,31 +80,31 @@ class StoreLine:
         self._tier = tier
         self._policies = policies
         self._size = geometry.blocks_per_chunk
-        # What a hit can read of a chunk: sliding windows and states need its end only.
+        # What a hit can read of a chunk: sliding windows and states need only its end.
         self._required = tuple(
             self._size if window is None else min(self._size, max(1, window)) for window in geometry.window_blocks
         )
-        # A job larger than the tier would be refused for ever.
+        # A job larger than the tier would always be refused.
         blocks = min(policies.max_job_blocks, len(ledger.slots) * self._size)
         self._max_chunks = max(1, blocks // self._size)
         self._lazy = policies.mode is Mode.LAZY
         self._line: dict[str, deque[Chunk]] = {}
         self._candidates: dict[int, Chunk] = {}
         self._exposed: dict[int, list[int]] = {}
-        """Lazy stores that are out, by job number, with their lives."""
+        """Outstanding lazy stores, by job number, with their lives."""
         self._made: dict[int, list[Chunk] | None] = {}
-        """Stores that were planned and, when last looked at, not submitted, by job number, with their chunks; None where they
-        can be read off the job."""
+        """Stores that were planned and, at the last check, not submitted, by job number, with their chunks; None if these can
+        be derived from the job."""
         self._entered = 0
-        """Chunks that entered the line since it was swept."""
-        # Of a chunk of several blocks that was there before, nobody knows how much is there: it is not found.
+        """Chunks queued since the last sweep."""
+        # For older chunks of several blocks it is unknown which blocks are present: they are not found.
         slots = ledger.slots
         self.suffix = bytearray([self._size == 1 and slots.key(slot) is not None for slot in range(len(slots))])
         self.counts: Counter[str] = Counter()
 
     @property
     def waiting(self) -> int:
-        """Chunks in the line."""
+        """The number of queued chunks."""
         return sum(map(len, self._line.values()))
 
     @property
@@ -113,14 +113,14 @@ class StoreLine:
         return self._lazy or bool(self._line or self._made)
 
     def clear(self) -> None:
-        """Forget every wish: the content is gone."""
+        """Empty the queue: the content is gone."""
         self._line.clear()
         self._candidates.clear()
         self._exposed.clear()
         self._made.clear()
 
     def offer(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks are full: they enter the line, or, in lazy mode, wait until one of their blocks is about to go."""
+        """Add full chunks to the queue or, in lazy mode, keep them until one of their blocks is about to be handed out."""
         if not self._lazy:
             self._enter(chunks)
             return
@@ -141,16 +141,16 @@ class StoreLine:
             self._sweep()
 
     def is_stored(self, group: int, key: bytes) -> bool:
-        """Whether content can be read in the host tier; counted as a chunk that needs no store."""
+        """Whether content is READY in the host tier; if so, counts a chunk that needs no store."""
         if not self._slots.any_ready(((group, key),)):
             return False
         self.counts["already stored"] += 1
         return True
 
     def plan_filled(self, filled: Sequence[Filled]) -> None:
-        """Plan the stores of what a step fills in groups of one block a chunk, and of what waits.
+        """Plan the stores of what a step fills, in groups with one block per chunk, and of the queued chunks.
 
-        Where nothing waits, and all of it can be stored now, it goes past the line.
+        If the queue is empty and all of it can be stored now, it bypasses the queue.
         """
         if filled and (self._line or self._lazy or self._any_cancelled() or not self._store_at_once(filled)):
             found: list[Chunk] = []
@@ -160,7 +160,7 @@ class StoreLine:
         self.plan()
 
     def _store_at_once(self, filled: Sequence[Filled]) -> bool:
-        """Make one job an owner of all of it; False, and nothing has changed, where something has to wait, or is not needed."""
+        """Plan one job per owner for all of it; False, with nothing changed, if something must wait or need not be stored."""
         by_owner: dict[str, tuple[list[int], list[bytes], bytearray]] = {}
         for owner, group, lives, keys in filled:
             own = by_owner.get(owner)
@@ -196,7 +196,7 @@ class StoreLine:
         return True
 
     def plan(self, owners: Iterable[str] | None = None) -> None:
-        """Make one job an owner, in the order of the line, until one is refused; *owners* limits it to some of them."""
+        """Plan one job per owner, in the order of the queue, until one is refused; *owners* limits it to some of them."""
         self._take_back()
         if self._lazy:
             self._settle_exposed()
@@ -206,7 +206,7 @@ class StoreLine:
         lives: set[int] = set()
         room = self._jobs.room
         for owner in list(self._line) if owners is None else [each for each in owners if each in self._line]:
-            if len(orders) == room:  # those behind are not even looked at
+            if len(orders) == room:  # later chunks are not even looked at
                 self.counts["refused"] += 1
                 break
             if chunks := self._ripe(owner, lives):
@@ -218,8 +218,8 @@ class StoreLine:
                 del self._line[chunks[0].owner]
 
     def _make_one_by_one(self, orders: Sequence[list[Chunk]]) -> None:
-        """The same as far as there is room; what finds none goes back to where it stood in the line."""
-        # what is in quarantine may never come back: a job that needs it would be refused for ever
+        """The same one by one, as far as there is room; the others return to their place in the queue."""
+        # quarantined slots may never come back: a job that needs them would always be refused
         usable = max(1, len(self._slots) - self._slots.count()[Slot.QUARANTINED])
         for at, chunks in enumerate(orders):
             if not self._make([chunks[:usable]]):
@@ -230,9 +230,9 @@ class StoreLine:
             self._line[chunks[0].owner].extendleft(reversed(chunks[usable:]))
 
     def _sweep(self) -> None:
-        """Take out what can never be stored and what waits twice: about as much as the device holds ever waits.
+        """Remove chunks that can never be stored or are queued twice, which bounds the queue by about the size of the device.
 
-        Each sweep is paid for by as many chunks that entered as the device has blocks.
+        A sweep happens only after as many chunks were queued as the device has blocks.
         """
         is_current = self._blocks.is_current
         seen: set[tuple[int, bytes, int]] = set()
@@ -254,9 +254,9 @@ class StoreLine:
     # --- one chunk ----------------------------------------------------------------------------------------------------------
 
     def _ripe(self, owner: str, lives: set[int]) -> list[Chunk]:
-        """Take the next chunks of one owner that can be stored now out of the line; what never can be leaves it, too.
+        """Take the next chunks of one owner that can be stored now from the queue; chunks that never can be are dropped.
 
-        *lives* are those chosen for this plan, by all owners: a chunk that shares one waits, and finds it in flight next time.
+        *lives* are those chosen for this plan, by all owners: a chunk that shares one waits until it is in flight.
         """
         line = self._line[owner]
         chosen: list[Chunk] = []
@@ -298,10 +298,10 @@ class StoreLine:
                 chunk.lives[position] = NULL
                 continue
             if at in _COPYING:
-                if position == len(chunk.lives) - 1:  # the chunk is named after this life: it is on its way
+                if position == len(chunk.lives) - 1:  # the chunk has the key of this life: it is already being stored
                     self.counts["in flight"] += 1
                     return _DROP
-                later = True  # it is part of another chunk, too
+                later = True  # it is part of another chunk as well
             elif at in _AFTER or (self._lazy and at not in _FINAL):
                 later = True
         chunk.suffix = _suffix(chunk.lives)
@@ -314,8 +314,8 @@ class StoreLine:
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
     def _make(self, orders: Sequence[list[Chunk]]) -> bool:
-        """Reserve slots for these chunks and plan their stores, all or none; False where the tier refuses."""
-        # copies: what is refused goes back in the order in which it was offered
+        """Reserve slots for these chunks and plan their stores, all or none; False if the tier refuses."""
+        # copies, because refused chunks go back in the order in which they were offered
         ordered = [sorted(chunks, key=_group) for chunks in orders]
         slots = self._tier.reserve([(chunk.group, chunk.key) for chunks in ordered for chunk in chunks])
         if slots is None:
@@ -328,7 +328,7 @@ class StoreLine:
         return True
 
     def _take_back(self) -> None:
-        """A store that was cancelled before it was submitted has lost one of its blocks: the others get another turn, first."""
+        """A store was cancelled before it was submitted because it lost a block: its other blocks are queued again, first."""
         jobs = self._jobs
         for number in [each for each in self._made if not jobs.is_planned(each)]:
             if jobs.state(number) is Job.CANCELLED:
@@ -337,12 +337,12 @@ class StoreLine:
             del self._made[number]
 
     def _any_cancelled(self) -> bool:
-        """Whether `_take_back` has chunks for the line."""
+        """Whether `_take_back` has chunks to queue."""
         state = self._jobs.state
         return Job.CANCELLED in [state(number) for number in self._made]
 
     def made(self, number: int) -> list[Chunk]:
-        """The chunks of a store that was planned; none, where its job is long over."""
+        """The chunks of a planned store; none if its job ended too long ago to be known."""
         chunks = self._made[number]
         if chunks is not None:
             return chunks
@@ -356,7 +356,7 @@ class StoreLine:
         ]
 
     def _columns(self, orders: Sequence[Sequence[Chunk]], slots: list[int]) -> JobColumns:
-        """One job after the other; sizes count what is appended, whatever the holes (vLLM's change 42945)."""
+        """The jobs as columns; sizes count the blocks that are appended, without holes (vLLM's change 42945)."""
         size, suffix = self._size, self.suffix
         owners: list[str | None] = [chunks[0].owner for chunks in orders]
         sharers: list[tuple[str, ...]] = [()] * len(orders)
@@ -405,7 +405,7 @@ class StoreLine:
     # --- lazy ---------------------------------------------------------------------------------------------------------------
 
     def collect(self, blocks: Iterable[int]) -> None:
-        """Put what is a candidate among these blocks into the line: they are about to be handed out."""
+        """Queue the candidates among these blocks, which are about to be handed out."""
         life_of = self._blocks.life
         for place in blocks:
             chunk = self._candidates.get(place)
@@ -418,9 +418,9 @@ class StoreLine:
                     del self._candidates[block_of(life)]
 
     def _settle_exposed(self) -> None:
-        """Blocks whose lazy store has landed go first when blocks are handed out: else the line would never see its end.
+        """Hand out blocks whose lazy store has landed before others; otherwise the queue would never come to its end.
 
-        Those whose store came to nothing stay where they are: the device has the only copy.
+        Blocks whose store failed stay where they are: the device has the only copy.
         """
         jobs = self._jobs
         for number in [each for each in self._exposed if not jobs.is_out(each)]:
@@ -430,7 +430,7 @@ class StoreLine:
 
 
 def _suffix(lives: Sequence[int]) -> int:
-    """How many entries at the end are no holes."""
+    """The number of trailing entries without a hole."""
     if NULL not in lives:
         return len(lives)
     return next(count for count, life in enumerate(reversed(lives)) if life == NULL)

@@ -1,14 +1,14 @@
-"""Which content of the host tier is forgotten to make room: a small protocol, two policies, and names to choose them by.
+"""Eviction policies of the host tier: a small protocol, two policies, and a registry of names.
 
 Rules of this file:
 
-* A policy orders slots. What may be evicted is told to it, slot by slot; it knows no ledger, no pins and no states.
-* A policy is a function of the calls made to it: no clock, no dice.
-* A slot that is in use when its turn comes (a load reads it, a store fills it) is passed over, and counts as used at that
-  moment. So a slot that stays in use for long is looked at once a round, and not by every search for a victim.
+* A policy orders slots. It is told, slot by slot, which may be evicted; it knows no ledger, pins or states.
+* A policy is deterministic: no clock, no randomness.
+* A slot that is in use when its turn comes (a load reads it, a store fills it) is skipped and counts as used at that moment. So
+  a slot that is in use for long is looked at once per round, not in every search for a victim.
 
 Literature. `Arc` is the adaptive replacement cache of N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead
-Replacement Cache", USENIX FAST 2003, with their names in the comments. What differs is written where it differs.
+Replacement Cache", USENIX FAST 2003; comments use their names. Differences are noted where they occur.
 """
 
 from __future__ import annotations
@@ -24,63 +24,63 @@ Name: TypeAlias = tuple[int, bytes]
 
 
 class Replacement(Protocol):
-    """Which content is forgotten to make room. A user can write one.
+    """An eviction policy. You can write your own and `register` it.
 
-    The tier makes room in this order: `victims`, then `remove` for each of them, then `insert`.
+    To make room, the tier calls `victims`, then `remove` for each of them, then `insert`.
     """
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
-        """These slots were reserved for new content, one name each; the last is the most recent.
+        """These slots were reserved for new content, one name each; the last one is the most recent.
 
-        A slot may be known already: the store that should have filled it has failed.
+        A slot may already be known, if the store that should have filled it has failed.
         """
 
     def touch(self, slots: Iterable[int]) -> None:
-        """A use; the last is the most recent. Unknown slots are entered: somebody else has filled them."""
+        """These slots were used; the last one is the most recent. Unknown slots, filled by others, are added."""
 
     def remove(self, slot: int) -> None:
-        """The content of the slot is gone, evicted or dropped. An unknown slot is no error."""
+        """The content of the slot is gone, evicted or dropped. Unknown slots are ignored."""
 
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
-        """Up to *count* distinct slots, in the order in which to forget them, and only such that are *evictable*.
+        """Up to *count* distinct *evictable* slots, in the order in which to evict them.
 
-        *coming* are the names that room is made for, at least *count* of them. If there are fewer victims than wanted, none is
-        evicted. Nothing is taken out here: `remove` says what has gone.
+        *coming* are the names that room is made for, at least *count* of them. If there are fewer victims than *count*, none is
+        evicted. This removes nothing from the policy: `remove` is called for slots that are evicted.
         """
 
 
 class Saveable(Protocol):
-    """A policy whose order can be saved as a value: what snapshots of a scheduler, and the explorer, need besides."""
+    """A policy whose state can be saved as a value, as snapshots of a scheduler and the explorer need."""
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
-        """Everything that decides what it does next, with ``names[slot]`` for each slot."""
+        """The complete state, with ``names[slot]`` in place of each slot."""
 
     def restore(self, saved: Hashable) -> None:
-        """Go back to what `snapshot` gave."""
+        """Go back to a snapshot."""
 
 
 def can_be_saved(policy: Replacement) -> TypeGuard[Saveable]:
-    """Whether a policy has what `Saveable` asks for."""
+    """Whether a policy implements `Saveable`."""
     return hasattr(policy, "snapshot") and hasattr(policy, "restore")
 
 
 class Lru:
-    """The least recently used goes first.
+    """Evicts the least recently used slot first.
 
     Invariant: ``_order`` holds every slot that was inserted or touched and not removed since, once, the least recently used
-    first. Initially: none.
+    first. Initially empty.
     """
 
     def __init__(self) -> None:
-        # Not a dict: whoever takes from its front leaves holes there, and each walk from the front passes over all of them.
+        # Not a dict: taking from its front leaves holes that every later walk from the front must skip.
         self._order: OrderedDict[int, None] = OrderedDict()
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
-        """New content is used content; its names do not matter."""
+        """New content counts as used; names do not matter."""
         self.touch(slots)
 
     def touch(self, slots: Iterable[int]) -> None:
-        """Move slots to the end, the last of them last."""
+        """Move slots to the end, in this order."""
         order = self._order
         move = order.move_to_end
         for slot in slots:
@@ -102,7 +102,7 @@ class Lru:
         self._order = OrderedDict.fromkeys(_saved(saved))
 
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
-        """The first *count* evictable slots; those passed over are in use, and move to the end."""
+        """The first *count* evictable slots; skipped slots are in use and move to the end."""
         chosen: list[int] = []
         passed: list[int] = []
         if count > 0:
@@ -116,11 +116,11 @@ class Lru:
 
 
 class Arc:
-    """Adaptive replacement: a list of what was used once, a list of what was used again, and a balance that learns.
+    """Adaptive replacement: a list of slots used once, a list of slots used again, and a target size that adapts.
 
-    What is forgotten to make room leaves its name behind, as a ghost. A name that comes back while its ghost is there says
-    which of the two lists was too short, and the balance moves its way. A scan, whose content is used once, cannot wash out
-    what is used again.
+    Evicted content leaves its name behind, as a ghost. If a name comes back while its ghost exists, the list that it was
+    evicted from was too short, and the target moves in its favour. A scan, whose content is used once, cannot displace content that is
+    used repeatedly.
 
     With c the number of slots, T1 ``_once``, T2 ``_again``, B1 and B2 their ghosts, and p ``_target``:
 
@@ -130,8 +130,8 @@ class Arc:
     Invariant: a name is in B1 or in B2, once, or in neither; a name that is inserted leaves its ghost list.
     Initially: all lists are empty, and p is 0.
 
-    Beyond the paper: slots that are not evictable are passed over, and where a list has no other, the other list gives way.
-    Content that was dropped (and did not give way) leaves no ghost, and neither does a slot that somebody else has filled.
+    Beyond the paper: slots that are not evictable are skipped, and if a list has no others, the other list gives way. Content
+    that was dropped, not evicted, leaves no ghost, and neither does a slot that was filled from elsewhere.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -143,7 +143,7 @@ class Arc:
         self._once_ghosts: OrderedDict[Name, None] = OrderedDict()
         self._again_ghosts: OrderedDict[Name, None] = OrderedDict()
         self._target = 0.0
-        # The paper adapts p before the victim becomes a ghost. Here the victim goes first, and its ghost waits for `insert`.
+        # The paper adapts p before the victim becomes a ghost. Here the victim goes first, and its ghost is added in `insert`.
         self._chosen: set[int] = set()
         self._leaving: list[tuple[bool, Name]] = []
 
@@ -175,7 +175,7 @@ class Arc:
         self._trim()
 
     def remove(self, slot: int) -> None:
-        """Forget a slot; if it gave way to something else, its name becomes a ghost."""
+        """Forget a slot; if it was evicted, its name becomes a ghost."""
         first = slot in self._once
         if not first and slot not in self._again:
             return
@@ -184,7 +184,7 @@ class Arc:
             self._leaving.append((first, name))
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
-        """Lists, ghosts, balance, and who is about to become a ghost."""
+        """The lists, ghosts, target, and names about to become ghosts."""
         return (
             tuple((names[slot], name) for slot, name in self._once.items()),
             tuple((names[slot], name) for slot, name in self._again.items()),
@@ -196,17 +196,17 @@ class Arc:
         )
 
     def restore(self, saved: Hashable) -> None:
-        """Go back to what `snapshot` gave."""
+        """Go back to a snapshot."""
         once, again, once_ghosts, again_ghosts, self._target, chosen, leaving = _saved(saved)
         self._once, self._again = OrderedDict(once), OrderedDict(again)
         self._once_ghosts, self._again_ghosts = OrderedDict.fromkeys(once_ghosts), OrderedDict.fromkeys(again_ghosts)
         self._chosen, self._leaving = set(chosen), list(leaving)
 
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
-        """REPLACE of the paper for the last *count* of the coming names, each after the ones before it.
+        """REPLACE of the paper for the last *count* of the coming names, one after the other.
 
-        The names of one call do not push each other out: they are not evictable yet. And its victims are ghosts only behind
-        the last of them, as in `insert`, so that both find the same p.
+        The names of one call do not evict each other, as they are not evictable yet. Its victims become ghosts only after the
+        last one, as in `insert`, so that both compute the same p.
         """
         passed: tuple[list[int], list[int]] = ([], [])
         once_front = _from_front(self._once, evictable, passed[0])
@@ -243,26 +243,26 @@ class Arc:
         return self._again_ghosts if name in self._again_ghosts else None
 
     def _adapted(self, target: float, ghosts: OrderedDict[Name, None], once_ghosts: int, again_ghosts: int) -> float:
-        """What p becomes when a name comes back that is in *ghosts*, with that many ghosts in each list.
+        """The new p when a name in *ghosts* comes back, with that many ghosts in each list.
 
-        It moves by at least 1, and by more where the list with the ghost is the shorter one.
+        It changes by at least 1, and by more if the list with the ghost is the shorter one.
         """
         if ghosts is self._once_ghosts:
             return min(target + max(again_ghosts / max(once_ghosts, 1), 1.0), float(self.num_slots))
         return max(target - max(once_ghosts / max(again_ghosts, 1), 1.0), 0.0)
 
     def _bury(self) -> None:
-        """The names that have left become ghosts, in order."""
+        """Make evicted names ghosts, in order."""
         for first, name in self._leaving:
             ghosts, others = (self._once_ghosts, self._again_ghosts) if first else (self._again_ghosts, self._once_ghosts)
-            others.pop(name, None)  # there, or here already, only where two slots had the same content
+            others.pop(name, None)  # present already only if two slots had the same content
             ghosts[name] = None
         self._leaving.clear()
         self._chosen.clear()
         self._trim()
 
     def _trim(self) -> None:
-        """Keep the bounds on the ghosts: the oldest go. The paper does so before it enters a name; the outcome is the same."""
+        """Bound the ghosts by dropping the oldest. The paper does so before adding a name; the result is the same."""
         while self._once_ghosts and len(self._once) + len(self._once_ghosts) > self.num_slots:
             self._once_ghosts.popitem(last=False)
         listed = len(self._once) + len(self._again) + len(self._once_ghosts)
@@ -271,14 +271,14 @@ class Arc:
 
 
 def _saved(saved: Hashable) -> tuple[Any, ...]:
-    """What a policy has given as a snapshot: only it knows what is in there."""
+    """Check the type of a snapshot, whose content only its policy knows."""
     if not isinstance(saved, tuple):
         raise MisuseError(f"{saved!r}: it is no snapshot of a policy of this kind")
     return saved
 
 
 def _from_front(order: Iterable[int], evictable: Callable[[int], bool], passed: list[int]) -> Iterator[int]:
-    """The evictable slots in their order; the others on the way are noted in *passed*."""
+    """The evictable slots in order; skipped slots are added to *passed*."""
     for slot in order:
         if evictable(slot):
             yield slot
@@ -290,25 +290,25 @@ _METHODS = ("insert", "touch", "remove", "victims")
 _factories: dict[str, Callable[[int], Replacement]] = {"lru": lambda num_slots: Lru(), "arc": Arc}
 
 BUILT_IN = tuple(_factories)
-"""The names of the policies that are here; what is chosen among by name, from options to scenarios, reads them."""
+"""The names of the built-in policies, for options and scenarios."""
 
 
 def register(name: str, factory: Callable[[int], Replacement]) -> None:
-    """Give a policy a name; *factory* is called with the number of slots. Refuses a name in use."""
+    """Register a policy under a name; *factory* is called with the number of slots. Refuses a name in use."""
     if name in _factories:
         raise MisuseError(f"replacement {name!r}: the name is in use (choose another one)")
     _factories[name] = factory
 
 
 def replacements() -> list[str]:
-    """The names that policies have, in order."""
+    """The registered names, in order."""
     return sorted(_factories)
 
 
 def replacement(which: str | Replacement, num_slots: int) -> Replacement:
-    """The policy of that name, made for *num_slots* slots, or the given object itself.
+    """Make the policy of that name for *num_slots* slots, or return the given object.
 
-    Refuses an unknown name, with the known ones, and an object that lacks one of the methods.
+    Refuses an unknown name (the error lists the known ones), and an object that lacks a method.
     """
     if isinstance(which, str):
         if which not in _factories:
