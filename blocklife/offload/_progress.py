@@ -6,7 +6,7 @@ Rules of this file:
 * A row is the ledger's own row of the request, so that nothing is looked up twice.
 
 Theory. Tokens of a request are *computed* when a plan that scheduled them has settled, *in flight* while such a plan is out,
-and *wanted* while the plan is being made. Freeing considers computed tokens only, because tokens in flight can still be taken back.
+and *wanted* while the plan is being made. Freeing considers computed tokens only, because tokens in flight can be taken back.
 Storing may go further, up to the known tokens.
 """
 

@@ -119,7 +119,7 @@ class Arc:
     """Adaptive replacement: a list of slots used once, a list of slots used again, and a target size that adapts.
 
     Evicted content leaves its name behind, as a ghost. If a name comes back while its ghost exists, the list that it was
-    evicted from was too short, and the target moves in its favour. A scan, whose content is used once, cannot displace content that is
+    evicted from was too short, and the target moves in its favour. A scan, whose content is used once, cannot displace what is
     used repeatedly.
 
     With c the number of slots, T1 ``_once``, T2 ``_again``, B1 and B2 their ghosts, and p ``_target``:
