@@ -7,7 +7,7 @@ Twenty lines declare it. Then one slot runs alone, ten thousand run in bulk, and
     AdapterLife: cannot EVICT while SERVING: 2 requests still use it (it is allowed when no request uses it)
     AdapterLife: cannot SERVE while EMPTY: no weights in the slot (it is allowed while READY or SERVING)
     10000 slots: 8000 READY, 2000 EMPTY
-    place 1: this handle was used up, it is SERVING now (take a new handle)
+    adapter 1: this handle was used up, it is SERVING now (take a new handle)
     | state | `load` | `land` | `serve` | `done` | `evict` |
     the same as a transitions machine: LOADING
 """

@@ -224,17 +224,25 @@ WRONG: dict[str, tuple[Callable[[LampLife], object], str]] = {
     "no function": (lambda lamp: lamp.on(hook="print"), "a hook is a function, not 'print'"),  # type: ignore[arg-type]
     "an event of another lifecycle": (lambda lamp: lamp.on(OtherLife.press), r"OtherLife\.press: nothing of it can be heard"),
     "another lifecycle": (lambda lamp: lamp.on(BlockLife), "BlockLife: nothing of it can be heard here"),
+    "a state without its keyword": (
+        lambda lamp: lamp.on(Lamp.ON),  # type: ignore[arg-type]
+        r"a state goes to entered= or left=: entered=Lamp\.ON",
+    ),
+    "a hook without its keyword": (
+        lambda lamp: lamp.on(LampLife.press, print),  # type: ignore[arg-type]
+        "a hook goes behind hook=, or below @",
+    ),
     "no lifecycle": (lambda lamp: lamp.on("press"), "'press': nothing of it can be heard"),  # type: ignore[arg-type]
     "a foreign state": (lambda lamp: lamp.on(entered=Block.FREED), "FREED.* is no state of LampLife"),
-    "no state": (lambda lamp: lamp.on(left="OFF"), "'OFF' is no state of LampLife"),  # type: ignore[arg-type]
+    "no state": (lambda lamp: lamp.on(left="OFF"), r"'OFF' is no state of LampLife \(give the member of the enum\)"),  # type: ignore[arg-type]
     "a list": (lambda lamp: lamp.on(left=[1]), r"\[1\] is no state of LampLife"),  # type: ignore[arg-type]
     "what no row does": (
         lambda lamp: lamp.on(LampLife.release, left=Lamp.OFF),
-        "no row of release leaves OFF: this hook would never run",
+        r"no row of release leaves Lamp\.OFF: this hook would never run",
     ),
     "what no row joins": (
         lambda lamp: lamp.on(entered=Lamp.DIM, left=Lamp.ON),
-        "no row of any event enters DIM and leaves ON",
+        r"no row of any event enters Lamp\.DIM and leaves Lamp\.ON",
     ),
 }
 
@@ -343,3 +351,16 @@ def test_who_comes_or_goes_while_hooks_run_changes_the_next_step() -> None:
     lamp.release()
     lamp.press()
     assert heard == ["first", "first", "second"]
+
+
+def test_pool_refuses_what_is_no_event_handle_or_lifecycle() -> None:
+    """In one line with the remedy, and nothing has changed."""
+    pool = Pool(LampLife, 2)
+    with pytest.raises(MisuseError, match=r"LampLife: 'press' is no event \(name it by its class, LampLife\.press\)"):
+        pool.fire("press", pool.take(Lamp.OFF))  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match=r"LampLife\.press: \[0, 1\] is no handle \(pool\.take"):
+        pool.fire(LampLife.press, [0, 1])  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="is no lifecycle"):
+        Pool(Lamp, 2)  # type: ignore[arg-type]
+
+    assert pool.column.count()[Lamp.OFF] == 2

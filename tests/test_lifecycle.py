@@ -972,7 +972,7 @@ def test_pool_refuses_a_handle_that_was_used_up() -> None:
     everything, one = pool.take(Door.CLOSED), pool.take(Door.CLOSED, [1])
     pool.fire(DoorLife.enter, one, 0)
 
-    with pytest.raises(MisuseError, match=r"place 1: this handle was used up, it is CLOSED now .take a new handle."):
+    with pytest.raises(MisuseError, match=r"door 1: this handle was used up, it is CLOSED now .take a new handle."):
         pool.fire(DoorLife.lock, everything, CODE)
     with pytest.raises(MisuseError, match="used up"):
         pool.fire(DoorLife.enter, one, 0)

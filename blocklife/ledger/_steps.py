@@ -278,6 +278,11 @@ class Steps:
 
     def _refuse_allocation(self, who: str, count: int, copied: NDArray[np.int64]) -> NoReturn:
         """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
+        total = len(self._blocks) - 1
+        if count > total:
+            raise CapacityError(
+                f"{who}: {counted(count, 'block')} wanted, and the device has {total} (it never fits: refuse the request)"
+            )
         bad = self._blocks.column.view[copied] == BlockLife.table.index[Block.QUARANTINED]
         idle = (self._blocks.refs_view[copied] == 0) & ~bad
         held = "" if self._state.fence else ", which the contract hold does not hand out"
@@ -309,7 +314,8 @@ class Steps:
                 or max(positions, default=-1) >= len(table)
             ):
                 raise MisuseError(
-                    f"request {request.name}: positions must be distinct and below {len(table)}, not {positions[:8]}"
+                    f"request {request.name}: positions must be distinct and below {len(table)}, the length of its table, "
+                    f"not {positions[:8]}"
                 )
             self.release([table[each] for each in positions if table[each] != NULL])
             for each in positions:

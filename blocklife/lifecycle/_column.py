@@ -169,5 +169,8 @@ class Column:
 
     def refusal(self, event: Event, place: int, payload: Mapping[str, object] = _NO_PAYLOAD) -> RefusedError:
         """The error to raise when one place refuses *event*, with what is known of its payload."""
-        thing = f"{self.table.name.removesuffix('Life').lower()} {place}"
-        return self.table.refusal(thing, self.at(place), event.name, place, payload)
+        return self.table.refusal(self.thing(place), self.at(place), event.name, place, payload)
+
+    def thing(self, place: int) -> str:
+        """What messages call one place."""
+        return f"{self.table.name.removesuffix('Life').lower()} {place}"

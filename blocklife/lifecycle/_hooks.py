@@ -256,21 +256,31 @@ class Hooks(Listeners[TransitionT]):
             machine = next((name for name, known in self._tables.items() if known is table), None)
             if machine is None or not isinstance(table, Table):
                 known = ", ".join(table.name for table in self._tables.values())
-                raise MisuseError(f"{said}: nothing of it can be heard here (name {known}, or an event of theirs)")
+                raise MisuseError(f"{said}: nothing of it can be heard here ({self._hint(each, known)})")
             found.setdefault(machine, []).extend(table.rows if rows is None else rows)
         return found
+
+    def _hint(self, given: object, known: str) -> str:
+        """What was probably meant by something that is neither a lifecycle nor an event."""
+        if isinstance(given, enum.Enum):
+            return f"a state goes to entered= or left=: entered={given}"
+        if callable(given) and not isinstance(given, type):
+            return "a hook goes behind hook=, or below @...on(...)"
+        return f"name {known}, or an event of theirs"
 
     def _refuse_silence(self, what: tuple[What, ...], entered: enum.Enum | None, left: enum.Enum | None) -> None:
         """Raise the error that says why no row can match."""
         tables = self._tables.values()
         for state in (entered, left):
             if state is not None and not any(state in table.states for table in tables):
-                raise MisuseError(f"{state!r} is no state of {', '.join(table.name for table in tables)}")
+                known = ", ".join(table.name for table in tables)
+                hint = " (give the member of the enum)" if isinstance(state, str) else ""
+                raise MisuseError(f"{state!r} is no state of {known}{hint}")
         events = (
             ", ".join(each.name if isinstance(each, Edge) else getattr(each, "__name__", "") for each in what) or "any event"
         )
-        ways = [f"enters {entered.name}"] if entered is not None else []
-        ways += [f"leaves {left.name}"] if left is not None else []
+        ways = [f"enters {entered}"] if entered is not None else []
+        ways += [f"leaves {left}"] if left is not None else []
         raise MisuseError(f"no row of {events} {' and '.join(ways)}: this hook would never run")
 
     def add(self, subscription: Subscription[TransitionT]) -> None:

@@ -17,6 +17,7 @@ from blocklife.lifecycle._column import Column
 from blocklife.lifecycle._edges import Edge
 from blocklife.lifecycle._hooks import Subscription, Transition, What
 from blocklife.lifecycle._machine import Lifecycle
+from blocklife.lifecycle._table import Table
 
 P = ParamSpec("P")
 SourceT = TypeVar("SourceT", bound=enum.Enum)
@@ -46,6 +47,8 @@ class Pool:
     """
 
     def __init__(self, lifecycle: type[Lifecycle], size: int) -> None:
+        if not isinstance(getattr(lifecycle, "table", None), Table):
+            raise MisuseError(f"a pool: {lifecycle!r} is no lifecycle (give the class that has the edges)")
         if size < 1:
             raise MisuseError(f"a pool of {lifecycle.__name__}: the size must be at least 1, not {size}")
         self.column = Column(lifecycle.table, size)
@@ -92,6 +95,7 @@ class Pool:
         self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, *args: P.args, **kwargs: P.kwargs
     ) -> Handle[TargetT]:
         """Move the whole batch with one payload. Refuses, and changes nothing, if a place has moved since or has no row."""
+        self._check_batch(fired, handle)
         payload = inspect.signature(fired.method).bind(None, *args, **kwargs)
         payload.apply_defaults()
         return self._move(fired, handle, payload.arguments)
@@ -100,6 +104,7 @@ class Pool:
         self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, **payload: NDArray[np.generic]
     ) -> Handle[TargetT]:
         """Move the batch with a payload of arrays, one value per place."""
+        self._check_batch(fired, handle)
         missing = set(fired.event.parameters) ^ set(payload)
         if missing:
             raise MisuseError(f"{fired.name} takes {', '.join(fired.event.parameters) or 'nothing'}; check {sorted(missing)}")
@@ -121,6 +126,16 @@ class Pool:
         """
         return self.column.on(*what, entered=entered, left=left, hook=hook)
 
+    def _check_batch(self, fired: object, handle: object) -> None:
+        """Refuse what is no event, and what is no handle."""
+        name = self.column.table.name
+        if not isinstance(fired, Edge):
+            raise MisuseError(
+                f"{name}: {fired!r} is no event (name it by its class, {name}.{next(iter(self.column.table.events))})"
+            )
+        if not isinstance(handle, Handle):
+            raise MisuseError(f"{name}.{fired.name}: {handle!r} is no handle (pool.take(...) gives one)")
+
     def _move(
         self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], payload: Mapping[str, object]
     ) -> Handle[TargetT]:
@@ -133,7 +148,7 @@ class Pool:
         if moved_on.any():
             place = int(handle.ids[moved_on][0])
             state = self.column.at(place).name
-            raise MisuseError(f"place {place}: this handle was used up, it is {state} now (take a new handle)")
+            raise MisuseError(f"{self.column.thing(place)}: this handle was used up, it is {state} now (take a new handle)")
         column, ids, facts = self.column, handle.ids, fired.event.facts(payload)
         try:
             rows = column.ask(fired.event, ids, facts)

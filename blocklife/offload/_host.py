@@ -79,7 +79,7 @@ class HostTier(edge.NotCopied):
     def __init__(self, ledger: Ledger, replacement: str | Replacement = "lru", *, max_events: int = 65536) -> None:
         if type(max_events) is not int or max_events < 0:
             raise MisuseError(f"max_events must be a whole number of at least 0, not {max_events!r}")
-        self._ledger = ledger
+        self.ledger = ledger
         self._slots = slots = ledger.slots
         self._replacement = policy_of(replacement, len(slots))
         self._gone: dict[int, None] = {}
@@ -126,7 +126,7 @@ class HostTier(edge.NotCopied):
             victims = self._victims(missing, names)
             if len(victims) < missing:
                 return None
-            self._ledger.evict(victims)
+            self.ledger.evict(victims)
             self._tell_gone()
             chosen += victims
         self._replacement.insert(chosen, names)

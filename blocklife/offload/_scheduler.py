@@ -212,7 +212,9 @@ class OffloadScheduler(edge.NotCopied):
             edge.whole(tokens, "tokens")
         self._steps.check_waiting(name, "ADMIT")
         if hit is not tracked.hit or hit.step != self._state.step:
-            raise MisuseError(f"request {name}: its hit is not of this step (look it up, then admit it in the same step)")
+            raise MisuseError(
+                f"request {name}: its hit is not of this step, or not its own (look it up, then admit it in the same step)"
+            )
         if hit.deferred:
             raise MisuseError(f"request {name}: its lookup is deferred (look it up again when a copy has landed)")
         loads = hit.tokens > hit.device_tokens

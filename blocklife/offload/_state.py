@@ -67,6 +67,8 @@ class SchedulerState(edge.NotCopied):
     def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
         self.ledger = edge.member(ledger, Ledger, "ledger")
         self.tier = edge.member(tier, HostTier, "tier")
+        if tier.ledger is not ledger:
+            raise MisuseError("tier: it was made for another ledger (HostTier(ledger), with the ledger of this scheduler)")
         self.geometry = geometry
         edge.member(geometry, Geometry, "geometry")
         self.policies = policies = Policies() if policies is None else edge.member(policies, Policies, "policies")

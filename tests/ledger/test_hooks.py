@@ -187,7 +187,7 @@ WRONG: dict[str, tuple[Callable[[Ledger], object], str]] = {
     "a foreign state": (lambda ledger: ledger.on(entered=Lamp.ON), "is no state of BlockLife, SlotLife"),  # type: ignore[arg-type]
     "a state of another machine": (
         lambda ledger: ledger.on(BlockLife.seal, entered=Slot.READY),
-        "no row of seal enters READY: this hook would never run",
+        r"no row of seal enters Slot\.READY: this hook would never run",
     ),
 }
 

@@ -1861,3 +1861,21 @@ def test_content_that_was_there_before_the_scheduler_is_found() -> None:
     scheduler.add_request("late", lambda group, start, stop: [b"k", b"l"][start:stop], prompt_tokens=8)
 
     assert scheduler.lookup("late", 8).host_tokens == 4
+
+
+def test_scheduler_refuses_a_tier_of_another_ledger() -> None:
+    """Its slots would be those of somebody else."""
+    ledger, other = make_ledger(), make_ledger()
+    with pytest.raises(MisuseError, match="tier: it was made for another ledger"):
+        OffloadScheduler(ledger, HostTier(other), Geometry.parse("full:16"))
+
+
+def test_hit_of_another_request_is_refused() -> None:
+    """Also where both were looked up in this step."""
+    rig = Rig()
+    for name in "ab":
+        rig.add(name, letters(9))
+    rig.hit("a")
+    other = rig.hit("b")
+    with scheduler_refuses(rig, MisuseError, "or not its own"):
+        rig.scheduler.admit("a", other, 5)

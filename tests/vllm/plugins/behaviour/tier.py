@@ -134,8 +134,8 @@ class MockedTier(HostTier):
         for group in range(len(oracle.geometry.groups)):
             for key in oracle.names(request, group):
                 slot = self.slot_of(group, key)
-                if slot is not None and not self._ledger._state.slots.pins[slot] and oracle.would_miss(group, key):
-                    self._ledger.evict([slot])
+                if slot is not None and not self.ledger._state.slots.pins[slot] and oracle.would_miss(group, key):
+                    self.ledger.evict([slot])
 
     def answer(self, group: int, key: bytes) -> Answer:
         """What the mock says, but no more than what is there."""
@@ -162,7 +162,7 @@ class MockedTier(HostTier):
 
     def _fill(self, names: Sequence[Name]) -> None:
         """Content that comes from elsewhere."""
-        ledger = self._ledger
+        ledger = self.ledger
         slots = super().reserve(names)
         if slots is None:
             raise AssertionError("the tier of a test is too small")
