@@ -42,7 +42,7 @@ from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job
 _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
 """Block states in which content is being computed and can be sealed."""
 _STORABLE = KEYED - COPYING
-"""States of final content that no store reads."""
+"""Block states with final content that no store reads."""
 _INDEX = BlockLife.table.index
 _COPYING, _FINAL = frozenset(map(_INDEX.__getitem__, COPYING)), frozenset(map(_INDEX.__getitem__, _STORABLE))
 """Content that a store reads, and final content that none does, by the numbers of their states."""
@@ -83,7 +83,7 @@ class DecidedSteps:
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
         self._growth = Growth()
         self._late: dict[int, tuple[int, int]] = {}
-        """Requests, by row, whose latest plan could not seal all that it fills, each with its serial and that plan."""
+        """Requests, by row, whose latest plan could not seal everything it fills, each with its serial and that plan."""
         nobody: Rows = np.zeros(0, dtype=np.int64)
         self._looked_at = 0, nobody, nobody
         """The step that `promise` was last called in, whom it has looked at, and what it has found of them."""
@@ -226,7 +226,7 @@ class DecidedSteps:
         return found
 
     def _sealable(self, spans: Iterable[Span], contents: Iterable[_Content]) -> tuple[list[_Content], list[int]]:
-        """What of some spans can be sealed now, and where that ends."""
+        """The blocks in some spans that can be sealed now, and where they end."""
         state_of, found, ends = self._ledger.blocks.of, list[_Content](), list[int]()
         among = self._ledger.blocks.among
         for (_, row, start, stop), (who, held, own) in zip(spans, contents, strict=True):
@@ -234,7 +234,7 @@ class DecidedSteps:
                 found.append((who, held, own))
                 ends.append(stop)
                 continue
-            if len(own) < len(held):  # there are fewer tokens than were expected
+            if len(own) < len(held):  # there are fewer tokens than expected
                 self._progress.known[row] = self._known_of(who)
             now: list[tuple[int, bytes]] = []
             end = start
@@ -357,7 +357,7 @@ class DecidedSteps:
             self._progress.offered_up_to([(group, row, start, self._take_turn(group, row, start, stop))])
 
     def _take_turn(self, group: int, row: int, start: int, stop: int) -> int:
-        """It is the turn of some blocks of a request, up to the first that is not final yet. Returns that one, or the end."""
+        """Collect blocks of a request to be stored, up to the first that is not final yet. Returns that one, or the end."""
         name, states, turn = self._state.names[row], self._ledger.blocks.states, self._turns[group]
         names, stored = self._state.requests[name].keys(group, start, stop), self._ledger.slots.find_ready
         held = self._ledger.requests.held(name, group, start, start + len(names))
@@ -395,7 +395,7 @@ class DecidedSteps:
         return True
 
     def _columns(self, turns: Sequence[_Turn], slots: list[int]) -> JobColumns:
-        """As few stores as there can be, each for all the requests whose blocks it moves."""
+        """As few stores as possible, each for all requests whose blocks it moves."""
         lives, keys, who, groups = list[int](), list[bytes](), list[str](), bytearray()
         for turn in turns:
             lives += turn.lives

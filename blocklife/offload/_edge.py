@@ -9,7 +9,7 @@ from blocklife.offload.records import Freed, HandedOff, Placed, Step
 
 
 def tokens(values: object, name: str) -> Mapping[str, int]:
-    """Numbers of tokens by request."""
+    """Check token counts by request."""
     if type(values) is not dict and not isinstance(values, Mapping):
         edge.refuse(name, "a mapping of requests to tokens", values)
     for key, value in values.items():

@@ -6,8 +6,8 @@ Rules of this file:
 * A row is the ledger's own row of the request, so that nothing is looked up twice.
 
 Theory. Tokens of a request are *computed* when a plan that scheduled them has settled, *in flight* while such a plan is out,
-and *wanted* while the plan is being made. Freeing considers computed tokens only, because tokens in flight can be taken back.
-Storing may go further, up to the known tokens.
+and *wanted* while the plan is being made. Freeing considers computed tokens only, because tokens in flight can still be
+taken back. Storing may go further, up to the known tokens.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class ProgressTable:
         return found
 
     def filling(self, rows: Rows, filled: Rows | None = None) -> list[Span]:
-        """The chunks of these requests that are full after the step that is being made, and may be stored."""
+        """The chunks of these requests that are full after the step being made, and may be stored."""
         found: list[Span] = []
         groups, where = ((self.filled(rows) if filled is None else filled) >= self.fill_at[:, rows]).nonzero()
         for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):

@@ -119,8 +119,8 @@ class Arc:
     """Adaptive replacement: a list of slots used once, a list of slots used again, and a target size that adapts.
 
     Evicted content leaves its name behind, as a ghost. If a name comes back while its ghost exists, the list that it was
-    evicted from was too short, and the target moves in its favour. A scan, whose content is used once, cannot displace what is
-    used repeatedly.
+    evicted from was too short, and the target moves in its favour. A scan, whose content is used once, cannot
+    displace content that is used repeatedly.
 
     With c the number of slots, T1 ``_once``, T2 ``_again``, B1 and B2 their ghosts, and p ``_target``:
 
@@ -148,7 +148,7 @@ class Arc:
         self._leaving: list[tuple[bool, Name]] = []
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
-        """Cases II to IV of the paper: what comes back goes to T2 and moves p, what is new goes to T1."""
+        """Cases II to IV of the paper: names with a ghost go to T2 and adapt p, new ones go to T1."""
         once, again, once_ghosts, again_ghosts = self._once, self._again, self._once_ghosts, self._again_ghosts
         for slot, name in zip(slots, names, strict=True):
             once.pop(slot, None)

@@ -182,7 +182,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return True
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """What changed in the host tier."""
+        """KV cache events of the host tier."""
         events = self.scheduler.take_events()
         return list(told(events)) if events else []
 

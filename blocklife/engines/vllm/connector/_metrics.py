@@ -184,7 +184,7 @@ class Meter:
         if counts.deferred:
             data[_P + "deferred_lookups"] = {"": counts.deferred}
         for name, label, total in self._totals():
-            told = self._told.get((name, label), -1 if name == "hit_blocks" else 0)  # groups are told once as they are
+            told = self._told.get((name, label), -1 if name == "hit_blocks" else 0)  # groups are reported once even at zero
             if total > told:
                 data.setdefault(_P + name, {})[label] = total - max(0, told)
                 self._told[name, label] = total

@@ -227,7 +227,7 @@ class ConnectorScheduler:
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
                 self._grow(self._requests[request_id].name, enumerate(tables))
-        for each in going_on:  # its load is over, or its session goes on: what it had stays where it is
+        for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
             name, request = each.tracked.name, each.tracked.request
             if each.tracked.session:
                 self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
@@ -243,7 +243,7 @@ class ConnectorScheduler:
         self.decided.extend(name, grown)
 
     def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:
-        """The running requests that get another number of tokens than one; 0 for those that are left out."""
+        """The running requests scheduled for another number of tokens than one; 0 for those not scheduled."""
         requests = self._requests
         found: dict[str, int] = {}
         if list(scheduled.values()).count(1) < len(scheduled):
