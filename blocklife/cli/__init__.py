@@ -1,10 +1,10 @@
-"""The command line: `replay`, `check`, `scenario`, `recording`, `workload`, `draw`, `spec` and `doctor`, a module for each.
+"""The command line: `replay`, `check`, `scenario`, `recording`, `workload`, `draw`, `spec` and `doctor`, one module each.
 
 Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 3 a search hit a bound
-before it was through, 130 after Ctrl-C. Errors go to standard error, in one line.
+before it was finished, 130 after Ctrl-C. Errors go to standard error, in one line.
 
-The name of a command and its line in the help stand in a table of the parser above it, `COMMANDS`; all else is in its module,
-which is imported when the command is called. So a command costs what it uses, and help costs nothing else.
+The name and help line of a command are in the table `COMMANDS`; everything else is in its module, which is imported when the
+command is called. So a command imports only what it uses, and the help imports none of them.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from blocklife.errors import MisuseError
 
 COMMANDS: Mapping[str, str] = {
     "replay": "replay a workload through explicit block lifecycles, and verify every byte",
-    "check": "explore every state of a small world of the real scheduler and a device that never asks it",
-    "scenario": "run cases that are written down step by step",
-    "recording": "check, tell, count and draw recorded runs",
+    "check": "explore every state of a small world: the real scheduler and an independent device",
+    "scenario": "run scenarios: test cases written step by step",
+    "recording": "check, show, summarize and draw recorded runs",
     "workload": "generate request workloads",
-    "draw": "draw lifecycles, as pictures, pages or tables",
+    "draw": "draw lifecycles as pictures, pages or tables",
     "spec": "check or write the generated parts of specs/; print a model for SPIN",
-    "doctor": "say what is installed, what of it works here, and what to install for more",
+    "doctor": "show what is installed, what works on this machine, and what to install for more",
 }
-"""Each command with the line that the help has for it."""
+"""Each command with its line in the help."""
 
 _STATUS = """\
 exit status: 0 all is well, 1 something is wrong or stale, 2 bad input or options, 3 a search hit a bound, 130 after Ctrl-C
-What is refused is told in one line on standard error; then there is no report, not even with --json.
+Errors are one line on standard error; then there is no report, not even with --json.
 """
 
 
 class _Version(argparse.Action):
-    """`--version`: it imports the report on how the core was built only when the option is given."""
+    """`--version`; the report on how the core was built is imported only if the option is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> NoReturn:
-        """The option is there."""
+        """Print the version and exit."""
         from blocklife.cli._built import examine
 
         print(f"blocklife {__version__} (core {examine()})")
@@ -53,19 +53,19 @@ class _Version(argparse.Action):
 def _parser() -> Parser:
     parser = Parser(prog="blocklife")
     parser.describe("Typed state machines for the life of every KV-cache block.", _STATUS)
-    parser.add_argument("--version", action=_Version, nargs=0, help="say which version this is, and how its core runs")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and whether the core is compiled")
     add_commands(parser, COMMANDS, "blocklife.cli._")
     return parser
 
 
 def _check_stdout() -> None:
-    """Refuse to begin without standard output: what is printed would be lost, and the next file opened would take its place."""
+    """Refuse to start without standard output: output would be lost, and the next opened file would take its descriptor."""
     if sys.stdout is None:
         raise MisuseError("standard output is closed (send it to a file, or to /dev/null)")
 
 
 def _leave_stdout() -> None:
-    """Keep the interpreter from failing at its exit with what could not be written."""
+    """Keep the interpreter from failing at exit because of unwritten output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -100,7 +100,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except MisuseError as problem:
         complain(str(problem))
         return BAD_INPUT
-    except BrokenPipeError:  # the reader has gone (head, say): nobody is left to be told
+    except BrokenPipeError:  # the reader has gone (head, for example)
         _leave_stdout()
         return OK
     except OSError as problem:

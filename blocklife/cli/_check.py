@@ -21,7 +21,7 @@ _EXAMPLES = """\
 examples:
   blocklife check                                   two requests, three blocks, two slots: every state
   blocklife check --contract hold --faults hang=1,preempt=1
-                                                    a busy block stays; a copy hangs, a request gives way
+                                                    hold a busy block; one copy may hang, one request be preempted
   blocklife check --list                            the pinned worlds
   blocklife check --world windows --last-step drain a pinned world, with one thing changed
   blocklife check world.toml --max-seconds 60       a world from a file; 60 seconds at most
@@ -30,7 +30,7 @@ examples:
   blocklife check world.toml --write DIR            on a violation: story, scenario, program and diagram
   blocklife check --walk 100000 --seed 7            a long walk through a world too large to enumerate
   blocklife check --mutants                         every rule switched off in turn (takes a while); --mutants sleep: some
-  blocklife check --json | jq .states               one report for machines
+  blocklife check --json | jq .states               one JSON report
 exit status: 0 all holds, 1 something is violated, 2 bad input, 3 a bound was hit before the end, 130 after Ctrl-C
 """
 
@@ -40,8 +40,8 @@ _PREFIX = "word_"
 def add_options(parser: Parser) -> None:
     """Its options: one for each word of `testing.world_format`, and the bounds."""
     parser.describe(
-        "Explore every state of a small world: the real scheduler and ledger, an independent device, and all that "
-        "lies between them. Every rule is watched in every step, and everything must be able to drain from every state.",
+        "Explore every state of a small world: the real scheduler and ledger, an independent device, and the messages "
+        "between them. Every rule is checked in every step, and from every state all work must be able to finish.",
         _EXAMPLES,
     )
     add = parser.add_argument
@@ -51,32 +51,34 @@ def add_options(parser: Parser) -> None:
     _add_words(parser)
     bounds = parser.add_argument_group("bounds", "a search that hits one is never a pass")
     bounds.add_argument("--max-states", type=whole, metavar="N", help="give up after N states")
-    bounds.add_argument("--max-depth", type=whole, metavar="N", help="give up N steps away from the beginning")
+    bounds.add_argument("--max-depth", type=whole, metavar="N", help="give up N steps away from the initial state")
     bounds.add_argument("--max-seconds", type=number, metavar="S", help="give up after S seconds")
     add(
         "--processes",
         type=whole,
         metavar="N",
-        help="processes that share an exploration (one for a small world, and as many as processors for a large one)",
+        help="number of processes (one for a small world, one per processor for a large one)",
     )
-    add("--walk", type=whole, metavar="STEPS", help="enumerate nothing: walk STEPS steps at random; every leg has to drain")
-    add("--seed", type=whole, metavar="N", help="of --walk (default 0)")
+    add("--walk", type=whole, metavar="STEPS", help="walk STEPS random steps instead; all work must finish after every leg")
+    add("--seed", type=whole, metavar="N", help="seed of --walk (default 0)")
     add(
         "--mutants",
         nargs="?",
         const="",
         metavar="PART",
-        help="switch off every guard, effect and cleanup step in turn (those with PART in their name) and find each",
+        help="switch off every guard, effect and cleanup step in turn (those with PART in their name); each must be noticed",
     )
     add(
         "--tests",
         type=file,
         metavar="FILE.toml",
-        help='the tests that find the other mutants, as rows "MUTANT" = "FILE.py::TEST"',
+        help='the tests that find the remaining mutants, as rows "MUTANT" = "FILE.py::TEST"',
     )
-    add("--page", type=file, metavar="FILE", help="write the table of all mutants there")
+    add("--page", type=file, metavar="FILE", help="write the table of all mutants to FILE")
     add("--all", action="store_true", help="go on after the first counterexample, and find one of each property")
-    add("--write", type=file, metavar="DIR", help="on a violation write story.txt and counterexample.toml, .py and .mmd there")
+    add(
+        "--write", type=file, metavar="DIR", help="on a violation, write story.txt and counterexample.toml, .py and .mmd to DIR"
+    )
     add("--json", action="store_true", help="print one JSON report instead of tables; with --list a line for each world")
     parser.set_defaults(run=_check)
 
@@ -84,9 +86,13 @@ def add_options(parser: Parser) -> None:
 def _add_words(parser: Parser) -> None:
     from blocklife.testing.worlds._format import FAULT_DOCS, WORDS
 
-    group = parser.add_argument_group("the world", "what a file or a pinned world does not say either is in parentheses")
-    group.add_argument("--requests", metavar="LIST", help="who may come: PROMPT.OUTPUT, one letter a token (a.bc,a.bd)")
-    group.add_argument("--faults", metavar="LIST", help=f"how often what may go wrong: {', '.join(FAULT_DOCS)} (none)")
+    group = parser.add_argument_group(
+        "the world", "defaults, unless the file or pinned world says otherwise, are in parentheses"
+    )
+    group.add_argument(
+        "--requests", metavar="LIST", help="requests that may arrive: PROMPT.OUTPUT, one letter a token (a.bc,a.bd)"
+    )
+    group.add_argument("--faults", metavar="LIST", help=f"maximum number of each fault: {', '.join(FAULT_DOCS)} (none)")
     for word in WORDS:
         option, dest = f"--{word.name.replace('_', '-')}", _PREFIX + word.name
         told = f"{word.doc} ({word.default_said})"

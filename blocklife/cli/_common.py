@@ -1,4 +1,4 @@
-"""What all commands share: exit statuses, bad options in one line, Ctrl-C between two steps, progress, files written whole."""
+"""Shared by all commands: exit statuses, one-line errors, Ctrl-C between two steps, progress, atomic files."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
-"""What a command can end with."""
+"""Exit statuses of a command."""
 EVERY = 15.0
 """Seconds between two lines of progress."""
 MESSAGE_MAX = 2000
-"""Characters of an error; a longer one quotes what is longer than anybody reads."""
+"""Maximum length of an error; longer ones are shortened."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line and the way to more, and with commands that are imported when they are called."""
+    """argparse with one-line errors that point to the help, and commands that are imported when they are called."""
 
     module: str | None = None
-    """Whose `add_options` adds the options, once something is parsed; None where they are there already."""
+    """The module whose `add_options` adds the options when something is parsed; None if they are already there."""
 
     if not TYPE_CHECKING:  # mypy keeps the signatures of the base
 
         def parse_known_args(self, args=None, namespace=None):
-            """Parse, with the options of the module."""
+            """Parse, after adding the options of the module."""
             if self.module is not None:
                 module, self.module = self.module, None
                 importlib.import_module(module).add_options(self)
             return super().parse_known_args(args, namespace)
 
     def describe(self, description: str, examples: str) -> None:
-        """What the help says above and below the options, line by line as it is written."""
+        """Set the help text above and below the options, with line breaks kept."""
         self.description, self.epilog = description, examples
         self.formatter_class = argparse.RawDescriptionHelpFormatter
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end."""
+        """Print what is wrong, and exit."""
         self.exit(BAD_INPUT, one_line(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
 
 
@@ -63,19 +63,19 @@ def add_commands(parser: Parser, commands: Mapping[str, str], prefix: str) -> No
 
 
 def print_help(parser: argparse.ArgumentParser) -> int:
-    """Nothing asked is a question for help."""
+    """Print the help if no command is given."""
     parser.print_help()
     return OK
 
 
 def complain(message: str) -> None:
-    """One line on standard error; print itself would take standard output where there is none."""
+    """Print one line on standard error; if there is none, print() would use standard output instead."""
     if sys.stderr is not None:
         print(one_line(f"blocklife: {message}"), file=sys.stderr)
 
 
 def names_of(choices: type[enum.Enum]) -> tuple[str, ...]:
-    """How the members of an enumeration are written as an option."""
+    """The members of an enumeration as values of an option."""
     return tuple(each.name.lower() for each in choices)
 
 
@@ -104,7 +104,7 @@ def file(text: str) -> str:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
-    """Whether to stop: the first Ctrl-C ends a run between two steps, a second one at once."""
+    """Whether to stop: the first Ctrl-C ends a run between two steps, a second one immediately."""
     stopped = False
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -121,7 +121,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterator[Progress | None]:
-    """A line of progress on standard error, gone at the end; None where that is no terminal."""
+    """A progress line on standard error, removed at the end; None if it is not a terminal."""
     if not getattr(sys.stderr, "isatty", bool)():  # stderr may be None
         yield None
         return
@@ -133,14 +133,14 @@ def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterat
 
 
 class Occasional:
-    """Progress where standard error is no terminal: a whole line there, at most one in `EVERY` seconds."""
+    """Progress if standard error is not a terminal: whole lines, at most one in `EVERY` seconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._next = time.monotonic() + EVERY
 
     def __call__(self, said: Callable[[], str]) -> None:
-        """Something got ahead; *said* is asked only if a line is due."""
+        """Report progress; *said* is called only if a line is due."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY
@@ -167,7 +167,7 @@ def reading(what: str = "lines") -> Iterator[Callable[[int, int], None]]:
 
 
 def refuse_overwriting(output: str | None, *sources: str | None) -> None:
-    """Refuse to write to a file that is read, whatever it is called there; ``-`` is standard input, None is no file."""
+    """Refuse to write to a file that is also read, by any name; ``-`` is standard input, None is no file."""
     for source in sources:
         if output is not None and source is not None and output != "-" and _are_one(output, source):
             raise MisuseError(f"{output}: it is also read, and would be overwritten (write to another file)")
@@ -196,7 +196,7 @@ def check_writable(path: str) -> None:
 
 
 def write_whole(path: str, data: str | bytes) -> None:
-    """Write a file whole or not at all; `MisuseError` where it cannot be written."""
+    """Write a file atomically; `MisuseError` if it cannot be written."""
     content = _encoded(data)
     with writing_whole(path) as stream:
         stream.write(content)

@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* Nothing is taken for working because it is installed: copiers move bytes both ways and they are compared, a drawing is drawn.
-* A check that goes wrong, in whatever way, is a line of the answer and never the end of the others.
-* A figure of a device is measured in this very run, or not told.
+* Being installed is not enough: copiers move bytes both ways and these are compared, and a drawing is drawn.
+* A check that fails in any way is one line of the report and does not stop the others.
+* Figures of a device are measured in this run, or not shown.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  blocklife doctor                                  one line a fact
-  blocklife doctor --json | jq .ok                  the same for machines
+  blocklife doctor                                  one line for each check
+  blocklife doctor --json | jq .ok                  the same as JSON
 exit status: 0 all that is installed works; 1 something installed does not
 """
 
 _LINK_BYTES = 64 << 20
-"""How much is copied at once where the speed of a link is measured."""
+"""Bytes per copy when the speed of a link is measured."""
 _LINK_ROUNDS = 5
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class CheckOutcome(enum.Enum):
-    """What came of one check."""
+    """The outcome of one check."""
 
     FACT = "nothing to be tried"
     WORKS = "it was tried"
@@ -62,20 +62,20 @@ class CheckOutcome(enum.Enum):
 
 @attrs.frozen
 class Diagnosis:
-    """One line of the answer."""
+    """One line of the report."""
 
     name: str
     verdict: CheckOutcome
     says: str
     install: str = ""
-    """What to do for more; empty where there is nothing to do."""
+    """What to install or do; empty if nothing."""
 
     def __str__(self) -> str:
         mark = {CheckOutcome.WORKS: "works: ", CheckOutcome.BROKEN: "BROKEN: "}.get(self.verdict, "")
         return f"{self.name:<{_NAME_WIDTH}} {mark}{self.says}" + (f" ({self.install})" if self.install else "")
 
     def as_json(self) -> dict[str, str]:
-        """The same for machines."""
+        """The same as JSON data."""
         return {"name": self.name, "verdict": self.verdict.name.lower(), "says": self.says, "install": self.install}
 
 
@@ -83,7 +83,7 @@ _NAME_WIDTH = 15
 
 
 class _AbsentError(Exception):
-    """What a check needs is not there: what is missing, and what to install."""
+    """Something that a check needs is missing; says what, and what to install."""
 
     def __init__(self, says: str, install: str = "") -> None:
         super().__init__(says)
@@ -94,8 +94,8 @@ class _AbsentError(Exception):
 def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
-        "Say what is installed and what of it works on this machine: every copier moves a few bytes in both "
-        "directions, and they are compared. Where there is a GPU, its link is measured.",
+        "Show what is installed and what works on this machine: every copier moves a few bytes in both directions, "
+        "and they are compared. If there is a GPU, the speed of its link is measured.",
         _EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
@@ -119,12 +119,12 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def examine(name: str, check: Callable[[], Diagnosis]) -> Diagnosis:
-    """One check; whatever it raises is its answer."""
+    """Run one check; an exception becomes its outcome."""
     try:
         return check()
     except _AbsentError as absent:
         return Diagnosis(name, CheckOutcome.ABSENT, absent.says, absent.install)
-    except Exception as problem:  # a broken package raises whatever it likes, from its import on
+    except Exception as problem:  # a broken package may raise anything, even on import
         told = " ".join(str(problem).split()) or "no message"
         return Diagnosis(name, CheckOutcome.BROKEN, f"{type(problem).__name__}: {told[:300]}")
 

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   blocklife draw block                              every state and event, for a terminal
-  blocklife draw block -o block.svg                 a drawing; the ending says what it is
+  blocklife draw block -o block.svg                 a drawing; the extension selects the format
   blocklife draw block --plain -o block.svg         the same without the couplings to other machines
   blocklife draw all -o machines.html               one page for all four, with everything explained
   blocklife draw job --format mermaid               for Markdown
-  blocklife draw slot -o slot.png --theme dark      pixels, for where no SVG can be shown
+  blocklife draw slot -o slot.png --theme dark      a bitmap, where SVG cannot be shown
   blocklife draw mymodule:DoorLife -o door.svg      a lifecycle of your own
   blocklife draw block -o run.svg --recording run.jsonl
-                                                    what a run did: rows taken, stays, refusals
-exit status: 0 it is drawn, with --diff: the two are equal; 1 with --diff: they are not; 2 bad input, or it cannot be written
+                                                    what a run did: rows taken, time in states, refusals
+exit status: 0 drawn, or with --diff: equal; 1 with --diff: different; 2 bad input, or the file cannot be written
 """
 
 THEMES = ("auto", "light", "dark")
@@ -73,14 +73,14 @@ def add_options(parser: Parser) -> None:
     )
     add = parser.add_argument
     add("machines", nargs="*", metavar="MACHINE", help="block, slot, job, request, all, or module:Class")
-    add("-o", "--output", type=file, default="-", metavar="FILE", help="where to (default - is standard output)")
+    add("-o", "--output", type=file, default="-", metavar="FILE", help="output file (default - is standard output)")
     told = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in FORMATS)
-    add("--format", metavar="NAME", help=f"{told}; without it the ending of FILE says which, and {DEFAULT} is the default")
-    add("--plain", action="store_true", help="leave the couplings out: one machine as if it were alone")
-    add("--theme", default="auto", metavar="NAME", help="light, dark, or auto: as the reader's system has it (default auto)")
+    add("--format", metavar="NAME", help=f"{told}; default: by the extension of FILE, else {DEFAULT}")
+    add("--plain", action="store_true", help="leave out the couplings to other machines")
+    add("--theme", default="auto", metavar="NAME", help="light, dark, or auto: follow the reader's system (default auto)")
     add_overlays(parser)
-    compared = "compare two: machines, module:Class, or files of markup"
-    add("--diff", nargs=2, metavar=("A", "B"), help=f"{compared}; a summary, or a drawing where a file or a format is named")
+    compared = "compare two: machines, module:Class, or markup files"
+    add("--diff", nargs=2, metavar=("A", "B"), help=f"{compared}; a summary, or a drawing if a file or format is given")
     add("--json", action="store_true", help="with --diff: print the summary as JSON")
     parser.set_defaults(run=_draw)
 
@@ -294,13 +294,18 @@ class Overlay:
 def add_overlays(parser: Parser) -> None:
     """The options; only one of them can be given."""
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--recording", type=file, metavar="FILE", help="show what a run did: rows taken and never taken, stays, refusals")
-    add("--coverage", type=file, metavar="FILE.json", help="show what tests cover: a report of pytest --blocklife-report")
+    add(
+        "--recording",
+        type=file,
+        metavar="FILE",
+        help="show what a run did: rows taken and never taken, time in each state, refusals",
+    )
+    add("--coverage", type=file, metavar="FILE.json", help="show what tests cover, from a report of pytest --blocklife-report")
     add(
         "--mutants",
         type=file,
         metavar="FILE",
-        help="show which guards are missed when switched off (check --mutants, JSON or page)",
+        help="show which guards tests miss when switched off, from check --mutants (JSON or page)",
     )
 
 

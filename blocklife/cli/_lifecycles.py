@@ -1,7 +1,7 @@
-"""Which lifecycles are meant on the command line: those of the cache by name, those of a user as ``module:Class``.
+"""Finds the lifecycles named on the command line: built-in ones by name, your own as ``module:Class``.
 
-A module is looked for in the present folder too. What it prints while it is imported goes to standard error, so that it does
-not come into a drawing.
+A module is also looked for in the current folder. Output that it prints while it is imported goes to standard error, so that it
+does not end up in a drawing.
 """
 
 from __future__ import annotations

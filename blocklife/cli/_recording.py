@@ -1,4 +1,4 @@
-"""`blocklife recording`: what a run wrote down. Each thing that is done with it is a command, in a module of its own."""
+"""`blocklife recording`: recorded runs. Each command has a module of its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from blocklife.cli._common import Parser, add_commands
 
 COMMANDS: Mapping[str, str] = {
-    "check": "is every transition of a recording legal?",
-    "show": "what happened to one block, slot, job or request, and because of what?",
-    "stats": "how often was each row taken, and how long did places stay in each state?",
-    "view": "one page that shows the run, for a browser",
+    "check": "check that every transition of a recording is legal",
+    "show": "show what happened to one block, slot, job or request, and why",
+    "stats": "count how often each row was taken, and the time in each state",
+    "view": "write a page that shows the run in a browser",
     "perfetto": "write a recording as a trace for the Perfetto UI",
 }
-"""Each command with the line that the help has for it."""
+"""Each command with its line in the help."""
 
 
 def add_options(parser: Parser) -> None:

@@ -1,4 +1,4 @@
-"""`blocklife recording check`: what a run wrote down, checked line by line."""
+"""`blocklife recording check`: check a recording line by line."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from blocklife.cli._common import Parser, complain, file, reading
 _EXAMPLES = """\
 examples:
   blocklife recording check run.jsonl               is every line of it legal?
-  blocklife recording check run.jsonl --whole       it was recorded to its end, though it does not say so
-  blocklife recording check - --json < run.jsonl    from standard input; one report for machines
+  blocklife recording check run.jsonl --whole       treat it as complete, though it has no end line
+  blocklife recording check - --json < run.jsonl    from standard input; one JSON report
 exit status: 0 nothing is wrong, 1 something is illegal, 2 it cannot be read, 130 after Ctrl-C
-Where it is damaged, what stands before is told as ever, and the line and the reason on standard error.
+For a damaged file, the lines before the damage are reported as usual, and the damage on standard error.
 """
 
 
 def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
-        "Read a recording and ask of every line whether it was legal: states, epochs, holders and pins are counted "
-        "again from the lines. The first illegal one is told with what led to it. blocklife replay can write one.",
+        "Read a recording and check that every line was legal: states, epochs, holders and pins are recomputed from "
+        "the lines. The first illegal line is reported with its history. blocklife replay can write a recording.",
         _EXAMPLES,
     )
     parser.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
-    parser.add_argument("--whole", action="store_true", help="the run was recorded to its end; nothing may be left over there")
+    parser.add_argument("--whole", action="store_true", help="the run was recorded to its end, where nothing may be left over")
     parser.add_argument("--json", action="store_true", help="print one JSON report")
     parser.set_defaults(run=_check)
 

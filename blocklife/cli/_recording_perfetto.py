@@ -19,8 +19,8 @@ examples:
   blocklife recording perfetto run.jsonl -o trace.json.gz
                                         smaller; the Perfetto UI opens it as it is
   blocklife recording perfetto run.jsonl --offset-ns 1700000000000000000 -o trace.json
-                                        the recorder's clock did not count from 1970
-exit status: 0 it is written, 2 it cannot be read or written, 130 after Ctrl-C
+                                        for a recorder whose clock did not count from 1970
+exit status: 0 written, 2 it cannot be read or written, 130 after Ctrl-C
 """
 
 
@@ -28,13 +28,20 @@ def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
         "Write a recording as Chrome trace events: a process for each machine, a thread for each place, a slice "
-        "for each stay in a state, jobs with arrows to what they touch, and how many places were in each state. Times are "
-        "those of the recording; where it tells none, a plan is a millisecond.",
+        "for each time in a state, jobs with arrows to the places they touch, and the number of places in each state. Times "
+        "are those of the recording; if it has none, a plan lasts one millisecond.",
         _EXAMPLES,
     )
     add = parser.add_argument
     add("file", type=file, metavar="FILE", help="the recording; - is standard input")
-    add("-o", "--output", type=file, default="-", metavar="FILE", help="where to; .gz packs it (default - is standard output)")
+    add(
+        "-o",
+        "--output",
+        type=file,
+        default="-",
+        metavar="FILE",
+        help="output file; .gz compresses it (default - is standard output)",
+    )
     add("--offset-ns", type=whole, default=0, metavar="N", help="add N nanoseconds to every time (default 0)")
     parser.set_defaults(run=_perfetto)
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  blocklife recording show run.jsonl --block 17            every life of it: what happened, and because of what
+  blocklife recording show run.jsonl --block 17            all its lives: what happened, and why
   blocklife recording show run.jsonl --slot 3 --last 2     its two latest lives
-  blocklife recording show run.jsonl --job 5 -o job5.svg   who asked whom, as a drawing
+  blocklife recording show run.jsonl --job 5 -o job5.svg   a sequence diagram
   blocklife recording show run.jsonl --request chat-7 --format mermaid
                                                            the same for Markdown
   blocklife recording show run.jsonl --block 17 --json | jq .lives[0].steps
-exit status: 0 it is shown, 2 bad input, nothing to show, or it cannot be written
+exit status: 0 shown, 2 bad input, nothing to show, or the file cannot be written
 """
 _MACHINES = ("block", "slot", "job", "request")
 _ENDINGS = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".json": "json"}
@@ -45,25 +45,27 @@ IDS_MAX = 12
 def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
-        "Tell the story of one place of a recording: each of its lives, step by step, with the jobs that touched "
-        "it and what made each step happen; in the terminal, or as a sequence diagram between request, scheduler, ledger, "
-        "copier and worker.",
+        "Show the history of one place in a recording: each of its lives, step by step, with the jobs that touched "
+        "it and the cause of each step; as text, or as a sequence diagram between request, scheduler, ledger, copier and "
+        "worker.",
         _EXAMPLES,
     )
     parser.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
     places = parser.add_mutually_exclusive_group(required=True)
     for machine in _MACHINES:
         if machine != "request":
-            places.add_argument(f"--{machine}", type=whole, metavar="N", help=f"the story of {machine} N")
-    places.add_argument("--request", metavar="NAME", help="the story of the request of that name; without one, of that row")
+            places.add_argument(f"--{machine}", type=whole, metavar="N", help=f"the history of {machine} N")
+    places.add_argument("--request", metavar="NAME", help="the history of the request with that name, or in that row")
     lives = parser.add_mutually_exclusive_group()
-    lives.add_argument("--life", type=whole, metavar="K", help="its life number K alone, from 1")
-    lives.add_argument("--last", type=whole, metavar="N", help="its latest N lives alone")
+    lives.add_argument("--life", type=whole, metavar="K", help="only its life number K, from 1")
+    lives.add_argument("--last", type=whole, metavar="N", help="only its latest N lives")
     formats = parser.add_mutually_exclusive_group()
-    formats.add_argument("--format", choices=("text", "mermaid", "svg"), help="(default: as the file ends; text)")
+    formats.add_argument(
+        "--format", choices=("text", "mermaid", "svg"), help="(default: by the extension of the file, else text)"
+    )
     formats.add_argument("--json", action="store_true", help="one JSON object, with every step")
-    parser.add_argument("--theme", choices=_THEMES, default="auto", help="of an SVG (default: as the reader's system has it)")
-    parser.add_argument("-o", "--output", type=file, metavar="FILE", help=f"write there ({', '.join(_ENDINGS)})")
+    parser.add_argument("--theme", choices=_THEMES, default="auto", help="of an SVG (default: follow the reader's system)")
+    parser.add_argument("-o", "--output", type=file, metavar="FILE", help=f"output file ({', '.join(_ENDINGS)})")
     parser.set_defaults(run=_show)
 
 

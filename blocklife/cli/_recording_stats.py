@@ -33,13 +33,13 @@ _PIPE_WIDTH = 140
 def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
-        "Count what a recording tells: how often each row was taken, which never were, how many places were in "
-        "each state over the plans, how long they stayed there, and what was refused. Times are told where the recording has "
-        "them (blocklife replay --record FILE --times).",
+        "Statistics of a recording: how often each row was taken, which never were, how many places were in each "
+        "state over the plans, how long they stayed there, and what was refused. Times need a recording that has them "
+        "(blocklife replay --record FILE --times).",
         _EXAMPLES,
     )
     parser.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
-    parser.add_argument("--machine", choices=_MACHINES, help="tell of this one alone")
+    parser.add_argument("--machine", choices=_MACHINES, help="only this machine")
     parser.add_argument("--json", action="store_true", help="print one JSON report instead of tables")
     parser.set_defaults(run=_stats)
 

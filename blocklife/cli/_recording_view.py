@@ -39,7 +39,7 @@ examples:
   blocklife recording view run.jsonl -o page.html   open page.html in any browser; it needs nothing else
   blocklife recording view run.jsonl -o page.html --plans 100-180
                                                     a part of a long run
-exit status: 0 the page is written (also of a run that is not legal: the page says so), 2 bad input, 130 after Ctrl-C
+exit status: 0 the page is written (it also shows whether the run is legal), 2 bad input, 130 after Ctrl-C
 """
 
 
@@ -47,12 +47,12 @@ def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
         "Write a page that shows a recorded run: a lane for each place, a colour for each state, jobs over the "
-        "places that they touch, refusals, the first illegal line, and the diagrams of the machines beside it.",
+        "places they touch, refusals, the first illegal line, and the diagrams of the machines.",
         _EXAMPLES,
     )
     parser.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
     parser.add_argument("-o", "--output", type=file, required=True, metavar="PAGE.html", help="the page; - is standard output")
-    parser.add_argument("--plans", metavar="A-B", help="these plans alone (default: all)")
+    parser.add_argument("--plans", metavar="A-B", help="only these plans (default: all)")
     parser.add_argument(
         "--max-events", type=whole, metavar="N", help="refuse to show more transitions than this (default 1000000)"
     )

@@ -39,15 +39,15 @@ _REPLAY_EXAMPLES = """\
 examples:
   blocklife replay                                  generate a workload and replay it
   blocklife replay workload.jsonl --requests 300    the first 300 requests of a workload
-  blocklife replay --faults --seed 7                copies that fail, come late, twice, out of order or never
-  blocklife replay --faults fail=0.1,never=0.05     the same, with rates of your own
+  blocklife replay --faults --seed 7                copies that fail, or report late, twice, out of order or never
+  blocklife replay --faults fail=0.1,never=0.05     the same, with your own rates
   blocklife replay --workers 2 --contract hold      two ranks; a busy block waits for its copy
   blocklife replay --groups full:16,swa:16:1024 --blocks-per-chunk 4
                                                     a hybrid model; slots of 4 blocks of one group
   blocklife replay --groups full:64,mamba:512 --async --mode lazy --policy arc
-                                                    plan ahead; store what is about to go; forget by ARC
+                                                    plan ahead; store before eviction; evict by ARC
   blocklife replay --copier cuda                    blocks on a GPU, verified there; torch: the same on CPU tensors
-  blocklife replay --json | jq .tokens_hit_host     one report for machines
+  blocklife replay --json | jq .tokens_hit_host     one JSON report
   blocklife workload generate | blocklife replay -  read the workload from standard input
   blocklife replay --record - | blocklife recording check -
                                                     is every step of it legal?
@@ -65,40 +65,46 @@ def add_options(parser: Parser) -> None:
     )
     defaults = ReplayOptions()
     add = parser.add_argument
-    add("workload", nargs="?", type=file, metavar="WORKLOAD", help="JSON lines; - is standard input; none: generate one")
+    add("workload", nargs="?", type=file, metavar="WORKLOAD", help="JSON lines; - is standard input (default: generate one)")
     add("--requests", type=whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
     sizes: tuple[tuple[str, str], ...] = (
         ("gpu-blocks", "blocks on the device, the null block included"),
         ("host-slots", "slots in host memory; a slot holds one chunk"),
         ("block-bytes", "bytes of a block"),
         ("workers", "ranks; each has its own memory and copies its share of every job"),
-        ("step-tokens", "tokens that a step computes at most"),
+        ("step-tokens", "maximum number of tokens that a step computes"),
         ("max-running", "requests that run or load at the same time"),
-        ("link-blocks", "blocks that the link of --copier cpu moves in a step, per direction; the others move all they can"),
-        ("max-jobs", "jobs that can be out at the same time"),
-        ("deadline", "steps that a job may run"),
+        ("link-blocks", "blocks that --copier cpu moves in a step, per direction; other copiers have no such limit"),
+        ("max-jobs", "maximum number of outstanding jobs"),
+        ("deadline", "deadline of a job, in steps"),
     )
     for name, meaning in sizes:
         default = getattr(defaults, name.replace("-", "_"))
         add(f"--{name}", type=whole, metavar="N", default=default, help=f"{meaning} (default {default})")
     _add_groups(parser)
     _add_copies(parser)
-    add("--seed", type=whole, default=0, metavar="N", help="of faults, aborts, sampling and the generated workload (default 0)")
+    add(
+        "--seed",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="seed of faults, aborts, sampling and the generated workload (default 0)",
+    )
     add(
         "--speed",
         type=number,
         metavar="MS",
-        help="milliseconds of the workload that pass in a step (default: all have arrived)",
+        help="milliseconds of workload time per step (default: all requests arrive at once)",
     )
     add("--verify", type=number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
     add(
         "--record",
         type=file,
         metavar="FILE",
-        help="write every committed transition as a JSON line, to a file that no other run is writing to; - is standard "
-        "output, and the report goes to standard error",
+        help="write every committed transition as a JSON line to FILE, which no other run may be writing to; - is standard "
+        "output, and the report then goes to standard error",
     )
-    add("--times", action="store_true", help="with --record: write also when it happened, by a clock that begins with the run")
+    add("--times", action="store_true", help="with --record: also write times, measured from the start of the run")
     add("--json", action="store_true", help="print one JSON report instead of tables")
     parser.set_defaults(run=_replay)
 
@@ -126,10 +132,10 @@ def _add_groups(parser: Parser) -> None:
         "--mode",
         choices=names_of(Mode),
         default="eager",
-        help="store content as it fills, or when it is about to go (default eager)",
+        help="store chunks as they fill, or when they are about to be evicted (default eager)",
     )
-    add("--async", dest="asynchronous", action="store_true", help="plan each step while the one before it runs")
-    add("--policy", choices=BUILT_IN, default="lru", help="what the host tier forgets first (default lru)")
+    add("--async", dest="asynchronous", action="store_true", help="plan each step while the previous one runs")
+    add("--policy", choices=BUILT_IN, default="lru", help="eviction policy of the host tier (default lru)")
 
 
 def _add_copies(parser: Parser) -> None:
@@ -142,7 +148,7 @@ def _add_copies(parser: Parser) -> None:
         "--copier",
         choices=COPIERS,
         default="cpu",
-        help="who moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
+        help="what moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
         "current GPU and pinned host memory (default cpu)",
     )
     add(
@@ -155,20 +161,20 @@ def _add_copies(parser: Parser) -> None:
         "--checking",
         choices=names_of(Checking),
         default="strict",
-        help="what a broken rule does (default strict: stop)",
+        help="what happens when a rule is broken (default strict: stop)",
     )
     add(
         "--faults",
         nargs="?",
         const="default",
         metavar="RATES",
-        help="misbehaving copies: fail, late, twice, reorder, never=SHARE",
+        help="inject copy faults: fail, late, twice, reorder, never=SHARE",
     )
     add(
         "--abort",
         type=number,
         metavar="SHARE",
-        help="share of requests whose client goes away (default 0; 0.02 with --faults)",
+        help="share of requests that are aborted (default 0; 0.02 with --faults)",
     )
 
 

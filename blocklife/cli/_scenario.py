@@ -33,13 +33,13 @@ OTHER_POLICY = INCOMPLETE
 
 _EXAMPLES = """\
 examples:
-  blocklife scenario run                            all that come with blocklife, every variant
+  blocklife scenario run                            all built-in scenarios, every variant
   blocklife scenario run A01 S2 -v                  some of them, each step with its transitions
   blocklife scenario run counterexample.toml my/    files and folders of your own
   blocklife scenario run --driver module:Class      against another engine
-  blocklife scenario run --json                     one line for each run, for machines
+  blocklife scenario run --json                     one JSON line for each run
 exit status: 0 nothing unsafe, and no other policy; 1 something is unsafe or fails; 2 a file is malformed or a driver unusable;
-3 an engine has another policy than a scenario expects, and nothing is worse than that; 130 after Ctrl-C
+3 an engine has another policy than a scenario expects, and nothing worse; 130 after Ctrl-C
 """
 
 
@@ -52,30 +52,30 @@ def add_options(parser: Parser) -> None:
         "run",
         help="run every variant of scenario files",
         description="Run scenarios. A run holds, is UNSAFE, shows another policy than expected, fails (the engine raises), or "
-        "is not applicable (the engine cannot do what the case is about).",
+        "is not applicable (the engine lacks what the scenario tests).",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    said = (
-        "files, folders of them, and names of those that come with blocklife: A01, or vllm for a folder (all but that folder)"
-    )
+    said = "files, folders, or names of built-in scenarios, such as A01, or vllm for that folder (default: all but that folder)"
     run.add_argument("files", nargs="*", type=file, metavar="FILE", help=said)
-    run.add_argument("--driver", metavar="MODULE:CLASS", help="the engine to run them against (our own)")
+    run.add_argument("--driver", metavar="MODULE:CLASS", help="the engine to run them against (default: our own)")
     run.add_argument("-v", "--verbose", action="store_true", help="print each step with its transitions")
     run.add_argument("--json", action="store_true", help="print one JSON line for each run")
     run.set_defaults(run=_run)
     listed = actions.add_parser(
         "list",
-        help="what there is, and what each needs",
-        description="What each scenario is about, whether it tests safety or a policy, and what a driver needs for it.",
+        help="list scenarios, and what each needs",
+        description="List what each scenario is about, whether it tests safety or a policy, and which methods it needs.",
     )
     listed.add_argument("files", nargs="*", type=file, metavar="FILE", help=said)
     how = listed.add_mutually_exclusive_group()
-    how.add_argument("--methods", action="store_true", help="each method of a driver, with the scenarios that need it")
+    how.add_argument(
+        "--methods", action="store_true", help="list the methods of a driver, each with the scenarios that need it"
+    )
     how.add_argument("--json", action="store_true", help="print one JSON line for each scenario")
     listed.set_defaults(run=_list)
     shown = actions.add_parser("show", help="print a scenario file", description="Print scenario files as they are.")
-    shown.add_argument("files", nargs="+", type=file, metavar="FILE", help="files, and names of those that come with blocklife")
+    shown.add_argument("files", nargs="+", type=file, metavar="FILE", help="files, or names of built-in scenarios")
     shown.set_defaults(run=_show)
 
 

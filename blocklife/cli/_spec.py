@@ -12,8 +12,8 @@ from blocklife.errors import MisuseError
 
 _SPEC_EXAMPLES = """\
 examples:
-  blocklife spec --check            is every generated part of specs/ fresh?
-  blocklife spec --write            write them anew
+  blocklife spec --check            is every generated part of specs/ up to date?
+  blocklife spec --write            write the stale ones
   blocklife spec --promela > world.pml
                                     a small world of the ledger, for SPIN
 """
@@ -30,11 +30,13 @@ def add_options(parser: Parser) -> None:
         _SPEC_EXAMPLES,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="exit 1 and name what is stale")
-    what.add_argument("--write", action="store_true", help="write what is stale")
+    what.add_argument("--check", action="store_true", help="name stale parts, and exit 1 if there are any")
+    what.add_argument("--write", action="store_true", help="rewrite stale parts")
     what.add_argument("--promela", action="store_true", help="print a world of the ledger for SPIN")
     parser.add_argument(
-        "--world", metavar="WORLD", help=f"which: a name, sizes like blocks=2,contract=hold, or both ({SMALLEST})"
+        "--world",
+        metavar="WORLD",
+        help=f"for --promela: a name, sizes like blocks=2,contract=hold, or both (default {SMALLEST})",
     )
     parser.add_argument("--root", default="specs", metavar="DIR", help="(default specs)")
     parser.set_defaults(run=_spec)
