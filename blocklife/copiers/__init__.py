@@ -1,6 +1,6 @@
-"""Where bytes move: one protocol, and a copier for each kind of memory.
+"""Copiers move the bytes: one protocol, and an implementation for each kind of memory.
 
-A copier of torch tensors, on CUDA streams or the CPU, is in `blocklife.copiers.torch`; it alone imports torch.
+The copier for torch tensors, on CUDA streams or the CPU, is in `blocklife.copiers.torch`, which alone imports torch.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ __all__ = [
     "serve",
 ]
 
-if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {

@@ -1,23 +1,23 @@
-"""Copies between two tensors in host memory, on a thread of its own: what a device does, without a device.
+"""Copies between two arrays in host memory, on a thread of its own: behaves like a device, without one.
 
 *Rules of this file.* The calling thread hands out **grants**; the copying thread moves granted blocks and nothing else. Bytes
-move outside the lock; every field below `_changed` is touched under it.
+move outside the lock; every field below `_changed` is accessed under it.
 
-*Theory.* A copy in memory is so fast that it would always have landed by the next step, and a block reused too early would
-never be seen to go wrong. With ``blocks_per_poll=K`` a poll therefore
+*Theory.* A copy in memory is so fast that it would always have landed by the next step, so that a block reused too early would
+go unnoticed. With ``blocks_per_poll=K`` a poll therefore
 
 1. waits until everything granted before has moved,
 2. collects the completions of the jobs that ended, in the order of their launch,
 3. grants the next K blocks of each direction's queue, which move while the caller computes.
 
-A launch by itself moves nothing, a grant reaches only what is queued when it is given, and what an idle direction did not use
-is gone. So every job moves as late as such a link allows, piece by piece, in steps that depend on the calls alone and never on
-the scheduler of the operating system. Whatever the caller writes into a block before its grant is what gets copied.
+A launch by itself moves nothing, a grant applies only to blocks queued at that time, and unused grants expire. So every job
+moves as late as such a link allows, piece by piece, at points that depend only on the calls and never on the scheduler of the
+operating system. A copy reads what is in a block when it is granted.
 
-Without a pace a launch is its own grant: the thread moves what is queued at once, and a poll reports what has landed so far.
+Without a pace the thread moves what is queued at once, and a poll reports what has landed so far.
 
 *What is not here, and why.* Streams and events: the caller computes before it launches, so the order of the calls is the order
-of the bytes. Deadlines: a copy in memory cannot hang, so a wait is bounded by the size of its jobs.
+of the copies. Deadlines: a copy in memory cannot hang, so a wait is bounded by the size of its jobs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Words = NDArray[np.uint64]
 """The bytes of all places of one tier, ``(num_places, words_per_place)``."""
 
 _SLAB_BYTES = 1 << 20
-"""How much one numpy call moves at most: bounds the temporary, and how long one direction keeps the other waiting."""
+"""Maximum size of one numpy call; bounds the temporary array, and how long one direction delays the other."""
 
 _OTHER = {Direction.STORE: Direction.LOAD, Direction.LOAD: Direction.STORE}
 
@@ -57,7 +57,7 @@ class CpuStatistics:
 
 @attrs.define(eq=False)
 class _CpuShare:
-    """One job on its way. Lives in its direction's queue until its last block has moved or one has failed."""
+    """One job in flight. It stays in its direction's queue until its last block has moved or one has failed."""
 
     order: int
     job: JobId
@@ -109,9 +109,9 @@ class CpuCopier:
     # The calling thread.
 
     def launch(self, transfer: Transfer) -> None:
-        """Queue a transfer; paced, it moves nothing before the next poll. The ids are copied, the arrays stay the caller's.
+        """Queue a transfer; if paced, it moves nothing before the next poll. The ids are copied; the caller may reuse the arrays.
 
-        Refuses: MisuseError after `close`, and for a job that is still out.
+        Refuses: MisuseError after `close`, and for a job that is still outstanding.
         """
         job = transfer.job
         source, target = np.array(transfer.source), np.array(transfer.target)
@@ -131,7 +131,7 @@ class CpuCopier:
             self._changed.notify_all()
 
     def poll(self) -> list[Completion]:
-        """Report what has ended, in launch order, and grant the next blocks. Waits for what was granted before."""
+        """Report jobs that have ended, in launch order, and grant the next blocks. Waits for earlier grants."""
         with self._changed:
             self._settle()
             completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
@@ -144,7 +144,7 @@ class CpuCopier:
             return completions
 
     def wait(self, jobs: Collection[JobId]) -> None:
-        """Move these jobs, and those before them in their direction, to their end; no others. Then they are quiet."""
+        """Move these jobs, and those before them in their direction, to their end; they are quiet then. Moves no others."""
         with self._changed:
             wanted = self._out.intersection(jobs)
             if not wanted:
@@ -163,7 +163,7 @@ class CpuCopier:
             return bool(self._landed) or any(self._queues.values())
 
     def close(self) -> None:
-        """Move all that is queued, end the thread. What landed may still be polled; an interrupted close may be repeated."""
+        """Move everything queued, and end the thread. Landed jobs may still be polled; repeat a close that was interrupted."""
         with self._changed:
             self._closing = True
             for queue in self._queues.values():
@@ -184,7 +184,7 @@ class CpuCopier:
             )
 
     def _settle(self) -> None:
-        """Paced: wait until nothing granted is left to move, so that the next grant finds the same queues in every run."""
+        """If paced: wait until all granted blocks have moved, so that the next grant finds the same queues in every run."""
         if self._pace is not None:
             self._changed.wait_for(lambda: self._ended or not self._movable())
 
@@ -197,7 +197,7 @@ class CpuCopier:
         try:
             while self._move_piece():
                 pass
-        except BaseException as error:  # a dead thread must leave neither a waiter nor a job behind
+        except BaseException as error:  # if the thread dies, no waiter and no job may be left behind
             with self._changed:
                 self._last_error = f"the copying thread died: {error!r}"
         finally:
@@ -250,14 +250,14 @@ class CpuCopier:
         self._landed.append((share.order, Completion(share.job, self._worker, result)))
 
     def _fail_all(self) -> None:
-        """Nobody moves anything any more: what is still out has failed, and is quiet."""
+        """The thread has ended: outstanding jobs have failed, and are quiet."""
         for queue in self._queues.values():
             while queue:
                 self._land(queue.popleft(), Result.FAILED)
 
 
 def _grant(queue: Iterable[_CpuShare], num_blocks: int) -> None:
-    """Spread the next blocks over a queue from its front; what finds no block is gone."""
+    """Grant the next blocks of a queue from its front; unused grants expire."""
     for share in queue:
         if not num_blocks:
             return

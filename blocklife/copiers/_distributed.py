@@ -2,21 +2,22 @@
 
 Rules of this file:
 
-* Rank 0 holds the ledger and talks to every other rank alone; the others talk to nobody but rank 0.
-* Rank 0 never waits for a rank longer than `timeout_s`. A rank that has died, that does not answer in time, or that answers
-  nonsense is **lost**: it is told nothing any more, and the engine hears of it once (`take_losses`).
-* What a lost rank still owed is not made up here: the engine tells its scheduler (`lose_worker`), and the ledger fails jobs.
+* Rank 0 has the ledger and talks to each other rank separately; the others talk only to rank 0.
+* Rank 0 never waits for a rank longer than `timeout_s`. A rank that has died, does not answer in time, or sends an invalid
+  answer is **lost**: it gets no more messages, and the engine is told once (`take_losses`).
+* The outstanding jobs of a lost rank are not handled here: the engine tells its scheduler (`lose_worker`), and the ledger fails
+  them.
 
-Theory. A lost rank may only be slow: its copies may still move. That is harmless, for they move in that rank's own memory, and
-nobody uses that memory before the rank was started anew and `regain_worker` was called. So losing a rank needs no proof of
-quiet from it, and a hang of one rank cannot become a hang of all.
+Theory. A lost rank may only be slow, and its copies may still run. That is harmless: they run in that rank's own memory, which
+is not used before the rank was restarted and `regain_worker` was called. So losing a rank needs no proof of quiet from it, and
+a hang of one rank cannot become a hang of all.
 
-Each pair of rank 0 and another rank has a process group (gloo) of its own, because a message that comes too late breaks the
-group that it belongs to. Messages are numbered: what answers an older one is passed over. They are pickles, and a pickle can
-run anything: keep the ranks on a network that is yours.
+Each pair of rank 0 and another rank has its own process group (gloo), because a message that times out breaks its group.
+Messages are numbered, and answers to older ones are ignored. They are pickles, which can execute any code: keep the ranks on a
+network that you trust.
 
-What is not here, and why. Starting ranks, and starting them again: that is `torchrun`, which by itself ends all ranks when one
-dies. Tensors: every rank moves its own, and the forward pass has its own ways (nccl) to bring them together.
+What is not here, and why. Starting and restarting ranks: that is the job of `torchrun`, which by default ends all ranks when
+one dies. Tensors: every rank moves its own, and the forward pass exchanges them in its own way (nccl).
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, Worker
 
 TIMEOUT_S = 60.0
-"""How long rank 0 waits for an answer."""
+"""How long rank 0 waits for an answer, in seconds."""
 PATIENCE_S = 24 * 3600.0
-"""How long another rank waits for the next word of rank 0: between two steps nothing need happen."""
+"""How long another rank waits for the next message of rank 0, which may pause between steps; in seconds."""
 
 _LEAST_S = 0.5
-"""What an answer that may have arrived long ago is given when the time is over."""
+"""Minimum time for an answer that may have arrived already, once the deadline has passed."""
 _BYTES_MAX = 1 << 31
-"""No message is larger; what says so speaks nonsense."""
+"""Maximum size of a message; a larger announced size is invalid."""
 
 
 class LinkError(BlocklifeError):
-    """The other end of a link is gone, or did not speak in time."""
+    """The other end of a link is gone, or did not answer in time."""
 
 
 class ForwardError(BlocklifeError):
-    """The forward pass raised on another rank; its copies go on, and the next report tells of them."""
+    """The forward pass raised on another rank; its copies go on and will be in the next report."""
 
 
 # --- what is said ------------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ class _Ask:
 
 @frozen
 class _Close:
-    """Drain, and end."""
+    """Drain and end."""
 
 
 _Message: TypeAlias = _Execute | _RankWait | _Forget | _Tell | _Ask | _Close
@@ -95,27 +96,27 @@ _Message: TypeAlias = _Execute | _RankWait | _Forget | _Tell | _Ask | _Close
 @frozen(eq=False)
 class _RankAnswer:
     number: int
-    """Of the message that it answers."""
+    """The number of the message that it answers."""
     worker: Worker
     report: Report
     result: object
     busy: bool
     error: str
-    """What was raised; empty if nothing was."""
+    """The error that was raised; empty if none."""
 
 
 # --- a link ------------------------------------------------------------------------------------------------------------
 
 
 class Link:
-    """One end of the line between rank 0 and another rank. Made by `connect`."""
+    """One end of the connection between rank 0 and another rank. Made by `connect`."""
 
     def __init__(self, peer: Worker, group: distributed.ProcessGroup) -> None:
         self.peer = peer
         self._group = group
 
     def send(self, payload: bytes, timeout_s: float) -> None:
-        """Send bytes. Raises LinkError where the other end is gone, or takes nothing in time."""
+        """Send bytes. Raises LinkError if the other end is gone or does not receive in time."""
         header = torch.tensor([len(payload)], dtype=torch.int64)
         body = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         deadline = time.monotonic() + timeout_s
@@ -123,7 +124,7 @@ class Link:
             self._finish(distributed.isend(tensor, self.peer, group=self._group), deadline)
 
     def receive(self, timeout_s: float) -> bytes:
-        """The next bytes. Raises LinkError where the other end is gone, or says nothing in time."""
+        """Receive the next bytes. Raises LinkError if the other end is gone or sends nothing in time."""
         deadline = time.monotonic() + timeout_s
         header = torch.empty(1, dtype=torch.int64)
         self._finish(distributed.irecv(header, self.peer, group=self._group), deadline)
@@ -146,7 +147,7 @@ class Link:
 
 
 def connect() -> list[Link]:
-    """The links of this rank: on rank 0 one to each other rank, in order; elsewhere the one to rank 0.
+    """Open the links of this rank: on rank 0 one to each other rank, in order; elsewhere the one to rank 0.
 
     Needs: `torch.distributed.init_process_group`, and that every rank calls this at the same point.
     """
@@ -165,7 +166,7 @@ def connect() -> list[Link]:
 
 @frozen
 class Loss:
-    """A rank that is told nothing any more."""
+    """A rank that was lost."""
 
     worker: Worker
     why: str
@@ -173,7 +174,7 @@ class Loss:
 
 @frozen
 class RankStatistics:
-    """What one rank has reported so far, each job counted for this rank alone."""
+    """What one rank has reported so far; jobs are counted for this rank alone."""
 
     worker: Worker
     num_plans: int
@@ -182,12 +183,12 @@ class RankStatistics:
     num_ok: int
     num_failed: int
     lost: str
-    """Why it is lost; empty while it is not."""
+    """Why it is lost; empty if it is not."""
 
 
 @define(eq=False)
 class _Rank:
-    """Another rank, as rank 0 knows it."""
+    """Rank 0's data about another rank."""
 
     link: Link
     busy: bool = False
@@ -196,17 +197,17 @@ class _Rank:
 
 @frozen(eq=False)
 class JointReport(Report):
-    """What all ranks say after a step, rank by rank."""
+    """The reports of all ranks after a step, by rank."""
 
     results: Mapping[Worker, object]
-    """What the forward pass returned on each other rank."""
+    """The result of the forward pass on each other rank."""
 
 
 class Ranks(Executor):
-    """Rank 0's end: stands where an executor stands, and executes on all ranks; its own share by an executor of its own.
+    """Rank 0's end: used in place of an executor, it executes on all ranks, its own share by an executor of its own.
 
-    Invariant: a report that came in, of this rank or another, is in ``_joint`` until it is returned. What is inherited is
-    neither asked nor changed, so that there is one record of each share.
+    Invariant: a received report, of this rank or another, is in ``_joint`` until it is returned. Inherited state is neither
+    read nor changed, so that there is one record of each share.
     """
 
     def __init__(self, executor: Executor, links: Sequence[Link], *, timeout_s: float = TIMEOUT_S) -> None:
@@ -229,13 +230,13 @@ class Ranks(Executor):
 
     @property
     def lost(self) -> frozenset[Worker]:
-        """The ranks that are told nothing any more."""
+        """The lost ranks."""
         return frozenset(rank.link.peer for rank in self._ranks if rank.lost)
 
     def execute(self, plan: Plan, forward: Callable[[], None], work: object = None) -> JointReport:
-        """Run one step on all ranks at once: each as `Executor.execute` does, with *work* as its input of the forward pass.
+        """Run one step on all ranks at once: each as `Executor.execute`, with *work* as input of its forward pass.
 
-        Raises what the forward pass raises here, and ForwardError where it raised elsewhere; no report is lost by that.
+        Raises errors of the forward pass on this rank, and ForwardError if it raised on another; no report is lost by that.
         Never execute a plan twice. Next: `take_losses`, and settle the plan.
         """
         number = self._say(_Execute(plan, work))
@@ -251,33 +252,33 @@ class Ranks(Executor):
         return self._take(results)
 
     def wait(self, jobs: Iterable[JobId]) -> None:
-        """Block until these jobs are quiet on every rank that is not lost; a rank that does not say so in time is lost."""
+        """Block until these jobs are quiet on every rank that is not lost; a rank that does not confirm in time is lost."""
         wanted = tuple(jobs)
         if wanted:
             self._everywhere(_RankWait(wanted), lambda: self._own.wait(wanted))
 
     def report(self) -> JointReport:
-        """What was launched and what landed on all ranks since the last report."""
+        """The jobs launched and landed on all ranks since the last report."""
         self._everywhere(_Tell(), lambda: self._keep(Worker(0), self._own.report()))
         return self._take({})
 
     def forget(self, jobs: Iterable[JobId]) -> None:
-        """Drop shares that were proven quiet and will never report, on every rank."""
+        """Drop shares that were proven quiet and will never be reported, on every rank."""
         over = tuple(jobs)
         if over:
             self._everywhere(_Forget(over), lambda: self._own.forget(over))
 
     def ask(self, question: object) -> dict[Worker, object]:
-        """Put a question of the engine's own to every other rank; the answer of each that is not lost.
+        """Send a question of the engine to every other rank; returns the answers of those that are not lost.
 
-        Raises ForwardError where answering raised.
+        Raises ForwardError if answering raised.
         """
         answers = {worker: answer.result for worker, answer in self._hear(self._say(_Ask(question)))}
         self._raise_errors()
         return answers
 
     def busy(self) -> bool:
-        """Whether a later report may say something without any new plan; of other ranks, as they last told."""
+        """Whether a later report may have content without a new plan; for other ranks, as they last reported."""
         return self._own.busy() or any(rank.busy for rank in self._ranks if not rank.lost)
 
     def take_losses(self) -> tuple[Loss, ...]:
@@ -307,7 +308,7 @@ class Ranks(Executor):
             self._everywhere(_Close(), self._own.close)
 
     def _everywhere(self, message: _Message, here: Callable[[], None]) -> None:
-        """Do one thing on all ranks at once. A rank that cannot do it is lost: nobody knows what its copies do."""
+        """Do something on all ranks at once. A rank that fails is lost, because the state of its copies is unknown."""
         number = self._say(message)
         try:
             here()
@@ -318,7 +319,7 @@ class Ranks(Executor):
             self._errors = []
 
     def _say(self, message: _Message) -> int:
-        """Send one message to every rank that is not lost; its number."""
+        """Send one message to every rank that is not lost; returns its number."""
         self._number += 1
         payload = pickle.dumps((self._number, message), protocol=pickle.HIGHEST_PROTOCOL)
         for rank in self._ranks:
@@ -330,7 +331,7 @@ class Ranks(Executor):
         return self._number
 
     def _hear(self, number: int) -> list[tuple[Worker, _RankAnswer]]:
-        """The answers to a message, by rank; who gives none in time is lost. Their reports are kept."""
+        """The answers to a message, by rank; a rank that does not answer in time is lost. Their reports are kept."""
         deadline = time.monotonic() + self._timeout_s
         answers = []
         for rank in self._ranks:
@@ -371,12 +372,12 @@ class Ranks(Executor):
 
 
 def _answer_to(number: int, link: Link, deadline: float) -> _RankAnswer:
-    """The answer to one message; those to older ones are passed over. Raises LinkError, also for nonsense."""
+    """The answer to one message; answers to older ones are skipped. Raises LinkError, also for an invalid answer."""
     while True:
         payload = link.receive(deadline - time.monotonic())
         try:
             answer = pickle.loads(payload)
-        except Exception as problem:  # a pickle that is none can raise anything
+        except Exception as problem:  # an invalid pickle can raise anything
             raise LinkError(f"rank {link.peer}: its answer cannot be read ({problem!r})") from problem
         if not isinstance(answer, _RankAnswer) or answer.number > number:
             raise LinkError(f"rank {link.peer}: it answers what nobody asked")
@@ -399,8 +400,8 @@ def serve(
 ) -> None:
     """Execute on another rank what rank 0 sends, until it closes. The copier is drained in any case.
 
-    *work* is the forward pass: it gets what rank 0 gave as ``work``, and rank 0 gets what it returns; *answer* does the same
-    for `Ranks.ask`. What they raise is told to rank 0, and rank 0 decides. Raises LinkError where rank 0 is gone.
+    *work* is the forward pass: it gets the ``work`` of rank 0 and returns a result to it; *answer* does the same for
+    `Ranks.ask`. Errors are sent to rank 0, which decides. Raises LinkError if rank 0 is gone.
     """
     try:
         while True:
@@ -437,13 +438,13 @@ def _obey(
                 results.append(answer(message.question))
             case _Close():
                 executor.close()
-    except Exception as problem:  # whatever it is, it is rank 0 that must hear of it
+    except Exception as problem:  # any error must be reported to rank 0
         error = f"{type(problem).__name__}: {problem}"
     return _RankAnswer(number, executor.copier.worker, report, results[0] if results else None, executor.busy(), error)
 
 
 def _packed(told: _RankAnswer) -> bytes:
-    """An answer as bytes; what cannot travel is left out, and named."""
+    """An answer as bytes; results that cannot be pickled are left out, and named."""
     try:
         return pickle.dumps(told, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as problem:  # a result can be anything

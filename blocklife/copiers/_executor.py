@@ -1,14 +1,14 @@
-"""Runs one worker's share of every plan, in the order that both contracts rest on.
+"""Runs one worker's share of every plan, in the order that both contracts depend on.
 
-The order of one step is: stores that the previous step left; the waits; the forward pass; loads; the step's own stores are
-left for the next step, so that they never delay the forward pass. Stores after the waits, or loads before them, would let a
-new tenant write what a copy still reads.
+The order of one step is: stores left by the previous step; the waits; the forward pass; loads. The step's own stores are left
+for the next step, so that they never delay the forward pass. Stores after the waits, or loads before them, would let a new
+tenant write what a copy still reads.
 
-Each share is a machine of its own, with the very table of the ledger's jobs, and the copy is launched from a hook on its
-`submit` edge: the first hook of the executor, beside which an engine can put its own (`Executor.on`). A launch that raises
-cannot take the commit back: the share takes its failing edge, and the ledger hears FAILED. A launch that the copier refuses as
-misuse is the engine's mistake, and would fail every copy in silence: the step is carried out to its end, and then the refusal
-is raised; and so is what a hook of the engine raises.
+Each share is a machine of its own, with the table of the ledger's jobs. The copy is launched from a hook on its `submit` edge:
+the first hook of the executor, beside which an engine can register its own (`Executor.on`). A launch that raises cannot undo
+the commit: the share takes its failing edge, and FAILED is reported to the ledger. If the copier refuses a launch as misuse,
+the engine has made a mistake that would make every copy fail silently: the step is completed, and then the refusal is raised.
+Errors of the engine's hooks are raised in the same way.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _WorkerShare:
 
 @frozen(eq=False)
 class Report:
-    """What one worker says after a step."""
+    """The report of one worker after a step."""
 
     launched: tuple[Launched, ...]
     completions: tuple[Completion, ...]
 
 
 class Executor:
-    """Executes plans on one worker. It holds no ledger, and what it takes and gives can be pickled.
+    """Executes plans on one worker. It has no ledger, and its input and output can be pickled.
 
     Invariant: ``_deferred`` and ``_running`` are disjoint; together they hold the shares that are not over.
     """
@@ -54,9 +54,9 @@ class Executor:
         self._launched: list[Launched] = []
         self._failed: list[Completion] = []
         self._problem: Exception | None = None
-        """What the next `execute` raises: a launch refused as misuse, or the error of a hook."""
+        """The error that the next `execute` raises: a launch refused as misuse, or an error of a hook."""
         self._unlaunched: Exception | None = None
-        """Why the copy that is being submitted was not launched."""
+        """Why the copy being submitted was not launched."""
         self._hooks: Hooks[Transition] = Hooks({JobLife.table.name: JobLife.table})
         self.on(JobLife.submit, hook=self._launch)
 
@@ -67,19 +67,19 @@ class Executor:
         left: Job | None = None,
         hook: Callable[[Transition], object] | None = None,
     ) -> Subscription[Transition]:
-        """Listen to this worker's share of every job: ``executor.on(JobLife.submit, JobLife.finish)``.
+        """Register a hook for this worker's share of every job: ``executor.on(JobLife.submit, JobLife.finish)``.
 
-        ``transition.payload["transfer"]`` is the `Transfer`, and the place is the number of the job. The copy is launched ahead
-        of all other hooks on `submit`. What a hook raises changes no share; the next `execute` raises it. See `Hooks.on`.
+        ``transition.payload["transfer"]`` is the `Transfer`, and the place is the job number. The copy is launched before all
+        other hooks on `submit`. An error in a hook changes no share; the next `execute` raises it. See `Hooks.on`.
         """
         return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def execute(self, plan: Plan, forward: Callable[[], None]) -> Report:
-        """Run one step: waits before anything writes, then the forward pass, then loads. Returns what there is to report.
+        """Run one step: waits before anything is written, then the forward pass, then loads. Returns the report.
 
-        Raises what the forward pass raises, the MisuseError of a launch that the copier refused, and what a hook raised. The
-        plan counts as executed then too, and no job of it is lost: its loads run, its stores are left for the next step, and
-        the next `report` says so. Never execute a plan twice.
+        Raises errors of the forward pass, the MisuseError of a launch that the copier refused, and errors of hooks. Even then
+        the plan counts as executed, and none of its jobs is lost: its loads run, its stores are left for the next step, and
+        they are in the next `report`. Never execute a plan twice.
         """
         quiet = False
         try:
@@ -93,7 +93,7 @@ class Executor:
             for transfer in plan.loads:
                 if quiet:
                     self._submit(self._share(transfer))
-                else:  # its target may still be read: it is never launched, and so fails quietly
+                else:  # its target may still be read: it is never launched, so it fails and is quiet
                     self._failed.append(Completion(transfer.job, self.copier.worker, Result.FAILED))
         problem, self._problem = self._problem, None
         if problem is not None:
@@ -103,7 +103,7 @@ class Executor:
     def wait(self, jobs: Iterable[JobId]) -> None:
         """Block until these jobs are quiet: a share that is still held back is launched first.
 
-        A launch that fails is in the next `report`; one that was refused as misuse is raised by the next `execute`, too.
+        A launch that fails is in the next `report`; one refused as misuse is also raised by the next `execute`.
         """
         wanted = tuple(jobs)
         if not wanted:
@@ -119,7 +119,7 @@ class Executor:
         self.copier.wait(wanted)
 
     def report(self) -> Report:
-        """What was launched and what landed since the last report."""
+        """The jobs launched and landed since the last report."""
         completions = [*self._failed, *self.copier.poll()]
         for completion in completions:
             share = self._running.get(completion.job)
@@ -132,16 +132,16 @@ class Executor:
         return Report(launched, tuple(completions))
 
     def forget(self, jobs: Iterable[JobId]) -> None:
-        """Drop shares that were proven quiet and will never report."""
+        """Drop shares that were proven quiet and will never be reported."""
         for job in jobs:
             self._running.pop(job, None)
 
     def busy(self) -> bool:
-        """Whether a later report may say something without any new plan."""
+        """Whether a later report may have content without a new plan."""
         return bool(self._deferred) or self.copier.busy()
 
     def close(self) -> None:
-        """Drain the copier. Shares that were never launched are dropped: nobody has touched their places."""
+        """Drain the copier. Shares that were never launched are dropped: their places were not touched."""
         self._deferred = []
         self.copier.close()
 
@@ -164,7 +164,7 @@ class Executor:
             del self._running[job]
 
     def _launch(self, transition: Transition) -> None:
-        """The hook on `submit`: whatever a driver raises must not reach the engine's loop."""
+        """The hook on `submit`; an error of the driver must not reach the engine's loop."""
         transfer = transition.payload["transfer"]
         try:
             if isinstance(transfer, Transfer):
@@ -173,7 +173,7 @@ class Executor:
             self._unlaunched = error
 
     def _step(self, event: Callable[[], None]) -> None:
-        """Fire one event of a share. It is committed whatever a hook raises, and the rest of the step has to go on."""
+        """Fire one event of a share. It is committed even if a hook raises, and the rest of the step goes on."""
         try:
             event()
         except Exception as problem:

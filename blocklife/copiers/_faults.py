@@ -1,9 +1,9 @@
-"""A copier that misbehaves on purpose, reproducibly, around one that does not.
+"""A copier that injects reproducible faults into another one.
 
-*Theory.* The fate of a job is drawn once, when it is launched, from the seed, the worker and the job's own name: never from the
-time of a call, nor from what happened to other jobs. So the same jobs meet the same faults in every run, and a run may be
-shortened without changing the fate of those that remain. All numbers are drawn for every job, whatever the rates: raising one
-rate leaves the other faults where they were.
+*Theory.* The faults of a job are drawn once, when it is launched, from the seed, the worker and the job's id, independent of
+timing and of other jobs. So the same jobs get the same faults in every run, and shortening a run does not change the faults of
+the remaining jobs. All numbers are drawn for every job, whatever the rates, so that raising one rate leaves the other faults
+where they were.
 
 =========  ==============================================================  =============================
 fault      what really happens to the bytes                                what is reported
@@ -15,8 +15,8 @@ reorder    all move                                                        after
 never      as with fail, and then the job hangs                            nothing, ever
 =========  ==============================================================  =============================
 
-*fail*, *late*, *twice* and *reorder* may meet in one job; *never* silences the others. `wait` proves quiet as everywhere: it
-ends the moving, not the holding back.
+*fail*, *late*, *twice* and *reorder* may be combined in one job; *never* overrides the others. `wait` proves quiet as usual: it
+ends the copying, but reports are still held back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _is_share(_rates: object, attribute: attrs.Attribute[float], value: float) -
 
 @attrs.frozen(str=False)
 class FaultRates:
-    """The share of jobs that meet each fault, each from 0 to 1; none unless told."""
+    """The share of jobs with each fault, from 0 to 1; default 0."""
 
     fail: float = attrs.field(default=0.0, validator=_is_share)
     late: float = attrs.field(default=0.0, validator=_is_share)
@@ -48,14 +48,14 @@ class FaultRates:
 
     @classmethod
     def default(cls) -> FaultRates:
-        """A bad day: rare enough to get work done, often enough to see every fault in a few hundred jobs."""
+        """Moderate rates: work still gets done, and every fault occurs within a few hundred jobs."""
         return cls(fail=0.02, late=0.02, twice=0.02, reorder=0.02, never=0.01)
 
     @classmethod
     def parse(cls, text: str) -> FaultRates:
-        """Read ``fail=0.01,late=0.02``; what is not named is 0; ``default`` means `default`.
+        """Parse ``fail=0.01,late=0.02``; omitted faults are 0; ``default`` means `default`.
 
-        Refuses: MisuseError for an unknown or repeated name, and for what is no number from 0 to 1.
+        Refuses: MisuseError for an unknown or repeated name, and for anything but a number from 0 to 1.
         """
         if text.strip() == "default":
             return cls.default()
@@ -78,19 +78,19 @@ class FaultRates:
 
 @attrs.frozen
 class FaultStatistics:
-    """The faults that really happened so far, in jobs."""
+    """The number of jobs with each fault so far."""
 
     num_launched: int
     num_failed: int
-    """Cut short, to be reported FAILED."""
+    """Cut short, and reported FAILED."""
     num_late: int
-    """Held back after they had landed."""
+    """Reported late."""
     num_twice: int
-    """Reported a second time."""
+    """Reported twice."""
     num_reordered: int
-    """Reported after a job that was launched later, as their fate wanted."""
+    """Reported after a job that was launched later."""
     num_never: int
-    """Cut short and silent."""
+    """Cut short, and never reported."""
 
 
 @attrs.frozen
@@ -145,7 +145,7 @@ class FaultyCopier:
         return self._inner.worker
 
     def launch(self, transfer: Transfer) -> None:
-        """Draw the job's fate and launch what that fate leaves of it.
+        """Draw the faults of the job, and launch what they leave of it.
 
         Refuses: as the inner copier does.
         """
@@ -172,7 +172,7 @@ class FaultyCopier:
             self._stillborn.append(Completion(job, self.worker, Result.FAILED))
 
     def poll(self) -> list[Completion]:
-        """Report what the faults let through, and what they repeat."""
+        """Report the jobs that the faults let through, and repeated ones."""
         self._num_polls += 1
         stillborn, self._stillborn = self._stillborn, []
         reports: list[Completion] = []
@@ -189,16 +189,16 @@ class FaultyCopier:
         return reports + self._repeat()
 
     def wait(self, jobs: Collection[JobId]) -> None:
-        """Block until these jobs are quiet; what their fate still allows to move has moved then."""
+        """Block until these jobs are quiet; what their faults allow to be copied has been copied then."""
         self._inner.wait(jobs)
 
     def busy(self) -> bool:
-        """Whether further polls may still report something; what hangs is not waited for."""
+        """Whether further polls may still report something; hung jobs do not count."""
         landed = bool(self._stillborn or self._held or self._repeats)
         return landed or (bool(self._out) and self._inner.busy())
 
     def close(self) -> None:
-        """Close the inner copier. What is held back may still be polled."""
+        """Close the inner copier. Reports held back may still be polled."""
         self._closed = True
         self._inner.close()
 
@@ -242,9 +242,9 @@ class FaultyCopier:
         return held.completion
 
     def _report_reordered(self, held_back: list[_Held]) -> list[Completion]:
-        """Let each one out once a later job was reported before it; two of them overtake each other.
+        """Release each one once a later job was reported before it; two of them may overtake each other.
 
-        One that nobody overtakes comes out alone when its hold-back expires: reordering must not turn into *never*.
+        A job that no other overtakes is reported when its delay expires: reordering must not become *never*.
         """
         reports = []
         for held in sorted(held_back, key=lambda held: -held.fate.order):
@@ -262,7 +262,7 @@ class FaultyCopier:
 
 
 def _first(transfer: Transfer, num_places: int) -> Transfer:
-    """The same transfer, of its first places only."""
+    """The same transfer, reduced to its first places."""
     group_sizes, left = [], num_places
     for size in transfer.group_sizes:
         group_sizes.append(min(size, left))

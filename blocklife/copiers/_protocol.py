@@ -1,16 +1,16 @@
-"""What every copier promises: it moves bytes, says when they arrived, and can prove that they lie still.
+"""The protocol of copiers: they move bytes, report when these have arrived, and can prove that a copy has stopped.
 
-*Rules.* A copier never calls the ledger and knows no lifecycle: it reports, somebody else decides. Trouble in a copy becomes a
-result, never an exception in the engine's loop; `MisuseError` is for calls that no copier could honour. One thread calls a
-copier, the one that runs its worker's share.
+*Rules.* A copier never calls the ledger and knows no lifecycle: it only reports. A failed copy becomes a result, never an
+exception in the engine's loop; `MisuseError` is for calls that no copier could serve. A copier is called by one thread, the one
+that runs its worker's share.
 
-*Order.* Jobs of one direction run in the order in which they were launched. Nothing is promised between the directions, and
-nothing about the order of completions: whoever reads them must cope with late, repeated, reordered and missing ones.
+*Order.* Jobs of one direction run in the order in which they were launched. There is no order between the directions, and none
+of completions: readers must handle late, repeated, reordered and missing ones.
 
-*Quiet and reported are two things.* A job is **quiet** when no byte of it is read or written any more; it is **reported** when
-its completion came out of `poll`. Reported implies quiet; quiet implies nothing. Memory safety asks for the first only, which
-is why there is one method for it and why that method returns no verdict. There is no separate `quiesce`: a wait that could
-end while a job still moves would prove nothing, so `wait` is the proof, always.
+*Quiet and reported are different.* A job is **quiet** when no byte of it is read or written any more; it is **reported** when
+`poll` has returned its completion. Reported implies quiet, but not the other way round. Memory safety needs only quiet; there
+is one method for it, `wait`, which returns no verdict. There is no separate `quiesce`: a wait that could return while a job
+still runs would prove nothing, so a `wait` that returns is always the proof.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ class Copier(Protocol):
 
     @property
     def worker(self) -> Worker:
-        """The rank whose share is moved here; it signs every completion."""
+        """The rank whose share is moved here, as in its completions."""
         ...
 
     def launch(self, transfer: Transfer) -> None:
         """Queue a transfer behind those of its direction; returns before its bytes have moved.
 
         Holds: sources may be read and targets written from now until the job is quiet.
-        Needs: the sources' content is final for whatever order the copier keeps (a stream, an event, the calling thread).
-        Refuses: MisuseError after `close`, and for a job that is still out; nothing has changed then.
+        Needs: the content of the sources is final in the order that the copier uses (a stream, an event, the calling thread).
+        Refuses: MisuseError after `close`, and for a job that is still outstanding; nothing has changed then.
         Next: `poll` until its completion comes, or `wait`.
         """
         ...
 
     def poll(self) -> list[Completion]:
-        """Report the jobs that ended since the last poll, good and failed; never raises because of a copy.
+        """Report the jobs that ended since the last poll, including failed ones; never raises because of a copy.
 
-        May go on after `close`, to collect what the drain ended.
+        May be called after `close`, to collect the jobs that it drained.
         """
         ...
 
     def wait(self, jobs: Collection[JobId]) -> None:
         """Block the host until these jobs are quiet, and prove it by returning.
 
-        Jobs that were launched run to their end. One that hangs is aborted: what it has not moved it never will, and its
-        result is FAILED or never comes. Completions are left to later polls. Unknown jobs, and jobs that are quiet already,
-        are not waited for.
+        Launched jobs run to their end. A hung job is aborted: it moves nothing more, and its result is FAILED or never comes.
+        Completions are returned by later polls. Unknown jobs, and jobs that are already quiet, are ignored.
         """
         ...
 
     def busy(self) -> bool:
         """Whether further polls, without further launches, may still report something.
 
-        A hung job is not busy: nobody should tick for it. Its places are not safe for that; `wait` makes them so.
+        A hung job does not count as busy, because more steps would not help it. Its places are not safe until `wait` returns.
         """
         ...
 
     def close(self) -> None:
-        """Drain: every job out becomes quiet, then threads, streams and buffers go. A second call does nothing."""
+        """Drain: wait until every job is quiet, then release threads, streams and buffers. A second call does nothing."""
         ...
