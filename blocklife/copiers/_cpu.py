@@ -109,7 +109,7 @@ class CpuCopier:
     # The calling thread.
 
     def launch(self, transfer: Transfer) -> None:
-        """Queue a transfer; if paced, it moves nothing before the next poll. The ids are copied; the caller may reuse the arrays.
+        """Queue a transfer; if paced, it moves nothing before the next poll. The ids are copied; the arrays may be reused.
 
         Refuses: MisuseError after `close`, and for a job that is still outstanding.
         """
