@@ -1,4 +1,4 @@
-"""`blocklife scenario`: cases that are written down step by step, run against an engine."""
+"""`blocklife scenario`: run scenarios, test cases written step by step, against an engine."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Every question that is asked before a verb writes.
+"""All checks that run before a verb writes.
 
 Rules of this file:
 
 * Nothing here changes anything: a check reads, and refuses with the thing, its state and the remedy.
-* A batch is asked as a whole, so that a refusal leaves the world exactly as it was.
-* What is usual is found to be in order in one pass; what is wrong, if anything, is found and told by checks one by one.
+* A batch is checked as a whole, so that a refusal leaves everything unchanged.
+* The common case is verified in one fast pass; only if that fails do single checks find the error and report it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READY = SlotLife.table.index[Slot.READY]
 _FLUSHED = BlockLife.table.index[Block.FLUSHED]
 _INT = frozenset({int})
 _SPARSE = 4096
-"""Below so many ids a sort is cheaper than a scratch column of the whole pool, whose memory is new at every call."""
+"""Below this many ids, sorting is cheaper than a scratch column for the whole pool, which is allocated at every call."""
 
 
 def _are_counts(values: list[int]) -> bool:
@@ -40,7 +40,7 @@ def _are_counts(values: list[int]) -> bool:
 
 
 class Checks:
-    """The questions about one state. Names of methods are what is looked at."""
+    """The checks of one ledger. A method is named after what it checks."""
 
     def __init__(self, state: LedgerData) -> None:
         self._state = state
@@ -59,7 +59,7 @@ class Checks:
         return found
 
     def groups(self, groups: int | Sequence[int], count: int) -> list[int]:
-        """One group for each of several things; a single one is that of all."""
+        """One group for each of several things; a single group applies to all."""
         if type(groups) is int or not isinstance(groups, Sequence | np.ndarray):
             found = [edge.whole(groups, "groups")] * count
         else:
@@ -71,7 +71,7 @@ class Checks:
         return found
 
     def table(self, request: str, group: int, own: bool) -> array[int]:
-        """The table of a request in one group, of a ledger that hands out blocks itself (*own*), or of one that is told."""
+        """The table of a request in one group; checks that the ledger owns the pool (*own*), or that it does not."""
         found = self.request(request)
         if own is not self._state.own_pool:
             self.pool(own)
@@ -80,12 +80,12 @@ class Checks:
         return found.tables[group]
 
     def tables(self, requests: Sequence[str], groups: int | Sequence[int]) -> tuple[list[int], list[array[int]]]:
-        """Of each of several requests its group and its table; a single group is that of all."""
+        """The group and the table of each of several requests; a single group applies to all."""
         known = self._state.requests
         if type(requests) is list and type(groups) is list and len(requests) == len(groups) and _are_counts(groups):
             try:
                 return groups, [known[request].tables[group] for request, group in zip(requests, groups, strict=True)]
-            except (LookupError, TypeError):  # one of them is not there: which is said below
+            except (LookupError, TypeError):  # one of them does not exist; the loop below says which
                 pass
         requests = edge.texts(requests, "requests")
         own = self.groups(groups, len(requests))
@@ -127,7 +127,7 @@ class Checks:
         return found
 
     def waited_for(self, load: JobRow, older: JobRow) -> None:
-        """What still touches the target of a load is waited for in a plan before the workers have the load."""
+        """Copies that still touch the target of a load are waited for in a plan before the load is submitted."""
         if older.number in self._state.to_flush:
             name, other = self._state.id_of(load), self._state.id_of(older)
             raise MisuseError(f"job {name}: no plan waits yet for job {other}, which still touches its target (use dispatch)")
@@ -149,7 +149,7 @@ class Checks:
         return found
 
     def fresh(self, lives: Lives, verb: str) -> Ids:
-        """The ids of lives that are not over and distinct; an error names the first that is not."""
+        """The block ids of lives, which must be current and distinct; an error names the first that is not."""
         ids = self.distinct(lives, verb)
         fresh = self._blocks.fresh(lives)
         if not every(fresh):
@@ -162,7 +162,7 @@ class Checks:
         return ids
 
     def _lives(self, lives: Lives, verb: str) -> Ids:
-        """The ids of lives. Refuses what cannot be one: below zero, or of a block that does not exist or is the null block."""
+        """The block ids of lives. Refuses invalid lives: negative, or of the null block or a block that does not exist."""
         ids = ids_of(lives)
         if len(ids) == 0:
             return ids
@@ -206,14 +206,14 @@ class Checks:
                 )
 
     def still_fresh(self, lives: Lives, keys: Sequence[bytes]) -> tuple[Lives, Sequence[bytes]]:
-        """Those lives that are not over, with their keys."""
+        """The lives that are still current, with their keys."""
         fresh = self._blocks.fresh(lives)
         if every(fresh):
             return lives, keys
         return select(lives, fresh), [key for key, keep in zip(keys, fresh, strict=True) if keep]
 
     def handed_out(self, ids: Ids, group: int) -> None:
-        """Blocks of one group hold content of that group: another has another layout."""
+        """Blocks hold content of the group they were handed out for, because groups have different layouts."""
         if type(ids) is list:
             others = [place for place in ids if self._blocks.group[place] != group]
         else:
@@ -222,7 +222,7 @@ class Checks:
             raise MisuseError(f"block {others[0]}: it was handed out for group {self._blocks.group[others[0]]}, not {group}")
 
     def reports(self, waited: Iterable[int], completions: Sequence[Completion], seals: Sequence[Seal]) -> None:
-        """Refuse what `settle` could not apply, before it applies anything."""
+        """Refuse reports that `settle` could not apply, before it applies anything."""
         planned, workers = self._jobs.planned, self._state.limits.num_workers
         for completion in completions:
             if not 0 <= completion.worker < workers or completion.job.number in planned:
@@ -248,9 +248,9 @@ class Checks:
         self._blocks.ask(SEAL, places)
 
     def are_sealable(self, seals: Sequence[Seal]) -> bool:
-        """Whether nothing of few seals is wrong now, and all of their lives are the blocks' own.
+        """Fast check of a few seals: whether they are all valid, with current lives only.
 
-        Where it is not so, the checks one by one find out whether something is wrong, and tell what.
+        If not, the single checks find out whether something is wrong, and what.
         """
         blocks, table = self._blocks, SEAL.rule.tables[SEAL.at]
         epoch, group_of, state, size = blocks._epoch, blocks.group, blocks.state, len(blocks.state)
@@ -270,7 +270,7 @@ class Checks:
         return len(set(seen)) == len(seen)
 
     def _is_promised(self, place: int, life: int, key: bytes) -> bool:
-        """Whether the planned store of a block will publish it under this key, as far as it is said which."""
+        """Whether the planned store of a block will publish it under this key, as far as its key is known."""
         promised = self._jobs.rows[self._blocks.job[place]].name_of(life)
         return promised is None or promised == key
 
@@ -288,20 +288,20 @@ class Checks:
 
     @staticmethod
     def are_distinct(ids: Ids, limit: int) -> bool:
-        """Whether no id comes twice; all are below *limit*."""
+        """Whether no id occurs twice; all are below *limit*."""
         if type(ids) is list:
             return len(ids) < 2 or len(set(ids)) == len(ids)
         if len(ids) < _SPARSE:
             ordered = np.sort(ids)
             return b"\1" not in (ordered[1:] == ordered[:-1]).tobytes()
-        # Each writes its position at its place; who was overwritten had a twin. Cheaper than a sort, and nothing is cleared.
+        # Each id writes its position at its place; an overwritten one had a duplicate. Cheaper than sorting, without clearing.
         positions = np.arange(len(ids), dtype=np.int32)
         scratch = np.empty(limit, dtype=np.int32)
         scratch[ids] = positions
         return bool((scratch[ids] == positions).all())
 
     def columns(self, jobs: JobColumns, ids: Ids) -> None:
-        """Host places are distinct; blocks were handed out for the group that is named, for another has another layout.
+        """Host places are distinct, and blocks were handed out for the named group, because groups have different layouts.
 
         *ids* are the blocks of all jobs, in order.
         """
@@ -315,9 +315,9 @@ class Checks:
             raise MisuseError(f"block {place}: it was handed out for group {was}, not {group}")
 
     def stores(self, stores: JobColumns) -> tuple[Ids, bool]:
-        """The blocks of stores that could be planned, as far as it does not depend on states; else says what is wrong.
+        """The blocks of stores, after all checks that do not depend on states.
 
-        And whether `names` was looked at, too: where something is amiss, a refusal of the tables says it better.
+        Also returns whether `names` was checked: if something is wrong, a refusal by the tables has the better message.
         """
         lives, slots = stores.lives, stores.slots
         if type(lives) is list and type(slots) is list:
@@ -331,7 +331,7 @@ class Checks:
         return found, False
 
     def _are_storable(self, stores: JobColumns, ids: list[int], lives: list[int], slots: list[int]) -> bool:
-        """Whether nothing of few blocks is wrong; what is wrong, if anything, is found and told by the checks one by one."""
+        """Fast check of a few blocks: whether they are all valid. If not, the single checks find and report the error."""
         blocks, count = self._blocks, len(ids)
         if min(ids) == NULL or max(ids) >= len(blocks.state) or min(slots) < 0 or max(slots) >= len(self._slots.state):
             return False
@@ -358,10 +358,10 @@ class Checks:
         return len(set(found)) == len(found) and min(found) >= 0
 
     def _unstored(self, jobs: JobColumns) -> None:
-        """Content that is stored already is not stored again; a twin on its way does not count, it may fail (I14)."""
+        """Content that is stored is not stored again; a store in flight does not count, because it may fail (I14)."""
         state, indexes = self._slots.state, self._slots.index
         contents = list(zip(jobs.slot_groups, jobs.keys, strict=True))
-        if len(set(contents)) != len(contents):  # two jobs may bring one content
+        if len(set(contents)) != len(contents):  # two jobs may store the same content
             for start, stop in pairwise(jobs.slot_cuts):
                 (_, key), times = Counter(contents[start:stop]).most_common(1)[0]
                 if times > 1:
@@ -372,7 +372,7 @@ class Checks:
             raise MisuseError(f"key {key.hex()}: it is stored already (look it up first)")
 
     def load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]], columns: JobColumns) -> Ids:
-        """The blocks of a load that could be planned, as far as it does not depend on states; else says what is wrong."""
+        """The blocks of a load, after all checks that do not depend on states."""
         if None in columns.names:
             raise MisuseError(
                 f"request {found.name}: {len(columns.lives)} blocks to load and {len(columns.keys)} keys do not agree"
@@ -410,7 +410,7 @@ class Checks:
                 )
 
     def couplings(self, job: JobRow) -> None:
-        """Check the other side of the couplings once more, at the places of one job (a pair assertion)."""
+        """Check the couplings again from the other side, at the places of one job (a pair assertion)."""
         state, ids = self._jobs.state(job), job.ids
         over = state in TERMINAL
         column, view = (self._blocks.job, self._blocks.job_view) if over else (self._blocks.pins, self._blocks.pins_view)
@@ -424,7 +424,7 @@ class Checks:
                     self.violate(f"slot {slot} is READY although job {self._state.id_of(job)} is {state.name} (I6)")
 
     def violate(self, problem: str) -> None:
-        """Deal with a broken rule as the level of checking says: raise, or count and go on."""
+        """Handle a broken rule according to the level of checking: raise, or count it and go on."""
         self._state.tally["violations"] += 1
         if self._state.checking is Checking.STRICT:
             raise InvariantError(problem)

@@ -1,12 +1,12 @@
-"""The edge: what callers hand in is looked at here, before a verb of the ledger or of the offload scheduler has begun.
+"""The edge: type checks of arguments, before a verb of the ledger or of the offload scheduler starts.
 
 Rules of this file:
 
-* A check names the argument, says what it must be, and shows what it is. It changes nothing, and gives the value in the form
-  that the verbs work with.
-* It looks at kinds only: whether a block exists, or a count fits, is asked by who knows the places.
-* What is usual costs one comparison a value. What may stand for it (numbers and arrays of numpy, tuples, ranges) is sorted out
-  behind that.
+* An error names the argument, what it must be, and what it is. A check changes nothing, and returns the value in the form that
+  the verbs work with.
+* Only types are checked here; whether a block exists or a count fits is checked where places are known.
+* The common case costs one comparison per value. Other accepted forms (numpy numbers and arrays, tuples, ranges) are handled
+  after that.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ T = TypeVar("T")
 BlockT = TypeVar("BlockT", bound=Block)
 
 MOST = (1 << 62) - 1
-"""No count is larger, so that sums of two fit into 64 bits."""
+"""Largest count; the sum of two fits into 64 bits."""
 _LIFE = (1 << 63) - 1
-"""No life is larger."""
+"""Largest life."""
 _INT, _BYTES, _STR = frozenset({int}), frozenset({bytes}), frozenset({str})
 _NO_SEQUENCE = (str, bytes, bytearray, memoryview, Mapping)
 _TRUTH = (bool, np.bool_)
 
 
 class NotCopied:
-    """What must be there once: a copy would share its state, or speak of places that no worker knows."""
+    """Base of objects that must not be copied: a copy would share state, or refer to places that no worker knows."""
 
     def __reduce_ex__(self, _protocol: SupportsIndex, /) -> NoReturn:
-        """Asked by `copy` and `pickle` alike."""
+        """Called by both `copy` and `pickle`."""
         raise MisuseError(
             f"{type(self).__name__}: it cannot be copied or pickled (take a snapshot, which is a value, and restore it on one "
             "that was made alike)"
@@ -63,13 +63,13 @@ _ONE, _MANY = "a whole number of at most 62 bits", "whole numbers of at most 63 
 
 
 def whole(value: object, name: str, wanted: str = _ONE, most: int = MOST) -> int:
-    """A whole number; True and False are none here."""
+    """An integer; bools are refused."""
     if type(value) is int and -most <= value <= most:
         return value
     if isinstance(value, SupportsIndex) and not isinstance(value, _TRUTH):
         try:
             found = operator.index(value)
-        except TypeError:  # an array has the method, too
+        except TypeError:  # arrays have the method, too
             found = most + 1
         if -most <= found <= most:
             return found
@@ -84,14 +84,14 @@ def text(value: object, name: str) -> str:
 
 
 def flag(value: object, name: str) -> bool:
-    """True or False, and nothing that only counts as one of them."""
+    """True or False, and nothing that is merely truthy or falsy."""
     if isinstance(value, _TRUTH):
         return bool(value)
     refuse(name, "True or False", value)
 
 
 def moment(value: object, name: str, wanted: str = "a finite number") -> None:
-    """A time: deadlines are compared with it, and what is no time would make one that never comes."""
+    """A time. Deadlines are compared with it, so that NaN, for example, would make one that never expires."""
     if type(value) is float and math.isfinite(value):
         return
     if not isinstance(value, _TRUTH) and isinstance(value, Real):
@@ -129,7 +129,7 @@ def _are_near(values: list[int]) -> bool:
 
 
 def several(values: object, name: str, of: str) -> list[object]:
-    """The values of a sequence, or of anything else that gives one after the other; a text is one value."""
+    """The values of a sequence or other iterable; a text is a single value."""
     if type(values) is list or type(values) is tuple:
         return list(values)
     if isinstance(values, Iterable) and not isinstance(values, _NO_SEQUENCE):
@@ -141,7 +141,7 @@ def several(values: object, name: str, of: str) -> list[object]:
 
 
 def numbers(values: object, name: str) -> Ids:
-    """Whole numbers, copied into the container that suits how many there are: see `_ids.batch`."""
+    """Integers, copied into a list or an array depending on their number: see `_ids.batch`."""
     if type(values) is list and len(values) < BULK and _INT.issuperset(map(type, values)):
         return values.copy()
     if type(values) is range:
@@ -161,14 +161,14 @@ def numbers(values: object, name: str) -> Ids:
 
 
 def places(values: object, name: str) -> Ids:
-    """Host places: nothing but their copier knows how many there are."""
+    """Host places; only their copier knows how many there are."""
     found = numbers(values, name)
     _check_near(found, name)
     return found
 
 
 def counts(values: object, name: str) -> list[int]:
-    """Whole numbers as a list, however many there are."""
+    """Integers as a list, whatever their number."""
     found = several(values, name, _MANY)
     if _are_whole(found) and (not found or -MOST <= min(found) <= max(found) <= MOST):
         return found
@@ -182,7 +182,7 @@ def spans(values: object, name: str) -> list[Sequence[int]]:
 
 
 def keys(values: object, name: str) -> Sequence[bytes]:
-    """Names of content: bytes, and nothing that equals no bytes when it is looked up or sorted."""
+    """Keys of content: bytes only, so that look-ups and sorting work."""
     if (type(values) is list or type(values) is tuple) and _BYTES.issuperset(map(type, values)):
         return values
     found = several(values, name, "keys, which are bytes")
@@ -209,7 +209,7 @@ def members(values: object, kind: type[T], name: str) -> list[T]:
 
 
 def held(batch: object, name: str) -> Lives:
-    """The lives of a handle on blocks; they are not copied where they are as `Batch` is made by the ledger itself."""
+    """The lives of a handle on blocks; not copied if they are in the form that the ledger itself puts into a `Batch`."""
     if not isinstance(batch, Batch):
         refuse(name, "a handle on blocks (Batch)", batch)
     _part(batch.group, name, ".group")
@@ -253,7 +253,7 @@ def completion(record: object, name: str) -> Completion:
 
 
 def launch(record: object, name: str) -> Launched:
-    """What one worker has begun."""
+    """One launch record of a worker."""
     found = member(record, Launched, name)
     job_id(found.job, f"{name}.job")
     whole(found.worker, f"{name}.worker")
@@ -269,7 +269,7 @@ def completions(values: object, name: str) -> list[Completion]:
 
 
 def launches(values: object, name: str) -> list[Launched]:
-    """What workers have begun, one after the other."""
+    """Launch records, one after the other."""
     return [launch(each, name) for each in several(values, name, "Launched records")]
 
 
@@ -284,7 +284,7 @@ def seals(values: object, name: str) -> list[Seal]:
 
 
 def placements(values: object, name: str) -> list[Placement]:
-    """What an allocator has put behind tables."""
+    """What an allocator has appended to tables."""
     found = members(values, Placement, name)
     for each in found:
         _part(each.group, name, ".group")
@@ -295,7 +295,7 @@ def placements(values: object, name: str) -> list[Placement]:
 
 
 def growth(value: object, name: str) -> Growth:
-    """What an allocator has put behind many tables; the lists have one entry for each of them."""
+    """What an allocator has appended to many tables; each list has one entry per table."""
     found = member(value, Growth, name)
     for part, kind in ((found.names, ".names"), (found.groups, ".groups"), (found.taken, ".taken"), (found.fresh, ".fresh")):
         if type(part) is not list or len(part) != len(found.names):
@@ -306,7 +306,7 @@ def growth(value: object, name: str) -> Growth:
         counts(found.groups, name + ".groups")
     for kind, part in ((".taken", found.taken), (".fresh", found.fresh)):
         for own in part:
-            if type(own) is not list:  # what is in a list is looked at with the blocks of all tables
+            if type(own) is not list:  # the content of the lists is checked with the blocks of all tables
                 counts(own, name + kind)
     return found
 
@@ -330,7 +330,7 @@ def transfers(values: Sequence[GroupTransfer[BlockT]], name: str) -> list[GroupT
 
 
 def stores(values: object, name: str) -> list[Store]:
-    """Stores that are to be planned."""
+    """Stores to be planned."""
     found = members(values, Store, name)
     for each in found:
         if each.owner is not None and type(each.owner) is not str:
@@ -342,7 +342,7 @@ def stores(values: object, name: str) -> list[Store]:
 
 
 def columns(value: object, name: str, num_groups: int) -> JobColumns:
-    """Jobs as columns, which are handed over: each column is of one kind, and each job has a part of it (I15)."""
+    """Jobs as columns, which the ledger takes over: each column has one type, and each job has a part of it (I15)."""
     found = member(value, JobColumns, name)
     _ids(found.lives, name, ".lives")
     _ids(found.slots, name, ".slots")
@@ -367,7 +367,7 @@ def columns(value: object, name: str, num_groups: int) -> JobColumns:
         refuse(name, "columns that are as long as their cuts say (I15)", found)
     if type(found.lives) is type(found.slots) is type(found.places) is list:  # each job takes its part as a copy
         return found
-    slots = found.slots.copy()  # a part of an array is no copy, and the caller's stay the caller's
+    slots = found.slots.copy()  # a slice of an array is no copy, and the caller keeps its own arrays
     return JobColumns(
         found.owners, found.cuts, found.lives.copy(), found.groups,
         slots if found.places is found.slots else found.places.copy(),
@@ -408,7 +408,7 @@ def _keys(values: object, name: str, part: str) -> None:
 
 
 def _ids(values: object, name: str, part: str) -> None:
-    """Ids in a record, which are taken as they are: a list of whole numbers, or an array of them."""
+    """Ids in a record, taken as they are: a list or an array of integers."""
     if type(values) is list:
         if not _INT.issuperset(map(type, values)):
             numbers(values, name + part)

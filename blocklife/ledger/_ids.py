@@ -1,9 +1,9 @@
-"""Block ids and lives as batches of numbers: a list where there are few, an array where there are many.
+"""Block ids and lives as batches of numbers: a list if there are few, an array if there are many.
 
 Rules of this file:
 
-* The container chooses the path: a list is walked, an array is gathered. Both mean the same numbers.
-* Nothing here knows a column, a state or a table.
+* The container selects the path: lists are iterated, arrays are processed by numpy. Both have the same meaning.
+* Nothing here depends on columns, states or tables.
 
 A *life* is one integer: the epoch in the upper 32 bits, the block id in the lower ones. A reference is stale exactly if its
 epoch is not the block's own. The null block has id 0; as an entry of a table, 0 stands for "outside the window".
@@ -32,12 +32,12 @@ NULL = 0
 """The null block, and the entry of a table that stands for it."""
 
 BULK = 48 if __file__.endswith(".py") else 256
-"""From this many ids on a batch is handled as an array. Arrays win from 40 to 60 ids on, and over compiled loops from some
+"""From this many ids on, a batch is an array. Arrays are faster from 40 to 60 ids on, and than compiled loops from some
 hundreds (`make bench`)."""
 
 
 def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
-    """A copy in the container that suits the number of values: a list for few, an array for many. Refuses fractions."""
+    """A copy as a list if there are few values, as an array if there are many. Refuses fractions."""
     found = values if isinstance(values, np.ndarray) else list(values)
     if isinstance(found, list) and len(found) < BULK:
         return [operator.index(value) for value in found]
@@ -48,12 +48,12 @@ def batch(values: Iterable[int] | NDArray[np.int64]) -> Ids:
 
 
 def packed(values: list[int]) -> Ids:
-    """Whole numbers in the container that suits how many there are; a list that is short is taken as it is."""
+    """Integers as a list or an array depending on their number; a short list is returned as it is."""
     return values if len(values) < BULK else np.array(values, dtype=np.int64)
 
 
 def joined(parts: Sequence[Ids]) -> Ids:
-    """Several batches, one behind the other, in the container that suits their number."""
+    """Several batches concatenated, as a list or an array depending on their number."""
     if len(parts) == 1:
         return parts[0].copy()
     values: list[int] = []
@@ -77,15 +77,15 @@ def ids_of(lives: Lives) -> Ids:
 
 
 def select(values: Ids, mask: Sequence[bool] | NDArray[np.bool_]) -> Ids:
-    """The values whose mask is set, in the container that suits their number."""
+    """The values whose mask is set, as a list or an array depending on their number."""
     if type(values) is list:
         return [value for value, keep in zip(values, mask, strict=True) if keep]
     return batch(np.asarray(values)[np.asarray(mask)])
 
 
 def every(mask: list[bool] | NDArray[np.bool_]) -> bool:
-    """Whether all of a mask is set."""
-    # bytes are searched faster than a short array is reduced
+    """Whether the whole mask is set."""
+    # searching bytes is faster than reducing a short array
     return all(mask) if type(mask) is list else b"\0" not in np.asarray(mask).tobytes()
 
 
@@ -98,7 +98,7 @@ def extend(table: array[int], lives: Lives) -> None:
 
 
 def entries(table: array[int], positions: NDArray[np.int64] | slice) -> NDArray[np.int64]:
-    """Some entries of a table, as a copy. No view leaves this function: a table that is looked at cannot grow."""
+    """Some entries of a table, as a copy: a table cannot grow while there is a view of it."""
     return np.array(np.frombuffer(table, dtype=np.int64)[positions])
 
 

@@ -1,10 +1,10 @@
-"""What happened, in order: the latest steps of every place, and the hooks that are told of them.
+"""The journal: the latest steps in order, and the calls of hooks.
 
 Rules of this file:
 
-* A step is noted when it has been written. Hooks run when the verb is over, so that none sees a half-done world.
+* A step is noted after it was written. Hooks run when the verb has finished, so that none sees a partial change.
 * A hook cannot undo anything, and cannot call the ledger.
-* Where no hook listens a step costs a tuple; where one does, a look at the rows that it wants.
+* Without hooks a step costs a tuple; with hooks, additionally a look-up of the rows that they want.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from blocklife.states import MACHINES
 Entry: TypeAlias = tuple[int, int, str, str, Ids, Rows, list[int], int, Sequence[int], str]
 """The first fields of a `LedgerTransition`."""
 _NONE: list[int] = []
-"""The epochs of what has none, or where nobody listens. It is never written."""
+"""The epochs of places without any, or if there are no hooks. Never written."""
 
 P = ParamSpec("P")
 ReturnT = TypeVar("ReturnT")
 
 
 class Journal:
-    """The latest steps, as plain tuples: records are built for who asks.
+    """The latest steps, as plain tuples; records are built on request.
 
     Invariant: ``size`` is the number of places in ``entries``, and at most ``most`` once a step has been noted.
     """
@@ -44,13 +44,13 @@ class Journal:
         self.entries: deque[Entry] = deque()
         self.size = 0
         self.plan = 0
-        """The number of the latest plan, which every step is noted with."""
+        """The number of the latest plan, noted with every step."""
         self.hooks: Hooks[LedgerTransition] = Hooks(MACHINES)
         self.refusals: Listeners[Refusal] = Listeners()
         self.inside = False
         self.telling = False
         self.request = ""
-        """The request that the verb was called for, while a hook listens."""
+        """The request that the verb was called for, if there are hooks."""
         self._sequence = 0
         self._untold: list[Entry] = []
 
@@ -64,7 +64,7 @@ class Journal:
         jobs: Sequence[int] = (),
         name: str = "",
     ) -> None:
-        """One step has been written; the fields are those of `LedgerTransition`."""
+        """Note a step that was written; the fields are those of `LedgerTransition`."""
         self._sequence = number = self._sequence + 1
         epochs, heard = _NONE, False
         if self.hooks.active and self.hooks.hears(machine, rows):
@@ -87,7 +87,7 @@ class Journal:
         return [LedgerTransition(*entry, self._incarnation) for entry in self.entries]
 
     def _told(self, entry: Entry) -> LedgerTransition:
-        """What hooks get: the entry with what the ledger knows of its places now that the verb is over."""
+        """The record for hooks: the entry, with data about its places from after the verb."""
         machine, ids, job, jobs = entry[2], entry[4], entry[7], entry[8]
         groups, owners = b"", dict[int, str]()
         if machine in ("block", "slot"):
@@ -100,7 +100,7 @@ class Journal:
         return LedgerTransition(*entry, self._incarnation, groups, owners)
 
     def tell(self) -> None:
-        """Tell all hooks everything that was noted; the first error of one is raised when all have heard it."""
+        """Call all hooks for everything that was noted; the first error is raised after all have run."""
         untold, self._untold = self._untold, []
         if not untold:
             return
@@ -111,9 +111,9 @@ class Journal:
             self.telling = False
 
     def tell_refusal(self, problem: RefusedError) -> None:
-        """Tell who listens for refusals. An error of theirs becomes a note: the verb did nothing, and its caller hears why.
+        """Call the hooks for refusals. An error in one is added as a note: the verb did nothing, and its caller learns why.
 
-        What is about no place of a ledger is not told: a watcher of slots may have lifecycles of its own.
+        Only refusals by places of the ledger are reported: a watcher of slots may have lifecycles of its own.
         """
         machine, _, name = problem.thing.partition(" ")
         if machine not in MACHINES or problem.place is None:
@@ -138,7 +138,7 @@ class Journal:
 
 
 class Journaled(Protocol):
-    """Whatever has verbs."""
+    """An object with verbs."""
 
     @property
     def _journal(self) -> Journal: ...
@@ -148,7 +148,7 @@ JournaledT = TypeVar("JournaledT", bound=Journaled)
 
 
 def verb(method: Callable[Concatenate[JournaledT, P], ReturnT]) -> Callable[Concatenate[JournaledT, P], ReturnT]:
-    """Mark a method that changes the ledger: after its last write, hooks hear of all its steps, or of its refusal."""
+    """Mark a method that changes the ledger: after its last write, hooks are called for its steps, or for its refusal."""
 
     @functools.wraps(method)
     def run(ledger: JournaledT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:

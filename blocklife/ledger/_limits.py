@@ -1,4 +1,4 @@
-"""What a ledger is made with, and what it counts."""
+"""The settings of a ledger, and its statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from blocklife.errors import MisuseError
 
 MAX_SLOTS, MAX_JOBS, MAX_REQUESTS = 1 << 31, 1 << 20, (1 << 16) - 1
-"""How many slots, jobs that are out, and requests a ledger can have."""
+"""Largest number of slots, outstanding jobs and requests of a ledger."""
 
 
 class Contract(enum.Enum):
@@ -21,7 +21,7 @@ class Contract(enum.Enum):
 
 
 class Checking(enum.Enum):
-    """What is done about a broken rule, beyond the tables, which are always asked."""
+    """What happens when a rule is broken, in addition to the tables, which are always checked."""
 
     STRICT = "couplings are checked again after every verb that touches a job; a violation raises"
     COUNT = "the same checks; a violation is counted and the run goes on"
@@ -29,7 +29,7 @@ class Checking(enum.Enum):
 
 
 def check_member(name: str, value: object, kind: type[enum.Enum]) -> None:
-    """Refuse what is no member of an enumeration: a text that reads like one would silently mean another."""
+    """Refuse anything but a member of the enumeration: a text with its name would silently mean another."""
     if not isinstance(value, kind):
         raise MisuseError(f"{name} must be one of {', '.join(map(str, kind))}, not {value!r}")
 
@@ -42,19 +42,19 @@ def _positive(instance: object, attribute: object, value: int) -> None:
 
 @frozen(kw_only=True)
 class Limits:
-    """How much there is of everything; nothing ever grows past it."""
+    """The sizes of a ledger; nothing ever grows beyond them."""
 
     num_blocks: int = field(validator=_positive)
-    """The null block included."""
+    """Including the null block."""
     num_slots: int = field(validator=_positive)
     max_jobs: int = field(default=256, validator=_positive)
     max_requests: int = field(default=1024, validator=_positive)
     num_groups: int = field(default=1, validator=_positive)
     num_workers: int = field(default=1, validator=_positive)
     max_plans: int = field(default=64, validator=_positive)
-    """Plans that may be out at once: dispatched, and not settled yet."""
+    """Maximum number of outstanding plans: dispatched and not settled."""
     max_journal: int = field(default=65536, validator=_positive)
-    """Transitions that the journal keeps."""
+    """Number of steps that the journal keeps."""
 
     def __attrs_post_init__(self) -> None:
         for name, value, most in (
@@ -72,10 +72,10 @@ class Limits:
 
     @classmethod
     def agree(cls, ranks: Sequence[Limits]) -> Limits:
-        """The limits that all ranks can keep: of blocks and slots the fewest that any has.
+        """The limits that all ranks can satisfy: the smallest number of blocks and of slots.
 
-        Every rank that is given the same list comes to the same answer, or to the same error: `MisuseError`, naming two ranks,
-        where they do not describe one engine. Ranks that decide for themselves drift apart (sglang 26921).
+        Every rank that gets the same list computes the same result, or raises the same error: `MisuseError`, naming two ranks,
+        if they do not describe the same engine. Ranks that decide separately drift apart (sglang 26921).
         """
         if not ranks:
             raise MisuseError("there is no rank to agree with (give the limits of every rank, in order)")
@@ -103,14 +103,14 @@ class Statistics:
     jobs_alive: int
     requests: int
     free: int
-    """Blocks that can be handed out now without any wait."""
+    """Blocks that can be handed out now without a wait."""
     freeing_soon: int
-    """Blocks that nobody holds and a copy still touches; under fence they can be handed out at the price of a wait."""
+    """Blocks that no request holds but a copy still touches; under fence they can be handed out behind a wait."""
     quarantined: int
     late: int
     """Reports for jobs that were over or past their deadline."""
     duplicate: int
     unknown: int
     stale: int
-    """References to lives that were over, found and dropped."""
+    """References to lives that were over, detected and dropped."""
     violations: int

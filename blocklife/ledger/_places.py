@@ -2,10 +2,10 @@
 
 Rules of this file:
 
-* `ask` reads, `write` writes. The rows that an event takes carry the answer from the one to the other, so that a verb of the
-  ledger can ask everything before it writes anything.
-* The type of the ids chooses the path: a list is walked, an array is gathered. Both paths write the same bytes.
-* A place knows no job and no request; it only counts them.
+* `ask` reads, `write` writes. `ask` returns the rows that `write` takes, so that a verb of the ledger can ask everything before
+  it writes anything.
+* The type of the ids selects the path: lists are iterated, arrays are processed by numpy. Both paths write the same bytes.
+* A place knows no jobs or requests; it only counts them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Places:
         self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.free = 0
         self.refusals: Refusals | None = None
-        """Who knows the jobs and requests that a refusal names; None where the places stand alone."""
+        """Finds the jobs and requests that a refusal names; None if the places are used alone."""
         self._meaning = meaning
         self._meaning_view = np.frombuffer(meaning, dtype=np.uint8)
         self._targets = table.targets
@@ -82,7 +82,7 @@ class Places:
         return self.column.at(place)
 
     def name(self, places: Iterable[int], keys: Iterable[bytes], group: int) -> None:
-        """Give content of the places' own group its key. The first with a key keeps the index entry: a twin has no name."""
+        """Give the content of places its key, in their own group. The first place with a key keeps the index entry."""
         index, own, indexed = self.index[group], self.key, self.indexed
         for place, key in zip(places, keys, strict=True):
             own[place] = key
@@ -100,18 +100,18 @@ class Places:
                     del index[key]
 
     def _checked(self, change: CountedEvent, ids: Ids, rows: NDArray[np.uint8]) -> Rows:
-        """The rows of many places: one number where all took the same; refuses where one has none."""
+        """The rows of many places: one number if all took the same; refuses if one has none."""
         raw = rows.tobytes()  # bytes are searched faster than a short array is reduced
         if REFUSED in raw:
             raise self._refusal(change, int(ids[raw.index(REFUSED)]))
         return raw[0] if raw and raw.count(raw[0]) == len(raw) else rows
 
     def _refusal(self, change: CountedEvent, place: int) -> RefusedError:
-        """The refusal by one place, to be raised: in the words of the table, where nobody knows who is in the way."""
+        """The error to raise when one place refuses; with the texts of the table if jobs and requests are unknown."""
         return self.column.refusal(change.rule.event, place)
 
     def _effects(self, ids: Ids, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
-        """Places whose row means more than a new state, with that meaning; None where no row does."""
+        """Places whose row has effects beyond the new state, with these effects; None if no row has."""
         found = np.asarray(ids)
         if isinstance(rows, int):
             meaning = self._meaning[rows]
@@ -136,7 +136,7 @@ class Places:
 
     @staticmethod
     def _add(column: array[int], view: NDArray[np.unsignedinteger], ids: Ids, delta: int) -> None:
-        """CountedEvent a count of each place."""
+        """Change a count of each place."""
         if type(ids) is list:
             for place in ids:
                 column[place] += delta
@@ -199,7 +199,7 @@ class Blocks(Places):
         return self.epoch_view[ids].astype(np.int64) << EPOCH_SHIFT | ids
 
     def fresh(self, lives: Lives) -> list[bool] | NDArray[np.bool_]:
-        """Which references still name the current life of their block: the one comparison that staleness is."""
+        """Which references still name the current life of their block: the comparison that detects staleness."""
         if type(lives) is list:
             epoch = self._epoch
             return [epoch[life & ID_MASK] == life >> EPOCH_SHIFT for life in lives]
@@ -403,12 +403,12 @@ class Blocks(Places):
             self.job_view[ids] = row
 
     def unpin(self, ids: Ids) -> None:
-        """Take one pin away where no event goes with it: the life that a planned store wanted is over."""
+        """Remove one pin without an event: the life that a planned store wanted to read is over."""
         self._check_count("pins", self.pins, self.pins_view, ids, -1)
         self._add(self.pins, self.pins_view, ids, -1)
 
     def lendable(self, among: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of *among* that a fence allows to hand out although a copy reads them: planned stores first."""
+        """The blocks among these that a fence allows to be handed out while a copy reads them; planned stores first."""
         table, state = BlockLife.table, self.column.view[among]
         planned = state == table.index[Block.PENDING_STORE]
         reads = planned | (state == table.index[Block.IN_FLIGHT]) | (state == table.index[Block.STALE])
@@ -525,7 +525,7 @@ class Slots(Places):
             indexes[group].setdefault(key, place)
 
     def unfile(self, ids: Ids) -> None:
-        """Content on its way that will not be published: nobody finds it. The key stays until the copy has ended."""
+        """Hide content that is being written and will not be published. The key stays until the copy has ended."""
         for place in listed(ids):
             key, index = self.key[place], self.index[self.group[place]]
             if key is not None and index.get(key) == place:

@@ -1,7 +1,7 @@
-"""An order of places from whose ends many are taken, and out of which any can go at once.
+"""A queue of places: many can be taken from its front at once, and any place can be removed.
 
-It holds the free blocks, the empty slots, and what was used least recently. A ring with lazy removal: leaving costs one write,
-because an entry counts only while the place names it. Both ends can be pushed, both in bulk; 9 bytes a place.
+It is used for the free blocks, the empty slots, and the order of least recent use. A ring with lazy removal: removing costs one
+write, because an entry is valid only while its place refers to it. Both ends can be pushed in bulk; 9 bytes per place.
 """
 
 from __future__ import annotations

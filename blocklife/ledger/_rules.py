@@ -1,9 +1,9 @@
-"""What an event asks of a place and does to it: one look-up a place, and how its counts change.
+"""Compiled events of blocks and slots: one look-up per place, and the changes of its counts.
 
 Rules of this file:
 
-* Everything is derived from `states.py`; no state is named here but those whose meaning is asked for, and nothing is decided.
-* A row, once found, is a small number; what it means beyond a new state is a byte beside it (`BLOCK_MEANING`, `SLOT_MEANING`).
+* Everything is derived from `states.py`; only states with a special meaning are named here, and nothing is decided.
+* A row is a small number; its effects beyond the new state are a byte beside it (`BLOCK_MEANING`, `SLOT_MEANING`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A ledger at one moment, as a plain value, and the way back to it: what exploring every state is built on.
+"""Snapshots of a ledger as plain values, and how they are restored; the basis for exploring every state.
 
 Rules of this file:
 
-* A snapshot holds everything that decides what the ledger does next, and nothing else: not what was counted, not the journal.
-* It is a value: equal snapshots are equal worlds, and it can be hashed.
-* A column is copied as the bytes that it is made of, both ways; nothing is walked place by place that has its own name.
-* It can be taken under other names (`Names`). What the ledger does does not depend on how a place, a job or a plan is called,
-  so that all worlds that differ in names only can be folded into one.
+* A snapshot has everything that decides what the ledger does next, and nothing else: no statistics, no journal.
+* It is a value: equal snapshots mean equal states, and it can be hashed.
+* A column is copied as bytes, both ways; nothing is processed place by place unless it is renamed.
+* It can be taken with other names (`Names`). The behaviour of the ledger does not depend on the numbers of places, jobs or
+  plans, so that all states that differ only in names can be merged.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class SavedRequest(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A ledger at one moment, for `Ledger.restore` on a ledger with the same limits."""
+    """The state of a ledger, for `Ledger.restore` on a ledger with the same limits."""
 
     made_with: str
     """Limits, contract, incarnation, and who owns pool and index, of the ledger that it was taken of."""
@@ -136,7 +136,7 @@ class Names:
     epochs: Sequence[int]
     """The new epoch of each block, by its old name."""
     lives: Mapping[int, int]
-    """Every life that anybody names."""
+    """Every life that is referred to."""
     jobs: Mapping[int, int]
     plans_before: int = 0
     """Taken from each number of a plan."""
@@ -250,7 +250,7 @@ _PASSED = _OVER | {_QUARANTINED}
 
 
 def take(core: LedgerData, names: Names) -> Snapshot:
-    """Everything that decides what the ledger does next, under these names."""
+    """Take a snapshot with these names."""
     jobs, numbers, before, canonical = core.jobs, names.jobs, names.plans_before, names.canonical
     blocks, slots = names.blocks, names.slots
     free = core.blocks.free_order() if names.free is None else names.free

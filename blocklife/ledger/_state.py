@@ -1,4 +1,4 @@
-"""What a ledger knows: its columns, its jobs, its requests, what it has counted. Nothing here decides or checks anything."""
+"""The state of a ledger: its columns, jobs, requests and counters. Nothing here decides or checks anything."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from blocklife.states import RequestLife
 
 
 class RequestRow:
-    """What the ledger keeps of one request besides its state.
+    """What the ledger keeps about one request besides its state.
 
-    Invariant: ``tables[group]`` holds the lives that the request holds, in order, each counted once in the block's refs; `NULL`
-    stands for a place outside the window. ``load`` is the number of its live load, 0 where it has none.
+    Invariant: ``tables[group]`` has the lives that the request holds, in order, each counted once in the block's refs; `NULL`
+    stands for a position outside the window. ``load`` is the number of its live load, 0 for none.
     """
 
     __slots__ = ("load", "name", "row", "tables")
@@ -30,7 +30,7 @@ class RequestRow:
 
 
 class LedgerData(NotCopied):
-    """Everything that the verbs of one ledger read and write. What it is made of stays the same objects as long as it lives."""
+    """Everything that the verbs of one ledger read and write. Its parts are never replaced by other objects."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class LedgerData(NotCopied):
         self.deadline = deadline
         self.own_pool = own_pool
         self.made_with = f"{limits}, {contract}, incarnation={incarnation}, own_pool={own_pool}, indexed={indexed}"
-        """What a snapshot has in common with the ledger that it is put back on; a text, which is compared and hashed fast."""
+        """The settings that a snapshot and the ledger it is restored on must share; a text, for fast comparison and hashing."""
         self.wide_columns: tuple[memoryview, ...] = ()
-        """Columns of more than a byte a place, and of counts, as bytes; set by who puts the first snapshot back."""
+        """The columns with more than one byte per place, and of counts, as bytes; set at the first restore."""
         self.blocks = Blocks(limits.num_blocks, limits.num_groups, indexed=indexed)
         self.slots = Slots(limits.num_slots, limits.num_groups)
         self.jobs = JobTable(limits.max_jobs)
@@ -62,26 +62,26 @@ class LedgerData(NotCopied):
         self.request_column = Column(RequestLife.table, limits.max_requests)
         self.spare_requests: deque[int] = deque(range(limits.max_requests))
         self.holders: dict[str, Counter[int]] = {}
-        """Who counts on which slots beside the jobs: a lookup that will be used (I7)."""
+        """Pins on slots besides those of jobs: lookups that will be used (I7)."""
         self.refusals = Refusals(self.jobs, self.requests, self.holders, incarnation)
         self.blocks.refusals = self.slots.refusals = self.refusals
         self.to_flush: dict[int, None] = {}
-        """Jobs that the next plan waits for."""
+        """The jobs that the next plan waits for."""
         self.waiting: dict[int, tuple[int, ...]] = {}
-        """Plans that are out, oldest first, with the jobs that each waits for."""
+        """Outstanding plans, oldest first, with the jobs that each waits for."""
         self.deadlines: list[tuple[float, int]] = []
-        """A heap; what is over is in it until its time comes."""
+        """A heap of deadlines; jobs that are over stay in it until their time comes."""
         self.journal = Journal(limits.max_journal, incarnation, self.blocks, self.slots, self.jobs)
         self.verdicts = 0
-        """How often a job became terminal or passed its deadline: who waits for a copy need not look before it changes."""
+        """How often a job became terminal or expired. While it is unchanged, polling for a copy can be skipped."""
         self.tally: Counter[str] = Counter()
-        """What was counted: late, duplicate and unknown reports, stale references, violations."""
+        """Counts of late, duplicate and unknown reports, stale references, and violations."""
         self.flushes: Counter[str] = Counter()
-        """Waits that were ordered, by cause."""
+        """Number of flushes (waits for a copy), by cause."""
         self.ended: Counter[str] = Counter()
-        """Jobs by terminal state."""
+        """Number of jobs, by terminal state."""
         self.moved: Counter[str] = Counter()
-        """Blocks of jobs that are DONE, by direction."""
+        """Number of blocks moved by jobs that are DONE, by direction."""
 
     @property
     def plan_number(self) -> int:
@@ -93,5 +93,5 @@ class LedgerData(NotCopied):
         self.journal.plan = number
 
     def id_of(self, job: JobRow) -> JobId:
-        """The name of a job."""
+        """The identity of a job."""
         return JobId(self.incarnation, job.number)

@@ -1,11 +1,11 @@
-"""How one verb asks, writes, couples and tells: the steps that the verbs of a ledger are made of.
+"""The building blocks of the ledger's verbs: ask the tables, write, run couplings, note the steps.
 
 Rules of this file:
 
 * Ask, then write, then tell. The effects of a job's step are looked up in `states.COUPLINGS` and run in the order in which they
   are written there; nothing here decides what is legal.
-* Arguments were looked at before (`_checks`): what is refused here is refused by a table.
-* Few blocks go through straight loops over lists, many through columns of numpy; see `_ids`.
+* Arguments were checked before (`_checks`): refusals here come from a table.
+* Small batches run through plain loops over lists, large ones through numpy columns; see `_ids`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     for into in Job
 }
 _INTO = [Job.PLANNED, *(Job[row.target.name] for row in JobLife.table.rows)]
-"""Where each row of a job leads; the first is no row."""
+"""The target state of each row of a job; the first entry stands for no row."""
 _FROM_STALE = frozenset(row.index for row in BlockLife.table.rows if row.event == "allocate" and row.source is Block.STALE)
-"""The rows with which a block is handed out that a copy still touches although its life was over before."""
+"""The rows that hand out a block whose life is over but which a copy still touches."""
 _BLOCK_EFFECTS = frozenset({"block.land", "block.cancel", "block.expire"})
 _SLOT_CHANGES = {
     "slot.cancel": rules.NOT_FILLED,
@@ -81,18 +81,18 @@ _SLOT_CHANGES = {
 }
 _SLOT_EFFECTS = frozenset({"slot.land", *_SLOT_CHANGES})
 _WANTED = frozenset(JobLife.table.index[state] for state in OUT_AND_WANTED)
-"""Jobs that the workers have and whose result somebody wants."""
+"""Job states: the workers have the job, and its result is wanted."""
 _CAN_EXPIRE = frozenset(row.source for row in JobLife.table.rows if row.event == "expire")
 _DONE, _STORE = Job.DONE.name, Direction.STORE.name
 _SUBMIT, _FINISH = JOB["submit"], JOB["finish"]
 MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
 
 Asked: TypeAlias = tuple[CountedEvent, Ids, Rows]
-"""A change of some places, with the row that each of them will take."""
+"""A change of some places, with the row that each will take."""
 
 
 def jobs_of_each(numbers: Sequence[int], cuts: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """Whose places a step of several jobs moves, as `Journal.note` wants it: of each job those from its cut up to the next."""
+    """The job of each place in a step of several jobs, as `Journal.note` takes it; job *n* has the places up to its cut."""
     if len(numbers) == 1:
         return numbers[0], ()
     jobs: list[int] = []
@@ -102,7 +102,7 @@ def jobs_of_each(numbers: Sequence[int], cuts: Sequence[int]) -> tuple[int, Sequ
 
 
 class Steps:
-    """The steps of one ledger; every one of them leaves it lawful, or has changed nothing."""
+    """The steps of one ledger; each leaves it in a legal state, or has changed nothing."""
 
     def __init__(self, state: LedgerData, checks: Checks) -> None:
         self._state = state
@@ -129,7 +129,7 @@ class Steps:
     # --- writing and telling ------------------------------------------------------------------------------------------------
 
     def take_blocks(self, change: CountedEvent, ids: Ids, rows: Rows, job: int = 0, jobs: Sequence[int] = ()) -> list[int]:
-        """Write the rows that were found, and note it. Returns the rows of jobs whose source life ended."""
+        """Write the rows that were found, and note the step. Returns the rows of jobs whose source life ended."""
         if len(ids) == 0:
             return []
         orphans = self._blocks.write(change, ids, rows)
@@ -143,11 +143,11 @@ class Steps:
             self._journal.note("slot", change.rule.name, ids, rows, job, jobs)
 
     def move_blocks(self, change: CountedEvent, ids: Ids) -> list[int]:
-        """Ask and write, where blocks move alone. Returns the rows of jobs whose source life ended."""
+        """Ask and write, if only blocks move. Returns the rows of jobs whose source life ended."""
         return self.take_blocks(change, ids, self._blocks.ask(change, ids))
 
     def move_slots(self, change: CountedEvent, ids: Ids) -> None:
-        """Ask and write, where slots move alone."""
+        """Ask and write, if only slots move."""
         self.take_slots(change, ids, self._slots.ask(change, ids))
 
     def fire_request(self, request: RequestRow, event: str, job: int = 0) -> None:
@@ -165,7 +165,7 @@ class Steps:
         self._journal.note("job", event.name, [job.number], [row], job.number)
 
     def _write_jobs(self, jobs: Sequence[JobRow], event: Event, rows: list[int]) -> list[int]:
-        """Each job takes its row, in one step; all of them are told as one record. Returns their numbers."""
+        """Write the rows of jobs in one step, noted as one record. Returns their numbers."""
         taken, targets, numbers = self._jobs.column.taken, JobLife.table.targets, list[int]()
         for job, row in zip(jobs, rows, strict=True):
             self._jobs.column.state[job.row] = targets[row]
@@ -177,9 +177,9 @@ class Steps:
     # --- blocks and requests ------------------------------------------------------------------------------------------------
 
     def hand_out(self, group: int, ids: Ids | None = None, who: str = "", count: int = 0) -> Lives:
-        """Give blocks to new tenants: these, or the next *count*. Couplings *life-ends* and *hand-out-flushes*.
+        """Hand out blocks: these, or the next *count*. Couplings *life-ends* and *hand-out-flushes*.
 
-        Returns the new lives. The next are free ones, and under fence those that a copy still reads, if there are too few.
+        Returns the new lives. Free blocks come first and, under fence, if there are too few, blocks that a copy still reads.
         """
         blocks, change = self._blocks, self._hand_out
         if ids is None:
@@ -212,7 +212,7 @@ class Steps:
         return lives
 
     def _lend(self, who: str, count: int, free: Ids) -> Ids:
-        """The free blocks, and behind them those that a copy still reads: under fence a plan waits for it."""
+        """The free blocks and, after them, those that a copy still reads: under fence a plan waits for the copy."""
         copied, short = self.copied(), count - len(free)
         lent = self._blocks.lendable(copied)[:short].tolist() if self._state.fence else []
         if len(lent) < short:
@@ -222,7 +222,7 @@ class Steps:
     def hand_out_each(
         self, groups: Sequence[int], counts: Sequence[int], ids: Ids | None = None, who: str = "", total: int = 0
     ) -> Lives:
-        """`hand_out` of so many blocks for each of several groups, one behind the other."""
+        """`hand_out` of a number of blocks for each of several groups, one after the other."""
         lives = self.hand_out(groups[0], ids, who=who, count=total)
         if len(set(groups)) == 1:
             return lives
@@ -237,9 +237,9 @@ class Steps:
         return lives
 
     def take_many(self, growth: Growth, tables: Sequence[array[int]], fresh: Ids) -> None:
-        """The hits of all tables; several of them may name one block, which each of them holds from now on.
+        """Take the hits of all tables; several tables may name the same block, and each of them then holds it.
 
-        *fresh* are the blocks that are handed out in the same call: they are asked here, before the first write.
+        *fresh* are the blocks handed out in the same call: they are checked here, before the first write.
         """
         held = [block for taken in growth.taken for block in taken if block != NULL]
         if twice := set(listed(fresh)).intersection(held):
@@ -262,14 +262,14 @@ class Steps:
             table.extend(lives)
 
     def hand_out_many(self, growth: Growth, tables: Sequence[array[int]], fresh: Ids) -> None:
-        """Hand each block out to the table, and for the group, that it is for; nulls stay nulls."""
+        """Hand out each block to its table and group; nulls stay nulls."""
         sizes = [len(own) - own.count(NULL) for own in growth.fresh]
         lives = iter(listed(self.hand_out_each(growth.groups, sizes, fresh)) if len(fresh) else ())
         for table, own in zip(tables, growth.fresh, strict=True):
             table.extend([next(lives) if block != NULL else NULL for block in own] if NULL in own else islice(lives, len(own)))
 
     def copied(self) -> NDArray[np.int64]:
-        """Every block that a job which is out may touch, once: those of the oldest job first, whose copy lands first."""
+        """Every block that an outstanding job may touch, once; blocks of the oldest job first, as its copy lands first."""
         touched = [np.asarray(job.ids, dtype=np.int64) for job in self._jobs.alive()]
         if not touched:
             return np.zeros(0, dtype=np.int64)
@@ -297,7 +297,7 @@ class Steps:
         )
 
     def release(self, lives: Lives) -> None:
-        """Let one holder go of each life. A life that ended under its holder is no longer held."""
+        """Release one hold of each life. A life that ended while it was held is no longer held."""
         blocks = self._blocks
         fresh = blocks.fresh(lives)
         ids = ids_of(lives if every(fresh) else select(lives, fresh))
@@ -342,7 +342,7 @@ class Steps:
             lives += [table[each] for each in chosen]
         if NULL in lives:
             lives = [life for life in lives if life != NULL]
-        if len(set(lives)) < len(lives):  # a life that several share is let go of by each
+        if len(set(lives)) < len(lives):  # a shared life is released by each holder
             last = dict.fromkeys(reversed(lives))
             for surplus in _surplus(lives):
                 self.release(batch(surplus))
@@ -353,7 +353,7 @@ class Steps:
                 table[each] = NULL
 
     def seal(self, held: Lives, keys: Sequence[bytes], group: int, known_fresh: bool = False) -> Lives:
-        """Seal what is not over; everything that could refuse it was asked before."""
+        """Seal the lives that are current; everything that could refuse this was checked before."""
         lives, names = (held, keys) if known_fresh else self._check.still_fresh(held, keys)
         ids: Ids = [life & ID_MASK for life in lives] if type(lives) is list else ids_of(lives)
         if len(ids):
@@ -392,7 +392,7 @@ class Steps:
                 request.tables[group] = array("q")
 
     def forget(self, request: RequestRow) -> None:
-        """A request that holds nothing is over: its name is free again."""
+        """Forget a request that is over and holds nothing; its name is free again."""
         del self._state.requests[request.name]
         self._state.spare_requests.append(request.row)
 
@@ -408,7 +408,7 @@ class Steps:
             if host or job.number in self._jobs.planned:
                 self.give_up_job(job)
         cached, ready = BlockLife.table.index[Block.CACHED], SlotLife.table.index[Slot.READY]
-        # in an order that does not depend on how places are called: it is the one in which they are used again
+        # in an order independent of the numbers of places, because they are reused in this order
         free = [place for place in self._blocks.free_order() if self._blocks.state[place] == cached]
         for dropped in (batch(free), batch(self._blocks.column.where(Block.IN_FLIGHT))):
             self.move_blocks(rules.DROP, dropped)
@@ -468,7 +468,7 @@ class Steps:
         return found
 
     def submit(self, jobs: Sequence[JobRow]) -> None:
-        """Coupling *submitted*: the workers have these jobs from now on."""
+        """Coupling *submitted*: from now on the workers have these jobs."""
         if not jobs:
             return
         lut, state, alone = _SUBMIT.lut, self._jobs.column.state, len(jobs) == 1
@@ -493,7 +493,7 @@ class Steps:
         return job.lives if every(fresh) else select(job.lives, fresh)
 
     def transfers(self, direction: Direction, jobs: Sequence[JobRow]) -> Sequence[Transfer]:
-        """What the workers get of jobs of one direction: two arrays, in which each job has its part."""
+        """The transfers of jobs of one direction for the workers: two arrays, in which each job has a part."""
         if not jobs:
             return ()
         alone, parts = len(jobs) == 1, [job.ids for job in jobs]
@@ -512,7 +512,7 @@ class Steps:
         )
 
     def dispatch(self, now: float) -> Plan:
-        """Submit what is ripe, and start the deadline of every job that the plan waits for."""
+        """Submit the ripe jobs, and start the deadline of every job that the plan waits for."""
         state, jobs = self._state, self._jobs
         self._journal.plan += 1
         ripe = self.ripe()
@@ -535,7 +535,7 @@ class Steps:
         )
 
     def arm(self, job: JobRow, now: float) -> None:
-        """The deadline of a job starts, if it has not."""
+        """Start the deadline of a job, if it has not started."""
         if job.deadline is None:
             state = self._state
             job.deadline = now + state.deadline
@@ -580,7 +580,7 @@ class Steps:
             self._check.couplings(job)
 
     def _unname(self, job: JobRow, own: Sequence[bool] | NDArray[np.bool_], ok: bool) -> None:
-        """The lives of a job that is over no longer name it; those that a load has filled get their keys."""
+        """Detach a job that is over from its lives; lives that a load has filled get their keys."""
         if job.direction is Direction.STORE:
             self._blocks.name_job(select(job.ids, own), 0)
         elif ok and (names := job.names) is not None:
@@ -590,7 +590,7 @@ class Steps:
                 self._blocks.name(listed(select(job.ids[where], mine)), keys, group)
 
     def _tell_request(self, job: JobRow, effects: tuple[str, ...]) -> None:
-        """The owner of a load hears of its end; matched by job, for the owner may have another load by now."""
+        """Fire the request's event at the end of its load; matched by job, as the owner may have another load by now."""
         request = self._state.requests.get(job.owner) if job.owner is not None else None
         if request is None or request.load != job.number:
             return
@@ -601,7 +601,7 @@ class Steps:
             self.give_up(request, "load_failed")
 
     def give_up_job(self, job: JobRow) -> None:
-        """Cancel what nobody has seen, abandon what the workers have; what is given up already stays as it is."""
+        """Cancel a planned job, abandon a submitted one; a job that is already given up stays as it is."""
         state = self._jobs.state(job)
         if JOB["cancel"].rows_of(state):
             self.end(job, "cancel", 0)
@@ -609,7 +609,7 @@ class Steps:
             self.abandon(job)
 
     def abandon(self, job: JobRow) -> None:
-        """Nobody wants the result: what a store brings is no longer found to be on its way."""
+        """The result is not wanted: the content of a store is no longer found as being on its way."""
         self._fire_job(job, "abandon")
         if job.direction is Direction.STORE:
             self._slots.unfile(job.slots)
@@ -639,18 +639,18 @@ class Steps:
         return change, job.ids, self._blocks.ask(change, job.ids, self._blocks.fresh(job.lives) if load else None)
 
     def _land_slots(self, slots: Ids, ok: bool) -> Asked:
-        """Publish what has landed; of two stores of one content the second to land is not needed (I14)."""
+        """Publish content that has landed; of two stores of the same content, the second to land is dropped (I14)."""
         change = rules.FILLED[ok]
         if ok:
             key, group, index = self._slots.key, self._slots.group, self._slots.index
             for slot in listed(slots):
                 own = key[slot]
-                if own is not None and index[group[slot]].get(own) != slot:  # it has a twin, or had one
+                if own is not None and index[group[slot]].get(own) != slot:  # there is or was a twin
                     return change, slots, self._slots.ask(change, slots, self._duplicates(slots))
         return change, slots, self._slots.ask(change, slots)
 
     def _duplicates(self, slots: Ids) -> frozenset[int]:
-        """What is READY already stays; else the first of those that land together does. Returns the others."""
+        """Content that is already READY stays, otherwise the first of those that land together. Returns the others."""
         key, group, index, state = self._slots.key, self._slots.group, self._slots.index, self._slots.state
         landing = [(slot, (group[slot], own)) for slot in listed(slots) if (own := key[slot]) is not None]
         taken = {
@@ -666,7 +666,7 @@ class Steps:
         return frozenset(duplicates)
 
     def _cancel_blocks(self, job: JobRow) -> Asked:
-        """Only lives that are not over go back to what they were; every place loses its pin."""
+        """Only current lives return to their earlier state; every place loses its pin."""
         fresh = self._blocks.fresh(job.lives)
         if not every(fresh):
             self._blocks.unpin(select(job.ids, [not each for each in fresh]))
@@ -687,7 +687,7 @@ class Steps:
         completions: Sequence[Completion],
         seals: Iterable[Seal],
     ) -> None:
-        """Apply what came back, in the order that `Ledger.settle` promises."""
+        """Apply reports, in the order that `Ledger.settle` promises."""
         state = self._state
         for record in launched:
             self.launch(record, now)
@@ -713,13 +713,13 @@ class Steps:
             self.expire(now)
 
     def launch(self, record: Launched, now: float) -> None:
-        """A worker has begun its share: the deadline starts."""
+        """A worker has launched its share: the deadline starts."""
         job = self._jobs.by_number.get(record.job.number) if record.job.incarnation == self._state.incarnation else None
         if job is not None and self._jobs.state(job) in OUT:
             self.arm(job, now)
 
     def expire(self, now: float) -> list[JobRow]:
-        """Give every job up whose deadline has passed. Returns them."""
+        """Quarantine every job whose deadline has passed. Returns these jobs."""
         over = []
         deadlines = self._state.deadlines
         while deadlines and deadlines[0][0] <= now:
@@ -737,13 +737,13 @@ class Steps:
             self.end(*ended)
 
     def count_report(self, completion: Completion) -> tuple[JobRow, str, int] | None:
-        """Note one worker's report. Returns the step that ends the job, where it was the last one that was missing."""
+        """Note one worker's report. Returns the step that ends the job, if this was the last missing report."""
         state, worker, number = self._state, int(completion.worker), completion.job.number
         if completion.job.incarnation != state.incarnation or not 0 < number <= self._jobs.last_number:
             state.tally["unknown"] += 1
             return None
         job = self._jobs.by_number.get(number)
-        if job is None:  # over for so long that its row is another job's
+        if job is None:  # over for so long that its row was reused
             state.tally["late"] += 1
             return None
         over = number not in self._jobs.out
@@ -768,7 +768,7 @@ class Steps:
         return job, "finish", facts
 
     def complete_many(self, completions: Iterable[Completion]) -> None:
-        """Apply reports in order; stores that end well one after the other end together."""
+        """Apply reports in order; consecutive stores that succeed are ended together."""
         ending: dict[int, JobRow] = {}
         out, state, alone = self._jobs.out, self._jobs.column.state, self._state.limits.num_workers == 1
         incarnation = self._state.incarnation
@@ -834,7 +834,7 @@ class Steps:
 
 
 def _surplus(lives: Sequence[int]) -> Iterator[list[int]]:
-    """What comes more than once, as often as it comes besides the last time; distinct lives each time."""
+    """The repeated lives, in batches of distinct lives: a life that occurs n times is in n - 1 of them."""
     left = Counter(lives)
     while left := left - Counter(left.keys()):
         yield list(left)

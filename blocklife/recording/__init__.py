@@ -30,7 +30,7 @@ __all__ = [
     "write_perfetto",
 ]
 
-if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {

@@ -91,7 +91,7 @@ __all__ = [
     "walk",
 ]
 
-if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {

@@ -1,7 +1,7 @@
 """KV-cache pages of torch tensors, to and from host memory: on streams of a CUDA device, or between CPU tensors.
 
-`KvCache` says which bytes a block is, `HostMemory` is where they go, and `TorchCopier` moves them. Everything here imports
-torch; nothing outside does.
+`KvCache` describes the bytes of a block, `HostMemory` is the host side, and `TorchCopier` copies between them. Everything here
+imports torch; nothing outside does.
 """
 
 from blocklife.copiers.torch._copier import TorchCopier as TorchCopier

@@ -1,21 +1,20 @@
-"""Copies between a torch device and host memory, each ordered by events and none by the host.
+"""Copies between a torch device and host memory, ordered by events and not by the host.
 
-*Rules of this file.* Only `wait` and `close` block the host. No copy's trouble is raised in the engine's loop: it becomes the
-job's verdict. A completion comes out of `poll` only when its places are proven quiet, FAILED ones like the others.
+*Rules of this file.* Only `wait` and `close` block the host. A failed copy never raises in the engine's loop: it becomes the
+job's verdict. `poll` returns a completion, FAILED or not, only once its places are proven quiet.
 
-*Theory.* The engine says where it stands: `computed` after it has queued a forward pass, `before_forward` before it queues the
-next. A launch makes its stream wait for whoever was at its places (`order`), queues the runs of bytes, and marks the places.
-Nothing else is remembered about time: when the event behind a mark has passed, the job and all before it in its direction are
-quiet, and are reported. How long the bytes took is the device's to say (`Timer`); where it keeps no time, it is what the host
-saw: from the launch until the job was found quiet.
+*Theory.* The engine calls `computed` after it has queued a forward pass, and `before_forward` before it queues the next. A
+launch makes its stream wait for earlier users of its places (`_order`), queues the runs of bytes, and marks the places. When
+the event of a mark has passed, the job and all before it in its direction are quiet, and are reported. Durations come from the
+device (`Timer`); without a device timer they are measured by the host, from the launch until the job was found quiet.
 
-*When something goes wrong.* There are four ways: a launch raises, an event answers with an error, the deadline passes, the
-device gives no event. In each the **verdict** is FAILED from then on, whatever the bytes do later, and the job is listed by
-`suspect` with its places. It is reported once the device is proven quiet: its own event or a later one of its direction has
-passed, or `wait` has returned, or the engine said `proven`. A job whose bytes were never queued is reported by the next poll.
+*Failures.* There are four kinds: a launch raises, an event answers with an error, the deadline passes, or the device gives no
+event. In each case the **verdict** is FAILED from then on, whatever the copy does later, and the job is listed by `suspect`
+with its places. It is reported once the device is proven quiet: its own event or a later one of its direction has passed, or
+`wait` has returned, or the engine called `proven`. A job whose bytes were never queued is reported by the next poll.
 
-*Why FAILED is not reported at once.* Whoever reads a completion gives the places to others: the protocol promises that reported
-implies quiet. Failing a request early, with its places still held, is what the ledger's own deadline does; it needs no report.
+*Why FAILED is not reported at once.* A completion releases the places for reuse: the protocol promises that reported implies
+quiet. Failing a request early, with its places still reserved, is what the ledger's own deadline does; it needs no report.
 
 *What wait can promise.* A copy that hangs on a device cannot be aborted from here. `wait` then does not return, and can be
 interrupted from the keyboard; if the device answers with errors only, it raises DeviceLostError. Returning is the proof.
@@ -70,12 +69,12 @@ class TorchStatistics:
     last_error: str
     """Why the latest failed job failed; empty if none did."""
     left_out: dict[str, str]
-    """The ways to move bytes that do not work here, and why: copies go on without them, slower."""
+    """The methods of copying that do not work here, and why; copies go on without them, more slowly."""
 
 
 @define(eq=False)
 class _GpuShare:
-    """One job on its way. Lives in its direction's queue from its launch until it is proven quiet."""
+    """One job in flight, in its direction's queue from its launch until it is proven quiet."""
 
     order: int
     job: JobId
@@ -91,7 +90,7 @@ class _GpuShare:
     why: str
     """Why it has failed; empty while it has not."""
     stuck: bool
-    """Whether nobody should tick for it: its event hangs, answers with an error, or does not exist."""
+    """Whether more steps will not help it: its event hangs, answers with an error, or does not exist."""
 
 
 class TorchCopier:
@@ -144,11 +143,11 @@ class TorchCopier:
     # The engine's part.
 
     def computed(self, engine: object = None) -> None:
-        """Take note of what the engine has queued so far; what is launched from now on comes after it.
+        """Order copies launched from now on after the work that the engine has queued so far.
 
-        *engine* is one of its streams or events, as the device knows them; None for where the calling thread computes now.
-        Say it after each forward pass, and once before the first launch. Several streams: once for each, one after the other.
-        Refuses: MisuseError for what is neither; raises what the device raises, and nothing may be launched then.
+        *engine* is a stream or event of the device; None for the current stream of the calling thread. Call it after each
+        forward pass, and once before the first launch; with several streams, once for each. Refuses: MisuseError for anything
+        else. If the device raises, the error is raised here, and nothing may be launched then.
         """
         knew, self._knows = self._knows, False
         try:
@@ -161,7 +160,7 @@ class TorchCopier:
         self._knows = True
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | Ids | None = None) -> None:
-        """Let what the engine queues next run after the loads into these blocks (None: after all loads).
+        """Order work that the engine queues next after the loads into these blocks (None: after all loads).
 
         *engine* is a stream, None for the current one. Next: the forward pass, and then `computed`; nothing may be launched
         between them. Refuses: MisuseError for a block that does not exist, DeviceLostError if the loads cannot be waited for.
@@ -174,9 +173,9 @@ class TorchCopier:
     # The copier's protocol.
 
     def launch(self, transfer: Transfer) -> None:
-        """Queue a transfer on the stream of its direction, behind everybody who was at its places before.
+        """Queue a transfer on the stream of its direction, after all earlier users of its places.
 
-        Refuses: MisuseError after `close`, for a job that is still out, and before the engine has said `computed`.
+        Refuses: MisuseError after `close`, for a job that is still outstanding, and before the first call of `computed`.
         """
         job, direction = transfer.job, transfer.direction
         if self._closed:
@@ -212,7 +211,7 @@ class TorchCopier:
         self._out[job] = share
 
     def poll(self) -> list[Completion]:
-        """Report the jobs that are over and quiet since the last poll, in launch order. Asks the device, and blocks nobody."""
+        """Report the jobs that are over and quiet since the last poll, in launch order. Queries the device without blocking."""
         for direction in Direction:
             self._advance(direction)
         completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
@@ -221,7 +220,7 @@ class TorchCopier:
         return completions
 
     def durations(self) -> dict[JobId, float]:
-        """Seconds that the copies took which the last `poll` has reported; those that have failed are left out."""
+        """Durations in seconds of the copies reported by the last `poll`, without failed ones."""
         return self._durations
 
     def wait(self, jobs: Collection[JobId]) -> None:
@@ -237,13 +236,13 @@ class TorchCopier:
                 self._settle(direction, reach)
 
     def busy(self) -> bool:
-        """Whether further polls may still report something; what is stuck is not waited for."""
+        """Whether further polls may still report something; stuck jobs do not count."""
         return bool(self._landed) or any(not share.stuck for share in self._out.values())
 
     def close(self) -> None:
-        """Wait for all that is out; then nothing may be launched. What landed may still be polled.
+        """Wait for all outstanding jobs; nothing may be launched afterwards. Landed jobs may still be polled.
 
-        Raises DeviceLostError as `wait` does; once the engine has said `proven`, or the device answers again, repeat it.
+        Raises DeviceLostError as `wait` does; repeat it once the engine has called `proven` or the device answers again.
         """
         self._closed = True
         self.wait([*self._out])
@@ -258,9 +257,9 @@ class TorchCopier:
         )
 
     def proven(self) -> None:
-        """The engine has proven from outside that the device is quiet: it was reset, or all that ran on it has ended.
+        """Call this when it is proven by other means that the device is quiet: it was reset, or everything on it has ended.
 
-        Every job that is out is over: FAILED, unless its event says that it had passed.
+        Every outstanding job is over: FAILED, unless its event had passed.
         """
         for direction in Direction:
             self._advance(direction)

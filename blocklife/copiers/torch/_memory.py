@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* Nothing is asked of the system before it is known to be there: what is promised and never given ends a process without a word.
-* All or nothing: where a region cannot be had, or Ctrl-C comes, what was had before is given back.
-* Memory that somebody still holds a tensor of is given back when he lets go of it, never under his feet.
+* Memory is requested only if it is known to be available: a process that overcommits is killed without a message.
+* All or nothing: if a region cannot be allocated, or on Ctrl-C, the earlier ones are freed.
+* Memory with live tensors is freed only after the last of these is gone.
 
 Theory. Page-locking is slow because every page is made first. So pages are touched in slabs, by the calling thread, which puts
 them near the processor that it runs on, and between two slabs there is a word about progress and time for Ctrl-C. A region is
@@ -49,10 +49,10 @@ class HostMemory:
         pinned: bool,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
-        """Take the memory; *progress* hears the bytes that are ready, and all bytes.
+        """Allocate the memory; *progress* is called with the bytes that are ready, and the total.
 
-        Refuses: `CapacityError` for more than there is, with both numbers; `MisuseError` for sizes below 1, and for pinned
-        memory where there is no CUDA device.
+        Refuses: `CapacityError` for more than is available, with both numbers; `MisuseError` for sizes below 1, and for pinned
+        memory without a CUDA device.
         """
         self.page_bytes = tuple(page_bytes)
         self.num_places = num_places

@@ -35,7 +35,7 @@ _NAP_S = 20e-6
 
 
 class DeviceLostError(BlocklifeError):
-    """The device answers with errors only, so nothing can be ordered or proven: its worker must be given up."""
+    """The device only returns errors, so that nothing can be ordered or proven: its worker must be given up."""
 
 
 class StreamEvent(Protocol):
@@ -54,11 +54,11 @@ class Timer(Protocol):
     """Takes the time of what a stream is given between two calls, by the device's own clock."""
 
     def start(self, stream: Stream) -> None:
-        """What the stream is given from now on is timed."""
+        """Start timing what is queued on the stream."""
         ...
 
     def stop(self, stream: Stream) -> None:
-        """And what it is given from now on is not."""
+        """Stop timing."""
         ...
 
     def seconds(self) -> float:
@@ -87,7 +87,7 @@ class StreamDevice(Protocol):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The ways to move bytes that do not work here, and why: copies go on without them, slower."""
+        """The methods of copying that do not work here, and why; copies go on without them, more slowly."""
         ...
 
     def stream(self, name: str) -> Stream:

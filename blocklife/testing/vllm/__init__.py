@@ -11,7 +11,7 @@ __all__ = [
     "VllmDriver",
 ]
 
-if not TYPE_CHECKING:  # who checks types knows the names from above, and no others
+if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {
