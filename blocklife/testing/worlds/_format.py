@@ -87,20 +87,20 @@ WORDS: tuple[Word, ...] = (
     Word("blocks", "num_blocks", int, "device blocks to hand out; the null block comes on top", least=1),
     Word("slots", "num_slots", int, "host slots; a slot holds one chunk", least=1),
     Word("workers", "num_workers", int, "ranks; each copies its share of every job", least=1, most=64),
-    Word("max_jobs", "max_jobs", int, "jobs that can be out at the same time", least=1),
-    Word("max_requests", "max_requests", int, "requests that can be there at the same time", least=1),
+    Word("max_jobs", "max_jobs", int, "jobs that can be in flight at the same time", least=1),
+    Word("max_requests", "max_requests", int, "requests that can exist at the same time", least=1),
     Word("contract", "contract", str, "what may happen to a block that a copy reads", Contract),
     Word("mode", "mode", str, "store content as its chunk fills, or when its block is about to go", Mode),
-    Word("lazy_blocks", "lazy_blocks", int, "lazy: how many of the blocks that go next are kept stored", least=1),
-    Word("async", "asynchronous", bool, "plan each step while the one before it is out"),
-    Word("deadline", "deadline", float, "time that a copy may run; it passes only where a copy can hang or a report be lost, "
-         "and is 1 there"),
-    Word("policy", "replacement", str, "what the host tier forgets first", BUILT_IN),
-    Word("last_step", "last_step", str, "what happens to copies that are out when the last request ends", LastStep),
+    Word("lazy_blocks", "lazy_blocks", int, "lazy: how many of the blocks that are handed out next are kept stored", least=1),
+    Word("async", "asynchronous", bool, "plan each step while the previous one runs"),
+    Word("deadline", "deadline", float, "time that a copy may run; it passes only where a copy can hang or a report can be "
+         "lost, and is 1 there"),
+    Word("policy", "replacement", str, "what the host tier evicts first", BUILT_IN),
+    Word("last_step", "last_step", str, "what happens to copies in flight when the last request ends", LastStep),
     Word("full_hit", "full_hit", str, "what happens to a hit on the whole prompt", FullHit),
-    Word("partial_chunks", "partial_chunks", bool, "store a chunk with a hole as what it is"),
+    Word("partial_chunks", "partial_chunks", bool, "store a chunk that has holes"),
     Word("max_load_failures", "max_load_failures", int, "failed loads after which a request computes"),
-    Word("step_tokens", "step_tokens", int, "tokens that one request computes in one step at most", least=1),
+    Word("step_tokens", "step_tokens", int, "maximum tokens that one request computes in one step", least=1),
     Word("checking", "checking", str, "what a broken rule of the ledger does", Checking),
 )  # fmt: skip
 """Every field of `Settings`."""
@@ -112,14 +112,14 @@ FAULT_DOCS: Mapping[str, str] = {
     "fail": "a copy fails on one worker",
     "hang": "a copy never lands; deadlines pass",
     "lose": "a report is lost; deadlines pass",
-    "repeat": "a report comes once more",
-    "abort": "a client goes away",
-    "preempt": "a request gives way although there is room",
+    "repeat": "a report comes twice",
+    "abort": "a client disconnects",
+    "preempt": "a request is preempted although there is room",
     "reset": "all content is forgotten at once",
-    "drain": "all content is forgotten when no copy is out",
-    "renew": "other weights come",
-    "sleep": "the device is given up for a while",
-    "lose_worker": "a worker goes, and comes back empty",
+    "drain": "all content is forgotten when no copy is in flight",
+    "renew": "the weights change",
+    "sleep": "the device memory is given up for a while",
+    "lose_worker": "a worker is lost, and comes back empty",
 }
 """What each kind of fault is."""
 
@@ -269,14 +269,14 @@ PYTHON_IMPORTS = (
 def words_table() -> Iterator[str]:
     """The words as `specs/testing.md` prints them, line by line."""
     yield from ("| key | default | means |", "| --- | --- | --- |")
-    yield f"| `{REQUESTS}` | a.bc, a.bd | who may come, as prompt.output, one letter a token |"
+    yield f"| `{REQUESTS}` | a.bc, a.bd | the requests that may arrive, as prompt.output, one letter a token |"
     for word in WORDS:
         choices = f" ({', '.join(word.choices)})" if word.choices else ""
         yield f"| `{word.name}` | {word.default_said} | {word.doc}{choices} |"
-    yield f"| `{FAULTS}` | none | a table of how often what may go wrong |"
+    yield f"| `{FAULTS}` | none | a table: how often each fault may happen |"
 
 
 def faults_table() -> Iterator[str]:
     """What may go wrong, likewise."""
-    yield from ("| fault | is |", "| --- | --- |")
+    yield from ("| fault | meaning |", "| --- | --- |")
     yield from (f"| `{name}` | {doc} |" for name, doc in FAULT_DOCS.items())

@@ -73,7 +73,7 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "clients-fence",
-        "a request gives way and a client goes, at any time",
+        "a request is preempted and a client disconnects, at any time",
         _world(_TWO, Settings(max_jobs=2), abort=1, preempt=1),
     ),
     Pinned(
@@ -83,7 +83,7 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "loads-fence",
-        "content comes back from the host into blocks that were just given away",
+        "content comes back from the host into blocks that were just handed out",
         _world(_OTHERS, Settings(max_jobs=2), fail=1, preempt=1),
     ),
     Pinned(
@@ -93,12 +93,12 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "overdue-fence",
-        "a copy never lands, and its blocks go on behind a wait",
+        "a copy never lands, and its blocks are handed out behind a wait",
         _world(_OTHERS, Settings(num_blocks=2, num_slots=4), hang=1, preempt=2),
     ),
     Pinned(
         "overdue-hold",
-        "a copy never lands, and its blocks are missed until the device is proven quiet",
+        "a copy never lands, and its blocks are unavailable until the device is proven quiet",
         _world(_OTHERS, Settings(num_blocks=2, num_slots=4, contract=HOLD), hang=1, preempt=1),
     ),
     Pinned(
@@ -121,15 +121,15 @@ WORLDS: tuple[Pinned, ...] = (
         "all content is forgotten, at once or when no copy is out, while copies fail",
         _world(_SHORT, Settings(), fail=1, reset=1, drain=1),
     ),
-    Pinned("weights", "other weights come twice", _world(_SHORT, Settings(), renew=2)),
+    Pinned("weights", "the weights change twice", _world(_SHORT, Settings(), renew=2)),
     Pinned(
         "sleep",
-        "the device is given up while copies run, and clients go",
+        "the device is given up while copies run, and clients disconnect",
         _world(_LONGER, Settings(), sleep=2, abort=1),
     ),
     Pinned(
         "sleep-loads",
-        "the device is given up while a load runs, which then hangs, and somebody loads the same again",
+        "the device is given up while a load runs, which then hangs, and the same is loaded again",
         _world(_LONGER, Settings(num_slots=3), hang=1, sleep=2, preempt=1),
     ),
     Pinned(
@@ -144,12 +144,12 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "lost-worker",
-        "of two workers one goes with all that it had, and comes back",
+        "one of two workers is lost with its memory, and comes back",
         _world(_SHORT, Settings(num_workers=2), lose_worker=1, preempt=1),
     ),
     Pinned(
         "ahead-fence",
-        "each step is planned while the one before it runs",
+        "each step is planned while the previous one runs",
         _world(_OTHERS, Settings(asynchronous=True, num_blocks=2), hang=1, preempt=1),
     ),
     Pinned(
@@ -169,7 +169,7 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "twins",
-        "three requests say the same, and a report of what they share is lost",
+        "three requests have the same text, and a report of what they share is lost",
         _world(("abcd.e",) * 3, Settings(groups="full:2", num_blocks=4, num_slots=4), lose=1, preempt=1),
     ),
     Pinned(
@@ -198,12 +198,12 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "states-ahead",
-        "states that a plan leaves whose last token is not known yet, and clients that go",
+        "states of a plan whose last token is not known yet, and clients that disconnect",
         _world(_HYBRID, Settings(groups="full:2,mamba:2", num_blocks=8, num_slots=4, asynchronous=True), abort=1),
     ),
     Pinned(
         "roomy",
-        "there is a slot for everything, and nothing that was computed may be left out",
+        "there is a slot for everything, and everything computed must be stored",
         _world(("ab.cd", "ae.f"), Settings(num_slots=8, asynchronous=True), abort=1, preempt=1),
     ),
     Pinned(
@@ -218,12 +218,12 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "last-step-flush",
-        "the last request ends while copies are out, and one of them never lands: the last plan waits",
+        "the last request ends while copies are in flight, and one of them never lands: the last plan waits",
         _world(_SHORT, Settings(), hang=1, fail=1, abort=1),
     ),
     Pinned(
         "last-step-drain",
-        "the same, and nobody waits",
+        "the same, without a wait",
         _world(_SHORT, Settings(last_step=LastStep.DRAIN), hang=1, fail=1, abort=1),
     ),
     Pinned(
@@ -233,7 +233,7 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "arc",
-        "the host forgets by ARC, which remembers what it has forgotten",
+        "the host evicts by ARC, which remembers what it has evicted",
         _world(_OTHERS, Settings(replacement="arc"), preempt=1, reset=1),
     ),
     Pinned(
@@ -248,7 +248,7 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "wide-fence",
-        "three requests over three blocks: copies hang and requests give way",
+        "three requests over three blocks: copies hang and requests are preempted",
         _world(_OTHERS, Settings(), hang=1, preempt=1),
         large=True,
     ),
@@ -266,7 +266,7 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "wide-windows",
-        "a window over chunks with holes, and clients that go",
+        "a window over chunks with holes, and clients that disconnect",
         _world(
             ("abcdefgh.ij", "abcdefgh.ik"),
             Settings(groups="swa:1:2", blocks_per_chunk=2, num_blocks=8, step_tokens=3, contract=HOLD),
@@ -277,7 +277,7 @@ WORLDS: tuple[Pinned, ...] = (
     ),
     Pinned(
         "wide-lazy",
-        "lazy stores of which one fails and one never lands, clients that go, and all is forgotten meanwhile",
+        "lazy stores of which one fails and one never lands, clients that disconnect, and all is forgotten meanwhile",
         _world(("ab.c", "de.f"), Settings(mode=Mode.LAZY, lazy_blocks=2), fail=1, hang=1, abort=1, reset=1),
         large=True,
     ),
