@@ -496,9 +496,9 @@ def test_example_holds_as_many_scenarios_as_its_readme_says(monkeypatch: pytest.
         del sys.modules[name]
 
     assert safety == "safety: 18 of 36 scenarios hold, 18 are not applicable"
-    assert "Of the 36 scenarios about safety 18 hold and none fails; the other 18 are about what this engine has not" in text
+    assert "Of the 36 safety scenarios 18 hold and none fails; the other 18 are about features this engine lacks" in text
     assert re.fullmatch(r"policy: 0 of 10 scenarios hold, 3 do not \(.*\), 7 are not applicable", policy)
-    assert "Of the 10 about policies 7 are not applicable, and in 3 it has another policy" in text
+    assert "Of the 10 policy scenarios 7 are not applicable, and in 3 the engine has another policy" in text
     assert {"A01", "A02", "A03"} <= hasty
     assert len((EXAMPLE / "driver.py").read_text(encoding="utf-8").splitlines()) < 150
 
