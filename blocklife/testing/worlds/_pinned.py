@@ -68,7 +68,7 @@ WORLDS: tuple[Pinned, ...] = (
     Pinned("calm-fence", "two requests with a common prefix, and nothing goes wrong", _world(_TWO, Settings(max_jobs=2))),
     Pinned(
         "calm-hold",
-        "the same, and a block that a copy reads goes to nobody",
+        "the same, and a block that a copy reads is not handed out",
         _world(_TWO, Settings(max_jobs=2, contract=HOLD)),
     ),
     Pinned(
