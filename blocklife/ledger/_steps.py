@@ -277,7 +277,7 @@ class Steps:
         return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
     def _refuse_allocation(self, who: str, count: int, copied: NDArray[np.int64]) -> NoReturn:
-        """Say why there is no room. What is busy is found from the jobs, not by searching the pool."""
+        """Raise the error that says why there is no room. Busy blocks are found from the jobs, without searching the pool."""
         total = len(self._blocks) - 1
         if count > total:
             raise CapacityError(
