@@ -17,7 +17,7 @@ from attrs import evolve
 from blocklife.cli import main
 from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._cases import METHODS, REQUIRED, SHIPPED, files_of, needs, run_files, worlds
-from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, Problem, SettledPlan
+from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, Problem, SettledPlan, Unsupported
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import (
     Outcome,
@@ -441,3 +441,23 @@ def test_show_prints_the_file(capsysbinary: pytest.CaptureFixture[bytes]) -> Non
     """As it is, so that it can be the beginning of one's own."""
     assert main(["scenario", "show", "A01", "vllm/V1"]) == 0
     assert capsysbinary.readouterr().out == FILES["A01"].read_bytes() + (SHIPPED / "vllm" / "V1.toml").read_bytes()
+
+
+class Claimless(OurDriver):
+    """Our engine, which does not say what can be hit, nor what it finds broken."""
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        raise Unsupported("Claimless has no claims")
+
+    def problems(self, device: Device) -> Iterator[Problem]:
+        raise Unsupported("Claimless has no problems")
+
+
+def test_fault_that_cannot_be_seen_is_not_applicable() -> None:
+    """An engine is not called unsafe because it does not say what can be hit."""
+    verdicts = list(run_files([str(FILES["A11"])], Claimless))
+
+    assert {each.outcome for each in verdicts if each.variant["events"] == "shared"} == {Outcome.NOT_APPLICABLE}
+    assert {each.message for each in verdicts if each.variant["events"] == "shared"} == {
+        "whether I6 breaks is not seen: Claimless has no claims"
+    }

@@ -56,6 +56,9 @@ __all__ = [
     "write_scenario",
 ]
 
+SEEN_IN_CLAIMS = "I6"
+"""The rule that is held against what the engine says can be hit, and against nothing else."""
+
 
 class DriverError(MisuseError):
     """A driver that cannot be used, since it raises an error or exits where it must not; the error is the cause."""
@@ -299,6 +302,11 @@ class _ScenarioRun:
                 ) from fault
             self.say(f"    as expected: {stage.in_words(str(fault))}")
             return
+        if step.fault == SEEN_IN_CLAIMS:
+            try:
+                stage.driver.claims()
+            except Unsupported as reason:
+                raise _Over(Outcome.NOT_APPLICABLE, f"whether {step.fault} breaks is not seen: {reason}", str(reason)) from None
         raise self.not_so(f"{where}: expected that {step.fault} breaks; every rule holds")
 
     def expect(self, stage: Stage, expected: Mapping[str, Value], where: str) -> None:
