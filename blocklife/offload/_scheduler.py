@@ -151,7 +151,8 @@ class OffloadScheduler(edge.NotCopied):
         """The longest prefix of the request's *known_tokens* that all groups have, on the device and in the host tier.
 
         *device_tokens* is the prefix-cache hit on the device found by the engine's own allocator; None if the ledger owns the
-        pool. The slots of the host part are pinned until a load takes them or the plan of this step is built.
+        pool. The slots of the host part are pinned until a load takes them or the plan of this step is built. Nothing can check
+        *known_tokens*: name the prompt and every token sampled so far, because the keys of all these tokens may be asked for.
         Refuses: a request that runs or loads; more plans out than allowed; a scheduler that sleeps.
         """
         tracked = self._steps.tracked(name)
