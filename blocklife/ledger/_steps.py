@@ -281,7 +281,8 @@ class Steps:
         total = len(self._blocks) - 1
         if count > total:
             raise CapacityError(
-                f"{who}: {counted(count, 'block')} wanted, and the device has {total} (it never fits: refuse the request)"
+                f"{who}: {counted(count, 'block')} wanted, and the device has {total} "
+                "(it never fits: ask for less, or refuse the request)"
             )
         bad = self._blocks.column.view[copied] == BlockLife.table.index[Block.QUARANTINED]
         idle = (self._blocks.refs_view[copied] == 0) & ~bad

@@ -1787,5 +1787,9 @@ def test_release_of_a_shared_life_in_one_call_lets_go_of_it_for_each() -> None:
 def test_request_that_never_fits_is_told_so() -> None:
     """More blocks than the device has: no preemption and no copy that lands will make room."""
     ledger = make_ledger(num_blocks=6)
-    with refuses(ledger, CapacityError, r"a: 6 blocks wanted, and the device has 5 \(it never fits: refuse the request\)"):
+    with refuses(
+        ledger,
+        CapacityError,
+        r"a: 6 blocks wanted, and the device has 5 \(it never fits: ask for less, or refuse the request\)",
+    ):
         ledger.allocate("a", 6)

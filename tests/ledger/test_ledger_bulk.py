@@ -576,7 +576,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "allocate_many all or none": (
         lambda x: x.allocate_many(["a", "b"], [1, 99]),
         CapacityError,
-        r"2 requests: 100 blocks wanted, \d are free, 1 is freeing soon, 0 are quarantined",
+        r"2 requests: 100 blocks wanted, and the device has 11 .it never fits: ask for less, or refuse the request",
     ),
     "release_many unknown": (lambda x: x.release_many(["a", "z"], [[0], [0]]), MisuseError, "request z: it is not known"),
     "release_many beyond": (
