@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Protocol
 
 from attrs import frozen
@@ -130,7 +130,7 @@ def ledger_ground_of(settings: LedgerSettings) -> Ground:
     return run
 
 
-SWITCHING = (_ids, _ring, _steps, edge, views)
+SWITCHING: tuple[ModuleType, ...] = (_ids, _ring, _steps, edge, views)
 """The modules that ask from how many ids on a batch is handled as an array."""
 _IN_BULK = ("clients-fence", "overdue-fence", "upheavals", "ledger verbs")
 """Worlds that are explored a second time, with every batch as an array."""
