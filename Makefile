@@ -13,7 +13,7 @@ BOTH_WAYS := both_ways ledger offload cli/test_check.py \
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
 LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_walks.py \
-  $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py plugin.py processes.py story.py worlds.py) \
+  $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
   tests/test_oracle.py::test_long_walks_agree_step_by_step \
