@@ -69,7 +69,7 @@ def print_help(parser: argparse.ArgumentParser) -> int:
 
 
 def complain(message: str) -> None:
-    """Print one line on standard error; if there is none, print() would use standard output instead."""
+    """Print one line on standard error. Without a standard error nothing is printed: print() would use standard output."""
     if sys.stderr is not None:
         print(one_line(f"blocklife: {message}"), file=sys.stderr)
 

@@ -55,7 +55,7 @@ class Checks:
             found = None
         if found is None:
             edge.text(request, "request")
-            raise MisuseError(f"request {request}: it is not known (add it first; after finish its name means nobody)")
+            raise MisuseError(f"request {request}: it is not known (add it first; a request that is over is forgotten)")
         return found
 
     def groups(self, groups: int | Sequence[int], count: int) -> list[int]:

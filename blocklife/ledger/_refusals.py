@@ -36,7 +36,7 @@ _MOST_NAMES = 3
 _NOT_IN_THE_WAY: Mapping[str, object] = MappingProxyType(
     {"fence": True, "refs": 0, "pins": 0, "writes": 0, "overdue": 0, "own": True, "ok": True}
 )
-"""Values of a payload that stand in nobody's way."""
+"""Values of a payload that never cause a refusal."""
 
 
 def counted(count: int, one: str) -> str:
@@ -114,7 +114,7 @@ class Bystanders:
         return [f"{named('job', names)} {verbs[len(names) > 1]}" for verbs, names in doing.items()]
 
     def held(self) -> list[str]:
-        """Who holds the place, as a clause; none where nobody does."""
+        """A clause that names the requests holding the place; empty if no request holds it."""
         if self.requests:
             return [f"{named('request', self.requests)} hold{'s' * (len(self.requests) == 1)} it"]
         return [f"{counted(self.refs, 'request')} hold{'s' * (self.refs == 1)} it"] if self.refs else []

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError, RefusedError
-from blocklife.lifecycle._hooks import Hooks, Subscription, Transition, What
+from blocklife.lifecycle._hooks import NO_PAYLOAD, Hooks, Subscription, Transition, What
 from blocklife.lifecycle._table import REFUSED, Event, Row, Table
 
 Ids: TypeAlias = list[int] | NDArray[np.int64] | slice
@@ -21,8 +21,6 @@ Facts: TypeAlias = int | Sequence[int] | NDArray[np.uint8]
 
 Rows: TypeAlias = int | list[int] | NDArray[np.uint8]
 """The row that each place takes: one number if all take the same, or one per place."""
-
-_NO_PAYLOAD: Mapping[str, object] = {}
 
 
 class Column:
@@ -96,14 +94,14 @@ class Column:
             for row, times in enumerate(np.bincount(found).tolist()):
                 self.taken[row] += times
 
-    def fire(self, event: Event, ids: Ids, facts: Facts = 0, payload: Mapping[str, object] = _NO_PAYLOAD) -> None:
+    def fire(self, event: Event, ids: Ids, facts: Facts = 0, payload: Mapping[str, object] = NO_PAYLOAD) -> None:
         """Ask, commit and call the hooks, where one column moves alone. *payload* is passed on to the hooks."""
         rows = self.ask(event, ids, facts)
         self.commit(ids, rows)
         if self._hooks is not None:
             self.tell(event, ids, rows, payload)
 
-    def tell(self, event: Event, ids: Ids, rows: Rows, payload: Mapping[str, object] = _NO_PAYLOAD) -> None:
+    def tell(self, event: Event, ids: Ids, rows: Rows, payload: Mapping[str, object] = NO_PAYLOAD) -> None:
         """Call the hooks for a committed step: for callers that move several columns together and tell once all are written."""
         hooks = self._hooks
         if hooks is not None and hooks.active and hooks.hears(self.table.name, rows):
@@ -167,7 +165,7 @@ class Column:
             raise MisuseError(f"{self.table.name}.{event.name}: facts must be 0 to {most}, a bit for each guard, not {wrong}")
         return facts
 
-    def refusal(self, event: Event, place: int, payload: Mapping[str, object] = _NO_PAYLOAD) -> RefusedError:
+    def refusal(self, event: Event, place: int, payload: Mapping[str, object] = NO_PAYLOAD) -> RefusedError:
         """The error to raise when one place refuses *event*, with what is known of its payload."""
         return self.table.refusal(self.thing(place), self.at(place), event.name, place, payload)
 

@@ -40,7 +40,7 @@ class AnyEdge(Protocol):
 What: TypeAlias = "type[Lifecycle] | AnyEdge"
 """What a hook can be registered for: all events of a lifecycle, or one event."""
 
-_NO_PAYLOAD: Mapping[str, object] = {}
+NO_PAYLOAD: Mapping[str, object] = {}
 _NUM_ROWS = 256
 
 
@@ -68,7 +68,7 @@ class Transition:
         event: str,
         places: Sequence[int] | NDArray[np.int64],
         rows: RowsTaken,
-        payload: Mapping[str, object] = _NO_PAYLOAD,
+        payload: Mapping[str, object] = NO_PAYLOAD,
     ) -> None:
         self.table = table
         self.event = event

@@ -538,7 +538,7 @@ class SchedulerSteps:
             found = None
         if found is None:
             edge.text(name, "name")
-            raise MisuseError(f"request {name}: it is not known (add it first; after its end its name means nobody)")
+            raise MisuseError(f"request {name}: it is not known (add it first; a request that is over is forgotten)")
         return found
 
     def check_open(self, *, awake: bool = True) -> None:

@@ -985,7 +985,7 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     ),
     "free nobody": (
         MisuseError,
-        "add it first; after its end its name means nobody",
+        "add it first; a request that is over is forgotten",
         lambda rig: rig.scheduler.free("x", 0, []),
     ),
     "grow nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.grow({"x": 1})),

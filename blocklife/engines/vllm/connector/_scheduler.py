@@ -116,7 +116,7 @@ class ConnectorScheduler:
             own_pool=False,
             indexed=False,
         )
-        # events are kept only if somebody takes them
+        # the host tier keeps events only if vLLM collects them
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have its own plan and, before it, one with the stores of finished requests
         policies = config.policies(2 * shape.max_batches + 1)
