@@ -66,21 +66,17 @@ class Journal:
     ) -> None:
         """Note a step that was written; the fields are those of `LedgerTransition`."""
         self._sequence = number = self._sequence + 1
-        epochs, heard = _NONE, False
-        if self.hooks.active and self.hooks.hears(machine, rows):
-            heard, name = True, name or self.request
-            if machine == "block":
-                epoch = self._blocks.epoch
-                epochs = [epoch[place] for place in ids]
-        entry = (number, self.plan, machine, event, ids, rows, epochs, job, jobs, name)
+        entry = (number, self.plan, machine, event, ids, rows, _NONE, job, jobs, name)
         entries = self.entries
         entries.append(entry)
         size = self.size + len(ids)
         while size > self.most:
             size -= len(entries.popleft()[4])
         self.size = size
-        if heard:
-            self._untold.append(entry)
+        if self.hooks.active and self.hooks.hears(machine, rows):  # an epoch may change again before the verb is over
+            epoch = self._blocks.epoch
+            epochs = [epoch[place] for place in ids] if machine == "block" else _NONE
+            self._untold.append((*entry[:6], epochs, job, jobs, name or self.request))
 
     def records(self) -> list[LedgerTransition]:
         """The latest steps, oldest first."""

@@ -41,6 +41,8 @@ What: TypeAlias = "type[Lifecycle] | AnyEdge"
 """What a hook can be registered for: all events of a lifecycle, or one event."""
 
 NO_PAYLOAD: Mapping[str, object] = {}
+NO_ROWS: Mapping[str, bytes] = {}
+"""What is wanted where no table decides."""
 _NUM_ROWS = 256
 
 
@@ -129,7 +131,7 @@ class Subscription(Generic[RecordT]):
     def __init__(
         self,
         among: Listeners[RecordT],
-        wanted: Mapping[str, bytes] | None = None,
+        wanted: Mapping[str, bytes] = NO_ROWS,
         hook: Callable[[RecordT], object] | None = None,
     ) -> None:
         self._among = among
@@ -296,7 +298,7 @@ class Hooks(Listeners[TransitionT]):
     def _unite(self) -> None:
         united: dict[str, bytes] = {}
         for each in self:
-            for machine, flags in (each.wanted or {}).items():
+            for machine, flags in each.wanted.items():
                 before = united.get(machine, bytes(_NUM_ROWS))
                 united[machine] = bytes(map(max, before, flags))
         self.wanted = united
@@ -344,8 +346,6 @@ class _Telling:
 
 def _heard(transition: TransitionT, subscription: Subscription[TransitionT]) -> TransitionT | None:
     """The part of a transition that one subscription wants: all of it, some places, or None."""
-    if subscription.wanted is None:
-        return transition
     flags = subscription.wanted.get(transition.machine)
     if flags is None or not _any_of(flags, transition.rows):
         return None

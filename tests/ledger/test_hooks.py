@@ -203,3 +203,14 @@ def test_what_can_never_be_heard_is_refused_at_once(case: str) -> None:
 
     assert ledger._state.journal.hooks.active is False
     assert ledger.on(hook=hear).heard == []
+
+
+def test_journal_is_the_same_whoever_listens() -> None:
+    """What a hook is told besides is not kept: the journal of two equal ledgers is one."""
+    heard, silent = make_ledger(), make_ledger()
+    with heard.on():
+        in_flight(heard)
+    in_flight(silent)
+    told = [[(*each.steps(), each.event, each.request, list(each.epochs)) for each in one.journal] for one in (heard, silent)]
+
+    assert told[0] == told[1]
