@@ -37,8 +37,13 @@ Unusual arrows, and why they exist:
 What is not here: which places a verb applies to, the order of the effects of one coupling (the ledger keeps the order in
 which they are written), and staleness of a *name*, which is a comparison of epochs and not a state.
 
+Below the slots there may be a store that somebody else owns (`specs/tiers.md`): other processes put content there, and it may
+vanish or be slow or down. It has no places here. Two kinds of jobs reach it: a *demotion* copies READY slots to it and pins
+them as a load does; a *promotion* fills slots from it, and reserves and publishes them as a store does. Neither touches a
+block.
+
 What these tables do not allow, and what it costs: a submit from PLEDGED that names the producing step's event (one step under
-asynchronous scheduling), and one store per life *and tier* (there is one tier below the device).
+asynchronous scheduling), and a copy between the device and the store below that passes by the slots.
 """
 
 from __future__ import annotations
@@ -76,10 +81,10 @@ class Slot(enum.Enum):
     """Where one place in the lower tier stands."""
 
     EMPTY = "nothing in it"
-    WRITING = "a store fills it"
-    READY = "final content under its key; loads may pin it"
-    STALE = "its key is dead, loads still read it"
-    QUARANTINED = "a store past its deadline may still write it"
+    WRITING = "a store or a promotion fills it"
+    READY = "final content under its key; loads and demotions may pin it"
+    STALE = "its key is dead, and a load or demotion still reads it"
+    QUARANTINED = "a store or promotion past its deadline may still write it"
 
 
 @enum.unique
@@ -344,13 +349,13 @@ def is_own(own: bool) -> bool:
 
 @guard
 def published(ok: bool) -> bool:
-    """The store that fills the slot is DONE."""
+    """The job that fills the slot is DONE, and this slot's content came whole."""
     return ok
 
 
-@guard(otherwise="a load reads it, or a lookup counts on it")
+@guard(otherwise="a load or demotion reads it, or a lookup counts on it")
 def unpinned(pins: int) -> bool:
-    """No load reads the slot, and no lookup counts on it."""
+    """No load or demotion reads the slot, and no lookup counts on it."""
     return pins == 0
 
 
@@ -459,31 +464,31 @@ class SlotLife(Lifecycle, initial=Slot.EMPTY):
     """The life of one slot of the lower tier."""
 
     @edge(Slot.EMPTY, to=Slot.WRITING)
-    def plan_store(self) -> None:
-        """Reserve the slot for a store."""
+    def reserve(self) -> None:
+        """Reserve the slot for a store or a promotion."""
 
     @edge(Slot.WRITING, to=Slot.EMPTY)
     def cancel(self) -> None:
-        """The planned store is given up."""
+        """The planned store or promotion is given up."""
 
     @edge(Slot.WRITING, to=Slot.READY, when=published)
     @edge(Slot.WRITING, Slot.QUARANTINED, to=Slot.EMPTY)
     def land(self, ok: bool) -> None:
-        """The store that fills the slot no longer touches it."""
+        """The job that fills the slot no longer touches it."""
 
     @edge(Slot.WRITING, to=Slot.QUARANTINED)
     def expire(self) -> None:
-        """The store that fills the slot is past its deadline."""
+        """The job that fills the slot is past its deadline."""
 
     @edge(Slot.READY, to=Slot.READY)
     def pin(self) -> None:
-        """A load, or a lookup that counted on the slot, holds it."""
+        """A load, a demotion, or a lookup that counted on the slot, holds it."""
 
     @edge(Slot.READY, to=Slot.READY)
     @edge(Slot.STALE, to=Slot.STALE, when=pinned)
     @edge(Slot.STALE, to=Slot.EMPTY)
     def unpin(self, pins: int) -> None:
-        """A load, or a lookup, lets go."""
+        """A load, a demotion, or a lookup, lets go."""
 
     @edge(Slot.READY, to=Slot.EMPTY, when=unpinned)
     def evict(self, pins: int) -> None:
@@ -627,7 +632,7 @@ COUPLINGS: tuple[Coupling, ...] = (
         "store-planned",
         "job.plan(store)",
         (Job.PLANNED,),
-        ("block.plan_store", "slot.plan_store"),
+        ("block.plan_store", "slot.reserve"),
         "Planning a store pins its blocks and reserves its slots.",
     ),
     Coupling(
@@ -636,6 +641,20 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.PLANNED,),
         ("block.plan_load", "slot.pin", "request.plan_load"),
         "Planning a load pins both ends, and the request leaves the batch.",
+    ),
+    Coupling(
+        "demotion-planned",
+        "job.plan(demote)",
+        (Job.PLANNED,),
+        ("slot.pin",),
+        "Planning a demotion pins its slots: what a copy reads is not evicted.",
+    ),
+    Coupling(
+        "promotion-planned",
+        "job.plan(promote)",
+        (Job.PLANNED,),
+        ("slot.reserve",),
+        "Planning a promotion reserves its slots: nothing is brought into a slot that is not reserved.",
     ),
     Coupling("submitted", "job.submit", (Job.IN_FLIGHT,), ("block.submit",), "The workers own the copy from here on."),
     Coupling(
@@ -651,6 +670,20 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.CANCELLED,),
         ("block.land", "slot.unpin"),
         "A planned load is given up only with its request; nobody has written a target, so that each is free at once.",
+    ),
+    Coupling(
+        "demotion-cancelled",
+        "job.cancel(demote)",
+        (Job.CANCELLED,),
+        ("slot.unpin",),
+        "A planned demotion that is given up leaves no trace.",
+    ),
+    Coupling(
+        "promotion-cancelled",
+        "job.cancel(promote)",
+        (Job.CANCELLED,),
+        ("slot.cancel",),
+        "A planned promotion that is given up leaves no trace.",
     ),
     Coupling(
         "store-ended",
@@ -681,6 +714,20 @@ COUPLINGS: tuple[Coupling, ...] = (
         "Nobody waits for an abandoned load; only its places do.",
     ),
     Coupling(
+        "demotion-ended",
+        "job.finish(demote)",
+        (Job.DONE, Job.FAILED, Job.CANCELLED),
+        ("slot.unpin",),
+        "The end of a demotion, good or bad, lets go of the slots; their content stays.",
+    ),
+    Coupling(
+        "promotion-ended",
+        "job.finish(promote)",
+        (Job.DONE, Job.FAILED, Job.CANCELLED),
+        ("slot.land",),
+        "A promotion that is DONE publishes the slots whose content came whole on every worker; all others become empty.",
+    ),
+    Coupling(
         "store-expired",
         "job.expire(store)",
         (Job.QUARANTINED,),
@@ -693,6 +740,13 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.QUARANTINED,),
         ("block.expire", "slot.drop", "request.load_failed"),
         "The request does not wait for ever; its targets stay out of reach until they are proven quiet.",
+    ),
+    Coupling(
+        "promotion-expired",
+        "job.expire(promote)",
+        (Job.QUARANTINED,),
+        ("slot.expire",),
+        "Past the deadline nobody knows whether the slots are still being written. A demotion past it keeps its pins, no more.",
     ),
     Coupling(
         "request-gives-up",

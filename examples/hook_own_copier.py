@@ -2,7 +2,7 @@
 
 The executor launches each copy from its own hook on `JobLife.submit`; a second hook beside it prints what was launched::
 
-    job 1.1 launched: 2 blocks away from the device
+    job 1.1 launched: 2 blocks from the device to host slots
     job 1.1: IN_FLIGHT -> DONE
     in host memory: [1.0, 2.0]
 """

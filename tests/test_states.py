@@ -109,7 +109,7 @@ PINNED = {
         IN_FLIGHT drop -> STALE [idle]
     """,
     "slot": """
-        EMPTY plan_store -> WRITING
+        EMPTY reserve -> WRITING
         WRITING cancel -> EMPTY
         WRITING land -> READY [published]
         WRITING land -> EMPTY
@@ -397,7 +397,7 @@ def test_natures_agree_with_the_rows() -> None:
     assert sources(BlockLife, "cancel") == states_with(Trait.COPYING, Block) - states_with(Trait.READ, Block)
     assert sources(BlockLife, "release") == states_with(Trait.HELD, Block) | {Block.PENDING_STORE, Block.IN_FLIGHT}
     assert sources(BlockLife, "land") == STORE_READS | LOAD_WRITES
-    assert sources(SlotLife, "plan_store") == states_with(Trait.FREE, Slot)
+    assert sources(SlotLife, "reserve") == states_with(Trait.FREE, Slot)
     assert sources(SlotLife, "land") == states_with(Trait.WRITTEN, Slot)
     assert sources(SlotLife, "unpin") == states_with(Trait.READ, Slot)
     assert sources(JobLife, "finish") == states_with(Trait.OUT, Job) | states_with(Trait.OVER, Job)
@@ -443,7 +443,8 @@ def test_handles_name_the_states_of_the_table() -> None:
 
 # --- couplings ---------------------------------------------------------------------------------------------------------
 
-KINDS = ("store", "load")
+ON_DEVICE = ("store", "load")
+KINDS = (*ON_DEVICE, "demote", "promote")
 OUTSIDE = {"job.plan", "ledger.reset"}
 """Causes that are no event of a machine: a job is made by its plan, and a reset is a verb of the ledger."""
 
@@ -511,7 +512,7 @@ def test_coupled_refuses_two_rows_for_one_case(monkeypatch: pytest.MonkeyPatch) 
 def test_coupled_is_empty_where_nothing_follows() -> None:
     """A worker's report that leaves others outstanding moves the job alone."""
     for state in (Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED, Job.QUARANTINED):
-        assert [coupled(f"job.finish({kind})", state) for kind in KINDS] == [(), ()]
+        assert [coupled(f"job.finish({kind})", state) for kind in KINDS] == [()] * len(KINDS)
 
 
 def causes_of_an_end() -> list[tuple[str, Job]]:
@@ -526,13 +527,22 @@ def causes_of_an_end() -> list[tuple[str, Job]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("event", "state"), causes_of_an_end())
 def test_couplings_cover_every_end_of_a_job(event: str, state: Job, kind: str) -> None:
-    """However a store or a load ends, something is coupled that lets go of its places."""
+    """However a job ends, something is coupled that lets go of its places; of blocks where it touches some."""
     effects = coupled(f"job.{event}({kind})", state)
 
-    assert {"block.land", "block.cancel", "slot.unpin"} & set(effects)
+    assert {"block.land", "block.cancel", "slot.unpin", "slot.cancel", "slot.land"} & set(effects)
+    assert any(effect.startswith("block.") for effect in effects) is (kind in ON_DEVICE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_couplings_cover_plan_and_expiry_below() -> None:
+    """A promotion reserves, and leaves its slots quarantined; a demotion only pins what it reads."""
+    assert coupled("job.plan(promote)", Job.PLANNED) == ("slot.reserve",)
+    assert coupled("job.expire(promote)", Job.QUARANTINED) == ("slot.expire",)
+    assert coupled("job.plan(demote)", Job.PLANNED) == ("slot.pin",)
+    assert coupled("job.expire(demote)", Job.QUARANTINED) == ()
+
+
+@pytest.mark.parametrize("kind", ON_DEVICE)
 def test_couplings_cover_plan_and_expiry(kind: str) -> None:
     """Both kinds of job pin their places when planned and leave the pins overdue when expired."""
     assert coupled(f"job.plan({kind})", Job.PLANNED)[0] == f"block.plan_{kind}"

@@ -78,7 +78,7 @@ SAID: Mapping[str, tuple[Saying, ...]] = {
     "block.release": (Saying(SCHEDULER, LEDGER, "release {place}"),),
     "block.drop": (Saying(SCHEDULER, LEDGER, "drop {place}"),),
     # slots
-    "slot.plan_store": (_PLANNED,),
+    "slot.reserve": (_PLANNED,),
     "slot.pin": (Saying(SCHEDULER, LEDGER, "look up: pin {place}"),),
     "slot.pin, in the name of a job": (_PLANNED,),
     "slot.unpin": (Saying(SCHEDULER, LEDGER, "look up: unpin {place}"),),

@@ -15,6 +15,7 @@ from blocklife.ledger.records import (
     Refusal,
     Result,
     Seal,
+    TierTransfer,
     Transfer,
     Worker,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Seal",
     "Snapshot",
     "Statistics",
+    "TierTransfer",
     "Transfer",
     "Worker",
     "block_of",

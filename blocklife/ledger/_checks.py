@@ -20,10 +20,10 @@ from blocklife.errors import InvariantError, LateError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, every, ids_of, listed, select
 from blocklife.ledger._limits import Checking
-from blocklife.ledger._rules import COUNTS, SEAL
+from blocklife.ledger._rules import ACQUIRE, COUNTS, HAND_OUT, SEAL
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer, JobColumns, JobRow
-from blocklife.ledger.records import Completion, Direction, JobId, Seal
+from blocklife.ledger.records import Completion, JobId, Placement, Seal
 from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
 
 JOB, REQUEST = JobLife.table.events, RequestLife.table.events
@@ -187,6 +187,13 @@ class Checks:
         job = self._jobs.by_number.get(completion.job.number) if completion.job.incarnation == self._state.incarnation else None
         if job is not None and job.number in self._jobs.planned:
             self.ask_job(job, "finish")
+        if job is not None and completion.missing:
+            if job.direction.on_device:
+                raise MisuseError(
+                    f"job {completion.job}: a {job.direction.name} cannot miss a part of its content (report Result.FAILED)"
+                )
+            if not 0 <= min(completion.missing) <= max(completion.missing) < len(job.slots):
+                raise MisuseError(f"job {completion.job}: missing {completion.missing[:8]} of {len(job.slots)} slots")
 
     def content(self, ids: Ids, lives: Lives, keys: Sequence[bytes], group: int) -> None:
         """Content is sealed in the group it was handed out for, and under the key that a planned store will publish."""
@@ -225,7 +232,7 @@ class Checks:
         """Refuse reports that `settle` could not apply, before it applies anything."""
         planned, workers = self._jobs.planned, self._state.limits.num_workers
         for completion in completions:
-            if not 0 <= completion.worker < workers or completion.job.number in planned:
+            if not 0 <= completion.worker < workers or completion.job.number in planned or completion.missing:
                 self.report(completion)
         if not seals or self.are_sealable(seals):
             return
@@ -371,6 +378,33 @@ class Checks:
             key = next(key for slot, (_, key) in zip(slots, contents, strict=True) if slot is not None and state[slot] == READY)
             raise MisuseError(f"key {key.hex()}: it is stored already (look it up first)")
 
+    def demotion(self, slots: Ids, space: bytes) -> JobColumns:
+        """The columns of a demotion of these slots."""
+        self.slots(slots)
+        if not len(slots):
+            raise MisuseError("a job with nothing to copy cannot be built")
+        chosen, group, key = listed(slots), self._slots.group, self._slots.key
+        return JobColumns.of_slots(slots, bytes([group[slot] for slot in chosen]), [key[slot] or b"" for slot in chosen], space)
+
+    def promotion(self, slots: Ids, keys: Sequence[bytes], groups: int | Sequence[int], space: bytes) -> JobColumns:
+        """The columns of a promotion: groups exist, and none of the content is stored or on its way already (I14)."""
+        self.slots(slots)
+        if not len(slots):
+            raise MisuseError("a job with nothing to copy cannot be built")
+        if len(keys) != len(slots):
+            raise MisuseError(f"{len(slots)} slots and {len(keys)} keys do not agree")
+        own = bytes(self.groups(groups, len(keys)))
+        contents = list(zip(own, keys, strict=True))
+        if len(set(contents)) != len(contents):
+            (_, key), _ = Counter(contents).most_common(1)[0]
+            raise MisuseError(f"key {key.hex()}: it is named twice in one job (I14)")
+        indexes, state = self._slots.index, self._slots.state
+        for group, key in contents:
+            if (slot := indexes[group].get(key)) is not None:
+                coming = "stored already" if state[slot] == READY else "on its way already"
+                raise MisuseError(f"key {key.hex()}: it is {coming}, in slot {slot} (look it up first)")
+        return JobColumns.of_slots(slots, own, list(keys), space)
+
     def load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]], columns: JobColumns) -> Ids:
         """The blocks of a load, after all checks that do not depend on states."""
         if None in columns.names:
@@ -390,6 +424,21 @@ class Checks:
                         f"slot {slot}: it holds content of group {own}, not {transfer.blocks.group} (look it up again)"
                     )
         return ids
+
+    def placements(self, found: RequestRow, placements: Sequence[Placement]) -> None:
+        """What an engine's own allocator has put into the tables of one request: each block is named once, and may go there."""
+        taken = self.blocks([block for each in placements for block in each.taken])
+        allocated = self.blocks([block for each in placements for block in each.allocated])
+        self.blocks([*taken, *allocated])
+        for each in placements:
+            self.group(each.group)
+            if each.skipped < 0:
+                raise MisuseError(f"request {found.name}: cannot skip {each.skipped} blocks")
+            lives = self._blocks.lives(batch(each.taken))
+            self.handed_out(ids_of(lives), each.group)
+            self.tenancy(found.tables[each.group], lives, found.name)
+        self._blocks.ask(ACQUIRE, batch(taken))
+        self._blocks.ask(HAND_OUT[self._state.fence], batch(allocated))
 
     def held(self, request: RequestRow, blocks: Batch[Allocated]) -> None:
         holds = set(request.tables[blocks.group])
@@ -418,7 +467,7 @@ class Checks:
         if any(column[place] == wrong for place in ids) if type(ids) is list else bool((view[ids] == wrong).any()):
             problem = "a block still names it" if over else "a block has no pin of it (I1)"
             self.violate(f"job {self._state.id_of(job)} is {state.name}, and {problem}")
-        if over and state is not Job.DONE and job.direction is Direction.STORE:
+        if over and state is not Job.DONE and job.direction.fills_slots:
             for slot in job.slots:
                 if self._slots.at(slot) is Slot.READY and self._slots.key[slot] in job.keys:
                     self.violate(f"slot {slot} is READY although job {self._state.id_of(job)} is {state.name} (I6)")

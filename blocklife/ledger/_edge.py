@@ -243,12 +243,13 @@ def completion(record: object, name: str) -> Completion:
     """One worker's report."""
     if type(record) is Completion and type(record.worker) is int and type(record.result) is Result:
         job = record.job
-        if type(job) is JobId and type(job.number) is int and type(job.incarnation) is int:
+        if type(job) is JobId and type(job.number) is int and type(job.incarnation) is int and not record.missing:
             return record
     found = member(record, Completion, name)
     job_id(found.job, f"{name}.job")
     whole(found.worker, f"{name}.worker")
     member(found.result, Result, f"{name}.result")
+    counts(found.missing, f"{name}.missing")
     return found
 
 

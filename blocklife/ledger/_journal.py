@@ -78,6 +78,17 @@ class Journal:
             epochs = [epoch[place] for place in ids] if machine == "block" else _NONE
             self._untold.append((*entry[:6], epochs, job, jobs, name or self.request))
 
+    def history(self, machine: str, place: int) -> list[str]:
+        """`Ledger.history`."""
+        table = MACHINES[machine]
+        return [
+            f"plan {each.plan}: {table.row(row)}" + (f" (job {job})" if job else "")
+            for each in self.records()
+            if each.machine == machine
+            for (where, row), job in zip(each.steps(), each.job_of_each(), strict=True)
+            if where == place
+        ]
+
     def records(self) -> list[LedgerTransition]:
         """The latest steps, oldest first."""
         return [LedgerTransition(*entry, self._incarnation) for entry in self.entries]

@@ -60,7 +60,6 @@ from blocklife.ledger.records import (
     Placement,
     Plan,
     Refusal,
-    Result,
     Seal,
     Worker,
 )
@@ -134,7 +133,7 @@ class Ledger(edge.NotCopied):
         self.ended: Mapping[str, int] = state.ended
         """Number of jobs, by terminal state."""
         self.moved: Mapping[str, int] = state.moved
-        """Number of blocks moved by jobs that are DONE, by direction."""
+        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
         self.holders: Mapping[str, Mapping[int, int]] = state.holders
         """Pins on slots besides those of jobs, by holder."""
         self.blocks = BlocksView(state)
@@ -223,14 +222,7 @@ class Ledger(edge.NotCopied):
         edge.whole(place, "place")
         if edge.text(machine, "machine") not in MACHINES:
             raise MisuseError(f"machine {machine!r}: it is not known (known are {', '.join(MACHINES)})")
-        table = MACHINES[machine]
-        return [
-            f"plan {each.plan}: {table.row(row)}" + (f" (job {job})" if job else "")
-            for each in self._journal.records()
-            if each.machine == machine
-            for (where, row), job in zip(each.steps(), each.job_of_each(), strict=True)
-            if where == place
-        ]
+        return self._journal.history(machine, place)
 
     @property
     def plan_number(self) -> int:
@@ -455,11 +447,11 @@ class Ledger(edge.NotCopied):
         self._steps.cancel_orphans(self._steps.move_blocks(rules.DROP, ids))
 
     @verb
-    def demote(self, lives: Lives) -> None:
+    def hand_out_first(self, lives: Lives) -> None:
         """Hand out these blocks, if CACHED, before others: their content also exists elsewhere."""
         self._check.pool(own=True)
         chosen = edge.numbers(lives, "lives")
-        self._check.distinct(chosen, "demote")
+        self._check.distinct(chosen, "hand_out_first")
         chosen = select(chosen, self._blocks.fresh(chosen))
         cached = BlockLife.table.index[Block.CACHED]
         state = self._blocks.state
@@ -507,18 +499,7 @@ class Ledger(edge.NotCopied):
         self._check.pool(own=False)
         found = self._check.request(request)
         placements = edge.placements(placements, "placements")
-        taken = self._check.blocks([block for each in placements for block in each.taken])
-        allocated = self._check.blocks([block for each in placements for block in each.allocated])
-        self._check.blocks([*taken, *allocated])
-        for each in placements:
-            self._check.group(each.group)
-            if each.skipped < 0:
-                raise MisuseError(f"request {request}: cannot skip {each.skipped} blocks")
-            lives = self._blocks.lives(batch(each.taken))
-            self._check.handed_out(ids_of(lives), each.group)
-            self._check.tenancy(found.tables[each.group], lives, request)
-        self._blocks.ask(rules.ACQUIRE, batch(taken))
-        self._blocks.ask(rules.HAND_OUT[self._state.fence], batch(allocated))
+        self._check.placements(found, placements)
         for each in placements:
             self.skip(request, each.skipped, each.group)
             self.observe_take(request, each.taken, each.group)
@@ -649,6 +630,30 @@ class Ledger(edge.NotCopied):
         return Jobs((self._state.id_of(self._steps.plan_load(found, columns, ids)),))
 
     @verb
+    def plan_demotion(self, slots: Sequence[int], *, space: bytes = b"") -> Jobs[Planned]:
+        """Copy the content of READY slots to the store below, in one job; the slots keep it.
+
+        Edges: job (new) → PLANNED; slot READY, with one pin of the job until it is terminal. Refuses: a slot without final
+        content; `CapacityError` as `plan_stores`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
+        """
+        columns = self._check.demotion(edge.numbers(slots, "slots"), edge.member(space, bytes, "space"))
+        return Jobs((self._state.id_of(self._steps.plan_below(Direction.DEMOTE, columns)),))
+
+    @verb
+    def plan_promotion(
+        self, slots: Sequence[int], keys: Sequence[bytes], groups: int | Sequence[int] = 0, *, space: bytes = b""
+    ) -> Jobs[Planned]:
+        """Fill EMPTY slots with content from the store below, in one job; *groups* is one group, or one for each slot.
+
+        Edges: job (new) → PLANNED; slot EMPTY → WRITING. When the job is DONE, slots whose content came whole on every worker
+        are READY, and the others EMPTY. Refuses: a slot that is not EMPTY; content that is stored or on its way already (I14);
+        `CapacityError` as `plan_stores`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
+        """
+        chosen, named = edge.numbers(slots, "slots"), edge.keys(keys, "keys")
+        columns = self._check.promotion(chosen, named, groups, edge.member(space, bytes, "space"))
+        return Jobs((self._state.id_of(self._steps.plan_below(Direction.PROMOTE, columns)),))
+
+    @verb
     def submit(self, jobs: Jobs[Planned]) -> Jobs[InFlight]:
         """Submit jobs without `dispatch`; from here on only reports or `quiesce` end them.
 
@@ -713,9 +718,11 @@ class Ledger(edge.NotCopied):
         alive = (job for job in self._jobs.alive() if job.serves(request))
         return Jobs(tuple(self._state.id_of(job) for job in alive if self._jobs.state(job) is not Job.PLANNED))
 
-    def submitted(self) -> Jobs[Out]:
-        """All jobs that the workers have: submitted and not over."""
-        return Jobs(tuple(self._state.id_of(job) for job in self._jobs.alive() if self._jobs.state(job) is not Job.PLANNED))
+    def submitted(self, *, on_device: bool = False) -> Jobs[Out]:
+        """All jobs that the workers have: submitted and not over. With *on_device* those that touch blocks of the device."""
+        edge.flag(on_device, "on_device")
+        alive = (job for job in self._jobs.alive() if job.direction.on_device or not on_device)
+        return Jobs(tuple(self._state.id_of(job) for job in alive if self._jobs.state(job) is not Job.PLANNED))
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -839,10 +846,7 @@ class Ledger(edge.NotCopied):
         gone = edge.whole(worker, "worker")
         if not 0 <= gone < self.limits.num_workers:
             raise MisuseError(f"worker {gone}: there are {self.limits.num_workers} (ranks count from 0)")
-        # collected before the first of them ends: a failed load also ends planned stores, which no worker has
-        owed = [job for job in self._jobs.alive() if job.number not in self._jobs.planned and not job.reported >> gone & 1]
-        for job in owed:
-            self._steps.complete(Completion(self._state.id_of(job), worker, Result.FAILED))
+        self._steps.lose(Worker(gone))
 
     @verb
     def reset(self, *, drain: bool = False, host: bool = True) -> None:
@@ -862,13 +866,10 @@ class Ledger(edge.NotCopied):
     def forget_host(self) -> None:
         """Forget the content of the lower tier only.
 
-        Planned stores are cancelled, submitted ones abandoned; loads go on, and their slots stay reserved until they land.
-        Edges: slot READY → EMPTY, or STALE if a load reads it.
+        Planned stores, promotions and demotions are cancelled, submitted ones abandoned; loads go on, and their slots stay
+        reserved until they land. Edges: slot READY → EMPTY, or STALE if a copy reads it.
         """
-        for job in self._jobs.alive():
-            if job.direction is Direction.STORE:
-                self._steps.give_up_job(job)
-        self._steps.move_slots(rules.FORGET, batch(self._slots.column.where(Slot.READY)))
+        self._steps.forget_host()
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
         """The complete state of the ledger as a value, with *names* replaced if given.

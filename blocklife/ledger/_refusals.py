@@ -278,7 +278,7 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
             ("preempt or finish its request", (Block.LOADING,)),
             ("there is nothing left to forget", _GIVEN_UP),
         ),
-        "slot.plan_store": _by_state(
+        "slot.reserve": _by_state(
             ("choose an empty slot", (Slot.WRITING, Slot.STALE, Slot.QUARANTINED)),
             ("evict it first, or choose an empty slot", (Slot.READY,)),
         ),

@@ -145,7 +145,7 @@ LAND = {each: _landing(*each) for each in itertools.product((False, True), repea
 """By whether a load has ended, whether its job was past its deadline, and whether all went well."""
 
 # And to slots.
-FILL = CountedEvent(SLOT_RULES["plan_store"])
+FILL = CountedEvent(SLOT_RULES["reserve"])
 PIN = CountedEvent(SLOT_RULES["pin"], pins=+1)
 UNPIN = CountedEvent(SLOT_RULES["unpin"], pins=-1)
 EVICT = CountedEvent(SLOT_RULES["evict"])

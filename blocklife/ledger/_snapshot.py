@@ -74,6 +74,7 @@ class SavedPayload(NamedTuple):
     names: tuple[bytes, ...] | None
     groups: bytes
     slot_groups: bytes
+    space: bytes = b""
 
 
 class SavedJob(NamedTuple):
@@ -90,6 +91,8 @@ class SavedJob(NamedTuple):
     expired: bool
     deadline: float | None
     sharers: tuple[str, ...] = ()
+    missing: tuple[int, ...] = ()
+    """The slots of a promotion or demotion whose content a worker did not move."""
 
 
 class SavedRequest(NamedTuple):
@@ -363,12 +366,14 @@ def _save_jobs(core: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], di
             None if job.names is None else tuple(job.names),
             job.groups,
             job.slot_groups,
+            job.space,
         )
         if deadline is not None:
             deadline = None if canonical and state in _PASSED else deadline - names.now
         each = SavedJob(
             numbers[number], row, state, job.direction, job.owner, payload,
             job.reported, job.failed, job.expired, deadline, job.sharers,
+            tuple(sorted([slot_of[slot] for slot in job.missing])) if job.missing else (),
         )  # fmt: skip
         saved.append(each)
     return tuple(saved), rows
@@ -457,11 +462,12 @@ def _put_back_jobs(core: LedgerData, saved: Sequence[SavedJob], now: float) -> N
     jobs, num_groups, states = core.jobs, core.limits.num_groups, core.jobs.column.state
     jobs.by_number, jobs.rows, jobs.out, jobs.planned, jobs.owned = {}, {}, {}, {}, {}
     core.deadlines.clear()
-    for number, row, state, direction, owner, payload, reported, failed, expired, deadline, sharers in saved:
+    for number, row, state, direction, owner, payload, reported, failed, expired, deadline, sharers, missing in saved:
         if deadline is not None:
             deadline += now
         job = JobRow(
-            row, number, direction, owner, *_columns(payload), num_groups, reported, failed, expired, deadline, sharers
+            row, number, direction, owner, *_columns(payload), num_groups, reported, failed, expired, deadline, sharers,
+            payload.space, frozenset(missing),
         )  # fmt: skip
         jobs.by_number[number] = jobs.rows[row] = job
         states[row] = state
@@ -477,7 +483,7 @@ def _put_back_jobs(core: LedgerData, saved: Sequence[SavedJob], now: float) -> N
 
 
 def _columns(saved: SavedPayload) -> tuple[Lives, Ids, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
-    lives, slots, places, keys, names, groups, slot_groups = saved
+    lives, slots, places, keys, names, groups, slot_groups, _ = saved
     own, held = packed(list(slots)), packed(list(lives))
     return (
         held,

@@ -81,7 +81,7 @@ class LedgerData(NotCopied):
         self.ended: Counter[str] = Counter()
         """Number of jobs, by terminal state."""
         self.moved: Counter[str] = Counter()
-        """Number of blocks moved by jobs that are DONE, by direction."""
+        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
 
     @property
     def plan_number(self) -> int:

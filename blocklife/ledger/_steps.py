@@ -44,7 +44,19 @@ from blocklife.ledger._refusals import counted, named, some
 from blocklife.ledger._rules import CountedEvent
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import JobColumns, JobRow
-from blocklife.ledger.records import Completion, Direction, Growth, Launched, Plan, Result, Seal, Transfer, Transfers
+from blocklife.ledger.records import (
+    Completion,
+    Direction,
+    Growth,
+    Launched,
+    Plan,
+    Result,
+    Seal,
+    TierTransfer,
+    Transfer,
+    Transfers,
+    Worker,
+)
 from blocklife.lifecycle import Event, Rows
 from blocklife.states import (
     ADMITTED,
@@ -61,7 +73,7 @@ from blocklife.states import (
     coupled,
 )
 
-_KIND = {Direction.STORE: "store", Direction.LOAD: "load"}
+_KIND = {direction: direction.name.lower() for direction in Direction}
 _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
     (event, direction, into): coupled(f"job.{event}({kind})", into)
     for event in ("finish", "cancel", "expire")
@@ -406,7 +418,7 @@ class Steps:
             else:
                 self.release_all(request)
         for job in self._jobs.alive():
-            if host or job.number in self._jobs.planned:
+            if host or (job.number in self._jobs.planned and job.direction.on_device):
                 self.give_up_job(job)
         cached, ready = BlockLife.table.index[Block.CACHED], SlotLife.table.index[Slot.READY]
         # in an order independent of the numbers of places, because they are reused in this order
@@ -452,6 +464,18 @@ class Steps:
         self.take_slots(rules.PIN, columns.slots, slot_rows, job.number)
         request.load = job.number
         self.fire_request(request, "plan_load", job.number)
+        return job
+
+    def plan_below(self, direction: Direction, columns: JobColumns) -> JobRow:
+        """Couplings *demotion-planned* and *promotion-planned*: one job between slots and the store below."""
+        self._jobs.check_room()
+        slots = columns.slots
+        change = rules.FILL if direction is Direction.PROMOTE else rules.PIN
+        rows = self._slots.ask(change, slots)
+        (job,) = self._jobs.add(direction, columns, [], self._state.limits.num_groups)
+        self.take_slots(change, slots, rows, job.number)
+        if direction is Direction.PROMOTE:
+            self._slots.name_all(slots, columns.keys, columns.slot_groups)
         return job
 
     def ripe(self) -> list[JobRow]:
@@ -526,14 +550,28 @@ class Steps:
                 flushed.append(wanted)
         state.to_flush.clear()
         state.waiting[self._journal.plan] = tuple([job.number for job in flushed])
+        flushes = tuple([state.id_of(job) for job in flushed]) if flushed else ()
         stores = [job for job in ripe if job.direction is Direction.STORE]
-        loads = [job for job in ripe if job.direction is Direction.LOAD] if len(stores) < len(ripe) else []
+        if len(stores) == len(ripe):
+            return Plan(self._journal.plan, (), self.transfers(Direction.STORE, stores) if stores else (), flushes)
+        loads = [job for job in ripe if job.direction is Direction.LOAD]
         return Plan(
             self._journal.plan,
-            self.transfers(Direction.LOAD, loads) if loads else (),
-            self.transfers(Direction.STORE, stores) if stores else (),
-            tuple([state.id_of(job) for job in flushed]) if flushed else (),
+            self.transfers(Direction.LOAD, loads),
+            self.transfers(Direction.STORE, stores),
+            flushes,
+            self._below(Direction.PROMOTE, ripe),
+            self._below(Direction.DEMOTE, ripe),
         )
+
+    def _below(self, direction: Direction, jobs: Sequence[JobRow]) -> tuple[TierTransfer, ...]:
+        """What the workers move for jobs between slots and the store below."""
+        return tuple([self.tier_transfer(job) for job in jobs if job.direction is direction])
+
+    def tier_transfer(self, job: JobRow) -> TierTransfer:
+        """What the workers move for one such job."""
+        slots = np.array(job.slots, dtype=np.int64)
+        return TierTransfer(self._state.id_of(job), job.direction, slots, job.slot_groups, tuple(job.keys), job.space)
 
     def arm(self, job: JobRow, now: float) -> None:
         """Start the deadline of a job, if it has not started."""
@@ -564,7 +602,11 @@ class Steps:
         for change, ids, rows in asked:
             self.take_blocks(change, ids, rows, job.number)
         for effect in effects:
-            if effect in _SLOT_EFFECTS:
+            if effect == "slot.land" and ok and job.missing:  # a promotion that did not bring everything
+                for came in (False, True):
+                    part = packed([slot for slot in listed(job.slots) if (slot in job.missing) is not came])
+                    self.take_slots(*self._land_slots(part, came), job.number)
+            elif effect in _SLOT_EFFECTS:
                 self.take_slots(*self._ask_slot_effect(effect, job, ok), job.number)
         self._state.verdicts += 1
         if into is Job.QUARANTINED:
@@ -574,7 +616,7 @@ class Steps:
             self._state.to_flush.pop(job.number, None)
             self._state.ended[into.name] += 1
             if ok:
-                self._state.moved[job.direction.name] += len(job.lives)
+                self._state.moved[job.direction.name] += len(job.lives) or len(job.slots) - len(job.missing)
             self._unname(job, own, ok)
         self._tell_request(job, effects)
         if self._state.rechecks:
@@ -610,9 +652,9 @@ class Steps:
             self.abandon(job)
 
     def abandon(self, job: JobRow) -> None:
-        """The result is not wanted: the content of a store is no longer found as being on its way."""
+        """The result is not wanted: the content of a store or promotion is no longer found as being on its way."""
         self._fire_job(job, "abandon")
-        if job.direction is Direction.STORE:
+        if job.direction.fills_slots:
             self._slots.unfile(job.slots)
 
     def flush(self, job: JobRow, cause: str) -> None:
@@ -732,6 +774,19 @@ class Steps:
             self.end(job, "expire", 0)
         return over
 
+    def forget_host(self) -> None:
+        """`Ledger.forget_host`."""
+        for job in self._jobs.alive():
+            if job.direction is not Direction.LOAD:
+                self.give_up_job(job)
+        self.move_slots(rules.FORGET, batch(self._slots.column.where(Slot.READY)))
+
+    def lose(self, worker: Worker) -> None:
+        """`Ledger.lose`. The jobs are collected before the first of them ends: a failed load also ends planned stores."""
+        owed = [job for job in self._jobs.alive() if job.number not in self._jobs.planned and not job.reported >> worker & 1]
+        for job in owed:
+            self.complete(Completion(self._state.id_of(job), worker, Result.FAILED))
+
     def complete(self, completion: Completion) -> None:
         """Apply one worker's report."""
         if (ended := self.count_report(completion)) is not None:
@@ -756,6 +811,8 @@ class Steps:
         if again and not over:
             return None
         failed = job.failed or completion.result is not Result.OK
+        if completion.missing and not over:
+            job.missing |= {int(job.slots[position]) for position in completion.missing}
         outstanding = state.limits.num_workers - (job.reported | 1 << worker).bit_count()
         facts = MORE * (outstanding > 0) | ALL_OK * (not failed)
         job.reported |= 1 << worker

@@ -75,7 +75,7 @@ class Look:
         self.sources: list[tuple[int, JobRow]] = []
         """Every life that a store which is out reads, with its job."""
         self.reserved: dict[int, int] = {}
-        """Every slot that a store which is out fills, with the state of its job."""
+        """Every slot that a job which is out fills, with the state of the job."""
         self.over: list[tuple[str, int]] = []
         """Requests that hold a life that is over, with the life."""
         for job, state in self.alive:
@@ -117,13 +117,15 @@ class Look:
         if job.direction is Direction.LOAD:
             for life in lives:
                 self.writes[life & ID_MASK] += 1
-            for slot in listed(job.slots):
-                self.slot_pins[slot] += 1
         else:
             for life in lives:
                 self.sources.append((life, job))
+        if job.direction.fills_slots:
             for slot in listed(job.slots):
                 self.reserved[slot] = state
+        else:
+            for slot in listed(job.slots):
+                self.slot_pins[slot] += 1
 
 
 Say = Callable[[str], object]
@@ -301,8 +303,10 @@ def _slots_are_found(look: Look, say: Say) -> None:
             elif place in unwanted and state[place] == _WRITING:
                 say(f"slot {place} is found to be on its way, although nobody wants what its store brings")
     for job, at in look.jobs:
-        if at in _LOST and job.direction is Direction.STORE:
+        if at in _OVER and job.direction.fills_slots and (at in _LOST or job.missing):
             for slot, key in zip(job.slots, job.keys, strict=True):
+                if at not in _LOST and slot not in job.missing:
+                    continue
                 made = [other for other, _ in look.jobs if other.number > job.number and slot in other.slots]
                 if slots.at(slot) is Slot.READY and slots.key[slot] == key and not made:
                     say(f"slot {slot} is READY with what job {job.number} failed to bring")
@@ -433,10 +437,11 @@ def a_life_is_stored_once(look: Look, say: Say) -> None:
 
 
 def sizes_add_up(look: Look, say: Say) -> None:
-    """I15: the group sizes of a job add up to its blocks, and there is at least one."""
+    """I15: the group sizes of a job add up to its blocks, and there is at least one; a job that touches no block has none."""
     groups = range(look.core.limits.num_groups)
     for job, _ in look.alive:
-        if not len(job.lives) == len(job.places) == sum(map(job.groups.count, groups)) > 0:
+        blocks = len(job.lives)
+        if not blocks == len(job.places) == sum(map(job.groups.count, groups)) or (blocks > 0) is not job.direction.on_device:
             say(f"job {job.number} has {len(job.lives)} blocks, {len(job.places)} places, sizes {job.group_sizes}")
         if not len(job.slots) == len(job.keys) == sum(map(job.slot_groups.count, groups)) > 0:
             say(f"job {job.number} has {len(job.slots)} slots, {len(job.keys)} keys, sizes {job.slot_sizes}")

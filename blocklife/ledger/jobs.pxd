@@ -5,8 +5,8 @@ cimport cython
 cdef class JobRow:
     cdef public Py_ssize_t row
     cdef public long long number
-    cdef public object direction, owner, lives, ids, slots, places, keys, names, reported, deadline, _named
-    cdef public bytes groups, slot_groups
+    cdef public object direction, owner, lives, ids, slots, places, keys, names, reported, deadline, missing, _named
+    cdef public bytes groups, slot_groups, space
     cdef public int num_groups
     cdef public bint failed, expired
     cdef public tuple sharers

@@ -82,6 +82,7 @@ class Store:
     """Further requests that it is for, if one store serves several."""
 
 
+NONE_MISSING: frozenset[int] = frozenset()
 _FEW = 16
 """Jobs with fewer blocks than this are searched linearly."""
 
@@ -111,6 +112,8 @@ class JobColumns:
     """The key of each slot."""
     sharers: list[tuple[str, ...]]
     """Further requests that each job is for."""
+    space: bytes = b""
+    """Of jobs between slots and the store below: `TierTransfer.space`."""
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -128,6 +131,11 @@ class JobColumns:
     ) -> JobColumns:
         """Columns of jobs in which each slot holds one block."""
         return cls(owners, cuts, lives, groups, slots, keys, cuts, slots, groups, keys, sharers)
+
+    @classmethod
+    def of_slots(cls, slots: Ids, groups: bytes, keys: list[bytes], space: bytes) -> JobColumns:
+        """Columns of one job between slots and the store below: it has no owner and touches no block."""
+        return cls([None], [0, 0], [], b"", [], [], [0, len(groups)], slots, groups, keys, [()], space)
 
 
 def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
@@ -210,14 +218,15 @@ class JobRow:
     ``ids`` is the block of each life, ``places`` the host place of each block, ``groups`` its group, ``names`` its key, or None
     if one is not known (a store of chunks of several blocks); ``slots``, ``slot_groups`` and ``keys`` are the same for slots.
     ``sharers`` are requests besides the owner that a store is for. ``reported`` has a bit for each worker that has reported.
-    ``expired``: the job is past its deadline, and one pin on each of its places is overdue.
+    ``expired``: the job is past its deadline, and one pin on each of its places is overdue. Jobs between slots and the store
+    below have ``space`` (`TierTransfer.space`) and ``missing``, the slots whose content some worker did not move.
 
-    Invariant: while the job is not terminal, every block of ``ids`` and every slot of a load carry one pin of it.
+    Invariant: while the job is not terminal, every block of ``ids`` and every slot that it reads carry one pin of it.
     """
 
     __slots__ = (
-        "_named", "deadline", "direction", "expired", "failed", "groups", "ids", "keys", "lives", "names", "num_groups",
-        "number", "owner", "places", "reported", "row", "sharers", "slot_groups", "slots",
+        "_named", "deadline", "direction", "expired", "failed", "groups", "ids", "keys", "lives", "missing", "names",
+        "num_groups", "number", "owner", "places", "reported", "row", "sharers", "slot_groups", "slots", "space",
     )  # fmt: skip
 
     def __init__(
@@ -240,12 +249,15 @@ class JobRow:
         expired: bool = False,
         deadline: float | None = None,
         sharers: tuple[str, ...] = (),
+        space: bytes = b"",
+        missing: frozenset[int] = NONE_MISSING,
     ) -> None:
         self.row, self.number, self.direction, self.owner = row, number, direction, owner
         self.lives, self.ids, self.slots, self.places = lives, ids, slots, places
         self.keys, self.names, self.groups, self.slot_groups = keys, names, groups, slot_groups
         self.num_groups, self.sharers = num_groups, sharers
         self.reported, self.failed, self.expired, self.deadline = reported, failed, expired, deadline
+        self.space, self.missing = space, missing
         self._named: dict[int, bytes] | None = None
 
     def name_of(self, life: int) -> bytes | None:
@@ -349,7 +361,7 @@ class JobTable:
                 names = _known(columns.names[here])
             job = JobRow(
                 row, number, direction, owner, columns.lives[here], ids[here], slots, places, keys, names, groups, slot_groups,
-                num_groups, sharers=sharers[at],
+                num_groups, sharers=sharers[at], space=columns.space,
             )  # fmt: skip
             self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
             self.own(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NewType, Self, overload
 
 import numpy as np
@@ -27,10 +27,22 @@ Worker = NewType("Worker", int)
 class Direction(enum.Enum):
     """The direction in which a job copies."""
 
-    STORE = "away from the device"
-    LOAD = "towards the device"
+    STORE = "from the device to host slots"
+    LOAD = "from host slots to the device"
+    DEMOTE = "from host slots to the store below"
+    PROMOTE = "from the store below to host slots"
 
     __hash__ = object.__hash__  # each member is a singleton, so identity is enough
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the copy touches blocks of the device."""
+        return self is Direction.STORE or self is Direction.LOAD
+
+    @property
+    def fills_slots(self) -> bool:
+        """Whether the copy writes host slots, which are published when it is DONE; otherwise it reads them."""
+        return self is Direction.STORE or self is Direction.PROMOTE
 
 
 class Result(enum.Enum):
@@ -134,6 +146,38 @@ class Transfers(Sequence[Transfer]):
         return repr(self._all())
 
 
+@frozen(eq=False)
+class TierTransfer:
+    """What every worker moves for one job between its host slots and the store below: its own part of each content.
+
+    The content of ``slots[i]`` has the key ``keys[i]``, as the engine names it, in the group ``groups[i]``. ``space`` separates
+    content that must never be mixed although its keys are equal: it changes when all content is forgotten.
+    Shape: ``slots`` is ``(n,)`` with ``n >= 1``, and so are the others.
+    """
+
+    job: JobId
+    direction: Direction = field()
+    slots: Ids = field()
+    groups: bytes
+    keys: tuple[bytes, ...]
+    space: bytes = b""
+
+    @direction.validator
+    def _is_below(self, _attribute: object, direction: Direction) -> None:
+        if direction.on_device:
+            raise MisuseError(f"job {self.job}: a {direction.name} moves blocks of the device (give a Transfer)")
+
+    def __attrs_post_init__(self) -> None:
+        if not len(self.slots) == len(self.groups) == len(self.keys) > 0:
+            raise MisuseError(
+                f"job {self.job}: {len(self.slots)} slots, {len(self.groups)} groups and {len(self.keys)} keys do not agree"
+            )
+
+
+def _positions(positions: Iterable[int]) -> tuple[int, ...]:
+    return tuple(positions)
+
+
 @frozen
 class Completion:
     """One worker's final report on its share of a job."""
@@ -141,6 +185,9 @@ class Completion:
     job: JobId
     worker: Worker
     result: Result
+    missing: tuple[int, ...] = field(default=(), converter=_positions)
+    """Of a promotion: the positions in `TierTransfer.slots` whose content the store did not have whole on this worker. Of a
+    demotion: those that the store did not take. With `Result.OK` the others moved."""
 
 
 @frozen
@@ -161,11 +208,15 @@ class Plan:
     stores: Sequence[Transfer]
     flushes: tuple[JobId, ...]
     """Jobs to wait for before anything else in this step writes; a worker that has not launched them yet does so first."""
+    promotes: tuple[TierTransfer, ...] = ()
+    """Copies from the store below into host slots. They touch no block, and are launched as soon as the plan is executed."""
+    demotes: tuple[TierTransfer, ...] = ()
+    """Copies from host slots to the store below, likewise."""
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.loads or self.stores or self.flushes)
+        return not (self.loads or self.stores or self.flushes or self.promotes or self.demotes)
 
 
 @frozen(eq=False)

@@ -409,10 +409,15 @@ class JobsView:
         return self._jobs.by_number.get(number)
 
     def transfer(self, number: int) -> Transfer:
-        """What a job moves, for an engine that launches copies itself. `MisuseError` for a job that is no longer known."""
+        """What a job moves between device and host, for an engine that launches copies itself.
+
+        `MisuseError` for a job that is no longer known, or that moves slots to or from the store below (see `Plan`).
+        """
         job = self._jobs.by_number.get(number)
         if job is None:
             raise MisuseError(f"job {number}: it is not known (it was never made, or has been over for long)")
+        if not job.direction.on_device:
+            raise MisuseError(f"job {number}: a {job.direction.name} touches no block (Plan.promotes and Plan.demotes have it)")
         blocks, places = (np.asarray(each, dtype=np.int64) for each in (job.ids, job.places))
         source, target = (blocks, places) if job.direction is Direction.STORE else (places, blocks)
         return Transfer(self._state.id_of(job), job.direction, source, target, job.group_sizes)

@@ -426,7 +426,7 @@ class StoreLine:
         for number in [each for each in self._exposed if not jobs.is_out(each)]:
             lives = self._exposed.pop(number)
             if self._ledger.own_pool and jobs.state(number) is Job.DONE:
-                self._ledger.demote(lives)
+                self._ledger.hand_out_first(lives)
 
 
 def _suffix(lives: Sequence[int]) -> int:

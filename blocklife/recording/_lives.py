@@ -46,7 +46,8 @@ from blocklife.states import COUPLINGS, MACHINES, TERMINAL, Block, Job, Request,
 
 PLANNING = {"plan_store": "store", "plan_load": "load"}
 """Steps that reserve a block for a job, with the kind of the job."""
-_SLOT_JOINS = frozenset({"plan_store", "pin"})
+_SLOT_JOINS = {"reserve": "promote", "pin": "demote"}
+"""Steps that reserve a slot for a job, with its kind if it has reserved no block before."""
 LETS_GO = frozenset({"land", "cancel", "unpin"})
 """The steps with which a job unpins a place."""
 _GIVES_UP = frozenset({"preempt", "finish", "load_failed"})
@@ -173,7 +174,7 @@ class JobStory:
     number: int
     first: tuple[int, int, int, int] = (0, 0, 0, -1)
     kind: str = ""
-    """``store`` or ``load``; empty where no line has reserved anything for it."""
+    """``store``, ``load``, ``demote`` or ``promote``; empty where no line has reserved anything for it."""
     state: str = "PLANNED"
     blocks: dict[int, int] = field(factory=dict)
     slots: dict[int, None] = field(factory=dict)
@@ -578,6 +579,7 @@ class _LivesReader:
             job.kind = PLANNING[line.event]
             job.blocks[line.id] = -1 if line.epoch is None else line.epoch
         elif line.machine == "slot" and line.event in _SLOT_JOINS:
+            job.kind = job.kind or _SLOT_JOINS[line.event]
             job.slots[line.id] = None
         return job
 

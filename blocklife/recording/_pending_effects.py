@@ -23,7 +23,8 @@ from blocklife.recording._traces import (
 )
 from blocklife.states import MACHINES, TERMINAL, Job
 
-_KIND_OF = {"plan_store": "store", "plan_load": "load"}
+_KIND_OF = {"plan_store": "store", "plan_load": "load", "pin": "demote", "reserve": "promote"}
+"""The kind of a job, by the event of the first place that is reserved for it."""
 
 
 class PendingEffects:
@@ -58,7 +59,8 @@ class PendingEffects:
         effects, coupling = effects_of(f"job.plan({job.kind})", Job.PLANNED)
         job.due = [Due(effect, None, coupling) for effect in reversed(effects[1:])]
         self.jobs[f"{job.number}}}"] = job
-        self._pending[job] = None
+        if job.due:
+            self._pending[job] = None
 
     def _expect(self, job: JobTrace, cause: str, into: Job) -> None:
         """Note the effects of a step of *job* on its places and its request."""

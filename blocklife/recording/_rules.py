@@ -80,7 +80,7 @@ class Checker(PendingEffects):
             head.num_slots,
             SlotTrace,
             {
-                "plan_store": self._reserve_slot,
+                "reserve": self._reserve_slot,
                 "cancel": self._serve_slot,
                 "land": self._land_slot,
                 "expire": self._serve_slot,
@@ -382,10 +382,12 @@ class Checker(PendingEffects):
     # --- slots --------------------------------------------------------------------------------------------------------------
 
     def _reserve_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        """A slot of a job that is being planned."""
+        """A slot of a job that is being planned; of one that touches no block it is the first line."""
         if job is None:
             raise self._serveless("slot", place, step.event)
-        if job.due and job.due[-1].event == f"slot.{step.event}" and job.due[-1].places is None:
+        if not job.kind:
+            self._start(job, step.event)
+        elif job.due and job.due[-1].event == f"slot.{step.event}" and job.due[-1].places is None:
             job.reserving = self.n
             self._served(job)
         elif job.reserving != self.n:
@@ -396,10 +398,10 @@ class Checker(PendingEffects):
         self._serve(job, "slot", place, step.event)
 
     def _land_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        """A store that is DONE may still leave a slot empty, where another store of the same content landed first."""
-        ok = (self._serve(job, "slot", place, "land").state == self._done) << 6
-        if not ok and self._slot_lands[place.state << 7] != step.row.index:
-            raise illegal("I6", "slot", place, f"it is {step.row.target.name} although its store is not DONE")
+        """A job that is DONE may leave a slot empty: the same content landed first, or a promotion did not bring it."""
+        filler = self._serve(job, "slot", place, "land")
+        if filler.state != self._done and self._slot_lands[place.state << 7] != step.row.index:
+            raise illegal("I6", "slot", place, f"it is {step.row.target.name} although its {filler.kind} is not DONE")
 
     def _pin(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
         if job is None:

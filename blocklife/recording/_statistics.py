@@ -32,7 +32,8 @@ One more is kept for the end of the run."""
 _EXACT_BITS = 8
 """Spans below two to this power are counted exactly, longer ones in buckets of the same relative size: below one per cent."""
 _SECOND = 1_000_000_000
-_PLANNING = frozenset({"plan_store", "plan_load"})
+_PLANNING = {"block": ("plan_store", "plan_load"), "slot": ("reserve", "pin"), "job": (), "request": ()}
+"""The events with which a place is reserved for a job, by machine."""
 
 Record: TypeAlias = dict[str, object]
 
@@ -340,7 +341,7 @@ class _Count:
         self.steps += 1
         number, source, target = row
         track.taken[number] += 1
-        if line.job is not None and line.machine == "block" and line.event in _PLANNING:
+        if line.job is not None and line.event in _PLANNING[line.machine]:
             self._start(line.job)
         place = track.places.get(line.id)
         if place is None:

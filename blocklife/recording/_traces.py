@@ -24,7 +24,7 @@ SITUATIONS = 128
 
 _NAMED = {
     "block": frozenset({"plan_store", "plan_load", "submit", "cancel", "land", "expire"}),
-    "slot": frozenset({"plan_store", "cancel", "land", "expire"}),
+    "slot": frozenset({"reserve", "cancel", "land", "expire"}),
     "request": frozenset({"plan_load", "loaded"}),
 }
 """Events that happen in the name of a job. The others never do, but for these:"""
@@ -104,7 +104,8 @@ class Due:
 class JobTrace(Trace):
     """Invariant: ``blocks`` has the places with the epochs that they had when they were reserved, and is empty before.
 
-    ``kind`` is *store* or *load*, or empty where no line has reserved anything for it yet. ``over``: its number was used up.
+    ``kind`` is *store*, *load*, *demote* or *promote*, or empty where no line has reserved anything for it yet. ``over``: its
+    number was used up.
     """
 
     kind: str = ""

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from blocklife.ledger import Batch, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Result, Worker
+from blocklife.errors import MisuseError
+from blocklife.ledger import Batch, Completion, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Result, Worker
 from blocklife.ledger.invariants import check
 from blocklife.states import COUPLINGS, MACHINES, Block, Job, Request, Slot
-from tests.worlds import BOTH, behind_fence, block_of, in_flight, keys, make_ledger, ready, report, sealed, store
+from tests.worlds import BOTH, behind_fence, block_of, in_flight, keys, make_ledger, ready, refuses, report, sealed, store
+
+BELOW = pytest.mark.parametrize("direction", ["demote", "promote"])
+"""Both directions between the slots and the store below."""
 
 
 class Story:
@@ -155,7 +159,7 @@ def test_store_planned_moves_block_and_slot() -> None:
     source = sealed(ledger, "a", keys("k"))
     story = Story(ledger)(lambda: store(ledger, source, keys("k")))
 
-    assert story == ["block.plan_store", "slot.plan_store"]
+    assert story == ["block.plan_store", "slot.reserve"]
     assert ledger._state.blocks.pins[1] == 1
     assert ledger.slots.at(0) is Slot.WRITING
     assert ledger.find_slots(keys("k")) == []
@@ -166,7 +170,7 @@ def test_store_planned_not_if_one_side_refuses() -> None:
     ledger = make_ledger()
     ready(ledger, "other", 0)
     source = sealed(ledger, "a", keys("k"))
-    with pytest.raises(Exception, match="slot 0: cannot PLAN_STORE while READY"):
+    with pytest.raises(Exception, match="slot 0: cannot RESERVE while READY"):
         store(ledger, source, keys("k"))
 
     assert ledger._state.blocks.pins[block_of(source)] == 0
@@ -522,3 +526,195 @@ def test_proof_of_quiet_couples_as_a_finish() -> None:
 
     assert stories[0] == stories[1] == ["block.land", "slot.land"]
     assert set(MACHINES) == {"block", "slot", "job", "request"}
+
+
+# --- between the slots and the store below --------------------------------------------------------------------------------
+
+
+def demoting(ledger: Ledger, submit: bool = True) -> JobId:
+    """A demotion of slot 0, which has content *k*."""
+    ready(ledger)
+    job = ledger.plan_demotion([0]).ids[0]
+    if submit:
+        ledger.settle(ledger.dispatch(0.0).number, 0.0, launched=[Launched(job, Worker(0))])
+    return job
+
+
+def promoting(ledger: Ledger, submit: bool = True) -> JobId:
+    """A promotion of contents *p* and *q* into slots 1 and 2."""
+    job = ledger.plan_promotion([1, 2], keys("p", "q")).ids[0]
+    if submit:
+        ledger.settle(ledger.dispatch(0.0).number, 0.0, launched=[Launched(job, Worker(0))])
+    return job
+
+
+def test_demotion_planned_pins_its_slot() -> None:
+    """What it reads can be hit, and is not evicted."""
+    ledger = make_ledger()
+    ready(ledger)
+    story = Story(ledger)(lambda: ledger.plan_demotion([0]))
+
+    assert story == ["slot.pin"]
+    assert ledger.find_slots(keys("k")) == [0]
+    with pytest.raises(MisuseError, match=r"job 1\.2"):
+        ledger.evict([0])
+
+
+@pytest.mark.parametrize("state", ["EMPTY", "WRITING"])
+def test_demotion_planned_not_without_final_content(state: str) -> None:
+    """There is nothing to copy, or not yet."""
+    ledger = make_ledger()
+    if state == "WRITING":
+        in_flight(ledger)
+    with refuses(ledger, MisuseError, f"cannot PIN while {state}"):
+        ledger.plan_demotion([0])
+
+
+def test_promotion_planned_reserves_its_slots() -> None:
+    """Its content is on its way, and nobody can read it."""
+    ledger = make_ledger()
+    story = Story(ledger)(lambda: ledger.plan_promotion([1, 2], keys("p", "q")))
+
+    assert story == ["slot.reserve"]
+    assert [ledger.slots.at(slot) for slot in (1, 2)] == [Slot.WRITING] * 2
+    assert ledger.slots.find(0, b"p") == 1
+    assert ledger.find_slots(keys("p")) == []
+
+
+@pytest.mark.parametrize("where", ["in use", "stored", "on its way"])
+def test_promotion_planned_not_where_something_is(where: str) -> None:
+    """Nothing is brought into a slot that has content, and no content comes twice (I14)."""
+    ledger = make_ledger()
+    ready(ledger)
+    if where == "on its way":
+        promoting(ledger)
+    slot, name, why = {
+        "in use": (0, "p", "cannot RESERVE while READY"),
+        "stored": (1, "k", "stored already, in slot 0"),
+        "on its way": (3, "p", "on its way already, in slot 1"),
+    }[where]
+    with refuses(ledger, MisuseError, why):
+        ledger.plan_promotion([slot], keys(name))
+
+
+def test_demotion_cancelled_leaves_no_trace() -> None:
+    """The slot is as before, and can be evicted."""
+    ledger = make_ledger()
+    job = demoting(ledger, submit=False)
+    story = Story(ledger)(lambda: ledger.cancel(anyhow(job)))
+
+    assert story == ["job.cancel", "slot.unpin"]
+    ledger.evict([0])
+
+
+def test_demotion_cancelled_not_once_submitted() -> None:
+    """The copy runs on; given up, it still pins what it reads."""
+    ledger = make_ledger()
+    job = demoting(ledger)
+    with refuses(ledger, MisuseError, "cannot CANCEL while IN_FLIGHT"):
+        ledger.cancel(anyhow(job))
+    ledger.reset()
+
+    assert ledger.job_state(job) is Job.UNWANTED
+    assert ledger.slots.at(0) is Slot.STALE
+
+
+def test_promotion_cancelled_leaves_no_trace() -> None:
+    """The slots are empty, and the content can be asked for again."""
+    ledger = make_ledger()
+    job = promoting(ledger, submit=False)
+    story = Story(ledger)(lambda: ledger.cancel(anyhow(job)))
+
+    assert story == ["job.cancel", "slot.cancel"]
+    promoting(ledger)
+
+
+def test_promotion_cancelled_not_once_submitted() -> None:
+    """A reset hides what it brings, and keeps the slots until it has landed."""
+    ledger = make_ledger()
+    job = promoting(ledger)
+    with refuses(ledger, MisuseError, "cannot CANCEL while IN_FLIGHT"):
+        ledger.cancel(anyhow(job))
+    ledger.reset()
+
+    assert ledger.job_state(job) is Job.UNWANTED
+    assert ledger.slots.at(1) is Slot.WRITING
+    assert ledger.slots.find(0, b"p") is None
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_demotion_ended_lets_go_and_keeps_the_content(end: str) -> None:
+    """Good or bad, the slot has what it had."""
+    act, verdict = ENDS[end]
+    ledger = make_ledger()
+    job = demoting(ledger)
+    story = Story(ledger)(lambda: act(ledger, job))
+
+    assert story[-1] == "slot.unpin"
+    assert ledger.job_state(job) is verdict
+    assert ledger.find_slots(keys("k")) == [0]
+    ledger.evict([0])
+
+
+@BELOW
+def test_demotion_ended_not_before_the_last_worker(direction: str) -> None:
+    """Half of the reports move the job alone; that holds for both directions."""
+    ledger = make_ledger(workers=2)
+    job = demoting(ledger) if direction == "demote" else promoting(ledger)
+    story = Story(ledger)(lambda: ledger.complete(report(job)))
+
+    assert story == ["job.finish"]
+    assert ledger.job_state(job) is Job.IN_FLIGHT
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_promotion_ended_publishes_only_what_is_done(end: str) -> None:
+    """READY in one case, EMPTY in all others."""
+    act, verdict = ENDS[end]
+    ledger = make_ledger()
+    job = promoting(ledger)
+    story = Story(ledger)(lambda: act(ledger, job))
+
+    assert story[-1] == "slot.land"
+    assert ledger.job_state(job) is verdict
+    assert ledger.find_slots(keys("p", "q")) == ([1, 2] if verdict is Job.DONE else [])
+    assert ledger.slots.at(1) is (Slot.READY if verdict is Job.DONE else Slot.EMPTY)
+
+
+def test_promotion_ended_not_with_what_any_worker_misses() -> None:
+    """Content is there when every worker has its part; what one lacks is empty, and can be stored anew."""
+    ledger = make_ledger(workers=2)
+    job = promoting(ledger)
+    ledger.complete(Completion(job, Worker(0), Result.OK, (0,)))
+    ledger.restore(ledger.snapshot())
+    ledger.complete(Completion(job, Worker(1), Result.OK))
+
+    assert ledger.job_state(job) is Job.DONE
+    assert [ledger.slots.at(slot) for slot in (1, 2)] == [Slot.EMPTY, Slot.READY]
+    assert (ledger.find_slots(keys("q")), ledger.slots.find(0, b"p")) == ([2], None)
+    assert ledger.moved["PROMOTE"] == 1
+    assert check(ledger) == []
+
+
+def test_promotion_expired_keeps_its_slots_out_of_reach() -> None:
+    """Nobody knows whether they are still being written; late content is not published."""
+    ledger = make_ledger(deadline=8.0)
+    job = promoting(ledger)
+    story = Story(ledger)(lambda: ledger.expire(8.0))
+
+    assert story == ["job.expire", "slot.expire"]
+    assert ledger.slots.at(1) is Slot.QUARANTINED
+    ledger.complete(report(job))
+    assert (ledger.job_state(job), ledger.slots.at(1)) == (Job.FAILED, Slot.EMPTY)
+
+
+def test_promotion_expired_not_for_a_demotion() -> None:
+    """It only reads: its slot keeps the pin and its content, and nothing else happens."""
+    ledger = make_ledger(deadline=8.0)
+    job = demoting(ledger)
+    story = Story(ledger)(lambda: ledger.expire(8.0))
+
+    assert story == ["job.expire"]
+    assert (ledger.job_state(job), ledger.find_slots(keys("k"))) == (Job.QUARANTINED, [0])
+    ledger.complete(report(job))
+    ledger.evict([0])

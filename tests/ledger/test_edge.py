@@ -176,6 +176,7 @@ WRONG: Mapping[str, Sequence[object]] = {
     "Worker": [*NO_NUMBER[:-1], Far(HUGE), Far(-1), Far(9)],
     "str": NO_TEXT,
     "bool": NO_FLAG,
+    "bytes": [1, 0.5, True, "a", [b"a"], bytearray(b"a")],
     "float": NO_TIME,
     "Sequence[int]": [*NO_NUMBERS, Far([-1]), Far([HUGE])],
     "Lives": [*NO_NUMBERS, Far([-1]), Far([HUGE]), Far([0])],
@@ -350,7 +351,7 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "release_many": lambda at: {"requests": ["a"], "positions": [[at.last]], "groups": 0},
     "seal": lambda at: {"held": at.opened, "keys": keys("o")},
     "drop": lambda at: {"lives": [at.cached]},
-    "demote": lambda at: {"lives": [at.cached]},
+    "hand_out_first": lambda at: {"lives": [at.cached]},
     "roll_back": lambda at: {"request": "w"},
     "finish_many": lambda at: {"requests": ["a", "w"]},
     "seal_many": lambda at: {"seals": [Seal(0, at.opened.lives, keys("o"))]},
@@ -362,11 +363,14 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
         "request": "w",
         "transfers": [GroupTransfer(held(at.ledger, "w"), [0], keys("k"), [0], keys("k"))],
     },
+    "plan_demotion": lambda at: {"slots": [3], "space": b"now"},
+    "plan_promotion": lambda at: {"slots": [4], "keys": keys("below"), "groups": [1], "space": b"now"},
     "submit": lambda at: {"jobs": at.planned},
     "cancel": lambda at: {"jobs": at.planned},
     "abandon": lambda at: {"jobs": Jobs((at.flying,))},
     "flush": lambda at: {"jobs": Jobs((at.flying,)), "cause": "asked"},
     "quiesce": lambda at: {"jobs": Jobs((at.flying,))},
+    "submitted": lambda at: {"on_device": True},
     "jobs_of": lambda at: {"request": "a"},
     "dispatch": lambda at: {"now": 2.0},
     "settle": lambda at: {
@@ -396,7 +400,7 @@ FOREIGN: Mapping[str, Callable[[Scene], Call]] = {
     "observe_tables": lambda at: {"growth": Growth(["b"], [0], [[at.cached & ID_MASK]], [[at.free]])},
 }
 LEDGER = {**OWN, **FOREIGN}
-NO_ARGUMENTS = {"statistics", "has_pending_work", "submitted", "forget_host"}
+NO_ARGUMENTS = {"statistics", "has_pending_work", "forget_host"}
 HOOKS = {"on", "on_refusal"}
 """What they refuse is in `test_hooks.py`."""
 NOT_FOR_CALLERS = {"violate"}

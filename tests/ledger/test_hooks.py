@@ -38,7 +38,7 @@ def test_record_tells_all_that_is_known_of_a_step() -> None:
         ("block", "allocate", 1),
         ("block", "seal", 1),
         ("block", "plan_store", 1),
-        ("slot", "plan_store", 1),
+        ("slot", "reserve", 1),
     ]
     assert first == LedgerMove(block_of(life), Block.FREED, Block.ALLOCATED, "", life, None, "a", 1)
     assert (second.life, second.job, second.request, second.group) == (life, None, "", 1)
@@ -76,8 +76,8 @@ def test_record_of_a_request_has_its_name() -> None:
 
 
 CHOICES: dict[str, tuple[Callable[[Ledger], object], list[str]]] = {
-    "a machine": (lambda ledger: ledger.on(SlotLife), ["slot.plan_store", "slot.land"]),
-    "two machines": (lambda ledger: ledger.on(SlotLife, JobLife), ["slot.plan_store", "job.submit", "job.finish", "slot.land"]),
+    "a machine": (lambda ledger: ledger.on(SlotLife), ["slot.reserve", "slot.land"]),
+    "two machines": (lambda ledger: ledger.on(SlotLife, JobLife), ["slot.reserve", "job.submit", "job.finish", "slot.land"]),
     "an event": (lambda ledger: ledger.on(BlockLife.seal), ["block.seal"]),
     "events of two machines": (lambda ledger: ledger.on(BlockLife.seal, JobLife.submit), ["block.seal", "job.submit"]),
     "a state entered": (lambda ledger: ledger.on(entered=Slot.READY), ["slot.land"]),

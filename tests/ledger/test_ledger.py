@@ -327,7 +327,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "plan_store taken slot": (
         lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [READY_SLOT], keys("q")),
         RefusedError,
-        "slot 0: cannot PLAN_STORE while READY",
+        "slot 0: cannot RESERVE while READY",
     ),
     "plan_store no slot": (
         lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [6], keys("q")),
@@ -426,7 +426,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "complete planned": (lambda x: x.complete(report(pledged_job(x))), RefusedError, "cannot FINISH while PLANNED"),
     "complete forged": (lambda x: x.complete(report(busy_job(x), worker=1)), MisuseError, "worker 1: there are 1"),
     "complete below": (lambda x: x.complete(report(busy_job(x), worker=-1)), MisuseError, "worker -1"),
-    "demote twice in one": (lambda x: x.demote(in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
+    "hand_out_first twice in one": (lambda x: x.hand_out_first(in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
     "dispatch at no time": (lambda x: x.dispatch(float("nan")), MisuseError, "now must be a finite number, not nan"),
     "dispatch at a word": (lambda x: x.dispatch(anything("x")), MisuseError, "now must be a finite number, not 'x'"),
     "expire at no time": (lambda x: x.expire(float("inf")), MisuseError, "now must be a finite number, not inf"),
@@ -1054,7 +1054,7 @@ def test_listener_hears_the_committed_steps_in_order() -> None:
         "block 1: FREED --allocate--> ALLOCATED",
         "block 1: ALLOCATED --seal--> SEALED",
         "block 1: SEALED --plan_store--> PENDING_STORE",
-        "slot 0: EMPTY --plan_store--> WRITING",
+        "slot 0: EMPTY --reserve--> WRITING",
         "job 1: PLANNED --submit--> IN_FLIGHT",
         "block 1: PENDING_STORE --submit--> IN_FLIGHT",
         "job 1: IN_FLIGHT --finish [all_ok]--> DONE",

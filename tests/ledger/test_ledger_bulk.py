@@ -641,7 +641,7 @@ def test_several_stores_are_planned_all_or_none() -> None:
     stale = Batch[Any]([int(ledger.life(1)) + (1 << 32)])
     cases: list[tuple[GroupTransfer[Any], type[Exception], str]] = [
         (GroupTransfer(other.blocks, [1], other.keys), MisuseError, "slot 1: it is named twice in one call"),
-        (GroupTransfer(other.blocks, [0], other.keys), RefusedError, "slot 0: cannot PLAN_STORE while READY"),
+        (GroupTransfer(other.blocks, [0], other.keys), RefusedError, "slot 0: cannot RESERVE while READY"),
         (GroupTransfer(other.blocks, [2], keys("r")), MisuseError, "key 72: it is stored already"),
         (GroupTransfer(other.blocks, [2], keys("x")), MisuseError, "block 3: it holds 32, which cannot be stored as 78"),
         (GroupTransfer(good.blocks, [2], good.keys), MisuseError, "plan_store: a block is named twice in one call"),
@@ -751,7 +751,7 @@ def test_step_of_several_jobs_says_whose_each_place_is() -> None:
 
     assert [(record.machine, record.event) for record in together] == [
         ("block", "plan_store"),
-        ("slot", "plan_store"),
+        ("slot", "reserve"),
         ("job", "submit"),
         ("block", "submit"),
         ("job", "finish"),
@@ -760,7 +760,7 @@ def test_step_of_several_jobs_says_whose_each_place_is() -> None:
     ]
     assert all((list(record.jobs), record.job) == ([1, 2, 3], 0) for record in together)
     assert ledger.history("slot", 1) == [
-        "plan 0: EMPTY --plan_store--> WRITING (job 2)",
+        "plan 0: EMPTY --reserve--> WRITING (job 2)",
         "plan 1: WRITING --land [published]--> READY (job 2)",
     ]
 

@@ -353,7 +353,7 @@ def test_store_whose_source_is_gone_is_cancelled_because_of_that(tmp_path: Path)
     (life,) = lives.place("slot", 2)
 
     assert reasons(lives, "slot", 2) == [
-        ("plan_store", "because store 1 was planned"),
+        ("reserve", "because store 1 was planned"),
         ("cancel", "because store 1 was cancelled"),
     ]
     assert reasons(lives, "job", 1) == [("cancel", "because block 1 lost its life")]

@@ -337,7 +337,7 @@ def test_trace_says_where_times_came_too_late(tmp_path: Path) -> None:
 @pytest.mark.parametrize("timed", [False, True], ids=["plans", "times"])
 def test_trace_of_times_below_zero_is_refused(timed: bool, tmp_path: Path) -> None:
     """A recording may be moved down to zero, and not below."""
-    row = step(1, 5, "slot 0", "EMPTY plan_store WRITING")
+    row = step(1, 5, "slot 0", "EMPTY reserve WRITING")
     path = written(tmp_path, *([at(5 * PLAN_NS)] if timed else []), row)
     moved = traced(path, offset_ns=-5 * PLAN_NS)[0]["traceEvents"]
 
@@ -349,7 +349,7 @@ def test_trace_of_times_below_zero_is_refused(timed: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize("offset", [10**35, -(10**35)], ids=["up", "down"])
 def test_offset_that_no_clock_has_is_refused(offset: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A viewer counts in 64 bits; nothing is written."""
-    path = written(tmp_path, at(7), step(1, 0, "slot 0", "EMPTY plan_store WRITING"))
+    path = written(tmp_path, at(7), step(1, 0, "slot 0", "EMPTY reserve WRITING"))
 
     assert main(["recording", "perfetto", str(path), f"--offset-ns={offset}", "-o", str(tmp_path / "trace.json")]) == 2
     assert capsys.readouterr().err.startswith("blocklife: --offset-ns must be from -")
@@ -381,7 +381,7 @@ def test_trace_of_a_row_that_is_used_again_has_no_slice_between(tmp_path: Path) 
 BAD_TIMES = {
     "time goes back": ([at(7), at(6)], "line 3: the time goes back, from 7 to 6"),
     "plans go back": (
-        [step(1, 4, "slot 0", "EMPTY plan_store WRITING"), step(2, 3, "slot 0", "WRITING cancel EMPTY")],
+        [step(1, 4, "slot 0", "EMPTY reserve WRITING"), step(2, 3, "slot 0", "WRITING cancel EMPTY")],
         "plan 3 comes after plan 4",
     ),
     "a line that is none": (["{"], "line 2: it is no JSON"),

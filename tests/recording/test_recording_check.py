@@ -23,7 +23,7 @@ from blocklife.copiers._faults import FaultRates
 from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract, Ledger
+from blocklife.ledger import Completion, Contract, Ledger, Result, Worker
 from blocklife.offload import Mode
 from blocklife.recording import Recorder
 from blocklife.recording import _format as recording_format
@@ -785,3 +785,45 @@ def test_check_finds_a_missing_line_without_sizes_or_it_has_no_consequence(run: 
             assert not later or gone["from"] == gone["to"], (at, gone)
 
     assert found > 70
+
+
+def recorded_below() -> bytes:
+    """Two promotions and a demotion, one of which does not bring everything."""
+    ledger = make_ledger(requests=())
+    stream = io.StringIO()
+    recorder = Recorder(stream)
+    recorder.begin(ledger)
+    up = ledger.plan_promotion([0, 1], [b"p", b"q"]).ids[0]
+    plan = ledger.dispatch(0.0)
+    ledger.settle(plan.number, 0.0, completions=[Completion(up, Worker(0), Result.OK, (1,))])
+    down = ledger.plan_demotion([0]).ids[0]
+    again = ledger.plan_promotion([1], [b"q"]).ids[0]
+    plan = ledger.dispatch(1.0)
+    failed = Completion(again, Worker(0), Result.FAILED)
+    ledger.settle(plan.number, 1.0, completions=[Completion(down, Worker(0), Result.OK), failed])
+    recorder.end()
+    return stream.getvalue().encode()
+
+
+def test_check_follows_jobs_below_the_slots() -> None:
+    """They reserve slots and no blocks."""
+    assert check(recorded_below()).illegal is None
+
+
+def test_check_lets_only_a_done_promotion_publish() -> None:
+    """As a store: what failed is not readable (I6)."""
+    lines = parse(recorded_below())
+    at = max(at for at, line in enumerate(lines) if line.get("machine") == "slot" and line["event"] == "land")
+    illegal = blamed(change(to="READY", guard="published")(bare(lines), at))
+
+    assert "it is READY although its promote is not DONE" in illegal.message
+    assert illegal.rule == "I6"
+
+
+def test_check_wants_a_demotion_to_let_go() -> None:
+    """Its pin is taken back by its end (coupling demotion-ended)."""
+    lines = parse(recorded_below())
+    at = next(at for at, line in enumerate(lines) if line.get("event") == "unpin")
+    illegal = blamed(without(lines, at))
+
+    assert illegal.rule == "coupling"

@@ -236,7 +236,7 @@ def test_statistics_of_a_ledger_whose_every_step_is_known(tmp_path: Path) -> Non
 def test_statistics_do_not_end_a_visit_by_a_step_that_leads_back(tmp_path: Path) -> None:
     """A slot that is pinned twice is READY all the while."""
     lines = [
-        step(1, 0, "slot", 0, "plan_store EMPTY WRITING", job=1),
+        step(1, 0, "slot", 0, "reserve EMPTY WRITING", job=1),
         step(2, 1, "slot", 0, "land WRITING READY", job=1, guard="published"),
         step(3, 2, "slot", 0, "pin READY READY"),
         step(4, 3, "slot", 0, "pin READY READY"),
@@ -313,7 +313,7 @@ def test_statistics_of_nothing_are_all_nothing(tmp_path: Path) -> None:
 def test_statistics_keep_few_points_of_a_long_run(tmp_path: Path) -> None:
     """However many plans there are, some hundred of them are kept, evenly, the first and the last among them."""
     plans = 5 * POINTS_MAX + 3
-    rows = ["plan_store EMPTY WRITING", "cancel WRITING EMPTY"]
+    rows = ["reserve EMPTY WRITING", "cancel WRITING EMPTY"]
     lines = [step(plan + 1, plan, "slot", 0, rows[plan % 2], job=1) for plan in range(plans)]
     counted = count_file(written(tmp_path / "run.jsonl", head(), *lines))
     kept = counted.plans.tolist()
@@ -327,7 +327,7 @@ def test_statistics_keep_few_points_of_a_long_run(tmp_path: Path) -> None:
 def test_statistics_keep_few_points_of_a_run_that_leaps(tmp_path: Path) -> None:
     """What was so for many plans is kept at each of those that are kept, however far a number leaps."""
     lines = [
-        step(1, 0, "slot", 0, "plan_store EMPTY WRITING", job=1),
+        step(1, 0, "slot", 0, "reserve EMPTY WRITING", job=1),
         step(2, 10**17, "slot", 0, "cancel WRITING EMPTY", job=1),
     ]
     counted = count_file(written(tmp_path / "run.jsonl", head(), *lines))
@@ -463,7 +463,7 @@ def test_command_refuses_bad_files_in_one_line(
 def test_statistics_are_quick(tmp_path: Path) -> None:
     """A hundred thousand lines take about a second; what they took is printed, and only far more is judged."""
     stream = io.StringIO()
-    rows = ["plan_store EMPTY WRITING", "cancel WRITING EMPTY"]
+    rows = ["reserve EMPTY WRITING", "cancel WRITING EMPTY"]
     stream.write(json.dumps(head()) + "\n")
     for n in range(100_000):
         stream.write(json.dumps(step(n + 1, n // 50, "slot", n // 2 % 3, rows[n % 2], job=1)) + "\n")

@@ -168,7 +168,7 @@ _ELSE: Mapping[tuple[str, str], str] = {
     ("life-ends", "job.cancel"): "cancel_orphans()",
     ("hand-out-flushes", "job.flush"): "flush_all(b)",
     ("store-planned", "block.plan_store"): "pins[b] = pins[b] + 1\nblock_plan_store(b)",
-    ("store-planned", "slot.plan_store"): "slot_plan_store(s)\nskey[s] = key",
+    ("store-planned", "slot.reserve"): "slot_reserve(s)\nskey[s] = key",
     ("load-planned", "block.plan_load"): "pins[b] = pins[b] + 1\nwrites[b] = writes[b] + 1\nblock_plan_load(b)",
     ("load-planned", "slot.pin"): "spins[s] = spins[s] + 1\nslot_pin(s)",
     ("load-planned", "request.plan_load"): "request_plan_load(r)",
