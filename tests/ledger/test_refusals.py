@@ -114,7 +114,7 @@ def test_places_that_stand_alone_speak_as_their_table() -> None:
     blocks, slots = Blocks(4, 1), Slots(4, 1)
     blocks.column.state[2] = blocks.column.table.index[Block.STALE]
 
-    with pytest.raises(RefusedError, match=r"^block 1: cannot ACQUIRE while FREED: nobody's; no copy touches it \(it is"):
+    with pytest.raises(RefusedError, match=r"^block 1: cannot ACQUIRE while FREED: no holder and no content; no copy touches it \(it is"):
         blocks.ask(ACQUIRE, [1])
     with pytest.raises(RefusedError, match=r"^block 2: cannot ALLOCATE while STALE: a load writes it, or the contract is hold"):
         blocks.ask(HAND_OUT[False], [2])
