@@ -2,48 +2,47 @@
 
 Rules of this file:
 
-* Every rule that can be a row is a row. What is not a row is a refusal.
-* This file decides what is legal. It does not know which block is chosen, when a copy runs, or how columns are kept.
-* What holds of a state, whatever comes next, stands once: in `BLOCKS`, `SLOTS`, `JOBS` or `REQUESTS`, one row for each state.
-  Sets of states elsewhere are read off these tables, and a state without a row stops the import.
-* A machine does not know the others. Where two must move together, a row of `COUPLINGS` says so.
+* Every rule that can be a table row is one. A step without a row is refused.
+* This file decides what is legal. It does not know which block is chosen, when a copy runs, or how states are stored.
+* The properties of each state are one row of `BLOCKS`, `SLOTS`, `JOBS` or `REQUESTS`. Sets of states elsewhere are derived from
+  these tables. A state without a row is an error at import.
+* The machines do not know each other. Where two must move together, a row of `COUPLINGS` says so.
 
 Theory. There are four machines. A *block* is a place on the device, a *slot* a place in the tier below; a *job* moves bytes
 between them; a *request* holds blocks. Three counts belong to a place and are orthogonal to its state: `refs`, the requests
-that hold its life; `pins`, the jobs whose copy may still touch the place; `overdue`, those of the pins whose job is past
-its deadline. Refs and content belong to the life, the pins to the physical place: a life can end while a copy still reads it,
-and then the place, not the life, has to wait. Counts reach the tables as payload, taken *after* the change that the event
-stands for; guards turn them into facts.
+that hold its life; `pins`, the jobs whose copy may still touch the place; `overdue`, the pins whose job is past its deadline.
+Refs and content belong to the life, pins to the physical place. When a life ends while a copy still reads it, the place has to
+wait for the copy; the life does not. Guards get the counts as payload, as they are *after* the change that the event makes.
 
-A life begins with `allocate` and ends when its content is forgotten or its block is handed out again. A released block that
-nobody else got keeps its life: it can be revived by a hit and is a lawful copy source. `Table` rows that end a life are known
-from the two states alone (`ends_life`), and the ledger then raises the epoch, so that every older reference is stale.
+A life begins with `allocate` and ends when its content is forgotten or its block is handed out again. A released block keeps
+its life until then: a hit can revive it, and a store can read it. `ends_life` tells which rows end a life; the ledger then
+raises the epoch, so that every older reference is stale.
 
-Two contracts decide about a busy block. Under *hold* it stays until the copy has landed. Under *fence* it may be handed out
-at once, and the new tenant stands in FLUSHED until the wait in the same plan has been proven. The targets of a load are held
-under both: nothing may be handed out that a copy still writes.
+Two contracts govern a block that a copy still reads. Under *hold* it is not handed out until the copy has landed. Under *fence*
+it may be handed out at once; for the new tenant it is FLUSHED until the wait in the same plan is proven. Under both, a block
+that a load may still write is not handed out.
 
 Unusual arrows, and why they exist:
 
 * Block `ALLOCATED --plan_store--> PLEDGED`: engines plan a store in the step that computes the content. The job cannot be
   submitted from there: `submit` has no row before `seal`.
-* Block `IN_FLIGHT --release--> IN_FLIGHT`: the last holder lets go of a block that a copy reads; what it becomes is decided
+* Block `IN_FLIGHT --release--> IN_FLIGHT`: the last holder lets go of a block that a copy reads; its next state is decided
   when the copy lands.
-* Block `FLUSHED --land--> ALLOCATED`: no guard asks for further pins. A place is read by one store at most and is never handed
-  out while a load writes it, so that the landing copy is the only one behind the fence.
-* Job `DONE --finish--> DONE` and its two siblings: a late or repeated report is lawful, is counted, and changes nothing.
-* Job `QUARANTINED --finish--> FAILED`: the copy came back after its deadline. Its memory is safe again; its verdict stays.
+* Block `FLUSHED --land--> ALLOCATED`: no guard checks for other pins. At most one store reads a place, and a place is never
+  handed out while a load writes it, so the landing copy is the only one that the new tenant waits for.
+* Job `DONE --finish--> DONE` and its two siblings: a late or repeated report is legal. It is counted and changes nothing.
+* Job `QUARANTINED --finish--> FAILED`: the copy landed after its deadline. Its places are safe again, but the job has failed.
 
-What is not here: which places a verb applies to, the order of the effects of one coupling (the ledger keeps the order in
-which they are written), and staleness of a *name*, which is a comparison of epochs and not a state.
+Not decided here: which places a verb applies to; in which order the effects of a coupling happen (the ledger takes them as
+written); whether a *reference* is stale, which is a comparison of epochs and not a state.
 
 Below the slots there may be a store that somebody else owns (`specs/tiers.md`): other processes put content there, and it may
 vanish or be slow or down. It has no places here. Two kinds of jobs reach it: a *demotion* copies READY slots to it and pins
 them as a load does; a *promotion* fills slots from it, and reserves and publishes them as a store does. Neither touches a
 block.
 
-What these tables do not allow, and what it costs: a submit from PLEDGED that names the producing step's event (one step under
-asynchronous scheduling), and a copy between the device and the store below that passes by the slots.
+Two things these tables do not allow: submitting from PLEDGED with the event of the producing step (costs one step under
+asynchronous scheduling), and a copy between the device and the store below that bypasses the slots.
 """
 
 from __future__ import annotations
@@ -61,49 +60,49 @@ from blocklife.lifecycle import Lifecycle, Row, Table, edge, guard
 
 @enum.unique
 class Block(enum.Enum):
-    """Where one place on the device stands."""
+    """The state of one place on the device."""
 
-    FREED = "nobody's; no copy touches it"
-    CACHED = "final content that no request holds; a hit revives it, or it is handed out again"
+    FREED = "no holder and no content; no copy touches it"
+    CACHED = "content final, held by no request; a hit revives it, or it is handed out again"
     ALLOCATED = "held, content not final"
-    PLEDGED = "held, content not final, and already chosen as the source of a planned store"
-    LOADING = "held; its own load is planned or running"
+    PLEDGED = "held, content not final; already the source of a planned store"
+    LOADING = "held; the load that fills it is planned or running"
     SEALED = "held, content final"
-    PENDING_STORE = "content final; chosen as a copy source, the store is not submitted"
+    PENDING_STORE = "content final; source of a store that is not submitted yet"
     IN_FLIGHT = "content final; a submitted store reads it"
-    FLUSHED = "a new tenant holds it behind a wait for the old copy that is ordered but not proven"
-    STALE = "its life is over and a copy still touches it"
-    QUARANTINED = "its life is over and a copy past its deadline may still touch it; never handed out"
+    FLUSHED = "held by a new tenant; the wait for the old copy is ordered but not proven"
+    STALE = "its life is over, but a copy still touches it"
+    QUARANTINED = "its life is over, but a copy past its deadline may still touch it; never handed out"
 
 
 @enum.unique
 class Slot(enum.Enum):
-    """Where one place in the lower tier stands."""
+    """The state of one place in the lower tier."""
 
     EMPTY = "nothing in it"
     WRITING = "a store or a promotion fills it"
     READY = "final content under its key; loads and demotions may pin it"
-    STALE = "its key is dead, and a load or demotion still reads it"
+    STALE = "its key is forgotten, but a load, a demotion or a lookup still pins it"
     QUARANTINED = "a store or promotion past its deadline may still write it"
 
 
 @enum.unique
 class Job(enum.Enum):
-    """Where one asynchronous transfer stands."""
+    """The state of one asynchronous transfer."""
 
     PLANNED = "places reserved, nothing submitted"
     IN_FLIGHT = "handed to the workers; cannot be called back"
-    AWAITED = "as in flight, and a plan waits for its landing; success still publishes"
+    AWAITED = "in flight, and a plan waits for it to land; success still publishes"
     UNWANTED = "nobody wants its result; its places stay pinned until it lands"
-    QUARANTINED = "failed for its caller; its places stay pinned until it is proven quiet"
+    QUARANTINED = "past its deadline; failed for its caller, but its places stay pinned until it is proven quiet"
     DONE = "every worker moved every byte"
-    FAILED = "at least one worker did not; nothing was published"
+    FAILED = "a worker failed, reported too late or not at all; nothing was published"
     CANCELLED = "given up; nothing was published"
 
 
 @enum.unique
 class Request(enum.Enum):
-    """Where one request stands, as far as its blocks are concerned."""
+    """The state of one request, as far as its blocks are concerned."""
 
     WAITING = "holds nothing"
     RUNNING = "in the batch"
@@ -117,24 +116,24 @@ class Request(enum.Enum):
 
 @enum.unique
 class Trait(enum.Enum):
-    """What holds of a block, a slot, a job or a request in some states always and in the others never."""
+    """A property that some states have and the others do not."""
 
-    FREE = "can be handed out at once, and no copy is given up or waited for"
+    FREE = "can be handed out at once, without giving up or waiting for a copy"
     ALIVE = "the epoch of the block names a life"
-    HELD = "one request at least holds the life"
+    HELD = "at least one request holds the life"
     KEYED = "found under its key: the content of a block is final, that of a slot is final or on its way"
-    COPYING = "one store names the life as its source"
+    COPYING = "one store has the life as its source"
     READ = "a submitted copy may read the place"
     WRITTEN = "a submitted copy may write the place"
     OUT = "the workers have the job"
     WANTED = "somebody wants the result of the job"
-    ADMITTED = "the request was let in, and can be preempted"
-    OVER = "nothing comes after it"
+    ADMITTED = "the request runs or loads, and can be preempted"
+    OVER = "final: no other state follows"
 
 
 @enum.unique
 class Tone(enum.Enum):
-    """What sort of state it is: one colour each, in every drawing."""
+    """The kind of a state. Each tone has its colour in drawings."""
 
     REST = "at rest"
     USE = "in use"
@@ -145,7 +144,7 @@ class Tone(enum.Enum):
 
 @frozen(init=False)
 class Nature:
-    """What is said of one state, whatever event comes next."""
+    """The properties of one state."""
 
     tone: Tone
     traits: frozenset[Trait]
@@ -158,11 +157,11 @@ StateT = TypeVar("StateT", bound=enum.Enum)
 
 
 def natures(states: type[StateT], given: Mapping[StateT, Nature]) -> Mapping[enum.Enum, Nature]:
-    """A total table: every state has a row, and nothing else has one."""
+    """The table *given*, read-only. Raises `DefinitionError` unless it has a row for every state and for nothing else."""
     if unknown := [state for state in given if not isinstance(state, states)]:
         raise DefinitionError(f"{unknown[0]} is no state of {states.__name__}")
     if forgotten := [state.name for state in states if state not in given]:
-        raise DefinitionError(f"{states.__name__}: nothing is said of {', '.join(forgotten)}; give it a tone and its traits")
+        raise DefinitionError(f"{states.__name__}: no row for {', '.join(forgotten)}; give each a tone and its traits")
     return MappingProxyType({state: given[state] for state in states})
 
 
@@ -182,7 +181,7 @@ BLOCKS = natures(
         Block.QUARANTINED: Nature(Tone.TROUBLE, Trait.READ, Trait.WRITTEN),
     },
 )
-"""Behind a fence a load may be planned while an older store still reads its target: `LOADING` is read as well as written."""
+"""Under the fence contract a load may be planned while an older store still reads its target, so `LOADING` has READ, too."""
 
 SLOTS = natures(
     Slot,
@@ -232,25 +231,25 @@ KEYED = states_with(Trait.KEYED, Block)
 """States in which the content of a block is final and may be read under its key."""
 
 COPYING = states_with(Trait.COPYING, Block)
-"""States in which one store names the life as its source."""
+"""States in which one store has the life as its source."""
 
 LIFELESS = frozenset(Block) - states_with(Trait.ALIVE, Block)
 """States in which a block has no life. In every other state its current epoch names one."""
 
 STORE_READS, LOAD_WRITES = states_with(Trait.READ, Block), states_with(Trait.WRITTEN, Block)
-"""Where a block may stand while a submitted store reads it, and while a submitted load writes it."""
+"""States a block can be in while a submitted store reads it, and while a submitted load writes it."""
 
 STORE_WRITES, LOAD_READS = states_with(Trait.WRITTEN, Slot), states_with(Trait.READ, Slot)
-"""Where a slot may stand while a submitted store writes it, and while a submitted load reads it."""
+"""States a slot can be in while a submitted store writes it, and while a submitted load reads it."""
 
 
 def blocks_touched(*, stores: bool) -> frozenset[Block]:
-    """Where the blocks of a submitted store, or load, may stand."""
+    """States that the blocks of a submitted store, or load, can be in."""
     return STORE_READS if stores else LOAD_WRITES
 
 
 def slots_touched(*, stores: bool) -> frozenset[Slot]:
-    """Where the slots of a submitted store, or load, may stand."""
+    """States that the slots of a submitted store, or load, can be in."""
     return STORE_WRITES if stores else LOAD_READS
 
 
@@ -270,15 +269,15 @@ GIVEN_UP = OUT - OUT_AND_WANTED
 """States in which the workers have a job whose result nobody wants."""
 
 ADMITTED = states_with(Trait.ADMITTED, Request)
-"""States in which a request was let in, and can be preempted."""
+"""States in which a request runs or loads, and can be preempted."""
 
 ADMISSIBLE = frozenset(Request) - ADMITTED - states_with(Trait.OVER, Request)
-"""States in which a request holds nothing, and can be let in."""
+"""States in which a request holds nothing, and can be admitted."""
 
 
 # --- guards ------------------------------------------------------------------------------------------------------------
 # Counts are those after the event's own change: `refs` after the release, `pins` and `overdue` after the landing's unpin.
-# A guard that can refuse says what is in the way then; the ledger names the jobs and requests (`ledger/_refusals.py`).
+# A guard that can cause a refusal has a text for it (`otherwise`); the ledger names jobs and requests (`ledger/_refusals.py`).
 
 
 @guard(otherwise="a request holds it, a load writes it, or the contract is hold")
@@ -307,19 +306,19 @@ def held(refs: int) -> bool:
 
 @guard
 def pinned(pins: int) -> bool:
-    """Another job may still touch the place."""
+    """The place is still pinned: another job may touch it, or a lookup counts on it."""
     return pins > 0
 
 
 @guard
 def is_overdue(overdue: int) -> bool:
-    """One of the jobs that may touch the place is past its deadline."""
+    """A job that may still touch the place is past its deadline."""
     return overdue > 0
 
 
 @guard
 def orphaned(refs: int, overdue: int) -> bool:
-    """Nobody holds the life, and one of the jobs that may touch the place is past its deadline."""
+    """Nobody holds the life, and a job that may still touch the place is past its deadline."""
     return (refs == 0) & (overdue > 0)
 
 
@@ -492,25 +491,25 @@ class SlotLife(Lifecycle, initial=Slot.EMPTY):
 
     @edge(Slot.READY, to=Slot.EMPTY, when=unpinned)
     def evict(self, pins: int) -> None:
-        """Make room."""
+        """Empty the slot to make room."""
 
     @edge(Slot.READY, to=Slot.STALE, when=pinned)
     @edge(Slot.READY, to=Slot.EMPTY)
     @edge(Slot.STALE, to=Slot.STALE)
     def drop(self, pins: int) -> None:
-        """Forget the content: its key is dead."""
+        """Forget the content and its key."""
 
 
 class JobLife(Lifecycle, initial=Job.PLANNED, finals=(Job.DONE, Job.FAILED, Job.CANCELLED)):
-    """The life of one job. It does not know which way its bytes flow."""
+    """The life of one job, the same for stores and loads."""
 
     @edge(Job.PLANNED, to=Job.IN_FLIGHT)
     def submit(self) -> None:
-        """Hand the job to every worker. From here on only their reports, or a proof of quiet, end it."""
+        """Hand the job to every worker. From then on only their reports, or proof that the device is quiet, end it."""
 
     @edge(Job.PLANNED, to=Job.CANCELLED)
     def cancel(self) -> None:
-        """Give up a job that nobody has seen."""
+        """Give up a job that no worker has yet."""
 
     @edge(Job.IN_FLIGHT, to=Job.IN_FLIGHT, when=more)
     @edge(Job.IN_FLIGHT, to=Job.DONE, when=all_ok)
@@ -526,13 +525,13 @@ class JobLife(Lifecycle, initial=Job.PLANNED, finals=(Job.DONE, Job.FAILED, Job.
     @edge(Job.FAILED, to=Job.FAILED)
     @edge(Job.CANCELLED, to=Job.CANCELLED)
     def finish(self, outstanding: int, ok: bool) -> None:
-        """One worker reports for the first time; after the end, any report."""
+        """A worker reports, for the first time; once the job is over, any report."""
 
     @edge(Job.IN_FLIGHT, Job.AWAITED, to=Job.AWAITED)
     @edge(Job.UNWANTED, to=Job.UNWANTED)
     @edge(Job.QUARANTINED, to=Job.QUARANTINED)
     def flush(self) -> None:
-        """Order a wait for the landing in the next plan."""
+        """Make the next plan wait for the job to land."""
 
     @edge(Job.IN_FLIGHT, Job.AWAITED, to=Job.UNWANTED)
     def abandon(self) -> None:
@@ -565,11 +564,11 @@ class RequestLife(Lifecycle, initial=Request.WAITING, finals=(Request.FINISHED,)
 
     @edge(Request.LOADING, to=Request.WAITING)
     def load_failed(self) -> None:
-        """The load is lost; everything held was given back, and the content is to be recomputed."""
+        """The load failed: give every block back; the content has to be recomputed."""
 
     @edge(Request.RUNNING, Request.LOADING, to=Request.PREEMPTED)
     def preempt(self) -> None:
-        """Give every block back, to come again later."""
+        """Give every block back, to be admitted again later."""
 
     @edge(Request.WAITING, Request.RUNNING, Request.LOADING, Request.PREEMPTED, to=Request.FINISHED)
     def finish(self) -> None:
@@ -585,7 +584,7 @@ MACHINES: Mapping[str, Table] = {
 
 for _table in MACHINES.values():
     if {state for state in _table.states if Trait.OVER in NATURES[state].traits} != _table.finals:
-        raise DefinitionError(f"{_table.name}: its final states are those that are over")
+        raise DefinitionError(f"{_table.name}: its final states must be those with the trait OVER")
 
 # --- lives -------------------------------------------------------------------------------------------------------------
 
@@ -619,14 +618,14 @@ COUPLINGS: tuple[Coupling, ...] = (
         "block.*",
         (),
         ("job.cancel",),
-        "A life that ends takes its planned store with it; its epoch is raised and its key forgotten.",
+        "When a life ends, its planned store is cancelled, its epoch is raised and its key is forgotten.",
     ),
     Coupling(
         "hand-out-flushes",
         "block.allocate",
         (Block.FLUSHED,),
         ("job.flush",),
-        "Every submitted job that may touch the place is waited for in this very plan.",
+        "The same plan waits for every submitted job that may touch the place.",
     ),
     Coupling(
         "store-planned",
@@ -640,7 +639,7 @@ COUPLINGS: tuple[Coupling, ...] = (
         "job.plan(load)",
         (Job.PLANNED,),
         ("block.plan_load", "slot.pin", "request.plan_load"),
-        "Planning a load pins both ends, and the request leaves the batch.",
+        "Planning a load pins both ends, and the request waits outside the batch.",
     ),
     Coupling(
         "demotion-planned",
@@ -662,14 +661,14 @@ COUPLINGS: tuple[Coupling, ...] = (
         "job.cancel(store)",
         (Job.CANCELLED,),
         ("block.cancel", "slot.cancel"),
-        "A planned store that is given up leaves no trace.",
+        "Cancelling a planned store unpins its blocks and empties its slots.",
     ),
     Coupling(
         "load-cancelled",
         "job.cancel(load)",
         (Job.CANCELLED,),
         ("block.land", "slot.unpin"),
-        "A planned load is given up only with its request; nobody has written a target, so that each is free at once.",
+        "A planned load is given up only with its request; nothing was written, so its targets need not wait for it.",
     ),
     Coupling(
         "demotion-cancelled",
@@ -690,28 +689,28 @@ COUPLINGS: tuple[Coupling, ...] = (
         "job.finish(store)",
         (Job.DONE, Job.FAILED, Job.CANCELLED),
         ("block.land", "slot.land"),
-        "The end of a store unpins the block and publishes the slot only if the job is DONE.",
+        "The end of a store unpins its blocks; its slots are published only if the job is DONE.",
     ),
     Coupling(
         "load-done",
         "job.finish(load)",
         (Job.DONE,),
         ("job.quiesce", "block.land", "slot.unpin", "request.loaded"),
-        "Every worker waited for older copies of the targets, so these are quiet; the blocks are sealed, the request joins.",
+        "Every worker waited for older copies of the targets, so these are quiet; the blocks are sealed and the request runs.",
     ),
     Coupling(
         "load-failed",
         "job.finish(load)",
         (Job.FAILED,),
         ("block.land", "slot.drop", "slot.unpin", "request.load_failed"),
-        "A failed load drops its keys, so that the same hit does not come back, and the request recomputes.",
+        "A failed load drops its keys, so that the same hit is not found again; the request recomputes.",
     ),
     Coupling(
         "load-abandoned",
         "job.finish(load)",
         (Job.CANCELLED,),
         ("block.land", "slot.unpin"),
-        "Nobody waits for an abandoned load; only its places do.",
+        "No request waits for an abandoned load; its end only unpins its places.",
     ),
     Coupling(
         "demotion-ended",
@@ -739,7 +738,7 @@ COUPLINGS: tuple[Coupling, ...] = (
         "job.expire(load)",
         (Job.QUARANTINED,),
         ("block.expire", "slot.drop", "request.load_failed"),
-        "The request does not wait for ever; its targets stay out of reach until they are proven quiet.",
+        "The request stops waiting; the load's targets stay quarantined until they are proven quiet.",
     ),
     Coupling(
         "promotion-expired",
@@ -753,7 +752,7 @@ COUPLINGS: tuple[Coupling, ...] = (
         "request.preempt|finish|load_failed",
         (),
         ("job.cancel|abandon", "block.release"),
-        "A request that lets go gives up its load, cancelled if planned and abandoned if submitted, and then every block.",
+        "The request's load is cancelled if planned and abandoned if submitted; then all its blocks are released.",
     ),
     Coupling(
         "reset-now",

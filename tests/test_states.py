@@ -412,7 +412,7 @@ def test_a_forgotten_state_is_an_error_at_import(state: enum.Enum) -> None:
     row = re.compile(rf"^ +{re.escape(str(state))}: Nature\(.*\n", re.MULTILINE)
     assert len(row.findall(text)) == 1
 
-    with pytest.raises(DefinitionError, match=f"^{type(state).__name__}: nothing is said of {state.name};"):
+    with pytest.raises(DefinitionError, match=f"^{type(state).__name__}: no row for {state.name};"):
         exec(compile(row.sub("", text), states.__file__, "exec"), {"__name__": "states_without_a_row"})
 
 
@@ -430,7 +430,7 @@ def test_what_is_final_is_over() -> None:
     planted = text.replace("Job.DONE: Nature(Tone.OVER, Trait.OVER)", "Job.DONE: Nature(Tone.OVER)")
     assert planted != text
 
-    with pytest.raises(DefinitionError, match=r"^JobLife: its final states are those that are over$"):
+    with pytest.raises(DefinitionError, match=r"^JobLife: its final states must be those with the trait OVER$"):
         exec(compile(planted, states.__file__, "exec"), {"__name__": "states_of_two_minds"})
 
 

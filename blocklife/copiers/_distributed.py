@@ -56,7 +56,7 @@ class ForwardError(BlocklifeError):
     """The forward pass raised on another rank; its copies go on and will be in the next report."""
 
 
-# --- what is said ------------------------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 @frozen(eq=False)
@@ -129,7 +129,7 @@ class Link:
         header = torch.empty(1, dtype=torch.int64)
         self._finish(distributed.irecv(header, self.peer, group=self._group), deadline)
         if not 0 < (size := int(header[0])) <= _BYTES_MAX:
-            raise LinkError(f"rank {self.peer}: it speaks of a message of {size} bytes")
+            raise LinkError(f"rank {self.peer}: it announces a message of {size} bytes")
         body = torch.empty(size, dtype=torch.uint8)
         self._finish(distributed.irecv(body, self.peer, group=self._group), deadline)
         return body.numpy().tobytes()
@@ -143,7 +143,7 @@ class Link:
             work.wait(timedelta(seconds=left))
         except RuntimeError as problem:
             late = time.monotonic() - begin > left - _LEAST_S / 2  # gloo counts whole milliseconds
-            raise LinkError(f"rank {self.peer}: {'no word in time' if late else 'the connection is broken'}") from problem
+            raise LinkError(f"rank {self.peer}: {'no answer in time' if late else 'the connection is broken'}") from problem
 
 
 def connect() -> list[Link]:
@@ -213,7 +213,7 @@ class Ranks(Executor):
     def __init__(self, executor: Executor, links: Sequence[Link], *, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(executor.copier)
         if executor.copier.worker != 0:
-            raise MisuseError(f"ranks: rank 0 signs as worker {executor.copier.worker} (give its copier worker 0)")
+            raise MisuseError(f"ranks: the copier of rank 0 is worker {executor.copier.worker} (make it worker 0)")
         if [link.peer for link in links] != list(range(1, len(links) + 1)):
             raise MisuseError(f"ranks: links to {[link.peer for link in links]} (give those that connect() made on rank 0)")
         if not timeout_s > 0:
@@ -380,7 +380,7 @@ def _answer_to(number: int, link: Link, deadline: float) -> _RankAnswer:
         except Exception as problem:  # an invalid pickle can raise anything
             raise LinkError(f"rank {link.peer}: its answer cannot be read ({problem!r})") from problem
         if not isinstance(answer, _RankAnswer) or answer.number > number:
-            raise LinkError(f"rank {link.peer}: it answers what nobody asked")
+            raise LinkError(f"rank {link.peer}: it answers a message that was never sent")
         report = answer.report
         signed = {answer.worker, *(each.worker for each in report.launched), *(each.worker for each in report.completions)}
         if signed != {link.peer}:
@@ -434,7 +434,7 @@ def _obey(
                 report = executor.report()
             case _Ask():
                 if answer is None:
-                    raise MisuseError("nobody answers questions on this rank (give serve an answer)")
+                    raise MisuseError("this rank does not answer questions (give serve an answer)")
                 results.append(answer(message.question))
             case _Close():
                 executor.close()

@@ -33,7 +33,7 @@ from blocklife.ledger.records import Completion, JobId, Result, Transfer, Worker
 
 def _is_share(_rates: object, attribute: attrs.Attribute[float], value: float) -> None:
     if not 0.0 <= value <= 1.0:
-        raise MisuseError(f"fault rate {attribute.name}: {value} is no share of the jobs (give 0 to 1)")
+        raise MisuseError(f"fault rate {attribute.name}: {value} is not a share of the jobs (give 0 to 1)")
 
 
 @attrs.frozen(str=False)
@@ -69,7 +69,7 @@ class FaultRates:
             try:
                 rates[name] = float(number)
             except ValueError:
-                raise MisuseError(f"fault rate {name}: {number!r} is no number (give 0 to 1)") from None
+                raise MisuseError(f"fault rate {name}: {number!r} is not a number (give 0 to 1)") from None
         return cls(**rates)
 
     def __str__(self) -> str:

@@ -1,14 +1,14 @@
-"""What the ledger says where a table refuses: what is in the way, by name, and what to do about it.
+"""The sentences of the ledger's refusals: what is in the way, by name, and what to do about it.
 
 Rules of this file:
 
-* It decides nothing: a table has refused, and its guards say which values of the payload are to blame.
-* It searches jobs and tables, and is asked only when something was refused. What goes well pays nothing for it.
-* A refusal without a sentence of its own falls back to the words of the table. `tests/ledger/refusals.txt` has them all.
+* It decides nothing. A table has refused, and its guards show which values of the payload caused it.
+* It searches all jobs and all block tables, so it runs only after a refusal. Steps that succeed pay nothing for it.
+* A refusal without a sentence of its own falls back to the text of the table. `tests/ledger/refusals.txt` lists them all.
 
 Theory. A refusal is one sentence, ``block 3: cannot ALLOCATE while IN_FLIGHT: job 1.5 still reads it, and the contract is hold
 (wait for job 1.5 to land)``. The reason follows from the state (`_STANDS`), or from the guard that did not hold; the remedy
-from the event and the state (`_REMEDIES`). Both are texts with blanks, filled with the jobs and requests at that place.
+from the event and the state (`_REMEDIES`). Both are templates, filled in with the jobs and requests at that place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from blocklife.ledger._state import RequestRow
 
 _MOST_NAMES = 3
-"""So many names are said; of more, only how many there are."""
+"""How many names of a long list are given; the others are counted."""
 
 _NOT_IN_THE_WAY: Mapping[str, object] = MappingProxyType(
     {"fence": True, "refs": 0, "pins": 0, "writes": 0, "overdue": 0, "own": True, "ok": True}
@@ -40,17 +40,17 @@ _NOT_IN_THE_WAY: Mapping[str, object] = MappingProxyType(
 
 
 def counted(count: int, one: str) -> str:
-    """So many of a thing, in words that agree."""
+    """A count with its noun: 1 job, 2 jobs."""
     return f"{count} {one}" if count == 1 else f"{count} {one}s"
 
 
 def some(count: int, one: str = "") -> str:
-    """So many of a thing, with a verb: 1 job is, 2 jobs are; without its name, where it was named before."""
+    """A count with noun and verb: 1 job is, 2 jobs are. Without *one* the noun is left out."""
     return f"{counted(count, one) if one else count} {'is' if count == 1 else 'are'}"
 
 
 def listing(names: Sequence[str]) -> str:
-    """Names as a sentence lists them: a, b and c. Of many, some and how many more there are."""
+    """Names as a list in a sentence: a, b and c. A long list ends with how many more there are."""
     said = [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else list(names)
     return " and ".join(filter(None, (", ".join(said[:-1]), *said[-1:])))
 
@@ -74,17 +74,17 @@ class Toucher:
 
     @property
     def doing(self) -> tuple[str, str]:
-        """What it does to the place, of one such job and of several."""
+        """What it does to the place: the verb for one such job, and for several."""
         verb = "write" if self.writes else "read"
         if self.planned:
-            return f"is to {verb} it", f"are to {verb} it"
+            return f"will {verb} it", f"will {verb} it"
         if self.expired:
             return f"is past its deadline and may still {verb} it", f"are past their deadline and may still {verb} it"
         return f"still {verb}s it", f"still {verb} it"
 
     @property
     def ending(self) -> tuple[str, str]:
-        """What ends it, of one such job and of several; the name goes between the two parts."""
+        """What to do to end it, in two parts; the names of such jobs go between them."""
         if self.expired:
             return "wait for ", " to report, or quiesce it once the device is proven idle"
         if self.planned and not self.load:
@@ -94,7 +94,7 @@ class Toucher:
 
 @frozen
 class Bystanders:
-    """Who is at one place: the jobs that touch it, the requests that hold it, and who else has pinned it."""
+    """The jobs that touch one place, the requests that hold it, and the names of others that have pinned it."""
 
     jobs: tuple[Toucher, ...] = ()
     requests: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Bystanders:
         return Bystanders(tuple(each for each in self.jobs if each.writes))
 
     def touched(self) -> list[str]:
-        """What the jobs do to the place, a clause for each kind of deed."""
+        """What the jobs do to the place, as clauses; jobs that do the same share one."""
         doing: dict[tuple[str, str], list[str]] = {}
         for each in self.jobs:
             doing.setdefault(each.doing, []).append(each.name)
@@ -125,7 +125,7 @@ class Bystanders:
         return [*self.touched(), *([pinning] if self.pinners else [])]
 
     def end(self) -> str:
-        """What ends the jobs at the place."""
+        """What to do to end the jobs at the place."""
         ways: dict[tuple[str, str], list[str]] = {}
         for each in self.jobs:
             ways.setdefault(each.ending, []).append(each.name)
@@ -136,14 +136,14 @@ class Bystanders:
         return ", and ".join(ends) or "wait for its job to land"
 
     def unused(self) -> str:
-        """What makes a slot be used by nobody."""
+        """What to do until nobody uses the slot."""
         ways = [self.end()] if self.jobs else []
         if self.pinners:
             ways.append(f"let {listing(self.pinners)} unpin it")
         return ", and ".join(ways) or "unpin it first"
 
     def blanks(self) -> dict[str, str]:
-        """What the texts of this file leave open."""
+        """The values for the templates of this file."""
         touched, held = self.touched(), self.held()
         return {
             "held": clauses(held) or "a request holds it",
@@ -156,7 +156,7 @@ class Bystanders:
 
 
 def clauses(parts: Iterable[str]) -> str:
-    """Clauses as one: a, b, and c."""
+    """Clauses joined to one: a, b, and c."""
     said = [each for each in parts if each]
     return said[0] if len(said) == 1 else ", ".join(said[:-1]) + ", and " + said[-1] if said else ""
 
@@ -186,7 +186,7 @@ _STANDS: Mapping[enum.Enum, str] = MappingProxyType(
         Job.AWAITED: "the workers have it, and a plan waits for it",
         Job.UNWANTED: "it was abandoned, and the workers still have it",
         Job.QUARANTINED: "it is past its deadline, and the workers may still run it",
-        Job.DONE: "it has ended well",
+        Job.DONE: "it has succeeded",
         Job.FAILED: "it has failed",
         Job.CANCELLED: "it was given up",
         Request.WAITING: "it is not in the batch",
@@ -196,7 +196,7 @@ _STANDS: Mapping[enum.Enum, str] = MappingProxyType(
         Request.FINISHED: "it is over",
     }
 )
-"""What is in the way in each state, where no guard says it better."""
+"""What is in the way in each state; used where no guard gives a better reason."""
 
 _HAS_STORE = (Block.PLEDGED, Block.PENDING_STORE, Block.IN_FLIGHT)
 _GIVEN_UP = (Block.STALE, Block.QUARANTINED)
@@ -258,7 +258,7 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
             ("{end}", _GIVEN_UP),
         ),
         "block.release": _by_state(
-            ("only who holds a block can release it", (Block.FREED, Block.CACHED, *_GIVEN_UP)),
+            ("only a request that holds it can release it", (Block.FREED, Block.CACHED, *_GIVEN_UP)),
         ),
         "block.land": _by_state(
             (
@@ -289,14 +289,14 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
         "slot.land": _by_state(("only a store that fills a slot can land in it", (Slot.EMPTY, Slot.READY, Slot.STALE))),
         "slot.expire": _by_state(
             ("only a store that fills a slot can pass its deadline", (Slot.EMPTY, Slot.READY, Slot.STALE)),
-            ("a deadline passes once: {end}", (Slot.QUARANTINED,)),
+            ("a store expires only once: {end}", (Slot.QUARANTINED,)),
         ),
         "slot.pin": _by_state(
             ("look the key up again", (Slot.EMPTY, Slot.STALE, Slot.QUARANTINED)),
             ("{end}", (Slot.WRITING,)),
         ),
         "slot.unpin": _by_state(
-            ("only who has pinned a slot can unpin it", (Slot.EMPTY, Slot.WRITING, Slot.QUARANTINED)),
+            ("unpin a slot only as often as it was pinned", (Slot.EMPTY, Slot.WRITING, Slot.QUARANTINED)),
         ),
         "slot.evict": _by_state(
             ("there is nothing to evict", (Slot.EMPTY,)),
@@ -326,13 +326,13 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
             ("there is nothing left to abandon", _OVER),
         ),
         "job.expire": _by_state(
-            ("a deadline starts after the job was submitted", (Job.PLANNED,)),
-            ("a deadline passes once", (Job.QUARANTINED,)),
+            ("a deadline starts once the job is submitted", (Job.PLANNED,)),
+            ("a job expires only once", (Job.QUARANTINED,)),
             ("there is nothing left to give up", _OVER),
         ),
         "job.quiesce": _by_state(
             ("cancel it instead", (Job.PLANNED,)),
-            ("flush it, or let its deadline pass, first", (Job.IN_FLIGHT,)),
+            ("first flush it, or let its deadline pass", (Job.IN_FLIGHT,)),
             ("there is nothing left to prove", _OVER),
         ),
         "request.admit": _by_state(
@@ -347,37 +347,37 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
         ),
         "request.loaded": _by_state(
             (
-                "only a request that waits for a load can hear of its end",
+                "only a request that waits for a load can get its result",
                 (Request.WAITING, Request.RUNNING, Request.PREEMPTED, Request.FINISHED),
             ),
         ),
         "request.load_failed": _by_state(
             (
-                "only a request that waits for a load can hear of its end",
+                "only a request that waits for a load can get its result",
                 (Request.WAITING, Request.RUNNING, Request.PREEMPTED, Request.FINISHED),
             ),
         ),
         "request.preempt": _by_state(
-            ("roll_back gives back what it holds", (Request.WAITING, Request.PREEMPTED)),
+            ("use roll_back to give back what it holds", (Request.WAITING, Request.PREEMPTED)),
             ("there is nothing left to give back", (Request.FINISHED,)),
         ),
         "request.finish": _by_state(("there is nothing left to finish", (Request.FINISHED,))),
     }
 )
-"""What to do about each refusal for which there is no row at all."""
+"""What to do about each refusal where the event has no row in that state."""
 
 
-# --- what a guard says --------------------------------------------------------------------------------------------------
+# --- reasons from guards ------------------------------------------------------------------------------------------------
 
 
 def blamed(guard: Guard[...], payload: Mapping[str, object]) -> list[str]:
-    """The values of a payload that keep a guard from holding even where no other one does, by name."""
+    """The names of the values of a payload that each make a guard fail on their own."""
     clear = {name: _NOT_IN_THE_WAY[name] for name in guard.parameters}
     return [name for name in guard.parameters if not guard.test(**{**clear, name: payload[name]})]
 
 
 def _of_guards(machine: str, state: enum.Enum, event: str, payload: Mapping[str, object], there: Bystanders) -> tuple[str, str]:
-    """Reason and remedy where rows exist, and no guard of them holds."""
+    """Reason and remedy where there are rows, but none of their guards holds."""
     table = MACHINES[machine]
     guards = dict.fromkeys(row.guard for row in table.events[event].rows_of(state) if row.guard)
     wrong = {name for each in guards for name in blamed(each, payload)}
@@ -411,7 +411,7 @@ def sentence(machine: str, state: enum.Enum, event: str, payload: Mapping[str, o
 
 
 class Refusals:
-    """Makes the refusals of one ledger. It knows jobs and requests, which places do not."""
+    """Builds the refusals of one ledger, with the names of its jobs and requests."""
 
     def __init__(
         self, jobs: JobTable, requests: Mapping[str, RequestRow], holders: Mapping[str, Mapping[int, int]], incarnation: int
@@ -422,7 +422,7 @@ class Refusals:
         self._incarnation = incarnation
 
     def of_block(self, place: int, state: enum.Enum, event: str, epoch: int, payload: Mapping[str, object]) -> RefusedError:
-        """A block has no row for *event*; *payload* is what the guards were asked with."""
+        """The error where a block has no row for *event*; *payload* is what its guards were given."""
         life, refs = epoch << EPOCH_SHIFT | place, payload["refs"]
         there = Bystanders(
             tuple(self._toucher(job, of_block=True) for job in self._jobs.alive() if place in listed(job.ids)),
@@ -432,7 +432,7 @@ class Refusals:
         return self._refusal("block", f"block {place}", place, state, event, payload, there)
 
     def of_slot(self, place: int, state: enum.Enum, event: str, payload: Mapping[str, object]) -> RefusedError:
-        """A slot has no row for *event*."""
+        """The error where a slot has no row for *event*."""
         there = Bystanders(
             tuple(self._toucher(job, of_block=False) for job in self._jobs.alive() if place in listed(job.slots)),
             pinners=tuple(name for name, held in self._holders.items() if held.get(place)),
@@ -440,13 +440,13 @@ class Refusals:
         return self._refusal("slot", f"slot {place}", place, state, event, payload, there)
 
     def of_job(self, job: JobRow, event: str) -> RefusedError:
-        """A job has no row for *event*."""
+        """The error where a job has no row for *event*."""
         there = Bystanders((self._toucher(job, of_block=True),))
         thing = f"job {self._incarnation}.{job.number}"
         return self._refusal("job", thing, job.number, self._jobs.state(job), event, {}, there)
 
     def of_request(self, request: RequestRow, state: enum.Enum, event: str) -> RefusedError:
-        """A request has no row for *event*."""
+        """The error where a request has no row for *event*."""
         load = self._jobs.out.get(request.load)
         there = Bystanders((self._toucher(load, of_block=True),) if load is not None else ())
         return self._refusal("request", f"request {request.name}", request.row, state, event, {}, there)

@@ -1,16 +1,16 @@
-"""What must hold in every state of a ledger, each rule counted again from the other side.
+"""The invariants: what must hold in every state of a ledger, recounted from its jobs and block tables.
 
 Rules of this file:
 
-* What the columns claim is counted again from jobs and tables, once for all rules (`Look`); a rule says one sentence per
-  place where the two differ.
-* A column is compared as a whole first; places are walked only where something is, or is wrong. So one text is fast for the
-  few places of a world that is explored, and for the many of an engine.
-* What a place by itself has to fulfil stands in a set of all ways in which one can lawfully be (`_BLOCK_FITS`, `_SLOT_FITS`),
-  made from the same conditions as the rules that say what is wrong: only where a place is none of them do they look for it.
+* What the columns should contain is recounted from jobs and tables, once for all rules (`Look`). A rule reports one sentence
+  for each place where the two differ.
+* A column is first compared as a whole; single places are visited only if something is there or is wrong. So the same code is
+  fast for the few places of an explored world and for the many of an engine.
+* `_BLOCK_FITS` and `_SLOT_FITS` hold every legal combination of facts about one block and one slot, made from the same
+  conditions as the rules. Only if a place has another combination do the rules look for what is wrong.
 
 The numbers are those of `specs/invariants.md`. Rules about the device itself (I2, and the physical half of I1 and I8) cannot be
-seen from here: the ledger knows what it ordered, not what the device did.
+checked here: the ledger knows what it ordered, not what the device did.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from blocklife.states import (
 
 @frozen
 class Violation:
-    """One rule that does not hold, with the sentence that says where."""
+    """One rule that does not hold, and where."""
 
     rule: str
     message: str
@@ -60,24 +60,24 @@ class Violation:
 
 
 class Look:
-    """A ledger, and what its columns have to say: counted again from its jobs, its tables and its holders."""
+    """A ledger, and what its columns should contain, recounted from its jobs, block tables and holders of pins."""
 
     def __init__(self, core: LedgerData) -> None:
         blocks, slots, states = core.blocks, core.slots, core.jobs.column.state
         self.core = core
         self.jobs: list[tuple[JobRow, int]] = [(job, states[job.row]) for job in core.jobs.by_number.values()]
-        """Every job that is known, with the number of its state."""
+        """Every known job, with the number of its state."""
         self.alive: list[tuple[JobRow, int]] = [(job, states[job.row]) for job in core.jobs.out.values()]
         """Those that are not terminal."""
         places = len(blocks.key)
         self.refs, self.pins, self.writes, self.overdue = [0] * places, [0] * places, [0] * places, [0] * places
         self.slot_pins = [0] * len(slots.key)
         self.sources: list[tuple[int, JobRow]] = []
-        """Every life that a store which is out reads, with its job."""
+        """Every life that an outstanding store reads, with its job."""
         self.reserved: dict[int, int] = {}
-        """Every slot that a job which is out fills, with the state of the job."""
+        """Every slot that an outstanding job fills, with the state of the job."""
         self.over: list[tuple[str, int]] = []
-        """Requests that hold a life that is over, with the life."""
+        """Each request that holds a life that is over, with the life."""
         for job, state in self.alive:
             self._count_job(job, state)
         epoch, refs = blocks.epoch, self.refs
@@ -104,7 +104,7 @@ class Look:
                 strict=True,
             )
         )
-        """Whether every block by itself is as it may be."""
+        """Whether the facts about every block are a legal combination."""
         self.slots_fit = _SLOT_FITS.issuperset(zip(slots.column.state, map(bool, self.slot_pins), strict=True))
 
     def _count_job(self, job: JobRow, state: int) -> None:
@@ -130,13 +130,13 @@ class Look:
 
 Say = Callable[[str], object]
 Check = Callable[[Look, Say], None]
-"""Says of a ledger, in one sentence each, where a rule does not hold. No generators: most have nothing to say."""
+"""Reports in one sentence each where a rule does not hold. Not a generator, because most rules have nothing to report."""
 
 _BLOCK, _SLOT, _JOB, _REQUEST = (MACHINES[name].index for name in ("block", "slot", "job", "request"))
 
 
 def _flags(states: Iterable[enum.Enum]) -> bytes:
-    """Of each byte that can stand for a state whether it is one of these, so that a whole column is asked at once."""
+    """For each byte whether it is the number of one of these states, so that `translate` tests a whole column at once."""
     states = list(states)
     index = _BLOCK if isinstance(states[0], Block) else _SLOT
     wanted = {index[each] for each in states}
@@ -150,7 +150,7 @@ def _where(column: Column, flags: bytes) -> list[int]:
 
 
 def _nonzero(counts: Sequence[int]) -> list[int]:
-    """The places that have a count."""
+    """The places whose count is not 0."""
     return list(compress(range(len(counts)), counts))
 
 
@@ -163,7 +163,7 @@ def _differ(say: Say, what: str, column: array[int], counted: list[int]) -> None
 
 
 def _name(state: int) -> str:
-    """What a job of that state is called."""
+    """The name of a job's state."""
     return MACHINES["job"].states[state].name
 
 
@@ -189,7 +189,7 @@ _FINISHED, _LOADING = _REQUEST[Request.FINISHED], _REQUEST[Request.LOADING]
 
 
 def _block_fits(state: int, held: bool, pinned: bool, overdue: bool, stored: bool, nameless: bool) -> bool:
-    """What I1, I6, I13 and I14 say of one block: its state, and whether it has refs, pins, overdue pins, a store and no key."""
+    """Whether one block meets I1, I6, I13 and I14: its state, and whether it has refs, pins, overdue pins, a store, no key."""
     if _TOUCHED[state] != pinned or _SOURCES[state] != stored or (_FINAL[state] and nameless):
         return False
     if _GIVEN_UP[state] and not held and overdue != (state == _KEPT):
@@ -198,7 +198,7 @@ def _block_fits(state: int, held: bool, pinned: bool, overdue: bool, stored: boo
 
 
 def _slot_fits(state: int, pinned: bool) -> bool:
-    """What I7 says of one slot: its state, and whether it has pins."""
+    """Whether one slot meets I7: its state, and whether it has pins."""
     return bool(_READ[state]) if pinned else not _DYING[state]
 
 
@@ -207,11 +207,11 @@ _BLOCK_FITS = frozenset(
     (state, *flags) for state in _BLOCK.values() for flags in product(_BOTH, repeat=5) if _block_fits(state, *flags)
 )
 _SLOT_FITS = frozenset((state, pinned) for state in _SLOT.values() for pinned in _BOTH if _slot_fits(state, pinned))
-"""All ways in which a block, and a slot, can lawfully be by itself."""
+"""All legal combinations of these facts for one block, and for one slot."""
 
 
 def busy_blocks_are_pinned(look: Look, say: Say) -> None:
-    """I1: a block is pinned by every job that may touch it, nothing free or new is, and QUARANTINED has an overdue pin."""
+    """I1: every job that may touch a block pins it, no free or new block is pinned, and QUARANTINED has an overdue pin."""
     blocks, pins, overdue = look.core.blocks, look.pins, look.overdue
     _differ(say, "pins", blocks.pins, pins)
     _differ(say, "writes", blocks.writes, look.writes)
@@ -232,7 +232,7 @@ def busy_blocks_are_pinned(look: Look, say: Say) -> None:
 
 
 def jobs_have_one_identity(look: Look, say: Say) -> None:
-    """I3: a number names one job, was given out once, and its row is its own."""
+    """I3: a number names one job and is given out once, and no two jobs share a row."""
     jobs = look.core.jobs
     alone = len({job.row for job, _ in look.jobs}) == len(look.jobs)
     for number, job in jobs.by_number.items():
@@ -243,7 +243,7 @@ def jobs_have_one_identity(look: Look, say: Say) -> None:
 
 
 def counts_match_holders(look: Look, say: Say) -> None:
-    """I4: refs count the tables that hold a life, and a free block stands in the queue exactly once."""
+    """I4: refs count the tables that hold a life, and every free block is in the queue exactly once."""
     blocks = look.core.blocks
     for name, life in look.over:
         say(f"request {name} holds life {life >> EPOCH_SHIFT} of block {life & ID_MASK}, which is over")
@@ -255,7 +255,7 @@ def counts_match_holders(look: Look, say: Say) -> None:
 
 
 def jobs_end_once(look: Look, say: Say) -> None:
-    """I5: exactly the jobs that are not terminal are out, and a job whose deadline runs will be found by it."""
+    """I5: exactly the jobs that are not terminal are out, and every running deadline is watched."""
     jobs = look.core.jobs
     open_jobs = [job.number for job, state in look.jobs if state not in _OVER]
     if sorted(jobs.out) != sorted(open_jobs):
@@ -279,7 +279,7 @@ def jobs_end_once(look: Look, say: Say) -> None:
 
 
 def only_success_is_readable(look: Look, say: Say) -> None:
-    """I6: what an index names is final content under that very key."""
+    """I6: what an index finds is final content under the same key."""
     blocks, state = look.core.blocks, look.core.blocks.column.state
     for group, index in enumerate(blocks.index):
         for key, place in index.items():
@@ -301,7 +301,7 @@ def _slots_are_found(look: Look, say: Say) -> None:
             if slots.key[place] != key or not _FOUND[state[place]]:
                 say(f"slot {place} can be found under its key while {slots.at(place).name}")
             elif place in unwanted and state[place] == _WRITING:
-                say(f"slot {place} is found to be on its way, although nobody wants what its store brings")
+                say(f"slot {place} is found as on its way, although its store is given up")
     for job, at in look.jobs:
         if at in _OVER and job.direction.fills_slots and (at in _LOST or job.missing):
             for slot, key in zip(job.slots, job.keys, strict=True):
@@ -309,7 +309,7 @@ def _slots_are_found(look: Look, say: Say) -> None:
                     continue
                 made = [other for other, _ in look.jobs if other.number > job.number and slot in other.slots]
                 if slots.at(slot) is Slot.READY and slots.key[slot] == key and not made:
-                    say(f"slot {slot} is READY with what job {job.number} failed to bring")
+                    say(f"slot {slot} is READY with content that job {job.number} failed to store")
 
 
 def slots_are_pinned_by_readers(look: Look, say: Say) -> None:
@@ -327,7 +327,7 @@ def slots_are_pinned_by_readers(look: Look, say: Say) -> None:
 
 
 def only_sealed_content_is_submitted(look: Look, say: Say) -> None:
-    """I8: a store whose block is not sealed is not submitted, a submitted one's living sources are IN_FLIGHT; keys agree."""
+    """I8: no store is submitted before its blocks are sealed, live sources of a submitted one are IN_FLIGHT, and keys agree."""
     blocks = look.core.blocks
     for job, state in look.alive:
         if job.direction is not Direction.STORE:
@@ -346,7 +346,7 @@ def only_sealed_content_is_submitted(look: Look, say: Say) -> None:
 
 
 def every_worker_counts_once(look: Look, say: Say) -> None:
-    """I9: a job that is out still misses a worker; one that is DONE misses none and had no failure."""
+    """I9: an outstanding job lacks a report of some worker; a DONE one has them all, and none is a failure."""
     everybody = (1 << look.core.limits.num_workers) - 1
     for job, state in look.jobs:
         if state not in _OVER and job.reported == everybody:
@@ -356,7 +356,7 @@ def every_worker_counts_once(look: Look, say: Say) -> None:
 
 
 def requests_match_their_loads(look: Look, say: Say) -> None:
-    """I10: a request waits exactly for its one live load."""
+    """I10: a request waits exactly while it has a live load, and for that one only."""
     core = look.core
     states = core.jobs.column.state
     awaited = set()
@@ -370,14 +370,14 @@ def requests_match_their_loads(look: Look, say: Say) -> None:
             awaited.add(number)
             load = core.jobs.by_number.get(number)
             if load is None or states[load.row] in _OVER or states[load.row] in _UNWANTED:
-                say(f"request {request.name} waits for job {number}, which will not come")
+                say(f"request {request.name} waits for job {number}, which is over or abandoned")
     for job, at in look.alive:
         if job.direction is Direction.LOAD and at not in _UNWANTED and job.number not in awaited:
             say(f"job {job.number} is {_name(at)}, and no request waits for it")
 
 
 def waits_can_end(look: Look, say: Say) -> None:
-    """I12: who stands behind a wait has a job to wait for, ordered in a plan or about to be."""
+    """I12: a FLUSHED block has a job to wait for, and a plan waits for it or the next one will."""
     core = look.core
     for number in core.to_flush:
         if number not in core.jobs.out:
@@ -403,7 +403,7 @@ def places_are_conserved(look: Look, say: Say) -> None:
             say(f"block {place} is {blocks.at(place).name} and held by nobody")
     rows = sorted([*[request.row for request in core.requests.values()], *core.spare_requests])
     if rows != list(range(core.limits.max_requests)):
-        say(f"rows {rows[:8]} are in use or to be had, and there are {core.limits.max_requests} for requests")
+        say(f"rows {rows[:8]} are in use or spare, and there are {core.limits.max_requests} for requests")
     if blocks.column.state[NULL] != _FREED or blocks.epoch[NULL]:
         say("the null block was handed out")
     states, reserved = slots.column.state, look.reserved
@@ -417,7 +417,7 @@ def places_are_conserved(look: Look, say: Say) -> None:
 
 
 def a_life_is_stored_once(look: Look, say: Say) -> None:
-    """I14: at most one store of a life is out, and the block names it; content has one slot."""
+    """I14: at most one store of a life is out, and the block names it; no two slots hold the same content."""
     blocks, slots = look.core.blocks, look.core.slots
     for life, job in look.sources:
         place = life & ID_MASK
@@ -465,7 +465,7 @@ INVARIANTS: Mapping[str, Check] = {
 
 
 def check(ledger: Ledger, only: str | None = None) -> list[Violation]:
-    """Everything that does not hold now; empty in every state that the verbs can reach."""
+    """Every violation at this moment; none in any state that the verbs can reach."""
     rules = {only: INVARIANTS[only]} if only else INVARIANTS
     look = Look(ledger._state)
     found: list[Violation] = []

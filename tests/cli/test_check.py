@@ -479,5 +479,5 @@ def test_models_are_printed_for_another_judge(capsys: Capture) -> None:
     assert (smallest[0], other[0]) == (0, 0)
     assert "active proctype" in smallest[1] or "init" in smallest[1]
     assert "contract=hold" in other[1].partition("\n")[0]
-    assert "'atlantis' is no part of a world" in refused(capsys, "spec", "--promela", "--world", "atlantis")
+    assert "'atlantis' is not a part of a world" in refused(capsys, "spec", "--promela", "--world", "atlantis")
     assert "--world loads: it goes with --promela" in refused(capsys, "spec", "--check", "--world", "loads")

@@ -343,8 +343,8 @@ def forged(number: int) -> bytes:
     ("change", "why"),
     [
         (lambda _: b"nonsense", "rank 1: its answer cannot be read"),
-        (lambda _: pickle.dumps("hello"), "rank 1: it answers what nobody asked"),
-        (lambda _: answer(99, 1), "rank 1: it answers what nobody asked"),
+        (lambda _: pickle.dumps("hello"), "rank 1: it answers a message that was never sent"),
+        (lambda _: answer(99, 1), "rank 1: it answers a message that was never sent"),
         (lambda _: answer(1, 2), "rank 1: it reports in the name of another worker"),
         (lambda _: forged(1), "rank 1: it reports in the name of another worker"),
     ],
@@ -376,7 +376,7 @@ def test_serve_ends_when_rank_0_is_gone(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda rig: Ranks(rig.executors[1], []), "rank 0 signs as worker 1"),
+        (lambda rig: Ranks(rig.executors[1], []), "the copier of rank 0 is worker 1"),
         (lambda rig: Ranks(rig.executors[0], rig.wires[::-1]), r"links to \[2, 1\]"),
         (lambda rig: Ranks(rig.executors[0], rig.wires, timeout_s=0.0), "leave no time"),
         (lambda _: connect(), "not initialised"),
@@ -428,7 +428,7 @@ def test_link_gives_a_message_its_time_and_no_more(way: str, monkeypatch: pytest
     in_time = Line(monkeypatch, 2.0, 1.0)
     talk(in_time, 5.0)
     slow = Line(monkeypatch, 2.0, 9.0)
-    with pytest.raises(LinkError, match="rank 1: no word in time"):
+    with pytest.raises(LinkError, match="rank 1: no answer in time"):
         talk(slow, 5.0)
 
     assert in_time.given == [5.0, 3.0]
@@ -440,7 +440,7 @@ def test_link_takes_what_has_arrived_although_the_time_is_over(monkeypatch: pyte
     there = Line(monkeypatch, 0.0, 0.0)
     assert there.link.receive(-3.0) == bytes([3] * 3)
     missing = Line(monkeypatch, 9.0)
-    with pytest.raises(LinkError, match="no word in time"):
+    with pytest.raises(LinkError, match="no answer in time"):
         missing.link.receive(-3.0)
 
     assert 0.0 < missing.now - 100.0 <= 1.0
@@ -568,7 +568,7 @@ def test_ranks_replay_under_torchrun() -> None:
 def test_rank_0_outlives_a_rank_that(sign: signal.Signals, tmp_path: Path) -> None:
     """Rank 0 ends by itself: what the rank owed has failed, nothing is corrupt, and no place is lost."""
     (status, out, err), (gone, _, _) = planted(tmp_path, sign, victim=1, at=40)
-    why = {signal.SIGKILL: "the connection is broken", signal.SIGSTOP: "no word in time"}[sign]
+    why = {signal.SIGKILL: "the connection is broken", signal.SIGSTOP: "no answer in time"}[sign]
 
     assert status == 1, err
     assert err == f"lost rank 1: {why}\n"

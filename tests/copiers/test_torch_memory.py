@@ -93,7 +93,7 @@ def test_host_memory_is_given_back() -> None:
     assert region() is None
     assert mapping.closed
     assert repr(host) == f"<HostMemory closed: 1 regions of 8 places, {8 * PAGE:,} bytes>"
-    with pytest.raises(MisuseError, match="region 0 is asked for after CLOSE"):
+    with pytest.raises(MisuseError, match="region 0 is requested after CLOSE"):
         host.region(0)
 
 
@@ -151,7 +151,7 @@ def test_host_memory_refuses_a_region_that_is_none() -> None:
 
 def test_host_memory_says_how_much_there_is() -> None:
     """More than the machine has is refused before anything is taken, with both numbers."""
-    with pytest.raises(CapacityError, match=r"^host memory: 1,125,899,906,842,624 bytes asked for .* [\d,]+ are available"):
+    with pytest.raises(CapacityError, match=r"^host memory: 1,125,899,906,842,624 bytes requested .* [\d,]+ are available"):
         HostMemory([1 << 30], 1 << 20, pinned=False)
 
 
@@ -242,7 +242,7 @@ def test_pinned_memory_locks_each_region_as_one(cuda: Cuda) -> None:
 def test_pinned_memory_gives_back_what_cuda_refuses(cuda: Cuda) -> None:
     """A refusal names what was pinned and why no more, and leaves nothing locked."""
     cuda.refuse = 2
-    with pytest.raises(CapacityError, match=r"24,576 bytes asked for .* CUDA pinned 8,192 and then said error 2"):
+    with pytest.raises(CapacityError, match=r"24,576 bytes requested .* CUDA pinned 8,192 and then failed: error 2"):
         HostMemory([PAGE] * 6, 1, pinned=True)
 
     assert len(cuda.asked) == 3

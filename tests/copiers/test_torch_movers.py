@@ -223,7 +223,7 @@ def test_a_driver_without_batches_says_so() -> None:
     old, older = CudaDriver(FakeCuda(knows_batches=False)), CudaDriver(SimpleNamespace())
     with pytest.raises(RuntimeError, match=r"must be of CUDA 12\.8 or later"):
         BatchMover(old)
-    with pytest.raises(MisuseError, match="knows no batched copies"):
+    with pytest.raises(MisuseError, match="it has no batched copies"):
         older.copy_batch(*[np.zeros(1, np.int64)] * 3, device=0, stream=5)
 
     assert (old.knows_batches, older.knows_batches) == (False, False)
@@ -423,12 +423,12 @@ def test_a_mover_that_moves_is_proven() -> None:
 
 @pytest.mark.parametrize(("spoil", "where"), [(beyond_the_end, "the host"), (a_word_too_few, "the device")])
 def test_a_mover_that_moves_wrong_bytes_is_found(spoil: Callable[[Pages, Direction], None], where: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"bytes at {where} are not what they should be"):
+    with pytest.raises(RuntimeError, match=rf"bytes on {where} are wrong after a copy"):
         prove(ByAddress(spoil), CPU)
 
 
 def test_a_mover_that_moves_nothing_is_found() -> None:
-    with pytest.raises(RuntimeError, match="bytes at the host are not"):
+    with pytest.raises(RuntimeError, match="bytes on the host are wrong"):
         prove(Noted("idle", []), CPU)
 
 
@@ -472,7 +472,7 @@ def test_a_driver_that_moves_nothing_is_not_trusted(monkeypatch: pytest.MonkeyPa
     mover = mover_for_cuda(a_layout())
 
     assert mover.names == ("slices",)
-    assert "bytes at the host are not what they should be" in mover.left_out["batch"]
+    assert "bytes on the host are wrong" in mover.left_out["batch"]
 
 
 def test_a_batch_goes_to_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,7 +395,7 @@ def test_pinning_that_cuda_refuses_is_an_error_and_harms_nobody(monkeypatch: pyt
     torch.cuda.synchronize()
     with monkeypatch.context() as patch:
         patch.setattr(memory, "_lock", again)
-        with pytest.raises(CapacityError, match=r"CUDA pinned 4,096 and then said .+ \(ask for fewer places\)"):
+        with pytest.raises(CapacityError, match=r"CUDA pinned 4,096 and then failed: .+ \(ask for fewer places\)"):
             HostMemory([4_096, 8_192], 1, pinned=True)
     kernels = torch.ones(1_000, device=where) * 2
 

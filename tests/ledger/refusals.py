@@ -15,8 +15,8 @@ from blocklife.states import MACHINES, Block, Request, Slot
 PAGE = Path(__file__).with_name("refusals.txt")
 
 HEAD = """\
-Every refusal of the four machines, one a line: first as the ledger says it, who knows the jobs and requests at the place, then
-as the tables say it alone (a recording that is checked, a machine by itself). Written by `python -m tests.ledger.refusals`, and
+Every refusal of the four machines, one per line: first the ledger's sentences, which name the jobs and requests at the place,
+then those of the tables alone (a checked recording, a machine by itself). Written by `python -m tests.ledger.refusals`, and
 compared by tests/ledger/test_refusals.py. Read a line that has changed as a sentence before you commit it.
 """
 

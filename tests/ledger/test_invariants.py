@@ -289,7 +289,7 @@ def test_i6_failed_store_leaves_nothing_to_read() -> None:
     ledger.complete(report(job))
     put_job(ledger, job.number, Job.FAILED)
 
-    breaks(ledger, "I6", "slot 0 is READY with what job 1 failed to bring")
+    breaks(ledger, "I6", "slot 0 is READY with content that job 1 failed to store")
 
 
 def test_i6_unwanted_store_is_not_found_to_be_on_its_way() -> None:
@@ -298,7 +298,7 @@ def test_i6_unwanted_store_is_not_found_to_be_on_its_way() -> None:
     _, job = in_flight(ledger)
     put_job(ledger, job.number, Job.UNWANTED)
 
-    breaks(ledger, "I6", "slot 0 is found to be on its way, although nobody wants what its store brings")
+    breaks(ledger, "I6", "slot 0 is found as on its way, although its store is given up")
 
 
 def test_i7_slot_is_pinned_by_its_readers() -> None:
@@ -379,7 +379,7 @@ def test_i10_load_that_a_request_waits_for_can_come(number: int) -> None:
     ledger = busy()
     ledger._state.requests["w"].load = number
 
-    breaks(ledger, "I10", f"request w waits for job {number}, which will not come")
+    breaks(ledger, "I10", f"request w waits for job {number}, which is over or abandoned")
 
 
 def test_i10_load_that_nobody_waits_for_is_given_up() -> None:
@@ -451,7 +451,7 @@ def test_i13_every_row_of_requests_is_in_use_or_to_be_had() -> None:
     ledger = busy()
     ledger._state.spare_requests.pop()
 
-    breaks(ledger, "I13", "are in use or to be had, and there are 8 for requests")
+    breaks(ledger, "I13", "are in use or spare, and there are 8 for requests")
 
 
 def test_i13_block_without_a_life_is_held_by_nobody() -> None:

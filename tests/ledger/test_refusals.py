@@ -99,7 +99,7 @@ def test_jobs_are_said_by_what_they_do() -> None:
 
     assert there.touched() == [
         "jobs 1.1 and 1.2 still read it",
-        "job 1.3 is to write it",
+        "job 1.3 will write it",
         "jobs 1.4 and 1.5 are past their deadline and may still write it",
     ]
     assert there.end() == (
@@ -114,7 +114,9 @@ def test_places_that_stand_alone_speak_as_their_table() -> None:
     blocks, slots = Blocks(4, 1), Slots(4, 1)
     blocks.column.state[2] = blocks.column.table.index[Block.STALE]
 
-    with pytest.raises(RefusedError, match=r"^block 1: cannot ACQUIRE while FREED: nobody's; no copy touches it \(it is"):
+    with pytest.raises(
+        RefusedError, match=r"^block 1: cannot ACQUIRE while FREED: no holder and no content; no copy touches it \(it is"
+    ):
         blocks.ask(ACQUIRE, [1])
     with pytest.raises(RefusedError, match=r"^block 2: cannot ALLOCATE while STALE: a load writes it, or the contract is hold"):
         blocks.ask(HAND_OUT[False], [2])
@@ -295,7 +297,7 @@ SAID: list[tuple[Contract, Callable[[Scene], None], str]] = [
     ),
     (
         *(HOLD, allocate_before_the_store_is_submitted),
-        "block 1: cannot ALLOCATE while PENDING_STORE: job 1.1 is to read it, and the contract is hold "
+        "block 1: cannot ALLOCATE while PENDING_STORE: job 1.1 will read it, and the contract is hold "
         "(cancel job 1.1 or wait for it to land)",
     ),
     (
@@ -333,7 +335,7 @@ SAID: list[tuple[Contract, Callable[[Scene], None], str]] = [
     ),
     (
         *(HOLD, submit_before_seal),
-        "block 2: cannot SUBMIT while PLEDGED: request a holds it, its content is not final, and job 1.1 is to read it "
+        "block 2: cannot SUBMIT while PLEDGED: request a holds it, its content is not final, and job 1.1 will read it "
         "(seal it first)",
     ),
     (HOLD, drop_what_is_held, "block 1: cannot DROP while IN_FLIGHT: requests a and b hold it (release it first)"),

@@ -260,7 +260,7 @@ SPOILED: dict[str, tuple[dict[str, str], Callable[[Lines, int], Lines], str, str
         {**BLOCK, "event": "allocate", "source": "FREED"},
         change(event="land", source="STALE", to="FREED", job=1),
         "table",
-        r"block \d+: cannot LAND while FREED: nobody's; no copy touches it \(it is allowed while",
+        r"block \d+: cannot LAND while FREED: no holder and no content; no copy touches it \(it is allowed while",
     ),
     "unknown machine": (BLOCK, change(machine="page"), "table", "there is no machine page"),
     "unknown event": (SLOT, change(event="melt"), "table", r"slot \d+: there is no event melt"),

@@ -280,8 +280,8 @@ def test_ledger_settings_are_read_as_they_are_written(text: str) -> None:
     [
         ("blocks=0", "blocks must be a whole number from 1 to 6, not 0"),
         ("plans=3", "plans must be a whole number from 1 to 2, not 3"),
-        ("verbs=fly", "'fly' is no verb that can be chosen"),
-        ("colour=3", "'colour' is no part of a world"),
+        ("verbs=fly", "'fly' is not a verb that can be chosen"),
+        ("colour=3", "'colour' is not a part of a world"),
         ("contract=loose", "'contract=loose' cannot be read"),
         ("blocks=many", "'blocks=many' cannot be read"),
     ],

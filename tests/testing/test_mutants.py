@@ -155,7 +155,7 @@ def test_page_gives_every_test() -> None:
     """What no world finds stands there with its test, and nothing stands there without."""
     text = PAGE.read_text(encoding="utf-8").replace("\\|", "|")
 
-    assert "## Found by nobody" not in text
+    assert "## Holes" not in text
     for mutant, test in CAUGHT.items():
         assert f"| `{mutant}` | `{test}` |\n" in text
 
@@ -201,8 +201,8 @@ def test_mutant_is_caught(mutant: str) -> None:
             '\n"life-ends: no jobs" = "test_a.py::test_a"\n',
             r"caught\.toml:2: no mutant is called 'life-ends: no jobs' .the near",
         ),
-        ('"life-ends: no job.cancel" = "test_a"\n', r"caught\.toml:1: 'test_a' is no test .say file\.py::test_name"),
-        ('"life-ends: no job.cancel" = 3\n', r"caught\.toml:1: 3 is no test"),
+        ('"life-ends: no job.cancel" = "test_a"\n', r"caught\.toml:1: 'test_a' is not a test .write file\.py::test_name"),
+        ('"life-ends: no job.cancel" = 3\n', r"caught\.toml:1: 3 is not a test"),
     ],
     ids=["missing", "no TOML", "no mutant", "no test", "number"],
 )
@@ -294,8 +294,8 @@ def test_holes_are_mutants_without_counterexample_or_test() -> None:
     assert holes(judged) == ["open: survived"]
     assert holes(judged, {"open": test}) == []
     assert holes(judged, {"open": test, "found": test, "gone": test}) == [
-        "found: there is a test for it, and a world finds it",
-        "gone: there is a test for it, and no such mutant",
+        "found: there is a test for it, but a world finds it already",
+        "gone: there is a test for it, but no such mutant",
     ]
     assert holes(judged[:1], {"gone": test}, whole=False) == []
 
@@ -310,7 +310,7 @@ def test_lines_say_what_finds_each_mutant_and_how_many_are_open() -> None:
     assert lines(judged, {"tested": "test_a.py::test_a"}) == [
         "found in  after 0 steps (): found",
         "counted: tested\n    test_a.py::test_a",
-        "survived: open\n    NOBODY FINDS IT (--tests FILE says which test does)",
+        "survived: open\n    NOT FOUND (--tests FILE names the test that finds it)",
         "3 mutants: found by a world 1, by a test 1; holes: 1",
     ]
 
@@ -326,9 +326,9 @@ def test_page_is_read_as_it_was_written() -> None:
 
     assert read_page(text) == [PageRow("a.b|c without d", "tiny", "I1", 0)]
     assert "3 mutants: found by a world 1, by a test 1." in text
-    assert "by nobody\n\n| mutant | what changes |\n| --- | --- |\n| `x` | nothing |" in text
+    assert "by no world and no test\n\n| mutant | what changes |\n| --- | --- |\n| `x` | nothing |" in text
     assert "| `y\\|z` | `test_a.py::test_a[1\\|2]` |" in text
-    with pytest.raises(MisuseError, match="names no mutant"):
+    with pytest.raises(MisuseError, match="has no mutant that is found"):
         read_page("# Mutants\n")
 
 

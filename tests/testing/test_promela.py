@@ -227,7 +227,7 @@ def test_promela_guard_that_counts_is_an_error() -> None:
     def crowded(refs: int) -> bool:
         return refs > 1
 
-    with pytest.raises(DefinitionError, match="guard crowded: it tells one from two"):
+    with pytest.raises(DefinitionError, match="guard crowded: it distinguishes 1 from 2"):
         condition(crowded, "block")
 
 

@@ -470,7 +470,7 @@ def test_device_that_answers_with_an_error_ends_the_run_in_one_line(
     report = run(*world(copier="torch"))
     (message,) = report.violation_messages
 
-    assert message.startswith("DeviceLostError: the device answers with an error: CUDA error: an illegal address (see")
+    assert message.startswith("DeviceLostError: the device returned an error: CUDA error: an illegal address (see")
     assert not report.clean
     assert closed(hosts) == [True]
 

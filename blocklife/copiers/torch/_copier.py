@@ -1,23 +1,23 @@
 """Copies between a torch device and host memory, ordered by events and not by the host.
 
 *Rules of this file.* Only `wait` and `close` block the host. A failed copy never raises in the engine's loop: it becomes the
-job's verdict. `poll` returns a completion, FAILED or not, only once its places are proven quiet.
+result. `poll` returns a completion, FAILED or not, only once its places are proven quiet.
 
 *Theory.* The engine calls `computed` after it has queued a forward pass, and `before_forward` before it queues the next. A
 launch makes its stream wait for earlier users of its places (`_order`), queues the runs of bytes, and marks the places. When
 the event of a mark has passed, the job and all before it in its direction are quiet, and are reported. Durations come from the
 device (`Timer`); without a device timer they are measured by the host, from the launch until the job was found quiet.
 
-*Failures.* There are four kinds: a launch raises, an event answers with an error, the deadline passes, or the device gives no
-event. In each case the **verdict** is FAILED from then on, whatever the copy does later, and the job is listed by `suspect`
-with its places. It is reported once the device is proven quiet: its own event or a later one of its direction has passed, or
-`wait` has returned, or the engine called `proven`. A job whose bytes were never queued is reported by the next poll.
+*Failures.* There are four kinds: a launch raises, an event returns an error, the deadline passes, or the device gives no event.
+In each case the result is FAILED from then on, whatever the copy does later, and `suspect` lists the job with its places. The
+job is reported once the device is proven quiet: its own event or a later one of its direction has passed, or `wait` has
+returned, or the engine called `proven`. A job whose bytes were never queued is reported by the next poll.
 
 *Why FAILED is not reported at once.* A completion releases the places for reuse: the protocol promises that reported implies
 quiet. Failing a request early, with its places still reserved, is what the ledger's own deadline does; it needs no report.
 
 *What wait can promise.* A copy that hangs on a device cannot be aborted from here. `wait` then does not return, and can be
-interrupted from the keyboard; if the device answers with errors only, it raises DeviceLostError. Returning is the proof.
+interrupted from the keyboard; if the device returns only errors, it raises DeviceLostError. Returning is the proof.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TorchStatistics:
     num_bytes: int
     """Bytes queued."""
     num_events: int
-    """Events made; used again and again."""
+    """Events made; they are reused."""
     last_error: str
     """Why the latest failed job failed; empty if none did."""
     left_out: dict[str, str]
@@ -84,13 +84,13 @@ class _GpuShare:
     num_bytes: int
     mark: StreamMark
     timer: Timer | None
-    """The device's; None where it keeps no time."""
+    """The device's timer; None if it has none."""
     launched: float
     due: float
     why: str
     """Why it has failed; empty while it has not."""
     stuck: bool
-    """Whether more steps will not help it: its event hangs, answers with an error, or does not exist."""
+    """Whether more steps will not help it: its event hangs, returns an error, or does not exist."""
 
 
 class TorchCopier:
@@ -110,11 +110,9 @@ class TorchCopier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if deadline_s is not None and not deadline_s > 0:
-            raise MisuseError(
-                f"torch copier: a deadline of {deadline_s} s is over before it begins (give more than 0, or None)"
-            )
+            raise MisuseError(f"torch copier: a deadline of {deadline_s} s passes at once (give more than 0, or None)")
         if cache.device.type == "cuda" and not host.pinned:
-            raise MisuseError("torch copier: copies of a CUDA device to pageable memory block the host (give pinned memory)")
+            raise MisuseError("torch copier: copies from a CUDA device to pageable memory block the host (give pinned memory)")
         self._layout = CopyLayout(cache, host)
         self._device = device_for(self._layout, clock) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
@@ -123,7 +121,7 @@ class TorchCopier:
         self._deadline_s = float("inf") if deadline_s is None else deadline_s
         self._clock = clock
         # Invariant: a job is in `_out` exactly while its share is in a queue; `_landed` holds what no poll has reported yet.
-        # `_knows` says whether a mark stands for all that the engine has queued. Initially nothing was computed or launched.
+        # `_knows` tells whether a mark covers all that the engine has queued. Initially nothing was computed or launched.
         self._queues: dict[Direction, deque[_GpuShare]] = {direction: deque() for direction in Direction}
         self._out: dict[JobId, _GpuShare] = {}
         self._landed: list[tuple[int, Completion]] = []
@@ -183,7 +181,7 @@ class TorchCopier:
         if job in self._out:
             raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
         if not self._knows:
-            raise MisuseError(f"job {job}: cannot LAUNCH without knowing what it comes after (call computed() first)")
+            raise MisuseError(f"job {job}: cannot LAUNCH without knowing what to wait for (call computed() first)")
         self._num_launched += 1
         order, use, stream = self._num_launched, _USE[direction], self._streams[_USE[direction]]
         try:
@@ -324,7 +322,7 @@ class TorchCopier:
             self._device.synchronize()
         except Exception as raised:
             raise DeviceLostError(
-                f"job {share.job}: cannot be proven quiet: {mark.error}, then {raised!r} (give the worker up, or say proven())"
+                f"job {share.job}: cannot be proven quiet: {mark.error}, then {raised!r} (give the worker up, or call proven())"
             ) from raised
 
     def _settle(self, direction: Direction, count: int) -> None:
@@ -340,12 +338,12 @@ class TorchCopier:
             self._land(share.order, share.job, share.why)
 
     def _started(self, stream: Stream) -> Timer | None:
-        """A timer of what the stream is given next; None where the device has none, or gives none now."""
+        """A timer of what the stream is given next; None if the device has none, or fails to start one."""
         try:
             timer = self._timers.pop() if self._timers else self._device.timer()
             if timer is not None:
                 timer.start(stream)
-        except Exception:  # that the time of a copy is not known is no trouble of the copy
+        except Exception:  # a copy does not fail because it cannot be timed
             return None
         return timer
 
@@ -358,7 +356,7 @@ class TorchCopier:
         return timer
 
     def _seconds(self, share: _GpuShare) -> float:
-        """How long a copy took that is over."""
+        """How long a finished copy took."""
         if share.timer is not None:
             with contextlib.suppress(Exception):  # as above
                 seconds = share.timer.seconds()

@@ -1,11 +1,11 @@
-"""The CUDA driver, as far as torch does not offer it: many copies in one call, and where a kernel finds a byte of host memory.
+"""Calls of the CUDA driver that torch lacks: many copies in one call, and the device address of a byte of host memory.
 
-*Rules of this file.* Numbers go to the driver as numpy holds them: a batch of a thousand copies makes no thousand objects. What
-the driver answers is raised with its own name for it.
+*Rules of this file.* Addresses and sizes go to the driver as numpy arrays: a batch of a thousand copies makes no thousand
+Python objects. Errors are raised with the driver's name for them.
 
-*Why by hand.* Package ``cuda-bindings`` takes a batch as lists, with an object for each address: that is a fifth of a
-microsecond for each copy before the driver begins. And the call has two forms: since CUDA 13 its name stands for one argument
-less. So the driver is asked for the form of CUDA 12.8, by name and version: every driver since then has it.
+*Why ctypes.* The package ``cuda-bindings`` takes a batch as lists, with an object for each address. That costs a fifth of a
+microsecond per copy before the driver begins. And the call has two forms: since CUDA 13 it takes one argument less. So the form
+of CUDA 12.8 is looked up by name and version; every driver since then has it.
 
 *Why in parts.* Single batches of some ten thousand copies have been reported to end a process inside the driver; batches of a
 few thousand have not.
@@ -24,13 +24,13 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.records import Ids
 
 BATCH_MOST = 4_096
-"""How many copies one call of the driver is given."""
+"""The most copies in one call of the driver."""
 
 _BATCH_SINCE = 12_080
-"""The version of CUDA whose form of the call is asked for, as the driver counts versions."""
+"""The version of CUDA whose form of the call is looked up, in the driver's numbering."""
 
 _IN_STREAM_ORDER = 1
-"""CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: a source is read when its copy's turn has come, as with any other copy."""
+"""CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: a source is read in stream order, as with any other copy."""
 
 _BESIDE_COMPUTE = 1
 """CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: a hint to leave the multiprocessors to the engine and use the copy engines."""
@@ -44,7 +44,7 @@ class _Location(ctypes.Structure):
 
 
 class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes. The hints are for memory that moves by itself, and ignored for any other."""
+    """CUmemcpyAttributes. The hints are for managed memory, and ignored for any other."""
 
     _fields_ = (
         ("source_order", ctypes.c_int),
@@ -70,7 +70,7 @@ BatchCall = ctypes.CFUNCTYPE(
 
 
 class CudaDriver:
-    """What movers ask of the driver. *library* is libcuda, as ctypes loads it."""
+    """The calls that movers need. *library* is libcuda, as ctypes loads it."""
 
     def __init__(self, library: object) -> None:
         self._library = library
@@ -78,17 +78,17 @@ class CudaDriver:
 
     @property
     def knows_batches(self) -> bool:
-        """Whether many copies can go in one call."""
+        """Whether one call can take many copies."""
         return self._batch is not None
 
     def copy_batch(self, target: Ids, source: Ids, nbytes: Ids, *, device: int, stream: int) -> None:
         """Queue these copies on a stream of a device; among themselves they run in any order.
 
-        Refuses: MisuseError for the default stream, which the driver gives no batches. Raises RuntimeError with what the
-        driver answers; copies before the refused one may have been queued then.
+        Refuses: MisuseError for the default stream, which takes no batches. Raises RuntimeError with the driver's error;
+        copies before the refused one may have been queued then.
         """
         if self._batch is None:
-            raise MisuseError("cuda driver: knows no batched copies (ask knows_batches first)")
+            raise MisuseError("cuda driver: it has no batched copies (check knows_batches first)")
         if not stream:
             raise MisuseError("cuda driver: the default stream takes no batches (make a stream of your own current)")
         self._enter(device)
@@ -112,13 +112,13 @@ class CudaDriver:
                 raise RuntimeError(f"cuMemcpyBatchAsync of {count} copies answered {self._name(error)}{at}")
 
     def address_on_device(self, host: int) -> int:
-        """Where kernels find a byte of page-locked host memory. Raises RuntimeError for memory that they cannot reach."""
+        """The address under which kernels find a byte of pinned host memory. Raises RuntimeError if they cannot reach it."""
         found = ctypes.c_void_p()
         self._ask("cuPointerGetAttribute", ctypes.byref(found), ctypes.c_int(_DEVICE_POINTER), ctypes.c_uint64(host))
         return found.value or 0
 
     def _find_batch(self) -> ctypes._FuncPointer | None:
-        """None for a driver that is too old to know it, or to be asked."""
+        """The batched call; None if the driver is too old to have it, or to look it up."""
         found, status = ctypes.c_void_p(), ctypes.c_int()
         try:
             self._ask(
@@ -134,7 +134,7 @@ class CudaDriver:
         return BatchCall(found.value) if found.value else None
 
     def _enter(self, device: int) -> None:
-        """Give this thread a context if it has none yet: torch does so at its first call, and the driver does not."""
+        """Give this thread a context if it has none yet: torch does so on its first call, the driver does not."""
         context, handle = ctypes.c_void_p(), ctypes.c_int()
         self._ask("cuCtxGetCurrent", ctypes.byref(context))
         if not context.value:
@@ -157,7 +157,7 @@ class CudaDriver:
 
 
 def cuda_driver() -> CudaDriver | None:
-    """The driver of this machine; None where there is none."""
+    """The driver of this machine; None if there is none."""
     try:
         return CudaDriver(ctypes.CDLL("libcuda.so.1"))
     except OSError:

@@ -1,18 +1,18 @@
-"""The kernel that copies: it reads and writes device memory and page-locked host memory alike, by address. Needs Triton.
+"""The kernel that copies between device memory and page-locked host memory, by address. Needs Triton.
 
-*Rules of this file.* Imported only where the kernel is wanted: Triton takes a second to load, and is not everywhere. The kernel
-knows pieces and words; it knows nothing of layers, blocks or directions.
+*Rules of this file.* Import it only where the kernel is used: Triton takes a second to load, and is not installed everywhere.
+The kernel knows pieces and words; it knows nothing of layers, blocks or directions.
 
-*Why few programs.* A copy is held up by the link, not by arithmetic, and shares the device with the engine's forward pass. Each
-program takes registers and threads from one multiprocessor as long as the copy lasts, and one multiprocessor that is late can
-hold up a whole matrix product. So a handful of programs goes through all pieces: each has `TILE_BYTES` under way at a time,
-16 times 16 KiB together, which is more than a link of 64 GB/s has between question and answer if an answer takes 2 µs.
+*Why few programs.* A copy is limited by the link, not by arithmetic, and shares the device with the engine's forward pass. Each
+program takes registers and threads from one multiprocessor as long as the copy lasts, and one late multiprocessor can delay a
+whole matrix product. So a handful of programs goes through all pieces. Each has `TILE_BYTES` in flight at a time, together
+16 times 16 KiB. That is more than a link of 64 GB/s with a latency of 2 µs can have in flight.
 
-*Hints.* Nothing is read or written twice. So loads pass the first level of cache by (``.cg``), and stores mark their lines as
-the first to go (``.cs``): the engine's own lines stay. Both are hints, and change no byte.
+*Hints.* Nothing is read or written twice. So loads bypass the L1 cache (``.cg``), and stores mark their lines to be evicted
+first (``.cs``): the engine's own lines stay. Both are hints only, and change no byte.
 
-*One kernel for one cache.* Everything but the table and its length is fixed when the kernel is compiled, and Triton is told to
-compile for no length (one of 1, or a multiple of 16, would be a kernel of its own): nothing is compiled in the middle of a run.
+*One kernel per cache.* Everything but the table and its length is fixed when the kernel is compiled, and Triton is told not to
+specialise on the length (1, or a multiple of 16, would be a kernel of its own). So nothing is compiled in the middle of a run.
 
 *Open.* Compiled for devices of compute capability 8.0, 9.0 and 10.0 with Triton 3.6 and 3.9 (16 bytes a load, no shared memory,
 no spills), and run by Triton's interpreter on the host; not yet seen on a GPU.
@@ -37,13 +37,13 @@ else:  # Triton reads the annotations, some versions by their names
     constexpr, address = tl.constexpr, tl.tensor
 
 PROGRAMS = 16
-"""How many programs a copy has at most: see above. A first guess, to be confirmed by ``make bench-gpu``."""
+"""The most programs of a copy, see above. A first guess, to be confirmed by ``make bench-gpu``."""
 
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
-"""How Triton compiles it: 256 threads a program. There is no arithmetic to fuse, and Triton 3.9 warns who does not say so."""
+"""Options for Triton: 256 threads per program. There is no arithmetic to fuse, and Triton 3.9 warns unless told so."""
 
 _ELEMENTS = {16: (tl.int32, 4, 4), 8: (tl.int64, 8, 1), 4: (tl.int32, 4, 1), 1: (tl.int8, 1, 1)}
-"""Of each word: the numbers that it is made of, the bytes of one, and how many of them it has."""
+"""For each word size: the element type, the bytes of an element, and how many elements a word has."""
 
 
 def copy_pieces(
@@ -64,7 +64,7 @@ def copy_pieces(
         source = tl.load(table + piece, mask=there, other=0).to(tl.pointer_type(element))
         target = tl.load(table + count + piece, mask=there, other=0).to(tl.pointer_type(element))
         length = tl.load(table + 2 * count + piece, mask=there, other=0) // size
-        # What the compiler cannot see: every piece begins and ends at a border of words. It copies words then.
+        # The compiler cannot see that every piece begins and ends on a word boundary; told so, it copies whole words.
         source = tl.multiple_of(source, size * vector)
         target = tl.multiple_of(target, size * vector)
         length = tl.multiple_of(length, vector)
@@ -78,12 +78,12 @@ kernel: Any = triton.jit(copy_pieces, do_not_specialize=["count"])
 
 
 def is_interpreted() -> bool:
-    """Whether Triton was told to interpret kernels on the host: it reads no address of a device then."""
+    """Whether Triton was told to interpret kernels on the host; they cannot read addresses of a device then."""
     return not isinstance(kernel, triton.JITFunction)
 
 
 def compiled_for(word: int, piece: int) -> dict[str, object]:
-    """What is fixed when the kernel is compiled, for words and pieces of so many bytes."""
+    """The constants that the kernel is compiled with, for words and pieces of so many bytes."""
     element, size, vector = _ELEMENTS[word]
     return {
         "element": element,

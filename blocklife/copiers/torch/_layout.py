@@ -1,12 +1,12 @@
-"""Which bytes a place is, and which runs of bytes a transfer moves.
+"""The bytes of each place, and the runs of bytes that a transfer moves.
 
-*Rules of this file.* Runs are made with numpy only: a Python loop goes over groups and layers, never over blocks. A place that
-does not exist is an IndexError here, before anything moves: behind this file there are only addresses.
+*Rules of this file.* Runs are made with numpy only: Python loops go over groups and layers, never over blocks. A place that
+does not exist is an IndexError here, before anything moves: after this file there are only addresses.
 
-*Theory.* On the device every layer is a tensor of its own, and a block is one page in each layer of its group. The host keeps
-one **region** for each layer, and in it one **row** for each place, as wide as the widest page that any group has in that
-layer. So layer-major on both ends: blocks that are neighbours, going to places that are neighbours, are one run in every layer
-whose pages fill their rows, however many they are.
+*Theory.* On the device every layer is a tensor of its own, and a block is one page in each layer of its group. The host has one
+**region** for each layer, and in it one **row** for each place, as wide as the widest page that any group has in that layer. So
+both ends are layer-major: any number of neighbouring blocks that go to neighbouring places are one run in every layer whose
+pages fill their rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blocklife.ledger.records import Direction, Ids, Transfer
 
 
 class Regions(Protocol):
-    """The host's end, as `HostMemory` has it."""
+    """The host's end of copies; `HostMemory` is one."""
 
     @property
     def pinned(self) -> bool:
@@ -41,7 +41,7 @@ class Regions(Protocol):
 
 @frozen(eq=False)
 class Pages:
-    """Runs of bytes to be moved, one per element: ``nbytes[i]`` from address ``source[i]`` to address ``target[i]``.
+    """Runs of bytes to move: ``nbytes[i]`` from address ``source[i]`` to address ``target[i]``.
 
     No two runs of one transfer write the same byte, so they may move in any order.
     """
@@ -62,7 +62,7 @@ class Pages:
 
 
 class KvCache:
-    """The device's end: for each group the tensors of its layers, each ``(num_blocks, ...)``, block after block."""
+    """The device's end of copies: for each group the tensors of its layers, each ``(num_blocks, ...)``, block after block."""
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         layers = [tensor for group in groups for tensor in group]
@@ -75,10 +75,10 @@ class KvCache:
         self.device = layers[0].device
         self.num_blocks = len(layers[0])
         self.page_bytes = tuple(tuple(_page_bytes(tensor) for tensor in group) for group in groups)
-        """Of each group, what a block takes in each of its layers."""
+        """By group, the bytes of a block in each of its layers."""
         depth = max(map(len, groups))
         self.row_bytes = tuple(max(pages[index] for pages in self.page_bytes if index < len(pages)) for index in range(depth))
-        """What a place takes in each region of the host: room for the widest page that any group has there."""
+        """The bytes of a place in each region of the host: room for the widest page that any group has there."""
 
     @property
     def num_groups(self) -> int:
@@ -105,7 +105,7 @@ class CopyLayout:
         self.region_of_layer = tuple(index for group in cache.groups for index in range(len(group)))
 
     def ends(self, transfer: Transfer) -> tuple[Ids, Ids]:
-        """The blocks and the host places of a transfer, in its order, as arrays of their own.
+        """The blocks and the host places of a transfer, in its order, as new arrays.
 
         Refuses: IndexError for a place that does not exist, ValueError for more groups than there are.
         """
@@ -121,7 +121,7 @@ class CopyLayout:
         return blocks, places
 
     def pages(self, transfer: Transfer, blocks: Ids, places: Ids) -> Pages:
-        """The runs of a transfer with these `ends`, as few as they can be."""
+        """The runs of a transfer with these `ends`, as few as possible."""
         parts: list[tuple[Ids, Ids, Ids, Ids]] = []
         start = first_layer = 0
         for group, size in enumerate(transfer.group_sizes):
@@ -138,13 +138,13 @@ class CopyLayout:
         return Pages(host, device, nbytes, layer)
 
     def offsets(self, pages: Pages, direction: Direction) -> tuple[Ids, Ids]:
-        """Where each run starts in its layer and in its region: for movers that speak in tensors."""
+        """The offset of each run in its layer and in its region, for movers that copy between tensors."""
         device, host = (pages.source, pages.target) if direction is Direction.STORE else (pages.target, pages.source)
         bases = np.array(self._device_base, np.int64), np.array(self._host_base, np.int64)[list(self.region_of_layer)]
         return device - bases[0][pages.layer], host - bases[1][pages.layer]
 
     def _runs(self, blocks: Ids, places: Ids, layer: int, index: int, page: int) -> tuple[Ids, Ids, Ids, Ids]:
-        """One group in one layer. Pages that do not fill their rows have gaps between them on the host, and stay alone."""
+        """The runs of one group in one layer. Pages that do not fill their rows have gaps on the host, and are not merged."""
         row = self.cache.row_bytes[index]
         device = self._device_base[layer] + blocks * page
         host = self._host_base[index] + places * row
@@ -155,7 +155,7 @@ class CopyLayout:
 
 
 def _sorted_by_place(blocks: Ids, places: Ids) -> tuple[Ids, Ids]:
-    """In the order of the host's places: pairs that continue each other on both ends then stand side by side."""
+    """Sort both by the host's places, so that pairs that can be merged are next to each other."""
     order = np.argsort(places, kind="stable")
     return blocks[order], places[order]
 
@@ -165,7 +165,7 @@ def _page_bytes(tensor: torch.Tensor) -> int:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the blocks follow each other without gaps, each a page; inside a page any order of the axes will do."""
+    """Whether the blocks follow each other without gaps, each a page; within a page any order of the axes is fine."""
     page = tensor[0].numel()
     if len(tensor) > 1 and tensor.stride(0) != page:
         return False
@@ -179,7 +179,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _check_layer(number: int, tensor: torch.Tensor, first: torch.Tensor) -> None:
-    """Refuse a layer whose blocks are not pages in a row."""
+    """Refuse a layer whose blocks are not contiguous pages."""
     trouble = ""
     if tensor.ndim < 2 or tensor.numel() == 0:
         trouble = f"has shape {tuple(tensor.shape)} (give num_blocks first, then what a block holds)"

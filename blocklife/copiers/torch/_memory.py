@@ -1,4 +1,4 @@
-"""The memory of the host side, page-locked where a CUDA device copies: one region for each layer, all of the same places.
+"""The memory of the host tier, page-locked for CUDA devices: one region per layer, all with the same places.
 
 Rules of this file:
 
@@ -6,10 +6,9 @@ Rules of this file:
 * All or nothing: if a region cannot be allocated, or on Ctrl-C, the earlier ones are freed.
 * Memory with live tensors is freed only after the last of these is gone.
 
-Theory. Page-locking is slow because every page is made first. So pages are touched in slabs, by the calling thread, which puts
-them near the processor that it runs on, and between two slabs there is a word about progress and time for Ctrl-C. A region is
-locked as one: a copy that crossed the border of two locked ranges would be refused by the driver, and merged copies may span
-any places of a region.
+Theory. Page-locking is slow because every page must be allocated first. So the calling thread touches the pages in slabs, which
+puts them near the processor that it runs on; after each slab it reports progress and can be interrupted. A region is locked as
+a whole: the driver refuses a copy across two locked ranges, and merged copies may span any places of a region.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from blocklife.errors import CapacityError, MisuseError
 Bytes = NDArray[np.uint8]
 
 SLAB_BYTES = 256 << 20
-"""How much is touched between two words about progress."""
+"""How many bytes are touched between two reports of progress."""
 
 _PORTABLE_AND_MAPPED = 1 | 2
-"""To be copied from and to, and read by kernels, by every device of the process."""
+"""Flags of cudaHostRegister: every device of the process can copy, and its kernels can read and write."""
 
 
 class HostMemory:
@@ -51,7 +50,7 @@ class HostMemory:
     ) -> None:
         """Allocate the memory; *progress* is called with the bytes that are ready, and the total.
 
-        Refuses: `CapacityError` for more than is available, with both numbers; `MisuseError` for sizes below 1, and for pinned
+        Refuses: `CapacityError` with both numbers for more than is available; `MisuseError` for sizes below 1, and for pinned
         memory without a CUDA device.
         """
         self.page_bytes = tuple(page_bytes)
@@ -89,19 +88,19 @@ class HostMemory:
     def region(self, index: int) -> torch.Tensor:
         """The pages of one layer, ``(num_places, page_bytes[index])`` of uint8. Refuses: MisuseError after `close`."""
         if self._closed:
-            raise MisuseError(f"host memory: region {index} is asked for after CLOSE (make a new one)")
+            raise MisuseError(f"host memory: region {index} is requested after CLOSE (make a new one)")
         if not 0 <= index < len(self._regions):
             raise MisuseError(f"host memory: there is no region {index} (there are {len(self._regions)}, from 0)")
         return self._regions[index]
 
     def close(self) -> None:
-        """Give the memory back. Needs: no copy touches it any more. A second call does nothing."""
+        """Free the memory. Needs: no copy touches it any more. A second call does nothing."""
         self._closed = True
         while self._locked:
             _unlock(self._locked.pop())
         self._regions.clear()
         while self._mappings:
-            with suppress(BufferError):  # somebody holds a tensor of it: it goes with the last one
+            with suppress(BufferError):  # a tensor of it is still alive: the memory is freed with the last one
                 self._mappings.pop().close()
 
     def __enter__(self) -> HostMemory:
@@ -129,19 +128,19 @@ class HostMemory:
             if self.pinned:
                 where = content.ctypes.data
                 if trouble := _lock(where, len(content)):
-                    raise self._too_much(f"CUDA pinned {done - len(content):,} and then said {trouble}")
+                    raise self._too_much(f"CUDA pinned {done - len(content):,} and then failed: {trouble}")
                 self._locked.append(where)
             self._regions.append(torch.from_numpy(content).view(self.num_places, page_bytes))
 
     def _too_much(self, why: str) -> CapacityError:
         return CapacityError(
-            f"host memory: {self.nbytes:,} bytes asked for ({self.num_places:,} places of {sum(self.page_bytes):,} bytes), "
+            f"host memory: {self.nbytes:,} bytes requested ({self.num_places:,} places of {sum(self.page_bytes):,} bytes), "
             f"{why} (ask for fewer places)"
         )
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still take, by what the system and its control groups say; None where nobody says it."""
+    """Bytes that this process can still allocate, by the system and its control groups; None if neither tells."""
     told = [*_meminfo(root), *_control_groups(root)]
     return min(told) if told else None
 
@@ -154,7 +153,7 @@ def _meminfo(root: Path) -> Iterator[int]:
 
 
 _GROUPS = (
-    # Where the group is named, where its files lie, its limit, what it has taken, and what of that can be had back.
+    # The controller's name, the mount point, and the files or keys of the limit, the use, and what of that can be reclaimed.
     ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -162,7 +161,7 @@ _GROUPS = (
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """What the group of this process, and each group around it, leaves; a limit that cannot be read is none."""
+    """The bytes left in the group of this process, and in each group around it; an unreadable limit is no limit."""
     named: dict[str, str] = {}
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -174,7 +173,7 @@ def _control_groups(root: Path) -> Iterator[int]:
         own = Path(named[controller].lstrip("/"))
         for group in (own, *own.parents):
             folder = root / mount / group
-            with suppress(OSError, ValueError):  # "max" is no number, and no limit
+            with suppress(OSError, ValueError):  # "max" is not a number: no limit
                 most = int((folder / limit).read_text())
                 used = int((folder / taken).read_text())
                 given = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -182,7 +181,7 @@ def _control_groups(root: Path) -> Iterator[int]:
 
 
 def _touched(content: Bytes) -> Iterator[int]:
-    """Make the pages, a slab at a time; how much each slab was."""
+    """Allocate the pages, a slab at a time; gives the bytes of each slab."""
     for begin in range(0, len(content), SLAB_BYTES):
         slab = content[begin : begin + SLAB_BYTES]
         slab[:: mmap.PAGESIZE] = 0
@@ -190,17 +189,17 @@ def _touched(content: Bytes) -> Iterator[int]:
 
 
 def _lock(where: int, nbytes: int) -> str:
-    """Page-lock a range; empty, or what CUDA says against it."""
+    """Page-lock a range. Returns CUDA's error; empty if there is none."""
     cudart = torch.cuda.cudart()
     result = cudart.cudaHostRegister(where, nbytes, _PORTABLE_AND_MAPPED)
     if int(result) == 0:
         return ""
-    # CUDA keeps an error until somebody asks; torch asks after its next kernel, whose error it would then seem to be.
+    # CUDA keeps an error until it is queried. torch queries it after its next kernel and would blame that one: fetch it now.
     with suppress(RuntimeError, AssertionError):  # the latter from a torch without CUDA
         torch.ones(1, device="cuda").add_(1)
     return str(cudart.cudaGetErrorString(result))
 
 
 def _unlock(where: int) -> None:
-    """Undo `_lock`. What CUDA says against it, at the end of a process above all, helps nobody any more."""
+    """Undo `_lock`. An error of CUDA is ignored: most occur at the end of a process, and nothing can be done."""
     torch.cuda.cudart().cudaHostUnregister(where)

@@ -1,16 +1,16 @@
-"""How runs of bytes travel: slice by slice through torch, many in one call of the CUDA driver, or by a kernel that copies.
+"""The methods of moving runs of bytes: slice by slice through torch, many in one call of the CUDA driver, or by a kernel.
 
-*Rules of this file.* A mover queues on the current stream of the calling thread and returns; where there are no streams it has
-moved the bytes then. What is faster and does not work here is left out and costs no job: its runs go by the next mover, and the
-reason is kept.
+*Rules of this file.* A mover queues on the current stream of the calling thread and returns; without streams the bytes have
+moved by then. A faster mover that does not work here is left out, and no job fails because of it: its runs go by the next
+mover, and the reason is kept.
 
-*Theory.* Two things decide: what a run costs the host to queue, and what it costs the device to move. Slices cost the host some
-microseconds a run. A batch costs it less than one, moves by the copy engines, and takes nothing from the engine's forward pass;
-small runs starve it. A kernel costs the host the same for any number of runs, and small runs do not matter to it; it takes
-multiprocessors as long as it lasts. `CHOICES` weighs that, per transfer.
+*Theory.* Two costs decide: the host's for queueing a run, and the device's for moving it. Slices cost the host some
+microseconds per run. A batch costs it less than one, uses the copy engines, and takes nothing from the engine's forward pass,
+but small runs make it slow. A kernel costs the host the same for any number of runs and is as fast with small ones, but it
+takes multiprocessors as long as it lasts. `CHOICES` weighs that, per transfer.
 
-*Why a second try is harmless.* A mover that raises may have queued some of its runs. The next one queues them again behind
-them, on the same stream, and they write the same bytes from the same sources.
+*Why a second try is harmless.* A mover that raises may have queued some of its runs. The next mover queues them again behind
+those, on the same stream, and they write the same bytes from the same sources.
 
 *Open.* `BatchMover` and `KernelMover` have been tried on a fake driver and in Triton's interpreter, not yet on a GPU.
 """
@@ -39,12 +39,12 @@ class Mover(Protocol):
     """Queues the runs of one copy."""
 
     def move(self, pages: Pages, direction: Direction) -> None:
-        """Queue them all. One that raises may have queued some."""
+        """Queue all of them. If this raises, some may have been queued."""
         ...
 
 
 class RunMover:
-    """One `copy_` for each run, between slices of the layers and the regions."""
+    """One `copy_` per run, between slices of the layers and the regions."""
 
     def __init__(self, layout: CopyLayout) -> None:
         self._layout = layout
@@ -53,7 +53,7 @@ class RunMover:
         self._regions = [regions[index] for index in layout.region_of_layer]
 
     def move(self, pages: Pages, direction: Direction) -> None:
-        """Queue them in their order."""
+        """Queue the runs in their order."""
         device, host = self._layout.offsets(pages, direction)
         runs = zip(pages.layer.tolist(), device.tolist(), host.tolist(), pages.nbytes.tolist(), strict=True)
         for layer, device_start, host_start, nbytes in runs:
@@ -64,21 +64,21 @@ class RunMover:
 
 
 class BatchMover:
-    """All runs in one call of the driver, or a few. Not yet seen on a GPU."""
+    """All runs in one call of the driver, or a few. Not yet tried on a GPU."""
 
     def __init__(self, driver: CudaDriver) -> None:
         if not driver.knows_batches:
-            raise RuntimeError("the driver knows no batched copies: it must be of CUDA 12.8 or later")
+            raise RuntimeError("the driver has no batched copies: it must be of CUDA 12.8 or later")
         self._driver = driver
 
     def move(self, pages: Pages, direction: Direction) -> None:
-        """Queue them: a batch runs in its stream's order, and within it in any. Refuses: MisuseError on the default stream."""
+        """Queue the runs; within a batch they run in any order. Refuses: MisuseError on the default stream."""
         stream = torch.cuda.current_stream()
         self._driver.copy_batch(pages.target, pages.source, pages.nbytes, device=stream.device_index, stream=stream.cuda_stream)
 
 
 class KernelMover:
-    """All runs by one kernel, between the device and memory of the host that it reaches. Not yet seen on a GPU.
+    """All runs by one kernel, between the device and host memory that it can reach. Not yet tried on a GPU.
 
     Refuses: RuntimeError for host memory that has another address on the device, or none. On CPU tensors it works where Triton
     interprets its kernels.
@@ -89,14 +89,14 @@ class KernelMover:
         self._kernels = importlib.import_module("blocklife.copiers.torch._kernels")
         if self._device.type == "cuda":
             if self._kernels.is_interpreted():
-                raise RuntimeError("Triton interprets its kernels, which reach no device (unset TRITON_INTERPRET)")
+                raise RuntimeError("Triton interprets its kernels, which cannot reach the device (unset TRITON_INTERPRET)")
             check_reach(layout)
         self._word = word_of_layout(layout)
         self._piece = piece_of_layout(layout, self._word)
         self._tables = CopyTables(self._device)
 
     def move(self, pages: Pages, direction: Direction) -> None:
-        """Queue a table of their pieces, and the kernel behind it."""
+        """Queue a table of the runs' pieces, and the kernel behind it."""
         word = min(self._word, word_of_pages(pages))
         piece = min(self._piece, TILE_BYTES[word])
         columns = cut(pages, piece)
@@ -105,10 +105,10 @@ class KernelMover:
 
 
 def check_reach(layout: CopyLayout) -> None:
-    """That the device finds the regions where the host has them. Page-locked memory can have an address of its own there."""
+    """Raise RuntimeError unless the regions have the same addresses on the device; page-locked memory can have others there."""
     driver = cuda_driver()
     if driver is None:
-        raise RuntimeError("there is no driver to ask where the device finds the host's memory")
+        raise RuntimeError("there is no driver to look up the device's address of host memory")
     for number, region in enumerate(layout.regions):
         for at in (region.data_ptr(), region.data_ptr() + region.nbytes - 1):
             if (found := driver.address_on_device(at)) != at:
@@ -120,7 +120,7 @@ def check_reach(layout: CopyLayout) -> None:
 
 @frozen
 class Choice:
-    """One row: who moves transfers of a direction that have as many runs at least, of fewer bytes on the average."""
+    """One row: the mover of transfers with at least *runs_min* runs of less than *mean_bytes_below* bytes on average."""
 
     mover: str
     direction: Direction
@@ -138,26 +138,26 @@ CHOICES: tuple[Choice, ...] = (
     Choice("slices", Direction.LOAD, 0, math.inf),
     Choice("slices", Direction.STORE, 0, math.inf),
 )
-"""The first row that fits, and whose mover is there, decides.
+"""The first row that fits, and whose mover works here, decides.
 
-First guesses, to be confirmed or replaced by ``make bench-gpu``. They follow what others report of an H100: batches towards the
-device lose most of the link below 28 KiB a run, a kernel is worth its launch from some tens of runs on, and a batch costs the
-host half a microsecond a run. Stores run beside the forward pass: a kernel gets only what is so small that telling the driver
-takes longer than moving it.
+First guesses, to be confirmed or replaced by ``make bench-gpu``. They follow published figures of an H100: batches to the
+device lose most of the bandwidth below 28 KiB per run, a kernel is worth its launch from some tens of runs on, and a batch
+costs the host half a microsecond per run. Stores run beside the forward pass: a kernel gets only runs so small that queueing
+them with the driver takes longer than moving them.
 """
 
 
 class ChoosingMover:
-    """Each transfer by the mover that suits it best, of those that work. *movers* has ``slices`` at least."""
+    """Moves each transfer by the best mover of those that work. *movers* must have ``slices``."""
 
     def __init__(self, movers: Mapping[str, Mover], left_out: Mapping[str, str] = MappingProxyType({})) -> None:
         self._movers = dict(movers)
-        # Invariant: a mover that was left out is in `_movers` too: the device may still read what it has sent.
+        # Invariant: a mover that is left out stays in `_movers`: the device may still read its tables.
         self._left_out = dict(left_out)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The movers that work, as far as is known."""
+        """The movers that work, as far as known."""
         return tuple(name for name in self._movers if name not in self._left_out)
 
     @property
@@ -166,7 +166,7 @@ class ChoosingMover:
         return dict(self._left_out)
 
     def move(self, pages: Pages, direction: Direction) -> None:
-        """Queue them by the best; one that raises is left out from then on, except the last, which is all that there is."""
+        """Queue the runs by the best mover. One that raises is left out from then on; an error of ``slices`` is raised."""
         for name in self.order(len(pages), pages.total, direction):
             try:
                 self._movers[name].move(pages, direction)
@@ -179,7 +179,7 @@ class ChoosingMover:
                 self._left_out[name] = reason(problem)
 
     def order(self, num_runs: int, num_bytes: int, direction: Direction) -> Iterator[str]:
-        """The movers for a transfer of this size, the best first; who is left out meanwhile is passed over."""
+        """The movers for a transfer of this size, the best first; those left out meanwhile are skipped."""
         for choice in CHOICES:
             there = choice.mover in self._movers and choice.mover not in self._left_out
             fits = choice.direction is direction and num_runs >= choice.runs_min
@@ -188,7 +188,7 @@ class ChoosingMover:
 
 
 def mover_for_cuda(layout: CopyLayout) -> ChoosingMover:
-    """All that work between these bytes; each has carried some there and back. Takes the time to compile a kernel."""
+    """All movers that work for this layout; each has passed `prove`. Takes as long as compiling a kernel."""
 
     def batch() -> Mover:
         driver = cuda_driver()
@@ -221,13 +221,13 @@ def reason(problem: Exception) -> str:
 
 _PROOF_BYTES = 64 << 10
 _PROOF_RUNS = ((0, 32 << 10), (33 << 10, 16), (40 << 10, 5_008))
-"""Where each run of a proof begins, and how long it is."""
+"""The start and the length of each run of a proof."""
 
 
 def prove(mover: Mover, device: torch.device) -> None:
-    """Let a mover that takes addresses carry bytes to the host and back, on a stream of its own, and wait for them.
+    """Let a mover that takes addresses copy bytes to the host and back, on a stream of its own, and wait for them.
 
-    Raises RuntimeError if other bytes are there than should be, and whatever the mover raises.
+    Raises RuntimeError if the bytes are wrong afterwards, and whatever the mover raises.
     """
     cuda = device.type == "cuda"
     content = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _PROOF_BYTES, np.uint8))
@@ -243,7 +243,7 @@ def prove(mover: Mover, device: torch.device) -> None:
         try:
             mover.move(pages(sent, host), Direction.STORE)
             mover.move(pages(host, back), Direction.LOAD)
-        finally:  # one that raises may have queued some, and the memory is let go below
+        finally:  # if it raises, some may have been queued, and the memory is freed below
             if cuda:
                 torch.cuda.current_stream().synchronize()
     wanted = torch.zeros_like(content)
@@ -251,16 +251,16 @@ def prove(mover: Mover, device: torch.device) -> None:
         wanted[start : start + length] = content[start : start + length]
     for end, found in (("the host", host), ("the device", back.cpu())):
         if wrong := int((found != wanted).sum()):
-            raise RuntimeError(f"{wrong} bytes at {end} are not what they should be after a copy")
+            raise RuntimeError(f"{wrong} bytes on {end} are wrong after a copy")
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """A device as the current one; nothing where there is only the host."""
+    """Make a device the current one; does nothing for the host."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _aside(device: torch.device) -> AbstractContextManager[object]:
-    """A stream of a device that runs behind what the current one was given; nothing where there are no streams."""
+    """A new stream that runs after the work queued on the current one; does nothing where there are no streams."""
     if device.type != "cuda":
         return nullcontext()
     stream = torch.cuda.Stream(device)
@@ -269,5 +269,5 @@ def _aside(device: torch.device) -> AbstractContextManager[object]:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor whose elements fill its memory, in the order in which they lie there; no copy is made."""
+    """The bytes of a dense tensor, in the order of its memory; no copy is made."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,17 +1,17 @@
-"""Whom a copy, and the forward pass after it, must wait for; and the events that make them wait.
+"""What a copy, and the forward pass after it, must wait for; and the events that make them wait.
 
-*Rules of this file.* Whom to wait for is data: the rows of `WAITS`. A mark belongs to a physical place, not to a life or a job:
-whoever comes next to the place finds it, whatever happened to the job (I2). An event is recorded again only when its point was
-passed and everybody who was told to wait for it is known to be past that wait.
+*Rules of this file.* The waits are data: the rows of `WAITS`. A mark belongs to a physical place, not to a life or a job: the
+next user of the place finds it, whatever happened to the job (I2). An event is reused only when its point was passed and every
+stream that was told to wait for it is known to be past that wait.
 
-*Theory.* There are three uses of memory, each on one stream: what the engine computes, stores, and loads. The engine's own
-streams may be many; one stream of ours follows them all, and is what "computed" means here. So the marks of one use are passed
-in their order, and of all marks that a job finds at its places, the newest of each use is enough. A **mark** is a number that
-is never given again, with an event behind it as long as somebody may need one. Each place keeps the number of its newest mark;
-a number that is known to be passed asks for no wait, so nothing ever walks the places to clean up.
+*Theory.* There are three uses of memory, each on one stream: the engine's computation, stores, and loads. The engine may have
+many streams; one stream of ours follows them all, and stands for "computed" here. So the marks of one use are passed in their
+order, and of all marks at a job's places only the newest of each use matters. A **mark** is a number that is never reused, with
+an event as long as one may be needed. Each place keeps the number of its newest mark. A mark that is known to be passed needs
+no wait, so places never have to be cleaned up.
 
-The forward pass is not ordered after the stores that read what it overwrites. That is what both contracts of the ledger are
-for: a block is handed out again only after the host has seen the store land (*hold*) or has waited for it (*fence*).
+The forward pass is not ordered after the stores that read what it overwrites. Both contracts of the ledger see to that: a block
+is handed out again only after the host has seen the store land (*hold*) or has waited for it (*fence*).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from blocklife.ledger.records import Ids
 
 
 class Use(enum.Enum):
-    """Who touches memory."""
+    """What touches memory."""
 
     COMPUTE = "what the engine computes"
     STORE = "stores"
@@ -44,7 +44,7 @@ class Side(enum.Enum):
 
 @frozen
 class Wait:
-    """One row: before *waiter* touches a place on *side*, everything that *holder* was told to do there has run."""
+    """One row: before *waiter* touches a place on *side*, everything that was queued there for *holder* has run."""
 
     waiter: Use
     holder: Use
@@ -61,15 +61,15 @@ WAITS: tuple[Wait, ...] = (
     Wait(Use.LOAD, Use.STORE, Side.HOST, "a store writes what the load reads"),
     Wait(Use.COMPUTE, Use.LOAD, Side.DEVICE, "a load writes what the forward pass reads"),
 )
-"""All waits there are. Two uses that only read need none, and neither do two of one use: their stream keeps them in order."""
+"""All waits. Two uses that only read need none, and neither do two jobs of one use: their stream keeps them in order."""
 
 
 @define(eq=False)
 class StreamMark:
     """A point on the stream of one use.
 
-    Invariant: an event goes back to the free ones only if the mark is passed, nobody waits, and it never answered with an
-    error; `event` is None from then on, and from the start if the device refused to record one. `error` is what it said.
+    Invariant: an event is freed only if the mark is passed, no stream waits for it, and it never returned an error. `event` is
+    None from then on, and from the start if the device refused to record one. `error` is that error.
     """
 
     number: int
@@ -79,7 +79,7 @@ class StreamMark:
     num_waiting: int = 0
     """Later marks whose streams were told to wait for this one, and are not known to be past it."""
     awaited: list[StreamMark] = field(factory=list)
-    """What the stream was told to wait for between the mark before and this one."""
+    """What the stream was told to wait for between the previous mark and this one."""
 
 
 class Order:
@@ -90,27 +90,27 @@ class Order:
         self._free: list[StreamEvent] = []
         self._num_events = 0
         self._num_marks = 0
-        # Invariant: `_marks[use]` holds, in order, what is not passed; `_passed[use]` is the newest that is (0: none), and all
-        # older ones of the use are passed too. `_newest[use]` is the newest of all. `_owed[use]` is what the stream was told
-        # to wait for since. Initially nothing was marked.
+        # Invariant: `_marks[use]` holds, in order, the marks that are not passed; `_passed[use]` is the newest passed one (0:
+        # none), and all older ones of the use are passed, too. `_newest[use]` is the newest of all. `_owed[use]` is what the
+        # stream was told to wait for since then. Initially there are no marks.
         self._marks: dict[Use, dict[int, StreamMark]] = {use: {} for use in Use}
         self._passed = dict.fromkeys(Use, 0)
         self._newest = dict.fromkeys(Use, 0)
         self._owed: dict[Use, list[StreamMark]] = {use: [] for use in Use}
         sizes = {Side.DEVICE: num_blocks, Side.HOST: num_places}
         self._at = {(use, side): np.zeros(sizes[side], np.int64) for use in (Use.STORE, Use.LOAD) for side in Side}
-        """The newest mark of each place; what is computed is marked for the whole device at once."""
+        """The newest mark of each place; a mark of COMPUTE is for the whole device at once."""
 
     @property
     def num_events(self) -> int:
-        """How many events were ever made."""
+        """How many events were made so far."""
         return self._num_events
 
     def before(self, waiter: Use, blocks: Ids | None, places: Ids | None) -> list[StreamEvent]:
-        """What *waiter* must wait for at these places (None: all there are), each event once.
+        """The events that *waiter* must wait for at these places (None: at all), each once.
 
-        Holds: the events, until the next mark of *waiter* is passed. So tell the stream to wait before anything is marked.
-        Refuses: DeviceLostError if the device gave no event for something that must be waited for.
+        The events are not reused until the next mark of *waiter* is passed. So tell the stream to wait before that mark.
+        Raises DeviceLostError if the device gave no event for something that must be waited for.
         """
         ids = {Side.DEVICE: blocks, Side.HOST: places}
         needed: dict[int, StreamMark] = {}
@@ -126,7 +126,7 @@ class Order:
         return [mark.event for mark in needed.values() if mark.event is not None]
 
     def mark(self, use: Use, stream: Stream, blocks: Sequence[int] | Ids = (), places: Sequence[int] | Ids = ()) -> StreamMark:
-        """Mark the point that the stream of *use* has reached, at these places. Never raises what the device raises."""
+        """Mark the point that the stream of *use* has reached, at these places. Does not raise errors of the device."""
         self._num_marks += 1
         mark = StreamMark(self._num_marks, None, awaited=self._owed[use])
         self._owed[use] = []
@@ -134,7 +134,7 @@ class Order:
             event = self._take()
             stream.record(event)
             mark.event = event
-        except Exception as error:  # the places must be known as busy all the same
+        except Exception as error:  # the places must be marked as busy all the same
             mark.error = repr(error)
         self._marks[use][mark.number] = mark
         self._newest[use] = mark.number
@@ -144,7 +144,7 @@ class Order:
         return mark
 
     def sweep(self, use: Use) -> None:
-        """Ask the device which marks of *use* are passed; one that answers with an error is left for later."""
+        """Query which marks of *use* are passed; one whose event returns an error is left for later."""
         for mark in [*self._marks[use].values()]:
             try:
                 if mark.event is not None and not mark.event.query():
@@ -156,7 +156,7 @@ class Order:
                 self.passed(use, mark)
 
     def passed(self, use: Use, mark: StreamMark) -> None:
-        """It is known that the stream of *use* has passed this mark, and with it all that are older."""
+        """Record that the stream of *use* has passed this mark, and with it all older ones."""
         marks = self._marks[use]
         for number in [number for number in marks if number <= mark.number]:
             old = marks.pop(number)
@@ -169,7 +169,7 @@ class Order:
         self._passed[use] = max(self._passed[use], mark.number)
 
     def forget(self) -> None:
-        """The device is proven quiet from outside: nothing is left to wait for, and no event of before is used again."""
+        """The device was proven quiet by other means: nothing is left to wait for, and no earlier event is used again."""
         for use in Use:
             for mark in [*self._marks[use].values(), *self._owed[use]]:
                 mark.passed, mark.event = True, None
@@ -183,12 +183,12 @@ class Order:
         return int(self._at[holder, side][ids].max(initial=0))
 
     def _covering(self, wait: Wait, number: int) -> StreamMark:
-        """The oldest mark with an event that stands for this one too."""
+        """The oldest mark with an event that covers this one, too."""
         for mark in self._marks[wait.holder].values():
             if mark.number >= number and mark.event is not None:
                 return mark
         error = self._marks[wait.holder][number].error
-        raise DeviceLostError(f"{wait.why}, and the device gave no event to wait for: {error} (give the worker up)")
+        raise DeviceLostError(f"{wait.why}, but the device gave no event to wait for: {error} (give the worker up)")
 
     def _take(self) -> StreamEvent:
         if self._free:
@@ -205,7 +205,7 @@ class Order:
 
 
 def checked(blocks: Sequence[int] | Ids, num_blocks: int) -> Ids:
-    """Blocks that the engine names. Refuses: MisuseError for one that does not exist."""
+    """Blocks that the engine names, as an array. Refuses: MisuseError for one that does not exist."""
     ids = np.asarray(blocks, np.int64)
     wrong = (ids < 0) | (ids >= num_blocks)
     if wrong.any():

@@ -1,11 +1,11 @@
-"""What a copying kernel is told: runs cut into pieces, in a table on the device.
+"""The input of the copying kernel: runs cut into pieces, in a table on the device.
 
-*Rules of this file.* No Python loop over runs. A table is never written again while a copy or a kernel may still read it;
-whether they may, an event says, and the host waits for one only when there are more tables on their way than there may be.
+*Rules of this file.* No Python loop over runs. A table is not reused while a copy or a kernel may still read it; an event tells
+when they are done. The host waits for that event only if `TABLES_MAX` tables are in use.
 
-*Theory.* A **piece** is what one row of a kernel's tile holds: at most so many bytes, of one run. A tile has the same number of
-bytes whatever the pages of a cache are like, so that as much is under way at a time for small pages as for large ones. A table
-is three columns of numbers (where from, where to, how many bytes), and travels as one small copy.
+*Theory.* A **piece** is one row of a kernel's tile: a limited number of bytes of one run. Tiles have the same number of bytes
+whatever the page size of a cache, so that as many bytes are in flight for small pages as for large ones. A table has three
+columns of numbers (source, target, number of bytes), and is sent to the device as one small copy.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.ledger.records import Direction, Ids
 
 WORDS = (16, 8, 4, 1)
-"""What a thread may copy at once, in bytes."""
+"""Sizes of the word that a thread copies at once, in bytes."""
 
 TILE_BYTES = {16: 16_384, 8: 16_384, 4: 16_384, 1: 4_096}
-"""What a program copies at once, by the word: never more than sixteen words a thread."""
+"""Bytes that a program copies at once, by word size: never more than sixteen words per thread."""
 
 PIECE_BYTES_MIN = 128
-"""A piece is never shorter than what the memory of a device moves at once."""
+"""The smallest width of a piece: what the memory of a device moves at once."""
 
 TABLES_MAX = 64
-"""How many tables may be on their way in one direction before the host waits for the oldest."""
+"""How many tables may be in use in one direction before the host waits for the oldest."""
 
 _TABLE_NUMBERS_MIN = 3 * 1_024
-"""A table has room for so many numbers at least."""
+"""The smallest capacity of a table, in numbers."""
 
 _NAP_S = 20e-6
-"""How long a host that must wait for a table sleeps between two questions."""
+"""How long the host sleeps between two queries while it waits for a table, in seconds."""
 
 
 def word_bytes(numbers: Iterable[int]) -> int:
@@ -52,7 +52,7 @@ def word_bytes(numbers: Iterable[int]) -> int:
 
 
 def word_of_layout(layout: CopyLayout) -> int:
-    """The widest word that divides whatever run a layout can make."""
+    """The widest word that divides every run that a layout can make."""
     tensors = (*layout.cache.layers, *layout.regions)
     pages = (size for group in layout.cache.page_bytes for size in group)
     return word_bytes([*(tensor.data_ptr() for tensor in tensors), *pages, *layout.cache.row_bytes])
@@ -64,13 +64,13 @@ def word_of_pages(pages: Pages) -> int:
 
 
 def piece_of_layout(layout: CopyLayout, word: int) -> int:
-    """The power of two that just holds the smallest page, if a tile does: one piece a page, and no wider than it must be."""
+    """The smallest power of two that holds the smallest page, at most a tile: one piece per page, with little padding."""
     smallest = min(size for group in layout.cache.page_bytes for size in group)
     return int(min(max(PIECE_BYTES_MIN, 1 << (smallest - 1).bit_length()), TILE_BYTES[word]))
 
 
 def cut(pages: Pages, piece: int) -> tuple[Ids, Ids, Ids]:
-    """All runs as pieces of at most so many bytes: where from, where to, and how long each is."""
+    """All runs as pieces of at most *piece* bytes: their sources, targets and lengths."""
     if pages.nbytes.max(initial=0) <= piece:
         return pages.source, pages.target, pages.nbytes
     counts = -(-pages.nbytes // piece)
@@ -80,19 +80,19 @@ def cut(pages: Pages, piece: int) -> tuple[Ids, Ids, Ids]:
 
 
 class TableEvent(Protocol):
-    """The point on the current stream after which nobody reads a table any more."""
+    """The point on the current stream after which nothing reads a table any more."""
 
     def query(self) -> bool:
         """Whether it was passed."""
         ...
 
     def record(self) -> None:
-        """Let it stand for all that the current stream was given so far."""
+        """Mark the end of everything queued on the current stream so far."""
         ...
 
 
 class _Passed:
-    """Where there are no streams everything has run when a call returns."""
+    """The event where there are no streams: everything has run when a call returns."""
 
     def query(self) -> bool:
         return True
@@ -102,32 +102,32 @@ class _Passed:
 
 @define(eq=False)
 class _CopyTable:
-    """Both ends of one table. Invariant: free exactly if `event` has passed; it is recorded behind whoever reads the table."""
+    """One table on the host and on the device. Invariant: free exactly if `event`, recorded after its readers, has passed."""
 
     host: torch.Tensor
     numbers: NDArray[np.int64]
-    """The host's end, as numpy sees it."""
+    """`host` as a numpy array."""
     device: torch.Tensor
     event: TableEvent
 
 
 class CopyTables:
-    """Tables of one device, for one stream in each direction. *new_event*: what says that one is free; None for torch's own.
+    """Tables of one device, for one stream in each direction. *new_event* makes their events; None for torch's own.
 
-    With more streams nothing is written over either, as long as the tables live; but a direction waits for its slowest stream.
+    Several streams per direction are safe, too, but then a direction waits for its slowest stream.
     """
 
     def __init__(self, device: torch.device, new_event: Callable[[], TableEvent] | None = None) -> None:
         self._device = device
         self._new_event = new_event or (torch.cuda.Event if device.type == "cuda" else _Passed)
-        # Invariant: each direction's tables in the order of their use, so that the first is free before all others. What nobody
-        # knows the end of is in `_lost`, and never given back: a kernel that reads other numbers would write to anywhere.
+        # Invariant: each direction's tables are in the order of their use, so that the first is free before all others. A table
+        # whose readers may never end is in `_lost` and is not reused: a kernel that reads other numbers would write anywhere.
         self._tables: dict[Direction, deque[_CopyTable]] = {direction: deque() for direction in Direction}
         self._lost: list[_CopyTable] = []
 
     @contextmanager
     def sent(self, direction: Direction, columns: tuple[Ids, ...]) -> Iterator[torch.Tensor]:
-        """Queue these columns for the device, one after the other; whoever reads them is queued inside the block."""
+        """Queue these columns for the device, one after the other. Queue their readers inside the ``with`` block."""
         length = len(columns[0])
         table = self._take(direction, length * len(columns))
         self._lost.append(table)
@@ -147,7 +147,7 @@ class CopyTables:
                 time.sleep(_NAP_S)
             table = tables.popleft()
             if len(table.numbers) >= count:
-                return table  # a smaller one is let go: it is free, and its like is too small
+                return table  # a smaller one is dropped: it is free, and such tables are too small now
         return self._make(count)
 
     def _make(self, count: int) -> _CopyTable:

@@ -1,17 +1,17 @@
-"""The device as a copier needs it: streams that keep an order of their own, and events that order them against each other.
+"""The device as a copier needs it: streams, which run their work in order, and events, which order streams with each other.
 
-*Theory.* A stream runs what it is given one after the other; two streams know nothing of each other. An event, recorded on one
-stream, marks the point that stream has reached; another stream that is told to wait for it goes on only when that point is
-passed. Nothing here blocks the host but ``synchronize``.
+*Theory.* A stream runs its work in the order in which it was queued; two streams are independent. An event, recorded on one
+stream, marks the point that the stream has reached; another stream that is told to wait for it goes on only when that point is
+passed. Only ``synchronize`` blocks the host.
 
-*What is not here, and why.* Whom to wait for: that is `order`. How the bytes travel: that is `moves`. The fake device, which
+*What is not here, and why.* What to wait for: that is `_order`. How bytes are moved: that is `_moves`. The fake device, which
 records everything and finds races, is in `blocklife.testing._fake_device`.
 
-*Priorities, and why there are none.* torch's streams have the lowest priority unless told otherwise, which is what a copy
-should have. They are few, and dealt out in turn: one may be a stream that the engine has too. That orders more than it must,
-and never less.
+*Priorities, and why there are none.* torch's streams have the lowest priority by default, which is right for copies. torch has
+few of them and hands them out in turn, so one may be a stream that the engine uses, too. Then more is ordered than necessary,
+never less.
 
-*Open.* `CudaDevice` has been written against the documentation of torch and has not yet been seen on a GPU.
+*Open.* `CudaDevice` was written against the documentation of torch and has not yet been tried on a GPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger.records import Direction
 
 _SPINS = 200
-"""How often a waiting host asks at once before it begins to sleep between its questions."""
+"""How often a waiting host queries in a row before it begins to sleep between queries."""
 
 _NAP_S = 20e-6
-"""How long it then sleeps: short against any copy worth waiting for, long enough to leave the processor to others."""
+"""How long it then sleeps, in seconds: short against any copy, long enough to leave the processor to others."""
 
 
 class DeviceLostError(BlocklifeError):
-    """The device only returns errors, so that nothing can be ordered or proven: its worker must be given up."""
+    """The device returns only errors, so that nothing can be ordered or proven: its worker must be given up."""
 
 
 class StreamEvent(Protocol):
@@ -51,7 +51,7 @@ class StreamEvent(Protocol):
 
 
 class Timer(Protocol):
-    """Takes the time of what a stream is given between two calls, by the device's own clock."""
+    """Measures the time of the work that a stream gets between two calls, by the device's own clock."""
 
     def start(self, stream: Stream) -> None:
         """Start timing what is queued on the stream."""
@@ -62,7 +62,7 @@ class Timer(Protocol):
         ...
 
     def seconds(self) -> float:
-        """How long it took, once the stream has run it. It can then be started again."""
+        """The time that the work took, once the stream has run it. The timer can then be started again."""
         ...
 
 
@@ -70,20 +70,20 @@ class Stream(Protocol):
     """A queue of work that runs in its order."""
 
     def record(self, event: StreamEvent) -> None:
-        """Let the event stand for everything given to this stream so far."""
+        """Record the event: it marks the end of everything queued on this stream so far."""
         ...
 
     def wait(self, event: StreamEvent) -> None:
-        """Let what is given to this stream from now on run after what the event stands for now."""
+        """Make what is queued on this stream from now on wait for the event, as recorded last."""
         ...
 
     def copy(self, pages: Pages, direction: Direction) -> None:
-        """Queue a copy. One that raises may have queued a part of it."""
+        """Queue a copy. If this raises, a part of it may have been queued."""
         ...
 
 
 class StreamDevice(Protocol):
-    """Where the streams live. ``engine`` is a stream or an event of the engine's own; None is where the caller computes now."""
+    """The owner of the streams. ``engine`` is a stream or an event of the engine; None is the caller's current stream."""
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -95,23 +95,23 @@ class StreamDevice(Protocol):
         ...
 
     def event(self) -> StreamEvent:
-        """A new event, recorded nowhere."""
+        """A new event, not recorded yet."""
         ...
 
     def timer(self) -> Timer | None:
-        """A new timer; None where the device keeps no time."""
+        """A new timer; None if the device cannot measure time."""
         ...
 
     def follow(self, stream: Stream, engine: object) -> None:
-        """Let the stream go on only after what the engine was given so far. Refuses: MisuseError for what is neither."""
+        """Make the stream wait for what the engine has queued so far. Refuses: MisuseError for an *engine* of another type."""
         ...
 
     def precede(self, event: StreamEvent, engine: object) -> None:
-        """Let the engine's stream go on only after the event. Refuses: MisuseError for what is no stream."""
+        """Make the engine's stream wait for the event. Refuses: MisuseError if *engine* is not a stream."""
         ...
 
     def synchronize(self) -> None:
-        """Block the host until all streams, the engine's too, have run dry. Raises what the device raises."""
+        """Block the host until all streams, the engine's too, are idle. Raises what the device raises."""
         ...
 
 
@@ -119,10 +119,10 @@ class StreamDevice(Protocol):
 
 
 class PassedEvent:
-    """A point that was passed when it was made: on the host everything has run when the call returns."""
+    """An event that is always passed: on the host everything has run when a call returns."""
 
     def query(self) -> bool:
-        """Always: see the class."""
+        """Always True."""
         return True
 
     def synchronize(self) -> None:
@@ -162,12 +162,12 @@ class HostTimer:
         self._ended = self._clock()
 
     def seconds(self) -> float:
-        """What lies between."""
+        """The time between the two readings."""
         return self._ended - self._began
 
 
 class HostDevice:
-    """CPU tensors as a device: no copy ever runs beside its caller, so the order of the calls is the order of the bytes."""
+    """CPU tensors as a device: no copy runs beside its caller, so copies happen in the order of the calls."""
 
     def __init__(self, layout: CopyLayout, clock: Callable[[], float] = time.monotonic) -> None:
         self._mover = RunMover(layout)
@@ -175,7 +175,7 @@ class HostDevice:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """None: there is one way."""
+        """Always empty: there is only one method."""
         return {}
 
     def stream(self, name: str) -> HostStream:
@@ -191,11 +191,11 @@ class HostDevice:
         return HostTimer(self._clock)
 
     def follow(self, stream: Stream, engine: object) -> None:
-        """What the calling thread computed is there. Refuses: MisuseError for a stream or an event of another device."""
+        """Nothing to wait for. Refuses: MisuseError for a stream or an event of another device."""
         _check_host(engine)
 
     def precede(self, event: StreamEvent, engine: object) -> None:
-        """What was copied is there. Refuses: as `follow`."""
+        """Nothing to wait for. Refuses: as `follow`."""
         _check_host(engine)
 
     def synchronize(self) -> None:
@@ -204,26 +204,24 @@ class HostDevice:
 
 def _check_host(engine: object) -> None:
     if engine is not None:
-        raise MisuseError(
-            f"cpu device: {type(engine).__name__} is nothing that CPU tensors wait for (give None: the calling thread)"
-        )
+        raise MisuseError(f"cpu device: CPU tensors cannot wait for {type(engine).__name__} (give None: the calling thread)")
 
 
 # --- CUDA -----------------------------------------------------------------------------------------------------------------
 
 
 class CudaEvent:
-    """An event of a CUDA device. Not yet seen on a GPU."""
+    """An event of a CUDA device. Not yet tried on a GPU."""
 
     def __init__(self) -> None:
         self.inner = torch.cuda.Event()
 
     def query(self) -> bool:
-        """Ask the driver."""
+        """Query the driver."""
         return bool(self.inner.query())
 
     def synchronize(self) -> None:
-        """Ask again and again: unlike the driver's own wait this one can be interrupted from the keyboard."""
+        """Query repeatedly: unlike the driver's own wait, this can be interrupted from the keyboard."""
         spins = 0
         while not self.inner.query():
             spins += 1
@@ -232,49 +230,49 @@ class CudaEvent:
 
 
 class CudaTimer:
-    """Two events of a CUDA device that note when they were passed. Not yet seen on a GPU."""
+    """Two events of a CUDA device with timing. Not yet tried on a GPU."""
 
     def __init__(self) -> None:
         self._began, self._ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def start(self, stream: Stream) -> None:
-        """Mark the point on the stream."""
+        """Record the first event on the stream."""
         self._began.record(_cuda_stream(stream).inner)
 
     def stop(self, stream: Stream) -> None:
-        """Mark the other one."""
+        """Record the second event on the stream."""
         self._ended.record(_cuda_stream(stream).inner)
 
     def seconds(self) -> float:
-        """What lies between; the driver counts milliseconds."""
+        """The time between the two; the driver counts milliseconds."""
         return float(self._began.elapsed_time(self._ended)) / 1e3
 
 
 class CudaStream:
-    """A stream of a CUDA device. Not yet seen on a GPU."""
+    """A stream of a CUDA device. Not yet tried on a GPU."""
 
     def __init__(self, device: torch.device, mover: Mover) -> None:
         self.inner = torch.cuda.Stream(device=device)
         self._mover = mover
 
     def record(self, event: StreamEvent) -> None:
-        """Mark the point."""
+        """Record the event on this stream."""
         _cuda_event(event).inner.record(self.inner)
 
     def wait(self, event: StreamEvent) -> None:
-        """Order the stream after the event."""
+        """Make this stream wait for the event."""
         self.inner.wait_event(_cuda_event(event).inner)
 
     def copy(self, pages: Pages, direction: Direction) -> None:
-        """Queue the runs by the mover that suits them."""
+        """Queue the runs by the mover."""
         with torch.cuda.stream(self.inner):
             self._mover.move(pages, direction)
 
 
 class CudaDevice:
-    """The streams of one CUDA device. Not yet seen on a GPU.
+    """The streams of one CUDA device. Not yet tried on a GPU.
 
-    Needs: pinned host memory. With any other a copy blocks the host until it has moved. *mover*: None for all that work here.
+    Needs pinned host memory; with any other a copy blocks the host until it is done. *mover*: None for all that work here.
     """
 
     def __init__(self, layout: CopyLayout, mover: Mover | None = None) -> None:
@@ -283,7 +281,7 @@ class CudaDevice:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The movers that do not work here, and why: copies go on without them, slower."""
+        """The movers that do not work here, and why; copies go on without them, more slowly."""
         return self._mover.left_out if isinstance(self._mover, ChoosingMover) else {}
 
     def stream(self, name: str) -> CudaStream:
@@ -291,25 +289,25 @@ class CudaDevice:
         return CudaStream(self._device, self._mover)
 
     def event(self) -> CudaEvent:
-        """A new event, without timing: the cheapest kind. It belongs to the device of the stream that records it first."""
+        """A new event without timing, the cheapest kind. It belongs to the device of the stream that first records it."""
         return CudaEvent()
 
     def timer(self) -> CudaTimer:
-        """A new timer, with events of its own: those that streams wait for are cheaper without timing."""
+        """A new timer, with events of its own: other events are cheaper without timing."""
         return CudaTimer()
 
     def follow(self, stream: Stream, engine: object) -> None:
-        """Order the stream after a stream or an event of torch. Refuses: MisuseError for an event that was never recorded."""
+        """Make the stream wait for a stream or event of torch. Refuses: MisuseError for an event that was never recorded."""
         own = _cuda_stream(stream)
         if isinstance(engine, (torch.cuda.Event, torch.Event)):
             if not (engine.cuda_event if isinstance(engine, torch.cuda.Event) else engine.event_id):
-                raise MisuseError("cuda device: the event was never recorded, and stands for nothing (record it first)")
+                raise MisuseError("cuda device: the event was never recorded, so it marks nothing (record it first)")
             own.inner.wait_event(engine)
         else:
             own.inner.wait_stream(self._engine_stream(engine))
 
     def precede(self, event: StreamEvent, engine: object) -> None:
-        """Order a stream of torch after the event."""
+        """Make a stream of torch wait for the event."""
         self._engine_stream(engine).wait_event(_cuda_event(event).inner)
 
     def synchronize(self) -> None:
@@ -321,25 +319,25 @@ class CudaDevice:
             return torch.cuda.current_stream(self._device)
         if not isinstance(engine, torch.cuda.Stream):
             raise MisuseError(
-                f"cuda device: {type(engine).__name__} is no stream of torch.cuda (give one, or None: the current one)"
+                f"cuda device: {type(engine).__name__} is not a stream of torch.cuda (give one, or None: the current one)"
             )
         return engine
 
 
 def _cuda_event(event: StreamEvent) -> CudaEvent:
     if not isinstance(event, CudaEvent):
-        raise MisuseError(f"cuda device: {type(event).__name__} is no event of this device (make it with event())")
+        raise MisuseError(f"cuda device: {type(event).__name__} is not an event of this device (make it with event())")
     return event
 
 
 def _cuda_stream(stream: Stream) -> CudaStream:
     if not isinstance(stream, CudaStream):
-        raise MisuseError(f"cuda device: {type(stream).__name__} is no stream of this device (make it with stream())")
+        raise MisuseError(f"cuda device: {type(stream).__name__} is not a stream of this device (make it with stream())")
     return stream
 
 
 def device_for(layout: CopyLayout, clock: Callable[[], float] = time.monotonic) -> StreamDevice:
-    """The device that a cache lies on; *clock* is the host's, in seconds. Refuses: MisuseError for a kind that is not known."""
+    """The device that a cache is on; *clock* is the host's, in seconds. Refuses: MisuseError for an unknown kind."""
     kind = layout.cache.device.type
     if kind == "cpu":
         return HostDevice(layout, clock)

@@ -1,14 +1,14 @@
 """The reference engine: continuous batching over a paged KV cache with host offload, one step at a time.
 
 It is a small engine with real memory and no model: the forward pass reads and checks every block that the step's tokens would
-attend to, and writes what the new tokens would leave. What a serving engine must call, and in which order, can be read off
-`ToyEngine.step`; `specs/engine-contract.md` tells the same story in words.
+attend to, and writes the content of the new tokens. `ToyEngine.step` shows what a serving engine must call, and in which order;
+`specs/engine-contract.md` describes the same in words.
 
 The clock counts steps. Everything is a function of the workload and the options: the copiers have threads of their own, but
-what they may move, and when a landing is seen, depends on the steps alone.
+what they may move, and when a landing is seen, depends only on the steps.
 
-Synchronous scheduling makes a plan, executes it and settles it in one step. Asynchronous scheduling makes the plan of the next
-step first: every plan is executed one step after it was made, and what was sampled in between is taken for granted.
+Synchronous scheduling makes a plan, executes it and settles it in one step. Asynchronous scheduling makes the next plan first:
+every plan is executed one step after it was made, and counts on the tokens that the step before it will sample.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from blocklife.offload import Geometry, Hit, Mamba, OffloadScheduler, SlidingWin
 from blocklife.states import Job, Slot
 
 LOOK_AHEAD = 16
-"""Waiting requests whose lookup is deferred, and behind which others are let in."""
+"""How many waiting requests with a deferred lookup are skipped, so that others behind them can be admitted."""
 
 
 @frozen(kw_only=True)
 class EngineOptions:
-    """How the engine schedules; counts per step, and shares from 0 to 1."""
+    """How the engine schedules; counts are per step, shares from 0 to 1."""
 
     geometry: Geometry
-    """The groups of the model: what the engine reads and writes follows from this, not from what the scheduler was told."""
+    """The groups of the model; they decide what the engine reads and writes, independently of the scheduler's geometry."""
     step_tokens: int
-    """Tokens that one step computes at most."""
+    """The most tokens that one step computes."""
     max_running: int
     verify: float
     """The share of blocks read in a step that are checked."""
@@ -57,17 +57,17 @@ class EngineOptions:
     prove_every: int
     """Steps between two proofs that quarantined copies are quiet (a real engine would synchronise its device)."""
     ms_per_step: float | None
-    """Milliseconds of the workload that pass in a step; None: every request has arrived."""
+    """Milliseconds of the workload that pass per step; None: all requests arrive at once."""
     abort: float
-    """The share of requests whose client goes away before the end."""
+    """The share of requests whose client disconnects before the end."""
     seed: int
     plans_ahead: int = 0
-    """Plans that are out while the next one is made: 0 is synchronous scheduling, 1 asynchronous."""
+    """Plans that are outstanding while the next one is made: 0 is synchronous scheduling, 1 asynchronous."""
 
 
 @define
 class EngineCounts:
-    """What the engine has counted."""
+    """The engine's counters."""
 
     requests: int = 0
     skipped_requests: int = 0
@@ -86,18 +86,18 @@ class EngineCounts:
 
 
 class Ordering(Protocol):
-    """Who must be told where the engine stands, because copies run beside what it computes and are ordered by the device."""
+    """Orders forward passes and copies on a device where they run concurrently; the engine tells it what it queues."""
 
     def before_forward(self, blocks: Ids) -> None:
-        """A forward pass over these blocks comes next. Next: `computed`; no copy is launched between them."""
+        """The engine is about to queue a forward pass over these blocks. Next: `computed`; launch no copy in between."""
         ...
 
     def computed(self) -> None:
-        """All of it is queued."""
+        """The forward pass is queued."""
         ...
 
     def busy(self) -> bool:
-        """Whether a copy may still be under way, now that its worker has reported."""
+        """Whether a copy may still be running, after its worker has reported."""
         ...
 
 
@@ -109,12 +109,12 @@ class Station:
     executor: Executor
     traffic: Traffic
     ordering: Ordering | None = None
-    """None where the order of the calls is the order of the bytes."""
+    """None if copies happen in the order of the calls."""
 
 
 @define(eq=False)
 class StepInFlight:
-    """A plan on its way through the workers, with what was scheduled in it."""
+    """An outstanding plan, with what was scheduled in it."""
 
     plan: Plan
     batch: list[tuple[RequestSequence, int, int]]
@@ -123,18 +123,18 @@ class StepInFlight:
 
 
 class _AdmitOutcome(enum.Enum):
-    """What became of a waiting request whose turn it was."""
+    """The outcome of trying to admit a waiting request."""
 
     IN = "it runs or loads"
-    LATER = "a copy must land first; those behind it need not wait for that"
-    NO_ROOM = "it has to wait, and so has everybody behind it"
+    LATER = "a copy must land first; requests behind it need not wait for that"
+    NO_ROOM = "it has to wait, and so have all requests behind it"
 
 
 class ToyEngine:
-    """Runs requests to their end. `step` is one engine step; `idle` says when there is nothing left to do.
+    """Runs requests to their end. `step` is one engine step; `idle` tells when there is nothing left to do.
 
     Invariant: a request that is not over is in exactly one of ``_arriving``, ``_waiting``, ``_running`` (oldest first),
-    ``_loading`` and ``_ending``; the scheduler knows those of the last three, and of ``_waiting`` those that have keys.
+    ``_loading`` and ``_ending``; the scheduler knows those in the last three, and those in ``_waiting`` that have keys.
     """
 
     def __init__(self, ledger: Ledger, offload: OffloadScheduler, stations: Items[Station], options: EngineOptions) -> None:
@@ -145,7 +145,7 @@ class ToyEngine:
         self.counts = EngineCounts()
         self._geometry = geometry = options.geometry
         self._states = [group for group, kind in enumerate(geometry.groups) if isinstance(kind, Mamba)]
-        # States are kept where steps end: where prompts can share text, where a slot ends, where a block ends.
+        # States are kept where steps end: best where a hash ends, since prompts share text by hashes, else a slot or a block.
         ends = (geometry.chunk_alignment, geometry.block_alignment)
         self._ends = list(dict.fromkeys([*(lcm(each, HASH_TOKENS) for each in ends), *ends])) if self._states else []
         self._workload: dict[int, WorkloadRequest] = {}
@@ -154,13 +154,13 @@ class ToyEngine:
         self._running: list[RequestSequence] = []
         self._loading: dict[str, tuple[RequestSequence, Hit]] = {}
         self._ending: dict[str, RequestSequence] = {}
-        """Those that are over as soon as the plans that speak of them have settled."""
+        """Requests that are over once the plans that contain them have settled."""
         self._preempted: set[str] = set()
-        """Those that the step being made has preempted."""
+        """Requests that the current step has preempted."""
         self._out: deque[StepInFlight] = deque()
         self._broken: set[str] = set()
         self._budget = options.step_tokens
-        """Tokens that the step being made can still compute."""
+        """Tokens that the current step can still compute."""
         self._now = 0
         self._elapsed_ms = 0.0
         self._rng = np.random.default_rng(options.seed)
@@ -176,7 +176,7 @@ class ToyEngine:
             return
         sequence = RequestSequence.of(request, number)
         self._workload[number] = request
-        # drawn from the request's own name, so that a shorter workload meets the same fate
+        # drawn for the number of the request, so that the same requests are aborted in a shorter workload
         leaves, when = np.random.default_rng([self.options.seed, self.counts.requests]).random(2)
         if leaves < self.options.abort:
             sequence.abort_at = int(when * sequence.goal)
@@ -185,7 +185,7 @@ class ToyEngine:
     def _most_blocks(self, tokens: int) -> int:
         """The most blocks, of all groups, that a request of so many tokens holds at once.
 
-        Windows slide when a step has settled: until then the tokens of all steps that are out lie before it.
+        A window slides only when a step has settled, so it also spans the tokens of all outstanding steps.
         """
         steps = 1 + self.options.plans_ahead
         most = 0
@@ -205,11 +205,11 @@ class ToyEngine:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is left, no plan and no job is out."""
+        """Whether no request is left, and no plan or job is outstanding."""
         return not self.unfinished and not self.offload.has_pending_work()
 
     def abort_all(self) -> None:
-        """Give every request up; ticking goes on until their copies have landed."""
+        """Abort every request. Keep calling `step` until their copies have landed."""
         self.counts.aborted_requests += self.unfinished - len(self._ending)
         known = [*self._running, *(sequence for sequence, _ in self._loading.values())]
         known += [sequence for sequence in self._waiting if sequence.keys]
@@ -221,7 +221,7 @@ class ToyEngine:
             self._give_up(sequence)
 
     def _give_up(self, sequence: RequestSequence) -> None:
-        """Abort a request; while a plan that is out speaks of it, it ends with that plan."""
+        """Abort a request; if an outstanding plan contains it, it ends with that plan."""
         self.offload.abort(sequence.name)
         if sequence.position > sequence.computed:
             self._ending[sequence.name] = sequence
@@ -229,10 +229,10 @@ class ToyEngine:
             sequence.drop()
 
     def lose_worker(self, rank: int) -> None:
-        """A worker is gone, and with it its share of all content: every request is given up. Ticking goes on as ever."""
+        """Lose a worker, and its share of all content with it: abort every request. Keep calling `step` as usual."""
         self.abort_all()
         self.offload.lose_worker(rank)
-        for sequence in self._ending.values():  # nothing is left of them for a plan to end
+        for sequence in self._ending.values():  # no plan will end them any more
             sequence.drop()
         self._ending.clear()
 
@@ -241,9 +241,9 @@ class ToyEngine:
     def step(self) -> None:
         """Schedule and plan; then run the workers on the oldest plan that is due, and settle it.
 
-        Requests finish after the reports, not before them: a block that stands FLUSHED can be sealed only once its wait is
-        proven, and a finishing request's last block must be sealed before it is released. Where nothing is left but plans that
-        are out, no more plans are made.
+        Requests finish after the reports are applied: a FLUSHED block can be sealed only once its wait is proven, and a
+        finishing request's last block must be sealed before it is released. If only outstanding plans are left, no more plans
+        are made.
         """
         begin = time.perf_counter()
         self._now += 1
@@ -273,7 +273,7 @@ class ToyEngine:
             self.check()
 
     def _run(self, step: StepInFlight) -> None:
-        """All workers execute a plan, and it settles."""
+        """Execute a plan on all workers, and settle it."""
         reports = [each.executor.execute(step.plan, partial(self._forward, each, step.forward)) for each in self.stations]
         self._note_clashes()
         settling = time.perf_counter()
@@ -281,19 +281,19 @@ class ToyEngine:
         self.counts.scheduler_s += time.perf_counter() - settling
 
     def _arrive(self) -> None:
-        """Let in who has arrived. The workload has a clock of its own: deadlines count steps, however far it jumps."""
+        """Queue the requests that have arrived. The workload's clock may jump; deadlines count steps."""
         speed = self.options.ms_per_step
         self._elapsed_ms += speed or 0.0
         if self._arriving and not (self._waiting or self._running or self._loading):
-            # nobody is here: the clock jumps to the next arrival
+            # nothing to do: the clock jumps to the next arrival
             self._elapsed_ms = max(self._elapsed_ms, self._arriving[0].request.timestamp_ms)
         while self._arriving and (speed is None or self._arriving[0].request.timestamp_ms <= self._elapsed_ms):
             self._waiting.append(self._arriving.popleft())
 
     def _grow(self) -> None:
-        """Schedule the running requests, oldest first; where blocks run out the youngest is preempted.
+        """Schedule the running requests, oldest first; if blocks run out, the youngest is preempted.
 
-        The last one that runs is not driven out by its own copies: it pauses until they have landed.
+        The last running one is not preempted because of its own copies: it pauses until they have landed.
         """
         budget = self.options.step_tokens
         self._preempted.clear()
@@ -315,7 +315,7 @@ class ToyEngine:
         self._budget = budget
 
     def _chunk(self, position: int, tokens: int) -> int:
-        """How many of these tokens to compute in this step: with a state to keep, it ends where that can be kept."""
+        """How many of these tokens to compute in this step; with Mamba groups it ends where the state can be kept."""
         if tokens > 1:
             for unit in self._ends:
                 if (end := (position + tokens) // unit * unit) > position:
@@ -330,9 +330,9 @@ class ToyEngine:
         self.counts.preemptions += 1
 
     def _admit(self) -> None:
-        """Let waiting requests in, first come first served, as long as their known tokens fit.
+        """Admit waiting requests, first come first served, as long as their known tokens fit.
 
-        Those whose lookup waits for a copy keep their place; a few of them hold up nobody behind them.
+        Those whose lookup is deferred keep their place; up to `LOOK_AHEAD` of them are skipped.
         """
         passed: list[RequestSequence] = []
         while self._waiting and len(self._running) + len(self._loading) < self.options.max_running:
@@ -348,7 +348,7 @@ class ToyEngine:
         self._waiting.extendleft(reversed(passed))
 
     def _try_admit(self, sequence: RequestSequence) -> _AdmitOutcome:
-        """Look up, and let in to load or to run. At least one known token is left to compute: it makes the next one."""
+        """Look a request up, and admit it to load or to run. At least one known token is left to compute: it gives the next."""
         name = sequence.name
         try:
             if not sequence.keys:
@@ -361,7 +361,7 @@ class ToyEngine:
                 return _AdmitOutcome.NO_ROOM
             tokens = 0 if hit.host_tokens else self._chunk(hit.tokens, min(sequence.known - hit.tokens, self._budget))
             runs = self.offload.admit(name, hit, tokens)
-        except CapacityError:  # what is not free is held by others, or by copies: they land, and a later step tries again
+        except CapacityError:  # the blocks are held by other requests, or by copies that will land: a later step tries again
             return _AdmitOutcome.NO_ROOM
         self.counts.tokens_hit_gpu += hit.device_tokens
         if runs:
@@ -374,7 +374,7 @@ class ToyEngine:
         return _AdmitOutcome.IN
 
     def _is_crowded(self, sequence: RequestSequence, hit: Hit) -> bool:
-        """Whether a request that is let in now would soon drive somebody out: all its known tokens should fit."""
+        """Whether not all known tokens of a request fit, so that another request would soon be preempted for it."""
         if not (self._running or self._loading):
             return False
         refs = self.ledger.blocks.refs
@@ -392,7 +392,7 @@ class ToyEngine:
         return self.offload.build_plan(self._now)
 
     def _abort(self, step: StepInFlight) -> None:
-        """Clients go away while a step runs; what the step computes for them still counts, and then they are over."""
+        """Abort requests whose clients disconnect while this step runs; the tokens of the step still count."""
         leaving = [sequence for sequence, _ in self._loading.values() if sequence.abort_at is not None]
         leaving += [
             sequence
@@ -411,7 +411,7 @@ class ToyEngine:
                 self._give_up(sequence)
 
     def _settle(self, step: StepInFlight, reports: list[Report]) -> None:
-        """Tokens count and reports are applied; then requests hear of their loads, and some are over."""
+        """Count tokens and apply the reports; then handle ended loads, and finish requests."""
         self._abort(step)
         settled = self.offload.settle(
             step.plan.number,
@@ -468,7 +468,7 @@ class ToyEngine:
         self.counts.corrupt_blocks += corrupt
 
     def _note_clashes(self) -> None:
-        """What the workers themselves saw go wrong counts at every level of checking: it is a fact like a wrong byte."""
+        """Note the clashes that the workers have recorded, at every level of checking: they are errors like a wrong byte."""
         for station in self.stations:
             for clash in station.traffic.take_clashes():
                 self._note(clash)
@@ -479,7 +479,7 @@ class ToyEngine:
         self.counts.violations.append(violation)
 
     def prove_quiet(self) -> None:
-        """Make the workers prove that copies past their deadline touch nothing any more, and give their places back."""
+        """Make the workers prove that copies past their deadline touch nothing any more, and release their places."""
         jobs = self.ledger.submitted()
         quarantined = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
         if quarantined:
@@ -489,7 +489,7 @@ class ToyEngine:
             self.ledger.quiesce(type(jobs)(tuple(quarantined)))
 
     def check(self) -> None:
-        """Check every invariant of the ledger, as its level of checking says. What stays broken is noted once."""
+        """Check every invariant of the ledger, unless its checking is OFF. Each violation is noted once; STRICT raises it."""
         if self.ledger.checking is Checking.OFF:
             return
         for message in map(str, check(self.ledger)):
@@ -498,7 +498,7 @@ class ToyEngine:
                 self._note(message)
 
     def audit(self) -> int:
-        """At the end: check the bytes of every READY slot that was written, and count the places that never came back."""
+        """Check the bytes of every READY slot that was written, and return the number of places that were never released."""
         ledger = self.ledger
         ready = np.array(ledger.slots.where(Slot.READY), dtype=np.int64)
         if len(ready):
@@ -507,7 +507,7 @@ class ToyEngine:
             for station in self.stations:
                 written = station.traffic.written(ready)
                 self.counts.verified_slots += int(np.count_nonzero(written))
-                # whatever a chunk lacks, its end is there
+                # a chunk may have holes, but its last block is always there
                 self.counts.corrupt_blocks += int(np.count_nonzero(~written[:, -1]))
                 self.counts.corrupt_blocks += len(station.memory.corrupt_places(places[written], expected[written]))
         return ledger.blocks.count_busy() + ledger.slots.count_busy()
@@ -515,7 +515,7 @@ class ToyEngine:
     def _expected(self, keys: list[bytes]) -> Words:
         """The content of each block of the chunks with these keys, ``(len(keys), blocks_per_chunk)``.
 
-        A key tells the last block only; the others are found by going through the workload once more, the latest first.
+        A key tells the content of the last block only; the others are found in the workload's requests, the latest first.
         """
         size = self._geometry.blocks_per_chunk
         last = fingerprints(unpacked(keys))

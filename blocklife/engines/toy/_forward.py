@@ -1,8 +1,8 @@
-"""The forward pass of one step, without a model: what it reads is checked, what it would write is written.
+"""The forward pass of one step, without a model: it checks what it reads, and writes the expected content.
 
-What is read follows from each group's kind. Full attention: all blocks before the step's first token. A sliding window: as much
-of them as the window of that token needs. Mamba: the state at that token, one block. Attention writes the places of the step's
-tokens, Mamba writes the block of the state at the step's end as a whole.
+What is read depends on each group's kind. Full attention: all blocks before the step's first token. A sliding window: those in
+the window of that token. Mamba: the state at that token, one block. Attention writes the places of the step's tokens; Mamba
+writes the whole block of the state at the step's end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from blocklife.offload._groups import FullAttention, Geometry, Mamba
 
 @define(eq=False)
 class _Gathered:
-    """Blocks of many requests and groups, one behind the other; states between two boundaries behind all others."""
+    """Blocks of many requests and groups, one after another; states between boundaries come last."""
 
     lives: array[int] = field(factory=lambda: array("q"))
     prints: array[int] = field(factory=lambda: array("Q"))
@@ -32,7 +32,7 @@ class _Gathered:
     """Life, number of the request, token, group."""
 
     def joined(self) -> tuple[Ids, Words]:
-        """All ids, with their contents."""
+        """All blocks, with their contents."""
         lives, prints = np.array(self.lives, dtype=np.int64), np.array(self.prints, dtype=np.uint64)
         if self.states:
             held, numbers, ends, groups = zip(*self.states, strict=True)
@@ -42,11 +42,11 @@ class _Gathered:
 
 
 class ForwardPass:
-    """What one step reads and writes, gathered when its plan was made, once for all workers. Lengths are in words of a block.
+    """What one step reads and writes, gathered when its plan is made, once for all workers. Lengths are in words.
 
-    ``read`` are blocks that are read as a whole; of each ``tail`` block only the first ``tail_words`` are written yet. In each
-    ``written`` block the step writes the words from ``starts`` to ``stops``. Each has its contents as ``*_prints``.
-    Raises InvariantError where a table lacks a block that the step needs.
+    ``read`` blocks are read as a whole; of each ``tail`` block only the first ``tail_words`` are written so far. In each
+    ``written`` block the step writes the words from ``starts`` to ``stops``. The contents of each are in ``*_prints``.
+    Raises InvariantError if a block table lacks a block that the step needs.
     """
 
     def __init__(self, batch: Items[RequestSequence], ledger: Ledger, geometry: Geometry, words: int) -> None:
@@ -56,7 +56,7 @@ class ForwardPass:
         self._tail_words: list[int] = []
         self._starts: list[int] = []
         self._stops: list[int] = []
-        # States behind all others: `joined` moves them, and one start and stop fits them all.
+        # Mamba groups come last: `joined` moves states to the end, and all states have the same start and stop.
         for group in sorted(range(len(geometry.groups)), key=lambda each: isinstance(geometry.groups[each], Mamba)):
             gather = self._step_state if isinstance(geometry.groups[group], Mamba) else self._attend
             for sequence in batch:
@@ -104,7 +104,7 @@ class ForwardPass:
         self._stops.append(self._words)
 
     def _add_state(self, where: _Gathered, sequence: RequestSequence, table: Sequence[int], group: int, token: int) -> None:
-        """The block of the state after so many tokens; at a boundary its content is what the key of the block names."""
+        """Add the block of the state after so many tokens; at a block boundary its content is that of the block's key."""
         tokens = self._geometry.block_tokens[group]
         position = (token - 1) // tokens
         if len(table) <= position:
@@ -123,7 +123,7 @@ def _too_short(sequence: RequestSequence, table: Sequence[int], group: int, need
 def check_and_write(step: ForwardPass, memory: WorkerMemory, verify: float, rng: np.random.Generator) -> tuple[int, int]:
     """Run a step on one worker's memory. Returns how many blocks were verified, and how many of them were corrupt.
 
-    *verify* is the share of whole blocks read that are checked. A block of which no whole word is written yet does not count.
+    *verify* is the share of ``read`` blocks that are checked. A block without a single complete word does not count.
     """
     ids, prints = step.read, step.read_prints
     if verify < 1.0:

@@ -1,8 +1,8 @@
-"""Bytes that know what they should be: every wrong, stale or half-copied block shows when it is read.
+"""Block contents that can be checked: every wrong, stale or half-copied block is detected when it is read.
 
-A block's content is its *fingerprint*, one 64-bit number that its key determines, xored into every word with that word's own
-constant. So every word depends on the key and on its position: a block of another key, of another epoch, of another worker, or
-made of two blocks differs somewhere, and checking is one gather, one xor and one compare for all blocks of a step.
+Each word of a block is the block's *fingerprint*, a 64-bit number computed from its key, xored with a constant for the word's
+position. So a block of another key, epoch or worker, or a mix of two blocks, differs somewhere. Checking is one gather, one xor
+and one compare for all blocks of a step.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Ids = NDArray[np.int64]
 
 WORD_BYTES = 8
 SLAB = 1 << 18
-"""Words that are checked at once, so that the scratch memory stays in the cache."""
+"""Words checked at once, so that the scratch memory stays in the cache."""
 
 
 def mixed(values: NDArray[np.uint64]) -> Words:
-    """Spread numbers over 64 bits (the finisher of SplitMix64, public domain): neighbours share no pattern."""
+    """Mix the bits of numbers (the finalizer of SplitMix64, public domain), so that neighbours share no pattern."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -29,12 +29,12 @@ def mixed(values: NDArray[np.uint64]) -> Words:
 
 
 def constants(words: int, worker: int) -> Words:
-    """What each word of a block is xored with, on this worker."""
+    """The constant for each word of a block on this worker."""
     return mixed(np.arange(words, dtype=np.uint64) + np.uint64((worker + 1) << 32))
 
 
 class WorkerMemory(Protocol):
-    """The device and the host memory of one worker, wherever they lie."""
+    """The device and the host memory of one worker."""
 
     @property
     def words(self) -> int:
@@ -42,24 +42,24 @@ class WorkerMemory(Protocol):
         ...
 
     def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:
-        """The forward pass: write words ``start`` to ``stop`` of each block. Blocks are distinct."""
+        """The forward pass: write words *start* to *stop* of each block. Blocks are distinct."""
         ...
 
     def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
-        """Positions of those whole blocks whose bytes are not what they should be."""
+        """Positions of the blocks with wrong bytes; all of them are written as a whole."""
         ...
 
     def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
-        """The same for blocks of which only the first ``words`` are written."""
+        """The same for blocks of which only the first *words* are written."""
         ...
 
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
-        """Positions of those host places whose bytes are not what they should be."""
+        """Positions of the host places with wrong bytes."""
         ...
 
 
 class Memory:
-    """Both in numpy: rows of words, one row a block or host place."""
+    """The memory of one worker in numpy: one row of words per block or host place."""
 
     def __init__(self, num_blocks: int, num_places: int, block_bytes: int, worker: int) -> None:
         words = block_bytes // WORD_BYTES
@@ -70,7 +70,7 @@ class Memory:
         self._columns = np.arange(words, dtype=np.int64)
 
     def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:
-        """The forward pass: write words ``start`` to ``stop`` of each block. Blocks are distinct."""
+        """The forward pass: write words *start* to *stop* of each block. Blocks are distinct."""
         whole = (start == 0) & (stop == self.words)
         self.device[blocks[whole]] = fingerprints[whole, None] ^ self._constants
         if not whole.all():
@@ -82,17 +82,17 @@ class Memory:
             self.device[ids] = rows
 
     def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
-        """Positions of those whole blocks whose bytes are not what they should be."""
+        """Positions of the blocks with wrong bytes; all of them are written as a whole."""
         return self._differing(self.device, blocks, fingerprints)
 
     def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
-        """The same for blocks of which only the first ``words`` are written."""
+        """The same for blocks of which only the first *words* are written."""
         wrong = (self.device[blocks] ^ self._constants) != fingerprints[:, None]
         wrong &= self._columns < words[:, None]
         return np.flatnonzero(wrong.any(axis=1)).astype(np.int64)
 
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
-        """Positions of those host places whose bytes are not what they should be."""
+        """Positions of the host places with wrong bytes."""
         return self._differing(self.host, places, fingerprints)
 
     def _differing(self, memory: Words, places: Ids, fingerprints: Words) -> Ids:

@@ -1,4 +1,4 @@
-"""Replay a workload through the engine and say what happened."""
+"""Replay a workload through the engine, and report what happened."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 64
 SPARE_REQUESTS = 1024
-"""Requests that the ledger can know beyond those that run: the preempted wait with their names."""
+"""Requests that the ledger has room for besides running ones: preempted requests stay known."""
 MAX_RUNNING = (1 << 16) - 1 - SPARE_REQUESTS
 MAX_DEADLINE = 1 << 16
-"""A copy that hangs holds its request for so many steps."""
+"""The longest deadline, in steps: a hanging copy holds its request that long."""
 LEDGER_BYTES = 96
-"""Bytes that one place costs besides its content, while the ledger is made: columns, queues, keys."""
+"""Bytes that one place costs in the ledger: columns, queues, keys."""
 MAX_VIOLATIONS_SHOWN = 20
 ABORT_WITH_FAULTS = 0.02
 DEFAULT_BLOCK_TOKENS = 128
-"""Tokens of a block where nobody says anything about groups."""
+"""Tokens of a block if no option names the groups."""
 COPIERS = ("cpu", "torch", "cuda")
-"""Who moves the bytes: between numpy arrays, CPU tensors and host memory, or a CUDA device and pinned host memory."""
+"""The copiers: between numpy arrays, CPU tensors and host memory, or a CUDA device and pinned host memory."""
 IDLE_S = 0.0005
-"""How long the engine rests after a step that computed nothing while a device copies: deadlines count steps."""
+"""How long the engine sleeps after a step that computed nothing while a device copies, in seconds: deadlines count steps."""
 
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """Everything that decides what a replay does; the workload aside.
+    """Everything that decides what a replay does, except the workload.
 
-    Refuses, with `MisuseError`, what cannot work, naming the option as the command line spells it.
+    Refuses: MisuseError for options that cannot work, named as the command line spells them.
     """
 
     gpu_blocks: int = 2048
@@ -63,12 +63,12 @@ class ReplayOptions:
     groups: Geometry | str | None = None
     """The groups of the model, or a text like ``full:16,swa:16:1024,mamba:16``."""
     blocks_per_chunk: int | None = None
-    """Blocks that are offloaded as one; a slot holds so many. None: as the groups say, or 1."""
+    """Blocks that are offloaded as one, and that a slot holds. None: as *groups* say, or 1."""
     mode: Mode = Mode.EAGER
     asynchronous: bool = False
     """Whether each step is planned while the one before it runs."""
     policy: str = "lru"
-    """What the host tier forgets first."""
+    """The eviction policy of the host tier."""
     workers: int = 1
     copier: str = "cpu"
     """One of `COPIERS`."""
@@ -79,17 +79,17 @@ class ReplayOptions:
     step_tokens: int = 8192
     max_running: int = 256
     link_blocks: int = 24
-    """Blocks that the link of the cpu copier moves in a step, per direction; the other copiers take what link there is."""
+    """Blocks that the cpu copier moves per step and direction; the other copiers are as fast as the hardware."""
     max_jobs: int = 32
     deadline: int = 128
-    """Steps that a job may run before it is given up."""
+    """Steps that a job may run before it is past its deadline."""
     speed: float | None = None
-    """Milliseconds of the workload that pass in a step."""
+    """Milliseconds of the workload that pass per step; None: all requests arrive at once."""
     verify: float = 1.0
     abort: float | None = None
-    """The share of requests whose client goes away; None: none, or 2 % with faults."""
+    """The share of requests whose client disconnects; None: none, or 2 % with faults."""
     geometry: Geometry = attrs.field(init=False, eq=False)
-    """What ``groups``, ``block_tokens`` and ``blocks_per_chunk`` amount to."""
+    """The groups that ``groups``, ``block_tokens`` and ``blocks_per_chunk`` result in."""
 
     @geometry.default
     def _geometry(self) -> Geometry:
@@ -106,7 +106,7 @@ class ReplayOptions:
             raise MisuseError("--gpu-blocks must be at least 2: block 0 is the null block and is never handed out")
         if self.block_bytes % WORD_BYTES:
             raise MisuseError(f"--block-bytes must be a multiple of {WORD_BYTES}, not {self.block_bytes}")
-        replacement(self.policy, 1)  # refuses a name that nobody has registered
+        replacement(self.policy, 1)  # refuses a name that is not registered
         if not 0.0 <= self.verify <= 1.0:
             raise MisuseError(f"--verify must be a share from 0 to 1, not {self.verify}")
         if self.abort is not None and not 0.0 <= self.abort <= 1.0:
@@ -118,7 +118,7 @@ class ReplayOptions:
         self._check_memory()
 
     def _check_memory(self) -> None:
-        """What the machine and its device have room for; a copier that cannot run is refused too."""
+        """Refuse more memory than the machine and its device have, and a copier that cannot run here."""
         size, on_device = self.geometry.blocks_per_chunk, self.gpu_blocks * self.workers * self.block_bytes
         if self.copier not in COPIERS:
             raise MisuseError(f"--copier must be one of {', '.join(COPIERS)}, not {self.copier!r}")
@@ -141,7 +141,7 @@ class ReplayOptions:
 
 
 def _device_for(copier: str) -> TensorDevice | None:
-    """Where the blocks lie if not in numpy. Refuses: MisuseError for a copier that cannot run here."""
+    """The device of a copier; None for numpy. Refuses: MisuseError for a copier that cannot run here."""
     if copier == "cpu":
         return None
     try:
@@ -161,7 +161,7 @@ def _check_range(name: str, value: int, most: int) -> None:
 
 
 def _geometry(groups: Geometry | str | None, block_tokens: int | None, blocks_per_chunk: int | None) -> Geometry:
-    """What these options amount to; `MisuseError` where they do not fit together."""
+    """The geometry that these options result in. Refuses: MisuseError if they contradict each other."""
     if blocks_per_chunk is not None:
         _check_range("blocks_per_chunk", blocks_per_chunk, MAX_BLOCKS_PER_CHUNK)
     if groups is None:
@@ -189,16 +189,16 @@ def _geometry(groups: Geometry | str | None, block_tokens: int | None, blocks_pe
 
 @attrs.frozen(kw_only=True)
 class ReplayReport:
-    """What happened, in the order in which people read it. Counts are of the whole run unless a unit says otherwise."""
+    """The results of a replay. Counts are of the whole run unless a unit says otherwise."""
 
     copier: str
-    """Who moved the bytes, and on which device."""
+    """The copier that moved the bytes, and its device."""
     groups: str
     """The groups of the model, in the order of all tuples by group."""
     blocks_per_chunk: int
     requests: int
     skipped_requests: int
-    """Requests that no memory of this size can hold."""
+    """Requests that do not fit in a memory of this size."""
     aborted_requests: int
     steps: int
     tokens_computed: int
@@ -207,7 +207,7 @@ class ReplayReport:
     blocks_hit_gpu: tuple[int, ...]
     """Blocks found on the device, by group."""
     blocks_hit_host: tuple[int, ...]
-    """Blocks that loads were planned for, by group; those of loads that failed too."""
+    """Blocks that loads were planned for, by group, including loads that failed."""
     blocks_stored: int
     """Blocks of stores that are DONE; each worker has moved its share."""
     blocks_loaded: int
@@ -227,15 +227,15 @@ class ReplayReport:
     already_stored: int
     """Chunks that were not stored because the host tier had their content."""
     already_in_flight: int
-    """Chunks that were not stored because a store of their blocks was under way."""
+    """Chunks that were not stored because a store of their blocks was in flight."""
     partial_chunks: int
-    """Chunks that were not stored because a hit could have needed what they lacked."""
+    """Chunks that were not stored because they have a hole that a hit could need."""
     stale_entries: int
-    """Blocks of chunks whose life was over when their turn to be stored came."""
+    """Blocks of chunks whose life was over when they were to be stored."""
     deferred_lookups: int
     failed_loads: int
     verified_blocks: int
-    """Blocks read by a step, and slots READY at the end, of which every written word was checked; over all workers.
+    """Blocks read by a step, and slots READY at the end, whose written words were all checked; over all workers.
 
     A block whose tokens do not fill a word yet is not counted.
     """
@@ -243,7 +243,7 @@ class ReplayReport:
     leaked_places: int
     violations: int
     violation_messages: list[str]
-    """The first of them."""
+    """The first `MAX_VIOLATIONS_SHOWN` of them."""
     transitions: dict[str, dict[str, int]]
     """By machine and row: ``SEALED --plan_store--> PENDING_STORE``, with the guard in brackets."""
     scheduler_us_per_step: float
@@ -257,7 +257,7 @@ class ReplayReport:
 
 
 class Replay:
-    """A workload on its way through an engine. Whatever it holds, threads and memory, goes at the end of `run`."""
+    """Runs a workload through an engine. Its threads and memory are released at the end of `run`."""
 
     def __init__(
         self,
@@ -266,9 +266,9 @@ class Replay:
         *,
         preparing: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
-        """Take the memory. Where it is tensors, *preparing* hears the bytes of host memory that are ready, and all of them.
+        """Allocate the memory. With tensors, *preparing* is called with the bytes of host memory that are ready, and the total.
 
-        Refuses: MisuseError for memory that cannot be had.
+        Refuses: MisuseError if the memory cannot be allocated.
         """
         self.options = options
         self.ledger = Ledger(
@@ -292,8 +292,8 @@ class Replay:
             Policies(
                 mode=options.mode,
                 plans_ahead=plans_ahead,
-                # even a full queue of stores drains before its last one is given up; copiers that are not paced get jobs of
-                # the same size, so that runs can be compared
+                # small enough that even a full queue of stores drains before the deadline of its last one; copiers that are
+                # not paced get jobs of the same size, so that runs can be compared
                 max_job_blocks=max(1, options.link_blocks * options.deadline // options.max_jobs),
             ),
         )
@@ -342,7 +342,7 @@ class Replay:
         return Station(memory, Executor(traffic), traffic, ordering)
 
     def _ends(self, rank: int, preparing: Callable[[int, int], None]) -> tuple[WorkerMemory, Copier, Ordering | None]:
-        """The memory of one worker, the copier between its ends, and who orders its copies; all held until the end."""
+        """The memory of one worker, its copier, and the ordering of its copies; all are kept until the end of the run."""
         options, worker = self.options, Worker(rank)
         num_places = options.host_slots * options.geometry.blocks_per_chunk
         if self._device is None:
@@ -360,7 +360,7 @@ class Replay:
         )
 
         def give_back() -> None:
-            copier.close()  # where this raises, copies may go on, and memory must not go from under them
+            copier.close()  # if this raises, copies may still run, and their memory must not be freed
             memory.close()
 
         self._held.callback(give_back)
@@ -372,9 +372,9 @@ class Replay:
         return self.total - self.engine.unfinished
 
     def run(self, *, stop: Callable[[], bool] = lambda: False, progress: Callable[[], None] = lambda: None) -> ReplayReport:
-        """Run to the end, or until *stop* says so between two steps: then all requests are aborted and their copies land.
+        """Run to the end, or until *stop* returns True between two steps: then all requests are aborted and their copies land.
 
-        A broken rule ends the run too, and is named in the report; nothing is raised for it.
+        A violated rule ends the run, too; it is in the report and not raised.
         """
         begin = time.perf_counter()
         engine = self.engine
@@ -390,7 +390,7 @@ class Replay:
                     self._seconds = time.perf_counter() - begin
                     engine.close()
                 self._leaked = engine.audit()
-        except BlocklifeError as problem:  # a device that proves nothing any more: what lies in the slots is not known
+        except BlocklifeError as problem:  # the device can prove nothing any more, so the slots cannot be checked
             self._note(problem)
         return self.report()
 
@@ -416,17 +416,17 @@ class Replay:
         self.engine.counts.violations.append(f"{type(problem).__name__}: {problem}")
 
     def _rest(self) -> None:
-        """Let a device copy: steps that compute nothing take no time, and with them its jobs would run out of theirs."""
+        """Give the device time to copy: steps that compute nothing are so fast that its jobs would pass their deadline."""
         if any(station.ordering is not None and station.ordering.busy() for station in self.stations):
             time.sleep(IDLE_S)
 
     def _settle_the_rest(self) -> None:
-        """No request is left: copies that will never report have passed their deadline sooner or later."""
+        """No request is left: if the copiers are idle, prove the copies quiet that will never report."""
         if self.ledger.jobs.live and not any(station.executor.busy() for station in self.stations):
             self.engine.prove_quiet()
 
     def report(self) -> ReplayReport:
-        """What has happened so far; changes nothing. Places can be called leaked only when `run` is over."""
+        """The results so far; changes nothing. Leaked places are counted at the end of `run`."""
         ledger, counts = self.ledger, self.engine.counts
         machines: tuple[View, ...] = (ledger.blocks, ledger.slots, ledger.jobs, ledger.requests)
         counted = dict(zip(("block", "slot", "job", "request"), machines, strict=True))
@@ -434,7 +434,7 @@ class Replay:
         offload, statistics = self.offload.statistics(), ledger.statistics()
         moved = ledger.moved
         block_bytes = self.options.block_bytes * self.options.workers
-        # a rule that the ledger finds broken ends a strict run, and its message is among the others already
+        # a violation that the ledger finds ends a strict run, and its message is already among the others
         only_counted = 0 if ledger.checking is Checking.STRICT else statistics.violations
         return ReplayReport(
             copier="cpu" if self._device is None else self._device.name,

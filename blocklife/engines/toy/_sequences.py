@@ -1,8 +1,8 @@
-"""One request as the engine sees it: how far it is, and what each of its blocks should hold.
+"""One request as the engine sees it: its progress, and the expected content of its blocks.
 
-Names of content. Two prompts share text up to some hash of the workload, so a block of a prompt is named by all hashes up to
-its own, by where it stands in that hash, and by its group. A block with generated tokens is named by the request and its place
-in it. What a block of a Mamba group holds at a boundary has the name of the block; between two it is nobody else's.
+Keys. Two prompts share text up to some hash of the workload, so the key of a prompt's block consists of all hashes up to its
+own, its position within that hash, and its group. The key of a block with generated tokens consists of the request and the
+position of the block. A Mamba state at a block boundary has the key of the block; a state between boundaries is not shared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blocklife.offload._groups import Geometry
 
 _PROMPT, _GENERATED, _STATE = 0, 1, 2
 _KEY = np.dtype([("hash", "<u8"), ("offset", "<u4"), ("kind", "<u2"), ("group", "<u2")])
-"""A key, as bytes: (hashes so far, block of the hash) for prompt tokens, (request, block) for generated ones; and the group."""
+"""A key, as bytes: (hashes so far, block in the hash) for prompt tokens, (request, block) for generated ones; and the group."""
 
 Keys = NDArray[np.void]
 
@@ -47,12 +47,12 @@ def unpacked(keys: list[bytes]) -> Keys:
 
 
 def goal_of(request: WorkloadRequest) -> int:
-    """Tokens that are computed: the last sampled token's KV never is."""
+    """How many tokens are computed: all but the last sampled one."""
     return request.input_length + request.output_length - 1
 
 
 def keys_of(request: WorkloadRequest, number: int, geometry: Geometry) -> list[Keys]:
-    """The keys of all blocks of a request, by group; *number* tells it from the other requests of the run."""
+    """The keys of all blocks of a request, by group; *number* is its number in the run."""
     ids = np.array(request.hash_ids, dtype=np.uint64)
     chain = np.cumsum(mixed(ids ^ mixed(np.arange(len(ids), dtype=np.uint64))))
     found = []
@@ -74,16 +74,16 @@ def keys_of(request: WorkloadRequest, number: int, geometry: Geometry) -> list[K
 class RequestSequence:
     """A request on its way through the engine.
 
-    ``known`` tokens exist (prompt and sampled), ``computed`` of them have their content, in steps that have settled. The last
-    sampled token's KV is never computed, so that a request ends with ``computed == goal``. ``position`` and ``expected`` are
-    what ``computed`` and ``known`` will be when the steps that are out have settled.
+    ``known`` tokens exist (prompt and sampled); ``computed`` of them were computed in steps that have settled. The KV of the
+    last sampled token is never computed, so that a request ends with ``computed == goal``. ``position`` and ``expected`` are
+    what ``computed`` and ``known`` will be when the outstanding steps have settled.
 
-    Invariant: ``computed <= position <= goal``; the two are equal while no step of the request is out.
+    Invariant: ``computed <= position <= goal``; the first two are equal while no step of the request is outstanding.
     """
 
     name: str
     number: int
-    """Counts the requests of the run."""
+    """Its number in the run."""
     request: WorkloadRequest
     goal: int
     known: int
@@ -91,11 +91,11 @@ class RequestSequence:
     computed: int = 0
     position: int = 0
     scheduled: int = 0
-    """Tokens of the step that is being made."""
+    """Its tokens in the step that is being planned."""
     tenure: int = 0
-    """Counts how often it had to begin anew: what a step did for an earlier tenure does not count."""
+    """How often it had to start again; results of steps from an earlier tenure are ignored."""
     abort_at: int | None = None
-    """Computed tokens at which its client goes away; while it loads, at once. None for a client that stays."""
+    """Computed tokens at which its client disconnects; at once while it loads. None if the client stays."""
     keys: list[list[bytes]] = field(factory=list)
     """By group and block; empty before `build` and after `drop`."""
     prints: list[array[int]] = field(factory=list)
@@ -103,19 +103,19 @@ class RequestSequence:
 
     @classmethod
     def of(cls, request: WorkloadRequest, number: int) -> RequestSequence:
-        """Make a request of one line of a workload."""
+        """Make a sequence from a request of the workload."""
         known = request.input_length
         return cls(name=f"r{number}", number=number, request=request, goal=goal_of(request), known=known, expected=known)
 
     def build(self, geometry: Geometry) -> None:
-        """Name the content of all blocks: only a request whose turn has come needs the memory for that."""
+        """Compute the keys and contents of all blocks; done late, because only requests that are looked up need them."""
         for keys in keys_of(self.request, self.number, geometry):
             packed, size = keys.tobytes(), _KEY.itemsize
             self.keys.append([packed[at : at + size] for at in range(0, len(packed), size)])
             self.prints.append(array("Q", fingerprints(keys).tobytes()))
 
     def drop(self) -> None:
-        """The request is over."""
+        """Free the keys and contents: the request is over."""
         self.keys, self.prints = [], []
 
     def keys_between(self, group: int, start: int, stop: int) -> Items[bytes]:
@@ -128,7 +128,7 @@ class RequestSequence:
         return self.computed >= self.goal
 
     def plan(self) -> None:
-        """The tokens that are scheduled are in a plan now; where they are the last known ones, one more will be sampled."""
+        """The scheduled tokens are in a plan now; if they include the last known one, one more will be sampled."""
         self.position += self.scheduled
         if self.position == self.expected and self.position < self.goal:
             self.expected += 1
@@ -140,7 +140,7 @@ class RequestSequence:
             self.known += 1
 
     def begin(self, computed: int) -> None:
-        """It runs from here on."""
+        """The request runs, and has this many tokens computed."""
         self.computed = self.position = computed
 
     def clear(self) -> None:

@@ -1,13 +1,13 @@
-"""The memory of a worker in tensors, on the CPU or on a CUDA device, and the copier between its two ends.
+"""The memory of a worker in tensors, on the CPU or on a CUDA device, and the copier between device and host.
 
 Rules of this file:
 
-* One code path: what runs on a GPU has been tested on CPU tensors. The kind of device decides which words are said about it
-  and whether host memory is pinned, and nothing else.
-* Bytes are compared where they lie. What comes back from a device are the positions of what is wrong, and nothing else.
-* torch is imported here, and by nobody else in the engine: whoever needs tensors imports this file when he needs them.
+* One code path: the code that runs on a GPU is tested on CPU tensors. The kind of device only decides the wording of messages
+  and whether host memory is pinned.
+* Bytes are compared on their device. Only the positions of wrong ones come back.
+* Only this file of the engine imports torch, and it is imported only when tensors are used.
 
-Theory. The content is that of `memory`, bit for bit, in int64: torch has no arithmetic for uint64, and an xor needs no sign.
+Theory. The content is that of `_memory`, bit for bit, in int64: torch has no arithmetic for uint64, and xor does not need it.
 All work is queued on the current stream of the calling thread, which is what "computed" means to the copier.
 """
 
@@ -28,32 +28,32 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger.records import Worker
 
 SLAB = 1 << 20
-"""Words that are checked or written at once: bounds the scratch memory, and is enough to keep a device busy."""
+"""Words checked or written at once: bounds the scratch memory, and is enough to keep a device busy."""
 
 ROOM = 0.9
 """The share of a device's free memory that blocks may take; the rest is for scratch, and for what torch keeps."""
 
 
 class TensorDevice:
-    """Where the blocks of all workers of a run lie."""
+    """The device that has the blocks of all workers of a run."""
 
     def __init__(self, copier: str) -> None:
-        """*copier* is ``torch`` or ``cuda``. Refuses: MisuseError where there is no such device, or it cannot compute."""
+        """*copier* is ``torch`` or ``cuda``. Refuses: MisuseError if there is no such device, or it does not work."""
         self.inner = _current_gpu() if copier == "cuda" else torch.device("cpu")
 
     @property
     def name(self) -> str:
-        """What a report calls the copier of this device."""
+        """The name of this device's copier in reports."""
         if self.inner.type == "cpu":
             return "torch on cpu"
         return f"{self.inner.type}: {torch.cuda.get_device_name(self.inner)}"
 
     def room(self) -> int | None:
-        """Bytes that blocks may take there now; None where host memory is all there is."""
+        """Bytes that blocks may take on the device now; None for the CPU, which only has host memory."""
         if self.inner.type == "cpu":
             return None
         free, _ = torch.cuda.mem_get_info(self.inner)
-        kept = torch.cuda.memory_reserved(self.inner) - torch.cuda.memory_allocated(self.inner)  # by torch, for whoever asks
+        kept = torch.cuda.memory_reserved(self.inner) - torch.cuda.memory_allocated(self.inner)  # in torch's cache
         return int((free + kept) * ROOM)
 
     def ends(
@@ -66,10 +66,10 @@ class TensorDevice:
         num_groups: int,
         progress: Callable[[int, int], None],
     ) -> tuple[TensorMemory, TorchCopier, TorchOrdering]:
-        """The memory of one worker, the copier between its ends, and who orders its copies; all groups share the blocks.
+        """The memory of one worker, its copier, and the ordering of its copies; all groups share the blocks.
 
-        Close the copier, then the memory. Refuses: CapacityError as `TensorMemory` does, DeviceLostError where the device
-        answers with an error; nothing is held then.
+        Close the copier, then the memory. Refuses: CapacityError as `TensorMemory` does, DeviceLostError if the device returns
+        an error; nothing is allocated then.
         """
         memory = TensorMemory(num_blocks, num_places, block_bytes, worker, device=self.inner, progress=progress)
         try:
@@ -82,7 +82,7 @@ class TensorDevice:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """For a run: the host computes on one thread. A step's pieces are small, and waiting threads slow everybody down."""
+        """Let torch compute on one thread during a run: a step's tensors are small, and more threads would slow it down."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -92,7 +92,7 @@ class TensorDevice:
 
 
 def _current_gpu() -> torch.device:
-    with warnings.catch_warnings(record=True) as told:  # why there is none is said once, in our words
+    with warnings.catch_warnings(record=True) as told:  # torch's reason becomes part of our message
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
@@ -108,7 +108,7 @@ def _current_gpu() -> torch.device:
 
 
 class TensorMemory:
-    """The device and the host memory of one worker: rows of words, one row a block or host place.
+    """The device and the host memory of one worker: one row of words per block or host place.
 
     Close it after its copier.
     """
@@ -123,9 +123,9 @@ class TensorMemory:
         device: torch.device,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
-        """Take the memory; *progress* hears the bytes of host memory that are ready, and all of them.
+        """Allocate the memory; *progress* is called with the bytes of host memory that are ready, and the total.
 
-        Refuses: CapacityError where either end does not fit.
+        Refuses: CapacityError if either end does not fit.
         """
         words = block_bytes // WORD_BYTES
         self.words = words
@@ -141,7 +141,7 @@ class TensorMemory:
         self._columns = torch.arange(words, device=device)
 
     def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:
-        """The forward pass: write words ``start`` to ``stop`` of each block. Blocks are distinct."""
+        """The forward pass: write words *start* to *stop* of each block. Blocks are distinct."""
         whole = (start == 0) & (stop == self.words)
         part = ~whole
         with _answering():
@@ -149,31 +149,31 @@ class TensorMemory:
             self._write(blocks[part], fingerprints[part], start[part], stop[part])
 
     def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
-        """Positions of those whole blocks whose bytes are not what they should be."""
+        """Positions of the blocks with wrong bytes; all of them are written as a whole."""
         with _answering():
             return self._differing(self.device, blocks, fingerprints)
 
     def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
-        """The same for blocks of which only the first ``words`` are written."""
+        """The same for blocks of which only the first *words* are written."""
         with _answering():
             return self._differing(self.device, blocks, fingerprints, words)
 
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
-        """Positions of those host places whose bytes are not what they should be."""
+        """Positions of the host places with wrong bytes."""
         return self._differing(self.host, places, fingerprints)
 
     def close(self) -> None:
-        """Give both ends back. Needs: no copy touches them any more, and the copier is closed. A second call does nothing.
+        """Free both ends. Needs: no copy touches them any more, and the copier is closed. A second call does nothing.
 
-        The device's memory goes at once. That of the host is unpinned; it goes with the last tensor of it, the copier's too.
+        The device's memory is freed at once. That of the host is unpinned, and freed with its last tensor, the copier's too.
         """
-        with contextlib.suppress(RuntimeError):  # numpy looks at it, or the device is lost
+        with contextlib.suppress(RuntimeError):  # a numpy array shares it, or the device is lost
             self.device.untyped_storage().resize_(0)
         self.device, self.host = (torch.empty((0, self.words), dtype=torch.int64) for _ in range(2))
         self.pages.close()
 
     def _write(self, blocks: Ids, fingerprints: Words, start: Ids | None = None, stop: Ids | None = None) -> None:
-        """Whole blocks, or of each only the words from ``start`` to ``stop``."""
+        """Write whole blocks, or only the words from *start* to *stop* of each."""
         if not len(blocks):
             return
         at = self.device.device
@@ -187,7 +187,7 @@ class TensorMemory:
             self.device.index_copy_(0, ids[piece], rows)
 
     def _differing(self, memory: torch.Tensor, places: Ids, fingerprints: Words, words: Ids | None = None) -> Ids:
-        """Positions of those places that differ, in their first *words* if that is given."""
+        """Positions of the places that differ, in their first *words* if that is given."""
         at = memory.device
         ids, prints = _tensor(places, at), _column(fingerprints, at)
         lengths = None if words is None else _column(words, at)
@@ -198,7 +198,7 @@ class TensorMemory:
             differs = rows != prints[piece]
             if lengths is not None:
                 differs &= self._columns < lengths[piece]
-            wrong[piece] = differs.view(torch.uint8).amax(dim=1)  # what `any` says, many times faster on a processor
+            wrong[piece] = differs.view(torch.uint8).amax(dim=1)  # the same as `any`, many times faster on a CPU
         found: Ids = wrong.nonzero().flatten().cpu().numpy()
         return found
 
@@ -208,44 +208,44 @@ class TensorMemory:
 
 
 class TorchOrdering:
-    """Tells a torch copier where the engine stands; what the device says against it ends the run in one sentence."""
+    """Tells a torch copier what the engine has queued; an error of the device becomes a DeviceLostError."""
 
     def __init__(self, copier: TorchCopier) -> None:
         self._copier = copier
         self.computed()
 
     def before_forward(self, blocks: Ids) -> None:
-        """The forward pass runs after the loads into these blocks; other copies go on beside it."""
+        """Order the forward pass after the loads into these blocks; other copies run beside it."""
         with _answering():
             self._copier.before_forward(blocks=blocks)
 
     def computed(self) -> None:
-        """What is launched from now on runs after what the calling thread has queued."""
+        """Order copies launched from now on after the work that the calling thread has queued."""
         with _answering():
             self._copier.computed()
 
     def busy(self) -> bool:
-        """Whether a copy may still be under way."""
+        """Whether a copy may still be running."""
         return self._copier.busy()
 
 
 def _tensor(values: NDArray[np.int64] | Words, device: torch.device) -> torch.Tensor:
-    """The same bits on a device; the array stays the caller's."""
+    """The same bits as a new tensor on a device."""
     return torch.tensor(values.view(np.int64), device=device)
 
 
 def _column(values: NDArray[np.int64] | Words, device: torch.device) -> torch.Tensor:
-    """One a row."""
+    """The same as a column."""
     return _tensor(values, device)[:, None]
 
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """torch raises RuntimeError for whatever a device answers."""
+    """Turn a RuntimeError, which torch raises for any error of a device, into a DeviceLostError."""
     try:
         yield
     except RuntimeError as problem:
-        raise DeviceLostError(f"the device answers with an error: {_first_line(problem)} (see blocklife doctor)") from problem
+        raise DeviceLostError(f"the device returned an error: {_first_line(problem)} (see blocklife doctor)") from problem
 
 
 def _first_line(problem: object) -> str:

@@ -1,9 +1,8 @@
-"""The second truth: what the copies of one worker may touch, told by the worker alone and never by the ledger.
+"""A record, independent of the ledger, of what the copies of one worker may touch.
 
-Books can be in perfect order while a copy reads a block that somebody else writes, and the bytes need not show it: the result
-of such a copy may be thrown away later. So each worker keeps a record of its own. A job touches its places from its launch
-until its report has come or a wait for it has returned, however little of it is left to move. Two who meet at a place, one of
-them writing it, have *clashed*.
+The ledger can be consistent while a copy reads a block that something else writes, and the bytes need not show it, because the
+result of such a copy may be discarded later. So each worker keeps its own record. A job touches its places from its launch
+until its report has come or a wait for it has returned. Two users of one place, at least one of them writing, are a *clash*.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ Counts = NDArray[np.int32]
 
 
 class Traffic:
-    """A `Copier` that passes everything on to another one, owns it, and keeps the record.
+    """A `Copier` that wraps another one, and keeps the record. It owns the inner copier.
 
     A slot is a chunk of ``blocks_per_chunk`` neighbouring host places.
-    Invariant: ``_out`` holds the jobs that may touch something; the counts of each place are those of these jobs.
+    Invariant: ``_out`` has the jobs that may touch something; the counts of each place are those of these jobs.
     """
 
     def __init__(self, inner: Copier, num_blocks: int, num_slots: int, blocks_per_chunk: int = 1) -> None:
@@ -31,7 +30,7 @@ class Traffic:
         self._chunk = {"block": 1, "slot": blocks_per_chunk}
         self._out: dict[JobId, Transfer] = {}
         self._clashes: list[str] = []
-        # Stores read blocks and write slots, loads the other way round: the number of jobs, for each place.
+        # The number of jobs at each place. Stores read blocks and write slots, loads the other way round.
         self._blocks_read: Counts = np.zeros(num_blocks, dtype=np.int32)
         self._blocks_written: Counts = np.zeros(num_blocks, dtype=np.int32)
         num_places = num_slots * blocks_per_chunk
@@ -45,7 +44,7 @@ class Traffic:
         return self._inner.worker
 
     def launch(self, transfer: Transfer) -> None:
-        """Launch, and note what the job touches from now on."""
+        """Launch, and record what the job touches from now on."""
         self._inner.launch(transfer)
         who = f"job {transfer.job}"
         if transfer.direction is Direction.STORE:
@@ -59,13 +58,13 @@ class Traffic:
         self._count(transfer, +1)
 
     def poll(self) -> list[Completion]:
-        """Report; a job that is reported for touches nothing any more."""
+        """Report; reported jobs touch nothing any more."""
         completions = self._inner.poll()
         self._quiet(completion.job for completion in completions)
         return completions
 
     def wait(self, jobs: Collection[JobId]) -> None:
-        """Wait; a job that was waited for touches nothing any more."""
+        """Wait; these jobs touch nothing any more."""
         self._inner.wait(jobs)
         self._quiet(jobs)
 
@@ -79,13 +78,13 @@ class Traffic:
         self._quiet(list(self._out))
 
     def compute(self, read: Ids, written: Ids) -> None:
-        """Note a forward pass over these blocks: nobody may write what it reads, nor touch what it writes."""
+        """Record a forward pass: no job may write the blocks that it reads, or touch the blocks that it writes."""
         if self._out:
             self._meet("the forward pass", "block", read, self._blocks_written)
             self._meet("the forward pass", "block", written, self._blocks_read, self._blocks_written)
 
     def written(self, slots: Ids) -> NDArray[np.bool_]:
-        """Which places of each slot its latest store was launched to write, ``(len(slots), blocks_per_chunk)``."""
+        """Which places of each slot its latest store writes, as flags of shape ``(len(slots), blocks_per_chunk)``."""
         last = self._last_store[slots]
         found: NDArray[np.bool_] = (last > 0) & (last == last.max(axis=1, keepdims=True))
         return found
@@ -113,7 +112,7 @@ class Traffic:
                 self._count(transfer, -1)
 
     def _count(self, transfer: Transfer, change: int) -> None:
-        """The places of one job are distinct."""
+        """Add *change* to the counts of a job's places, which are distinct."""
         if transfer.direction is Direction.STORE:
             self._blocks_read[transfer.source] += change
             self._slots_written[transfer.target] += change

@@ -1,12 +1,12 @@
-"""What a serving engine is asked to do: read a workload, generate one, write one.
+"""Workloads, the requests for a serving engine: read one, generate one, write one.
 
-*The format.* JSON lines, one request a line, in the public format of cache-trace files: `timestamp` (milliseconds),
+*The format.* JSON lines, one request per line, in the public format of cache-trace files: `timestamp` (milliseconds),
 `input_length` and `output_length` (tokens), `hash_ids` (one id per 512-token block of the prompt; the last may be partial).
-Equal ids at the start of two prompts mean equal text, which is all that a prefix cache wants to know. No text is in the file.
+Equal ids at the start of two prompts mean equal text, which is all that a prefix cache needs. The file has no text.
 
-*Rules of this file.* Whatever the bytes are, reading gives requests or a `WorkloadError` of one line; a caller never sees a
-traceback because of a file. What is written can be read back and is then equal. A seed is a workload: nothing else is random,
-and a shorter workload is the beginning of a longer one with the same options.
+*Rules of this file.* Whatever the bytes of a file, reading returns requests or raises a `WorkloadError` with a message of one
+line. What is written can be read back, and is then equal. A workload depends on its seed and options only, and a shorter one is
+the beginning of a longer one with the same options.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ HASH_TOKENS = 512
 """Tokens that one hash id stands for."""
 
 MAX_LENGTH = 2**31 - 1
-"""The longest prompt or answer, in tokens: what a 32-bit length can say."""
+"""The longest prompt or answer, in tokens: the largest 32-bit length."""
 
 MAX_HASH_ID = 2**63 - 1
 """The largest hash id: ids are kept in signed 64-bit columns."""
 
 MAX_TIMESTAMP_MS = 2**53
-"""The latest arrival: up to here a float counts every millisecond, so no arrival is rounded."""
+"""The latest arrival: up to here a float represents every millisecond, so that no arrival is rounded."""
 
 MAX_LINE_BYTES = 16 * 2**20
-"""The longest line that is read: a device or a wrong file without line ends must not fill the memory."""
+"""The longest line that is read: a file without line ends must not fill the memory."""
 
 ANSWER_TOKEN_MS = 20
-"""The generator's guess of how long one token of an answer takes: nobody answers an answer that is not there yet."""
+"""The generator's estimate of the time per token of an answer: the next turn comes only after the whole answer."""
 
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _BOM = b"\xef\xbb\xbf"
 
 
 class WorkloadError(MisuseError):
-    """A workload that cannot be read or written, or options from which none can be generated; one line says why."""
+    """A workload that cannot be read or written, or options for which none can be generated; the message is one line."""
 
 
 @attrs.frozen
 class WorkloadRequest:
-    """One request: when it arrives (ms), how long prompt and answer are (tokens), and what its prompt's blocks are called."""
+    """One request: its arrival (ms), the lengths of prompt and answer (tokens), and the ids of its prompt's blocks."""
 
     timestamp_ms: float
     input_length: int
@@ -63,8 +63,8 @@ class WorkloadRequest:
 def read_workload(path: str, limit: int | None = None) -> list[WorkloadRequest]:
     """Read the workload at *path* (`-` is standard input) in the file's order; stop after *limit* requests.
 
-    Blank lines, unknown fields and a byte order mark are passed over. Lines behind the limit are not looked at.
-    Raises `WorkloadError`, `FILE:LINE: what is wrong`, for anything that is not a workload, an empty one included.
+    Blank lines, unknown fields and a byte order mark are skipped. Lines after the limit are not read.
+    Raises `WorkloadError`, `FILE:LINE: what is wrong`, for anything that is not a workload, and for an empty one.
     """
     if limit is not None and (type(limit) is not int or limit < 1):
         raise WorkloadError(f"limit must be a whole number of at least 1, not {_shown(limit)}")
@@ -83,8 +83,8 @@ def _opened(path: str, name: str) -> BinaryIO:
 
 
 def _standard_input() -> BinaryIO:
-    """Give the bytes of standard input, also where a caller put a text-only stream in its place."""
-    stdin: TextIO | None = sys.stdin  # Python itself sets None where the process was started without one.
+    """The bytes of standard input, even if a caller has replaced it with a text-only stream."""
+    stdin: TextIO | None = sys.stdin  # None if the process was started without one
     if stdin is None or stdin.closed:
         raise WorkloadError("<stdin>: is closed")
     try:
@@ -110,7 +110,7 @@ def _read_stream(stream: BinaryIO, name: str, limit: int | None) -> list[Workloa
 
 
 def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
-    """Give each line with its number from 1; only a newline ends a line, and only the last one can lack it."""
+    """Each line with its number from 1; only a newline ends a line, and only the last one may lack it."""
     number = 0
     while True:
         number += 1
@@ -153,8 +153,8 @@ def _json_of(line: bytes) -> object:
             raise WorkloadError("the file ends in the middle of a line") from None
         raise WorkloadError(f"not UTF-8 (byte {error.start + 1} of the line)") from None
     except json.JSONDecodeError as error:
-        # A cut is the likeliest of all faults (full disk, copy while writing), so it gets its own words: an object was
-        # begun and there is nothing behind the place where it is not yet closed.
+        # A truncated file is the most likely fault (full disk, copy while writing), so it gets its own message: an object was
+        # begun, and the text ends before it is closed.
         text = text.strip()
         if is_last and text.startswith("{") and (error.pos >= len(text) or not text.endswith("}")):
             raise WorkloadError("the file ends in the middle of a line") from None
@@ -167,7 +167,7 @@ def _json_of(line: bytes) -> object:
 
 
 def _check_values(timestamp: object, input_length: object, output_length: object, hash_ids: object) -> None:
-    """Refuse what no request can be. Whole numbers are compared by exact type: to isinstance a bool is one."""
+    """Refuse invalid values. Whole numbers are checked by exact type, because a bool is an instance of int."""
     if not _is_number(timestamp) or not 0 <= timestamp <= MAX_TIMESTAMP_MS:  # NaN is in no range.
         raise WorkloadError(f"timestamp must be a number of ms from 0 to {MAX_TIMESTAMP_MS}, found {_shown(timestamp)}")
     if type(input_length) is not int or not 1 <= input_length <= MAX_LENGTH:
@@ -181,7 +181,7 @@ def _check_values(timestamp: object, input_length: object, output_length: object
         raise WorkloadError(
             f"hash_ids must hold {expected} ids, one per {HASH_TOKENS} of {input_length} tokens, found {len(hash_ids)}"
         )
-    # Three passes in C are several times faster than one loop in Python; the loop below only looks for the culprit.
+    # Three passes in C are several times faster than one loop in Python; the loop below only finds the wrong value.
     if set(map(type, hash_ids)) != {int} or min(hash_ids) < 0 or max(hash_ids) > MAX_HASH_ID:
         for index, value in enumerate(hash_ids):
             if type(value) is not int or not 0 <= value <= MAX_HASH_ID:
@@ -197,7 +197,7 @@ def _num_blocks(num_tokens: int) -> int:
 
 
 def _shown(value: object) -> str:
-    """Name a value in a message: in the words of the format, in one line, and short however long it is."""
+    """A value as a message shows it: in JSON's terms, on one line, and cut if it is long."""
     if isinstance(value, (list, tuple)):
         return "a list"
     if isinstance(value, dict):
@@ -227,8 +227,8 @@ def _why_unreadable(error: OSError | ValueError) -> str:
 def write_workload(requests: Iterable[WorkloadRequest], stream: TextIO) -> None:
     """Write *requests* to *stream* in the format that `read_workload` reads, one compact line each.
 
-    A timestamp of whole milliseconds is written without a fraction. Raises `WorkloadError` for a request that could not be
-    read back; nothing has been written then.
+    A timestamp of whole milliseconds is written without a fraction. Raises `WorkloadError` for a request that could not be read
+    back; nothing is written then.
     """
     lines: list[str] = []
     for index, request in enumerate(requests):
@@ -249,10 +249,10 @@ def write_workload(requests: Iterable[WorkloadRequest], stream: TextIO) -> None:
 
 @attrs.define(eq=False)
 class _Conversation:
-    """A conversation between two turns: the prompt that comes next, as far as its text is already known."""
+    """A conversation between two turns: its next prompt, as far as the text is already known."""
 
-    # Invariant: `hash_ids` names whole blocks only, all within the first `input_length` tokens. Between two turns these are the
-    # blocks of the former prompt, at the end none, before the first turn those of the shared system prompt.
+    # Invariant: `hash_ids` has only whole blocks, all in the first `input_length` tokens: before the first turn those of the
+    # shared system prompt, between two turns those of the previous prompt, at the end none.
     hash_ids: tuple[int, ...]
     input_length: int
     num_turns_left: int
@@ -274,23 +274,23 @@ def generate_workload(
 ) -> list[WorkloadRequest]:
     """Generate exactly *requests* requests of multi-turn conversations, sorted by arrival, from *seed* alone.
 
-    A turn's prompt is the former prompt, the former answer and new text. Blocks that lie wholly within the former prompt keep
-    their hash ids; every other block is new, also the one that the former prompt filled in part. (The former answer was cached
-    too, but under names that a file of prompts does not know.) Ids count up from 0, the
-    shared system prompts' first, then in the order of arrival.
+    A turn's prompt is the previous prompt, the previous answer and new text. Blocks wholly within the previous one keep their
+    hash ids; every other block is new, even the one that the previous prompt filled in part. (The previous answer was cached,
+    too, but a file of prompts has no ids for it.) Ids count up from 0: first those of the shared system prompts, then in the
+    order of arrival.
 
     * `requests_per_second`: mean rate once the first conversations have reached their last turns; lower before. New
       conversations begin at random (Poisson) at this rate divided by `mean_turns`; the first one at 0 ms.
-    * `mean_turns`: turns a conversation, geometric. One that would outgrow `max_input_length` ends early.
-    * `mean_think_s`: seconds between the end of an answer (20 ms a token) and the next turn, exponential.
-    * `mean_first_prompt_tokens`: what the user says first, behind the system prompt; log-normal with a heavy tail.
-    * `mean_new_prompt_tokens`, `mean_output_tokens`: what each later turn adds, and each answer; log-normal.
-    * `num_system_prompts`, `system_prompt_tokens`: each conversation begins with one of so many shared texts of this length,
-      whose whole blocks all of them share; 0 system prompts turn this off.
+    * `mean_turns`: turns per conversation, geometric. One that would exceed `max_input_length` ends early.
+    * `mean_think_s`: seconds between the end of an answer (20 ms per token) and the next turn, exponential.
+    * `mean_first_prompt_tokens`: the user's first prompt, without the system prompt; log-normal with a heavy tail.
+    * `mean_new_prompt_tokens`, `mean_output_tokens`: the text that each later turn adds, and each answer; log-normal.
+    * `num_system_prompts`, `system_prompt_tokens`: each conversation begins with one of so many system prompts of this length,
+      and shares its whole blocks with the others; 0 system prompts turn this off.
     * `max_input_length`: the longest prompt, in tokens; a longer first prompt is cut to it.
 
-    With the defaults a prompt has about 6,000 tokens and an answer about 200, and an unbounded prefix cache would have seen 40
-    to 50 percent of the blocks before. Raises `WorkloadError` for an option out of its range.
+    With the defaults a prompt has about 6,000 tokens and an answer about 200, and an unlimited prefix cache would hit 40 to 50
+    percent of the blocks. Raises `WorkloadError` for an option out of its range.
     """
     _check_options(
         # name, value, whole, lowest, highest
@@ -327,10 +327,10 @@ def generate_workload(
 
 @attrs.define(eq=False)
 class _Generator:
-    """Conversations that take turns; what comes next depends on nothing but the random numbers drawn so far.
+    """Generates requests of many conversations, in the order of arrival; the next one depends only on the numbers drawn so far.
 
     ``arrivals`` is a heap of (arrival in ms, conversation). A conversation is begun when its first turn arrives, and only then
-    is the beginning of the one after it drawn: so nothing depends on how many requests are asked for.
+    is the start of the next one drawn: so nothing depends on how many requests are generated.
     """
 
     rng: np.random.Generator
@@ -353,7 +353,7 @@ class _Generator:
         return self.num_system_prompts * (self.system_prompt_tokens // HASH_TOKENS)
 
     def next_request(self) -> WorkloadRequest:
-        """The next turn of whichever conversation comes next."""
+        """The next turn to arrive, of any conversation."""
         now_ms, number = heapq.heappop(self.arrivals)
         if number == len(self.conversations):
             self.conversations.append(self._begin())
@@ -374,7 +374,7 @@ class _Generator:
         if conversation.num_turns_left and conversation.input_length <= self.max_input_length:
             heapq.heappush(self.arrivals, (now_ms + output_length * ANSWER_TOKEN_MS + int(think_ms), number))
         else:
-            conversation.hash_ids = ()  # Over; its number stays, its memory need not.
+            conversation.hash_ids = ()  # it is over: keep its number, free its memory
         return request
 
     def _begin(self) -> _Conversation:
@@ -390,7 +390,7 @@ class _Generator:
 
 
 def _draw_tokens(rng: np.random.Generator, mean: float, *, sigma: float) -> int:
-    """Draw a log-normal length of at least one token; *sigma* is how heavy its tail is, the mean stays *mean*."""
+    """Draw a log-normal length of at least one token, with this mean; a larger *sigma* gives a heavier tail."""
     return min(MAX_LENGTH, max(1, round(rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma))))
 
 

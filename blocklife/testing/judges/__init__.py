@@ -1,1 +1,1 @@
-"""Outside judges: the tables as a program that a model checker of others runs."""
+"""An independent judge: the tables as a program for a model checker."""

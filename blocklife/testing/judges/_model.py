@@ -2,17 +2,17 @@
 
 Rules of this file:
 
-* The program is text in a small part of Python that can be said word for word in Promela. It knows no ledger.
-* This file says what a program is and how large its world; `_rules.py` writes it, `_promela.py` translates it.
+* The program is text in a small subset of Python that translates directly to Promela. It does not use the ledger.
+* This file defines what a program is and the size of its world; `_rules.py` writes it, `_promela.py` translates it.
 
-Theory. The world is smaller than the ledger's: a request holds one block at most, a job moves one block, content is one letter
+Theory. The world is smaller than the ledger's: a request holds at most one block, a job moves one block, content is one letter
 per request. It is not simpler: every row of the tables and every coupling is in it. An *action* is one verb of the engine, or
-one thing that the device does, with everything that is coupled to it; it happens as a whole or not at all. Its *condition* says
-when it is possible: the tables allow it, and the engine has a reason to (`specs/judges.md`).
+one step of the device, with everything that is coupled to it; it happens as a whole or not at all. Its *condition* says when it
+is possible: the tables allow it, and the engine has a reason to do it (`specs/judges.md`).
 
-The part of Python: byte variables and arrays of them; procedures with parameters that are names or numbers, ``if``, ``for``
+The subset of Python: byte variables and arrays of them; procedures with parameters that are names or numbers, ``if``, ``for``
 over a range, calls, locals that are assigned once; expressions with comparisons, ``and``, ``or``, ``not``, a conditional,
-``any``, ``all`` and ``count`` over one range, and calls of one-line functions. A string that stands alone is a remark.
+``any``, ``all`` and ``count`` over one range, and calls of one-line functions. A string on its own is a comment.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Contract
 
 VERBS = ("submit", "cancel", "abandon", "flush", "release", "drop", "evict", "pin", "quiesce", "expire", "reset")
-"""What an engine need not do. Everything else it does in every world."""
+"""What an engine does only if a world enables it. It does everything else in every world."""
 
-# --- how large ---------------------------------------------------------------------------------------------------------
+# --- the size of a world -----------------------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)
 class ModelSettings:
-    """How large the world is, and what happens in it."""
+    """The size of a world, and what can happen in it."""
 
     blocks: int = 1
-    """Those that can be handed out; the null block comes on top."""
+    """Blocks that can be handed out, without the null block."""
     slots: int = 1
     requests: int = 1
     jobs: int = 1
-    """Jobs that can be out, or whose reports are under way, at one time."""
+    """Jobs that can be outstanding, or have reports on the way, at one time."""
     workers: int = 1
     plans: int = 1
-    """Plans that can be out at one time: 1 or 2."""
+    """Plans that can be outstanding at one time: 1 or 2."""
     contract: Contract = Contract.FENCE
     shared: bool = False
     """Whether all requests have the same content, so that they can share blocks and load what another stored."""
@@ -52,11 +52,11 @@ class ModelSettings:
     verbs: frozenset[str] = frozenset()
     """Which of `VERBS` the engine uses."""
     failures: int = 0
-    """Copies that fail, in all."""
+    """How many copies can fail."""
     losses: int = 0
-    """Reports that are lost, in all."""
+    """How many reports can be lost."""
     repeats: int = 0
-    """Reports that come once more, in all."""
+    """How many reports can come twice."""
 
     def __attrs_post_init__(self) -> None:
         for name, least, most in (
@@ -68,7 +68,7 @@ class ModelSettings:
             if type(value) is not int or not least <= value <= most:
                 raise MisuseError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
         if unknown := sorted(self.verbs - set(VERBS)):
-            raise MisuseError(f"{unknown[0]!r} is no verb that can be chosen (known: {', '.join(VERBS)})")
+            raise MisuseError(f"{unknown[0]!r} is not a verb that can be chosen (known: {', '.join(VERBS)})")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -82,7 +82,7 @@ class ModelSettings:
         return cls(**found)  # type: ignore[arg-type]  # `_read` gives each part the type of its field
 
     def __str__(self) -> str:
-        """As `parse` reads it."""
+        """The text that `parse` reads."""
         parts = []
         for each in fields(ModelSettings):
             value = getattr(self, each.name)
@@ -97,11 +97,11 @@ class ModelSettings:
 
 
 def _read(part: str) -> tuple[str, object]:
-    """One part of a world, as it is written."""
+    """Read one part of a world's text."""
     name, _, value = part.partition("=")
     kinds = {each.name: each.type for each in fields(ModelSettings)}
     if name not in kinds:
-        raise MisuseError(f"{name!r} is no part of a world (known: {', '.join((*WORLDS, *kinds))})")
+        raise MisuseError(f"{name!r} is not a part of a world (known: {', '.join((*WORLDS, *kinds))})")
     if name == "contract" and value.upper() in Contract.__members__:
         return name, Contract[value.upper()]
     if name == "verbs":
@@ -134,7 +134,7 @@ WORLDS: Mapping[str, ModelSettings] = {
 
 @frozen
 class Variable:
-    """A byte, or an array of them; *size* 0 stands for one byte alone."""
+    """A byte, or an array of them; *size* 0 means a single byte."""
 
     name: str
     size: int
@@ -144,7 +144,7 @@ class Variable:
 
 @frozen
 class Procedure:
-    """Something that is done: statements with parameters."""
+    """A procedure: statements with parameters."""
 
     name: str
     params: tuple[str, ...]
@@ -153,7 +153,7 @@ class Procedure:
 
 @frozen
 class Predicate:
-    """A question about the state: one expression with parameters."""
+    """A condition on the state: one expression with parameters."""
 
     name: str
     params: tuple[str, ...]
@@ -162,7 +162,7 @@ class Predicate:
 
 @frozen
 class ModelAction:
-    """One thing that can happen: a procedure and a predicate of the same parameters, once for each of *instances*."""
+    """One thing that can happen: a procedure and a predicate with the same parameters, once for each of *instances*."""
 
     name: str
     params: tuple[str, ...]
@@ -191,6 +191,6 @@ class Program:
     procedures: tuple[Procedure, ...]
     actions: tuple[ModelAction, ...]
     invariants: tuple[tuple[str, str], ...]
-    """Predicates without parameters that hold in every state, with what they say."""
+    """Predicates without parameters that hold in every state, each with a description."""
     text: str = field(repr=False)
-    """All predicates and procedures as they were written."""
+    """The source text of all predicates and procedures."""

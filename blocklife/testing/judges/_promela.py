@@ -2,13 +2,13 @@
 
 Rules of this file:
 
-* It translates, and decides nothing: whatever it does not know is an error.
-* Every action is one ``atomic`` alternative of one process that does nothing else, and can never stop half-way, so that SPIN
-  stores the states of the world and no others. (``d_step`` would say the same, but SPIN limits how long one may be.)
+* It only translates: a statement that it does not know is an error.
+* Every action is one ``atomic`` alternative of a single process, and cannot block half-way, so that SPIN stores exactly the
+  states of the world. (``d_step`` would do the same, but SPIN limits its length.)
 
-Run it with ``spin -a world.pml && gcc -w -DSAFETY -DNOREDUCE -o pan pan.c && ./pan -m1000000``; ``-DNOREDUCE`` because a
-reduced count is no count, and no ``-O``, which takes longer than the search. What is only used inside an action is ``hidden``,
-and no part of the state.
+Run it with ``spin -a world.pml && gcc -w -DSAFETY -DNOREDUCE -o pan pan.c && ./pan -m1000000``. ``-DNOREDUCE``: a reduced
+search does not count all states. No ``-O``: it takes longer than the search. Variables that are only used inside an action are
+``hidden``, and not part of the state.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def promela(settings: ModelSettings) -> str:
 
 
 class _PromelaPrinter:
-    """One program on its way into Promela.
+    """Prints one program as Promela.
 
-    Invariant: ``names`` says what a name of the procedure that is being printed is called in Promela; ``hidden`` collects the
+    Invariant: ``names`` maps the names of the procedure that is being printed to those in Promela; ``hidden`` collects the
     locals of all procedures.
     """
 
@@ -64,7 +64,7 @@ class _PromelaPrinter:
         for action in self.source.actions:
             yield f"  /* {action.name}: {action.doc} */"
             yield from self._chosen(action)
-        yield "  /* what holds in every state: an action that is possible only where something does not hold */"
+        yield "  /* what holds in every state: an action that is possible only if something does not hold */"
         yield f"  :: atomic {{ !({' && '.join(f'{name}()' for name, _ in self.source.invariants)}) ->"
         yield from (f"       assert({name}()); /* {doc} */" for name, doc in self.source.invariants)
         yield "       assert(false)"
@@ -82,7 +82,7 @@ class _PromelaPrinter:
             yield f"byte {each.name}{size}{initial}; /* {each.doc} */"
 
     def _chosen(self, action: ModelAction) -> Iterator[str]:
-        """One alternative: if any instance is possible, one is chosen and taken, in one atomic step."""
+        """One alternative: if any instance is possible, one of them is taken, in one atomic step."""
         if not action.params:
             yield f"  :: atomic {{ {action.condition}() -> {action.verb}() }}"
             return
@@ -142,7 +142,7 @@ class _PromelaPrinter:
                 yield from self._block(body, margin + "  ")
                 yield f"{margin}}}"
             case _:
-                raise DefinitionError(f"{ast.unparse(node)}: Promela has no translation of it")
+                raise DefinitionError(f"{ast.unparse(node)}: it cannot be translated to Promela")
 
     # --- expressions --------------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class _PromelaPrinter:
                 return self._over_all(name, each)
             case ast.Call(ast.Name(name), args):
                 return f"{name}({', '.join(self._expression(each) for each in args)})"
-        raise DefinitionError(f"{ast.unparse(node)}: Promela has no translation of it")
+        raise DefinitionError(f"{ast.unparse(node)}: it cannot be translated to Promela")
 
     def _over_all(self, name: str, node: ast.GeneratorExp) -> str:
         """``any``, ``all`` and ``count`` are written out, once for each value."""
@@ -191,4 +191,4 @@ class _PromelaPrinter:
                 if name == "count":
                     return f"({' + '.join(f'({part} -> 1 : 0)' for part in parts)})"
                 return f"({(' || ' if name == 'any' else ' && ').join(parts)})"
-        raise DefinitionError(f"{ast.unparse(node)}: Promela has no translation of it")
+        raise DefinitionError(f"{ast.unparse(node)}: it cannot be translated to Promela")

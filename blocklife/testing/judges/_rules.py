@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* What a machine does is made from the rows of its table, what follows from the rows of `COUPLINGS`. A fact, effect or coupling
-  that has no translation here is an error, never left out.
-* Counts change first and guards are asked then, as the tables want it.
+* Machines are made from the rows of their tables, effects from the rows of `COUPLINGS`. A fact, effect or coupling without a
+  translation here is an error, never left out.
+* Counts change first, and guards are evaluated after that, as the tables require.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blocklife.testing.judges._model import ModelSettings, Predicate, Procedure,
 from blocklife.testing.judges._verbs import HANDWRITTEN, INVARIANTS, actions, variables
 
 NONE, STORE, LOAD = 0, 0, 1
-"""No job, no block; and the two kinds of jobs."""
+"""No job or block; and the two kinds of jobs."""
 IDLE, HELD_BACK, RUNS, LANDED, FAILED = range(5)
 """The stages of a job on one worker: nothing, a deferred copy, a running copy, a report on its way."""
 
@@ -66,7 +66,7 @@ def constant(state: enum.Enum) -> str:
 
 
 def condition(guard: Guard[...], machine: str) -> str:
-    """A guard as an expression: the guard is evaluated for every combination of facts."""
+    """A guard as an expression, made by evaluating the guard for every combination of facts."""
     facts = FACTS[machine]
     if missing := [name for name in guard.parameters if name not in facts]:
         raise DefinitionError(f"guard {guard.name}: {machine} has no translation of {', '.join(missing)} (add it to FACTS)")
@@ -75,7 +75,7 @@ def condition(guard: Guard[...], machine: str) -> str:
         given = dict(zip(guard.parameters, values, strict=True))
         answer = guard(**given)
         if any(guard(**given | {name: 2}) != answer for name, value in given.items() if value and name in _COUNTED):
-            raise DefinitionError(f"guard {guard.name}: it tells one from two, which the program cannot")
+            raise DefinitionError(f"guard {guard.name}: it distinguishes 1 from 2, which the program cannot")
         if answer:
             holds.add(values)
     terms = [_term(term, guard.parameters, facts) for term in _cover(holds, len(guard.parameters))]
@@ -110,14 +110,14 @@ def _term(term: Sequence[int | None], names: Sequence[str], facts: Mapping[str, 
 
 
 def _flags(event: Event) -> tuple[str, ...]:
-    """The facts that the caller gives."""
+    """The facts that the caller passes in."""
     asked = {name for each in event.guards for name in each.parameters}
     given = {"more" if name == "outstanding" else name for name in asked}
     return tuple(name for name in _FLAGS if name in given)
 
 
 def fire(machine: str, event: Event) -> str:
-    """The procedure that takes one step of a machine: the rows in their order, and a refusal where none fits."""
+    """The procedure for one event of a machine: its rows in their order, and a refusal if none fits."""
     index = INDEX[machine]
     lines = [f"def {machine}_{event.name}({', '.join((index, *_flags(event)))}):"]
     for number, row in enumerate(event.rows):
@@ -138,7 +138,7 @@ _NAMED = states_with(Trait.KEYED, Slot)
 
 
 def can(machine: str, event: Event) -> str:
-    """The predicate that says whether a machine has a row for an event now; only events without flags are asked."""
+    """The predicate that tells whether a machine has a row for an event now; only for events without flags."""
     index = INDEX[machine]
     tests: dict[str, None] = {}
     for row in event.rows:
@@ -162,7 +162,7 @@ _ON_JOB: Mapping[str, str] = {
     "request.loaded": "loaded(j)",
     "request.load_failed": "load_failed(j)",
 }
-"""The call for each effect of the end of a job."""
+"""The call for each effect of a step of a job."""
 
 _ELSE: Mapping[tuple[str, str], str] = {
     ("life-ends", "job.cancel"): "cancel_orphans()",
@@ -185,14 +185,14 @@ _ELSE: Mapping[tuple[str, str], str] = {
 
 
 def effects(name: str) -> str:
-    """The effects of a coupling that is not the end of a job, in its order."""
+    """The effects of a coupling whose cause is not a step of a job, in its order."""
     return "\n".join(_translated(_ELSE, (name, effect)) for effect in _coupling(name).effects)
 
 
 def _coupling(name: str) -> Coupling:
     found = [each for each in COUPLINGS if each.name == name]
     if len(found) != 1:
-        raise DefinitionError(f"coupling {name}: there are {len(found)} of it")
+        raise DefinitionError(f"coupling {name}: found {len(found)} times")
     return found[0]
 
 
@@ -203,7 +203,7 @@ def _translated(table: Mapping[tuple[str, str], str], key: tuple[str, str]) -> s
 
 
 def _job_step(event: str, kind: str) -> str:
-    """A step of a job that has couplings: the job, and where it ends up the effects, in the order of the table."""
+    """A step of a job that has couplings: the job's event, and then for each state the effects, in the order of the table."""
     flags = _flags(MACHINES["job"].events[event])
     call = ", ".join(("j", *flags))
     lines = [f"def {event}_{kind}({call}):", f"    job_{event}({call})"]
@@ -226,7 +226,7 @@ def _job_step(event: str, kind: str) -> str:
 
 
 def check_translated() -> None:
-    """Refuse couplings that this file does not know, and translations of couplings that are gone."""
+    """Refuse couplings without a translation, and translations of couplings that no longer exist."""
     known = {name for name, _ in _ELSE}
     for each in COUPLINGS:
         if not each.cause.startswith(("job.finish(", "job.cancel(", "job.expire(")) and each.name not in known:
@@ -248,7 +248,7 @@ def program(settings: ModelSettings) -> Program:
     calls: dict[str, list[str]] = {}
     for node in ast.parse(text).body:
         if not isinstance(node, ast.FunctionDef):
-            raise DefinitionError(f"line {node.lineno}: a program is made of functions")
+            raise DefinitionError(f"line {node.lineno}: a program consists of functions only")
         params = tuple(each.arg for each in node.args.args)
         calls[node.name] = [
             each.func.id for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
@@ -272,7 +272,7 @@ def program(settings: ModelSettings) -> Program:
 
 
 def constants(settings: ModelSettings) -> dict[str, int]:
-    """Every name of a number: sizes, states, and what a worker has of a job."""
+    """Every named number: sizes, states, and the stages of a job on a worker."""
     found = {
         "BLOCKS": settings.blocks,
         "SLOTS": settings.slots,
@@ -311,7 +311,7 @@ def _steps() -> Iterator[str]:
 
 
 def _filled(text: str, settings: ModelSettings) -> str:
-    """Put the effects of the couplings where their names stand."""
+    """Replace the names of couplings by their effects."""
     lines = []
     for line in text.splitlines():
         name = line.strip()
@@ -323,7 +323,7 @@ def _filled(text: str, settings: ModelSettings) -> str:
 
 
 def _in_order(calls: Mapping[str, Iterable[str]]) -> list[str]:
-    """The procedures in an order in which each comes after those that it calls."""
+    """The functions in an order in which each comes after those that it calls."""
     order: list[str] = []
     open_now: list[str] = []
 

@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* It is text in the language of `_model.py`. ``{name}`` stands for the effects of the coupling of that name, in its order.
+* It is text in the language of `_model.py`. ``{name}`` stands for the effects of the coupling with that name, in its order.
 * States are changed only by events of machines. Counts, names of content and running copies are changed here.
 """
 
@@ -13,7 +13,7 @@ import itertools
 from blocklife.states import MACHINES, Request
 from blocklife.testing.judges._model import ModelAction, ModelSettings, Variable
 
-# --- what the couplings mean -------------------------------------------------------------------------------------------
+# --- the effects of couplings ------------------------------------------------------------------------------------------
 
 _LIVES = """
 def alive(j):
@@ -32,7 +32,7 @@ def ripe(j):
     return job[j] == JOB_PLANNED and (kind[j] == LOAD or block[jblock[j]] != BLOCK_PLEDGED)
 
 def end_life(b):
-    "whoever held the life, and the job that names it, name a life that is over"
+    "holders of the life, and its job, now refer to a life that is over"
     refs[b] = 0
     bkey[b] = 0
     source[b] = 0
@@ -46,7 +46,7 @@ def end_life(b):
 
 _EFFECTS = """
 def over(j):
-    "what is left is remembered while a report of it is under way"
+    "the state is kept while a report of the job is on its way"
     kind[j] = 0
     jblock[j] = 0
     jslot[j] = 0
@@ -97,7 +97,7 @@ def expire_block(j):
     block_expire(b, own)
 
 def land_slot(j, ok):
-    "of two stores of one content the first to land is published"
+    "of two stores of the same content only the first to land is published"
     s = jslot[j]
     wanted = 0 if any(slot[t] == SLOT_READY and skey[t] == jkey[j] for t in range(SLOTS)) else ok
     slot_land(s, wanted)
@@ -122,7 +122,7 @@ def unpin_slot(j):
 
 _STORES = """
 def cancel_orphans():
-    "a planned store whose life is over"
+    "cancels planned stores whose life is over"
     for k in range(JOBS):
         if job[k] == JOB_PLANNED and kind[k] == STORE and fresh[k] == 0:
             cancel_store(k)
@@ -356,7 +356,7 @@ def may_submit(j):
     return ripe(j) and not any(k != j and alive(k) and jblock[k] == jblock[j] and ordered[k] == 1 for k in range(JOBS))
 
 def do_submit(j):
-    "the engine launches it at once, beside any plan"
+    "the engine launches it at once, without a plan"
     submit_job(j)
     for w in range(WORKERS):
         share[j * WORKERS + w] = RUNS
@@ -424,7 +424,7 @@ def may_dispatch():
     )
 
 def do_dispatch():
-    "all workers carry the plan out: held-back stores, waits, loads; its own stores are held back"
+    "all workers execute the plan: held-back stores, waits, loads; its own stores are held back"
     for j in range(JOBS):
         for w in range(WORKERS):
             if share[j * WORKERS + w] == HELD_BACK:
@@ -449,7 +449,7 @@ def may_settle():
     return plans > 0
 
 def do_settle():
-    "what the plan waited for is quiet, whether its report has come or not"
+    "the jobs that the plan waited for are quiet, even if their reports have not come"
     plans = plans - 1
     for j in range(JOBS):
         waited = awaited[j]
@@ -495,7 +495,7 @@ def may_repeat(j, w):
     return may_report(j, w) and repeats > 0
 
 def do_repeat(j, w):
-    "the report is counted now, and comes once more later"
+    "the report is counted now, and comes again later"
     good = 1 if share[j * WORKERS + w] == LANDED else 0
     repeats = repeats - 1
     count_report(j, w, good)
@@ -532,14 +532,14 @@ def may_launched(j):
     return submitted(j) and armed[j] == 0 and any(share[j * WORKERS + w] == RUNS for w in range(WORKERS))
 
 def do_launched(j):
-    "a worker says that it has begun: the deadline runs"
+    "a worker reports the launch: the deadline starts"
     armed[j] = 1
 
 def may_expire():
     return any(armed[j] == 1 and can_job_expire(j) for j in range(JOBS))
 
 def do_expire():
-    "every deadline that runs has passed"
+    "every running deadline has passed"
     for j in range(JOBS):
         if armed[j] == 1 and can_job_expire(j):
             expire_job(j)
@@ -548,7 +548,7 @@ def may_quiesce(j):
     return submitted(j) and not on_device(j)
 
 def do_quiesce(j):
-    "the engine has proof that no worker touches a place of it"
+    "the engine has proof that no worker touches its places"
     if job[j] == JOB_IN_FLIGHT:
         expire_job(j)
     quiesce_job(j)
@@ -600,18 +600,18 @@ def nothing_is_refused():
 """
 
 INVARIANTS = (
-    ("nothing_is_refused", "a verb that is possible is possible with everything that is coupled to it"),
+    ("nothing_is_refused", "if a verb is possible, so is everything that is coupled to it"),
     ("counts_match_holders", "I4: refs count the tables that hold a life"),
     ("pins_match_jobs", "I1: pins count the jobs that may touch a block"),
     ("writes_match_loads", "I1: writes count the loads among them"),
     ("overdue_match_jobs", "I1: the overdue pins are those of jobs past their deadline"),
-    ("slot_pins_match_readers", "I7: a slot is pinned by the loads that read it, and by who counts on it"),
-    ("quiet_places_are_quiet", "I1: nothing that is free or newly owned is touched"),
-    ("overdue_is_quarantined", "I1: of what was given up exactly that is QUARANTINED which an overdue copy may touch"),
+    ("slot_pins_match_readers", "I7: a slot is pinned by the loads that read it, and by lookups that count on it"),
+    ("quiet_places_are_quiet", "I1: no copy touches a free or newly allocated block"),
+    ("overdue_is_quarantined", "I1: a block without holders is QUARANTINED exactly if an overdue copy may touch it"),
     ("device_runs_what_is_out", "I1: no worker runs a copy that is over"),
     ("requests_wait_for_loads", "I10: a request waits exactly for its one live load"),
 )
-"""Predicates that hold in every state, and what they say."""
+"""Predicates that hold in every state, each with a description."""
 
 HANDWRITTEN = (_LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS)
 """The whole text; the calls in it have no cycle."""
@@ -621,33 +621,33 @@ _SIZES = {"r": "requests", "b": "blocks", "s": "slots", "j": "jobs", "w": "worke
 ACTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("add", "r", "", "The engine knows a request."),
     ("admit", "r", "", "It enters the batch."),
-    ("preempt", "r", "", "It gives everything back, to come again later."),
+    ("preempt", "r", "", "It gives everything back, and waits to be admitted again."),
     ("finish", "r", "", "It gives everything back for good."),
     ("allocate", "rb", "", "A block is handed out to a request."),
     ("acquire", "rb", "", "A prefix hit: a request holds a block with its content."),
     ("seal", "rb", "", "A forward pass writes a block, and its content is final."),
     ("store", "bsj", "", "Final content is chosen for a store into a slot."),
-    ("pledge", "rbsj", "", "Content that is being made is chosen for a store into a slot."),
+    ("pledge", "rbsj", "", "Content that is being computed is chosen for a store into a slot."),
     ("load", "rbsj", "loads", "A request waits for content from a slot."),
-    ("dispatch", "", "", "A plan is made, and every worker carries it out."),
+    ("dispatch", "", "", "A plan is made, and every worker executes it."),
     ("settle", "", "", "The oldest plan is settled."),
-    ("land", "jw", "", "A worker's share of a copy arrives."),
-    ("report", "jw", "", "The ledger hears of it."),
+    ("land", "jw", "", "A worker's share of a copy lands."),
+    ("report", "jw", "", "The report of it reaches the ledger."),
     ("fail", "jw", "failures", "A worker's share of a copy fails."),
     ("lose", "jw", "losses", "A report is lost."),
-    ("repeat", "jw", "repeats", "A report is heard, and will come again."),
-    ("submit", "j", "submit", "A job is handed to the workers beside any plan."),
-    ("cancel", "j", "cancel", "A planned store is given up."),
-    ("abandon", "j", "abandon", "A submitted store is wanted no more."),
-    ("flush", "j", "flush", "A wait for a job is ordered in the next plan."),
-    ("release", "r", "release", "A request lets go of its block and goes on."),
+    ("repeat", "jw", "repeats", "A report reaches the ledger, and will come again."),
+    ("submit", "j", "submit", "A job is handed to the workers without a plan."),
+    ("cancel", "j", "cancel", "A planned store is cancelled."),
+    ("abandon", "j", "abandon", "The result of a submitted store is not wanted any more."),
+    ("flush", "j", "flush", "The next plan will wait for a job."),
+    ("release", "r", "release", "A request releases its block and goes on."),
     ("drop", "b", "drop", "The content of a block that nobody holds is forgotten."),
     ("evict", "s", "evict", "The content of a slot is forgotten."),
     ("pin", "s", "pin", "A lookup counts on a slot."),
-    ("unpin", "s", "pin", "It does so no longer."),
-    ("launched", "j", "expire", "A worker says that it has begun: the deadline runs."),
-    ("expire", "", "expire", "Every deadline that runs passes."),
-    ("quiesce", "j", "quiesce", "The engine has proof that no worker touches a place of a job."),
+    ("unpin", "s", "pin", "The lookup no longer counts on it."),
+    ("launched", "j", "expire", "A worker reports the launch of a job: its deadline starts."),
+    ("expire", "", "expire", "Every running deadline passes."),
+    ("quiesce", "j", "quiesce", "The engine has proof that no worker touches the places of a job."),
     ("reset", "", "reset", "All content is forgotten."),
 )
 """The actions: name, parameters, required settings, and meaning."""
@@ -665,7 +665,7 @@ def actions(settings: ModelSettings) -> tuple[ModelAction, ...]:
 
 
 def variables(settings: ModelSettings) -> tuple[Variable, ...]:
-    """Every byte of the state, in the order of the abstraction."""
+    """All variables of the state, in the order of the abstraction."""
     blocks, slots, jobs, requests = settings.blocks, settings.slots, settings.jobs, settings.requests
     shares = jobs * settings.workers
     return (
@@ -675,31 +675,31 @@ def variables(settings: ModelSettings) -> tuple[Variable, ...]:
         Variable("writes", blocks, "loads among them"),
         Variable("overdue", blocks, "how many of its pins are overdue"),
         Variable("bkey", blocks, "its content, as a letter from 1; 0 while it is not final"),
-        Variable("source", blocks, "the store whose source its life is, from 1"),
+        Variable("source", blocks, "the store that has its life as source, from 1"),
         Variable("slot", slots, "the state of each slot", MACHINES["slot"].index[MACHINES["slot"].initial]),
-        Variable("spins", slots, "who reads it or counts on it"),
-        Variable("skey", slots, "the content that it has, or is to have"),
+        Variable("spins", slots, "loads that read it, and lookups that count on it"),
+        Variable("skey", slots, "the content that it has, or will have"),
         Variable("counted", slots, "whether a lookup counts on it"),
-        Variable("job", jobs, "the state of each job, from 1; 0 where there is none"),
+        Variable("job", jobs, "the state of each job, from 1; 0 for no job"),
         Variable("kind", jobs, "store or load"),
         Variable("jblock", jobs, "its block"),
-        Variable("fresh", jobs, "whether the life that it names is not over"),
+        Variable("fresh", jobs, "whether the life of its block is not over"),
         Variable("jslot", jobs, "its slot"),
         Variable("jkey", jobs, "the content that it moves"),
         Variable("failed", jobs, "whether a worker has reported a failure"),
         Variable("expired", jobs, "whether it is past its deadline"),
         Variable("armed", jobs, "whether its deadline runs"),
         Variable("ordered", jobs, "whether the next plan will wait for it"),
-        Variable("awaited", jobs, "whether the oldest plan that is out waits for it"),
+        Variable("awaited", jobs, "whether the oldest outstanding plan waits for it"),
         Variable("awaited_next", jobs, "whether the plan after that does"),
         Variable("reported", shares, "whether a worker's report was counted"),
         Variable("request", requests, "the state of each request", MACHINES["request"].index[Request.FINISHED]),
-        Variable("table", requests, "the block that it holds, from 1; one more than there are for one that it let go"),
+        Variable("table", requests, "the block that it holds, from 1; BLOCKS + 1 after it released one"),
         Variable("load", requests, "the load that it waits for, from 1"),
-        Variable("plans", 0, "plans that are out"),
-        Variable("share", shares, "what a worker has of a job"),
+        Variable("plans", 0, "outstanding plans"),
+        Variable("share", shares, "the stage of a job on a worker"),
         Variable("failures", 0, "copies that may still fail", settings.failures),
         Variable("losses", 0, "reports that may still be lost", settings.losses),
-        Variable("repeats", 0, "reports that may still come once more", settings.repeats),
-        Variable("refused", 0, "whether a coupling met a refusal; never"),
+        Variable("repeats", 0, "reports that may still come twice", settings.repeats),
+        Variable("refused", 0, "whether a coupling was refused; never"),
     )

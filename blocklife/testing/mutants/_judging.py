@@ -1,9 +1,9 @@
-"""The mutants judged: each is planted, and the small worlds are explored until one does not hold.
+"""Judging mutants: each is planted, and the small worlds are explored until one does not hold.
 
 Rules of this file:
 
-* A world counts only if it holds without any mutant; what it looks like then (`Baseline`) tells what a mutant has changed.
-* A mutant that hangs is found, like one that crashes: an alarm ends the call that does not return.
+* A world must hold without any mutant; its `Baseline` shows what a mutant has changed.
+* A mutant that hangs counts as found, like one that crashes: an alarm ends a call that does not return.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from blocklife.testing.worlds._pinned import WORLDS
 from blocklife.testing.worlds._world import World, WorldSettings
 
 SECONDS_MAX = 30.0
-"""How long a call under a mutant may take before it counts as hung."""
+"""How long a call under a mutant may take before it counts as hung, in seconds."""
 GROWTH_MAX = 2
-"""How much larger than without it a world may get under a mutant before it is left."""
+"""How many times larger a world may get under a mutant before its exploration is stopped."""
 
 
 class Fate(enum.Enum):
-    """What became of a mutant."""
+    """The result of judging a mutant."""
 
     FOUND = "a world does not hold with it"
-    COUNTED = "every rule holds, and a pinned world has other states, steps or rows: what is chosen changes, not what is safe"
-    UNREACHED = "no world comes by"
-    UNCHANGED = "every world has exactly the states and steps that it has without it"
-    SURVIVED = "worlds change with it, and nothing notices"
+    COUNTED = "every rule holds, but a pinned world has other states, steps or rows: choices change, and all are safe"
+    UNREACHED = "no world executes it"
+    UNCHANGED = "every world has exactly the same states and steps as without it"
+    SURVIVED = "worlds change with it, but nothing notices"
 
 
 @frozen
 class Judgement:
-    """What became of one mutant, and by what it was found."""
+    """The result for one mutant, and what found it."""
 
     mutant: str
     kind: str
@@ -59,31 +59,31 @@ class Judgement:
     rule: str = ""
     message: str = ""
     actions: tuple[str, ...] = ()
-    """A shortest way to it."""
+    """A shortest counterexample."""
     seconds: float = 0.0
 
     @property
     def length(self) -> int:
-        """Actions of a shortest counterexample."""
+        """The length of a shortest counterexample."""
         return len(self.actions)
 
 
 class Ground(Protocol):
-    """Something that is explored under each mutant."""
+    """Something that is explored under each mutant: a world."""
 
     def __call__(self, bounds: Bounds, wind: Callable[[], None]) -> Ran:
-        """Explore it, and call *wind* from time to time."""
+        """Explore it, and call *wind* from time to time to reset the alarm."""
         ...
 
 
 @frozen
 class Ran:
-    """The result; the last three fields are about the first counterexample."""
+    """The result of an exploration; the last three fields are about the first counterexample."""
 
     states: int
     edges: int
     digest: int
-    """A number that two runs agree on only if they saw the same values of the code under test."""
+    """A hash of the values of the code under test that the run saw."""
     rows: frozenset[str]
     """The rows of the tables that were taken."""
     verdict: Verdict
@@ -93,7 +93,7 @@ class Ran:
 
     @classmethod
     def of(cls, seen: Exploration[ActionT], digest: int, coverage: Mapping[str, Mapping[int, int]]) -> Ran:
-        """What an exploration found; *coverage* counts rows by machine and number."""
+        """The result of an exploration; *coverage* counts rows by machine and number."""
         taken = frozenset(
             f"{machine}: {MACHINES[machine].row(number)}"
             for machine, rows in coverage.items()
@@ -131,9 +131,9 @@ def ledger_ground_of(settings: LedgerSettings) -> Ground:
 
 
 SWITCHING: tuple[ModuleType, ...] = (_ids, _ring, _steps, edge, views)
-"""The modules that ask from how many ids on a batch is handled as an array."""
+"""The modules that use `BULK`, the size from which a batch is handled as an array."""
 _IN_BULK = ("clients-fence", "overdue-fence", "upheavals", "ledger verbs")
-"""Worlds that are explored a second time, with every batch as an array."""
+"""Worlds that are explored again with every batch as an array."""
 
 
 _OF_VERBS = (
@@ -141,16 +141,16 @@ _OF_VERBS = (
     "requests=2,contract=hold,verbs=drop", "loads", "failures", "ahead", "echoes", "windows", "deadlines,contract=hold",
     "deadlines", "rivals,verbs=expire",
 )  # fmt: skip
-"""Worlds of the ledger's verbs, as `drawing.model` reads them: who does whatever the tables allow takes every row."""
+"""Worlds of the ledger's verbs, as `ModelSettings.parse` reads them: they do all that the tables allow, and take every row."""
 
 
 def in_bulk(ground: Ground) -> Ground:
-    """The same ground on the path for many places, which small worlds would never take."""
+    """The same ground on the code path for large batches, which small worlds never take by themselves."""
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
         before = {module: getattr(module, "BULK") for module in SWITCHING}  # noqa: B009 - see below
         for module in before:
-            setattr(module, "BULK", 1)  # noqa: B010 - a constant to everybody else, mypy included
+            setattr(module, "BULK", 1)  # noqa: B010 - for others, and for mypy, it is a constant
         try:
             return ground(bounds, wind)
         finally:
@@ -161,7 +161,7 @@ def in_bulk(ground: Ground) -> Ground:
 
 
 def grounds() -> dict[str, Ground]:
-    """Every small pinned world, by name, some of them in bulk, too; and worlds of the ledger's verbs."""
+    """Every small pinned world and the worlds of the ledger's verbs, by name; some of them a second time, in bulk."""
     found = {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
     found |= {f"ledger {text}": ledger_ground_of(LedgerSettings.parse(text)) for text in _OF_VERBS}
     return found | {f"{name} in bulk": in_bulk(found[name]) for name in _IN_BULK}
@@ -174,11 +174,11 @@ class Baseline:
     ground: Ground
     ran: Ran
     reached: frozenset[str]
-    """The mutants whose place in the code is executed in this world."""
+    """The mutants whose site is executed in this world."""
 
 
 class Stopped(Exception):  # noqa: N818 - how an exploration ends
-    """The user has asked to stop before a ground was explored."""
+    """The user asked to stop before all grounds were explored."""
 
 
 class Hung(Exception):  # noqa: N818 - it is what an alarm raises
@@ -188,9 +188,9 @@ class Hung(Exception):  # noqa: N818 - it is what an alarm raises
 def baselines(
     grounds: Mapping[str, Ground], mutants: Sequence[Mutant], stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Baseline]:
-    """Explore every ground as it is, small ones first in the answer. Refuses one that does not hold: it could find nothing.
+    """Explore every ground without mutants; returns the smallest first. Raises MisuseError if one does not hold.
 
-    Raises `Stopped` as soon as *stop* says so.
+    Raises `Stopped` as soon as *stop* returns True.
     """
 
     def ask() -> None:
@@ -208,9 +208,9 @@ def baselines(
 
 
 def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
-    """Explore the grounds that execute the mutant's place, in order and with the mutant planted, until one does not hold.
+    """Explore the grounds that execute the mutant's site, in order and with the mutant planted, until one does not hold.
 
-    Where all of them hold, it is noted which one has other states, steps or rows than before: the tests pin them.
+    If all hold, the first one with other states, steps or rows than before is reported: tests pin those numbers.
     """
     changed = False
     counted: tuple[str, str] | None = None
@@ -233,7 +233,7 @@ def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
 
 
 def difference(ran: Ran, base: Ran) -> str:
-    """How a world in which every rule holds differs from what the tests pin of it; empty where it does not."""
+    """How a world in which every rule holds differs from its baseline in what tests pin; empty if it does not."""
     more = " and more" if ran.verdict is Verdict.UNKNOWN else ""
     if (ran.states, ran.edges) != (base.states, base.edges):
         return f"{ran.states} states and {ran.edges} steps{more} instead of {base.states} and {base.edges}"
@@ -242,18 +242,18 @@ def difference(ran: Ran, base: Ran) -> str:
 
 
 def explored(ground: Ground, bounds: Bounds | None = None) -> Ran:
-    """One ground as the code is now; what cannot even begin, or does not return, is a counterexample of no steps."""
+    """Explore one ground with the code as it is now; if it cannot begin or hangs, that is a counterexample of no steps."""
     try:
         with _alarm() as wind:
             return ground(bounds or Bounds(), wind)
     except Exception as broken:
-        # a mutant can break the making of a world, too
+        # a mutant can also break the making of a world
         return Ran(0, 0, 0, frozenset(), Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
 
 
 @contextmanager
 def _alarm() -> Iterator[Callable[[], None]]:
-    """Raise `Hung` in whatever runs unless the alarm is wound again in time; does nothing where a signal cannot be had."""
+    """Raise `Hung` in the body unless the alarm is wound again in time; does nothing where signals cannot be used."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield lambda: None
         return
@@ -281,9 +281,9 @@ def judge_all(
     progress: Callable[[int, Judgement], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Judgement]:
-    """Judge all mutants in order; *progress* is called with each, *stop* ends it with those judged so far.
+    """Judge all mutants in order. *progress* is called after each; if *stop* returns True, those judged so far are returned.
 
-    Several *processes* share the work where the system can fork: they inherit the grounds as they are.
+    Several *processes* share the work if the system can fork; they inherit the grounds.
     """
     found: list[Judgement] = []
     try:
@@ -301,7 +301,7 @@ def judge_all(
 
 
 _inherited: tuple[Sequence[Mutant], Mapping[str, Baseline]] = ((), {})
-"""What a forked process judges: closures and planted code cannot be sent to it."""
+"""What a forked process judges; it inherits this, because closures and planted code cannot be pickled."""
 
 
 def _judge_inherited(number: int) -> Judgement:

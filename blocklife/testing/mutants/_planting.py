@@ -2,19 +2,19 @@
 
 Rules of this file:
 
-* No mutant is written down: guards come from the tables, effects from `states.COUPLINGS`, cleanup steps from the source of the
-  ledger and the scheduler. A new rule is a new mutant, without a line here.
-* A mutant is planted in the running code and taken out again, whatever happens. It is found where a world that holds without it
-  does not hold with it; the depth of the search is the length of a shortest counterexample.
-* What no world finds is told apart (`judging.Fate`): *counted* (every rule holds, and the numbers that tests pin change),
-  *unreached* (no world comes there), *unchanged* and *survived* (other values, as many). Each needs a test that fails under it
-  (`_table.read_caught`).
+* Mutants are derived: guards from the tables, effects from `states.COUPLINGS`, cleanup steps from the source of the ledger and
+  the scheduler. Only the seeds are listed here. A new rule makes a new mutant.
+* A mutant is planted in the running code and always taken out again. It is found if a world that holds without it does not hold
+  with it. The search is breadth first, so the counterexample is a shortest one.
+* A mutant that no world finds has one of four fates (`_judging.Fate`): *counted* (every rule holds, but numbers that tests pin
+  change), *unreached* (no world executes the code), *unchanged*, or *survived* (the same numbers, other values). Each needs a
+  test that fails under it (`_table.read_caught`).
 
 Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
-not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that something ends
-with: one that can be reached from a verb that ends a job, a hold, a request or content. An assignment to what snapshots do not
-contain (a counter, say) is none: nothing that comes next depends on it. What such a function takes out of a table while it
-reads it (``pop``) is a step, too: without it the entry is read, and stays.
+not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that can be reached from
+a verb that ends a job, a hold, a request or content. An assignment to something that snapshots do not contain (a counter, say)
+is not one: nothing later depends on it. If such a function takes an entry out of a table while it reads it (``pop``), that is
+a step, too: without it the entry is read, and stays.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ Undo: TypeAlias = Callable[[], None]
 
 @frozen
 class Site:
-    """A place in the code: a cleanup step of a function, by its number, or a row of a table."""
+    """A place in the code: a cleanup step of a function, or a row of a table, by number."""
 
     owner: type | str
     """A class, or the name of a machine."""
     name: str
     """A function, or an event."""
     number: int
-    """Of the step in its function, or of the row in its table."""
+    """The number of the step in its function, or of the row in its table."""
 
 
 @frozen(eq=False)
 class Mutant:
-    """One thing that is switched off."""
+    """One rule, effect or step that can be switched off."""
 
     name: str
     kind: str
@@ -80,12 +80,12 @@ class Mutant:
     plant: Callable[[], Undo]
     """Switches it off. Returns what switches it on again."""
     site: Site | None = None
-    """Where it is, if it can be watched whether the code comes by."""
+    """Where it is in the code, if it can be watched whether that is executed."""
 
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
-    """With a mutant in the running code."""
+    """Run the body with a mutant in the code."""
     undo = mutant.plant()
     try:
         yield
@@ -95,7 +95,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
 
 @contextmanager
 def watched(mutants: Iterable[Mutant]) -> Iterator[set[str]]:
-    """With the code as it is; collects the names of those mutants that the code comes by. Those without a site always count."""
+    """Run the body without mutants, and collect the names of those whose site is executed, and of those without a site."""
     names = {each.site: each.name for each in mutants if each.site is not None}
     reached = {each.name for each in mutants if each.site is None}
     undos: list[Undo] = []
@@ -115,7 +115,7 @@ def watched(mutants: Iterable[Mutant]) -> Iterator[set[str]]:
 
 
 def all_mutants() -> list[Mutant]:
-    """Every one, in a fixed order; no two have the same name."""
+    """All mutants, in a fixed order; no two have the same name."""
     found = [*guard_mutants(), *effect_mutants(), *step_mutants(), *seed_mutants()]
     twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
     if twice:
@@ -124,7 +124,7 @@ def all_mutants() -> list[Mutant]:
 
 
 def mutant_named(name: str) -> Mutant:
-    """The mutant of that name. Refuses one that none has."""
+    """The mutant with this name. Raises MisuseError if there is none."""
     mutants = {each.name: each for each in all_mutants()}
     if name not in mutants:
         raise MisuseError(no_mutant(name, mutants))
@@ -132,7 +132,7 @@ def mutant_named(name: str) -> Mutant:
 
 
 def no_mutant(name: str, names: Collection[str]) -> str:
-    """What to say where no mutant has a name: which one is nearest, those first that have it within their own."""
+    """The message for an unknown name: it suggests the nearest one, preferably one that contains the name."""
     near = difflib.get_close_matches(name, [each for each in names if name in each] or names, n=1, cutoff=0.0)
     return f"no mutant is called {name!r}" + "".join(f" (the nearest is {each!r})" for each in near)
 
@@ -141,7 +141,7 @@ def no_mutant(name: str, names: Collection[str]) -> str:
 
 
 def guard_mutants() -> Iterator[Mutant]:
-    """Every row of a table with a guard: it is taken although the guard does not hold."""
+    """A mutant for each row with a guard: the row is taken although the guard does not hold."""
     for machine, table in MACHINES.items():
         for row in table.rows:
             if row.guard is not None:
@@ -151,7 +151,7 @@ def guard_mutants() -> Iterator[Mutant]:
 
 
 def _without_guard(machine: str, index: int) -> bytearray:
-    """The look-up of an event if one of its rows had no guard."""
+    """The lookup of an event as if one of its rows had no guard."""
     table = MACHINES[machine]
     row = table.row(index)
     event = table.events[row.event]
@@ -170,7 +170,7 @@ def _forget_guard(machine: str, index: int) -> Undo:
 
 
 def _note_rows(machine: str, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
-    """Watch where forgotten guards of one event would make a difference."""
+    """Watch where missing guards of one event would make a difference."""
     event = MACHINES[machine].events[name]
     wrong = {
         mutant: bytes(_without_guard(machine, site.number))
@@ -191,7 +191,7 @@ def _note_rows(machine: str, name: str, names: Mapping[Site, str], reached: set[
 
 
 def _differing(right: bytes, wrong: Mapping[str, bytes]) -> dict[int, list[str]]:
-    """At which places which mutants would make a difference."""
+    """Which mutants would make a difference, by place in the lookup."""
     found: dict[int, list[str]] = {}
     for mutant, table in wrong.items():
         for place, row in enumerate(table):
@@ -201,14 +201,14 @@ def _differing(right: bytes, wrong: Mapping[str, bytes]) -> dict[int, list[str]]
 
 
 def _load(rule: Rule, tables: tuple[bytes, ...]) -> Undo:
-    """Let blocks or slots be asked by other tables."""
+    """Replace the lookups of blocks or slots."""
     right = rule.tables
     rule.load(tables)
     return functools.partial(rule.load, right)
 
 
 def rewire(event: Event, lut: bytes) -> Undo:
-    """Give an event another look-up, for single machines and for places; a table is frozen for everybody else."""
+    """Replace the lookup of an event, for single machines and for places; a table is frozen otherwise."""
     rules = RULES.get(event.table.name.removesuffix("Life").lower(), {})
     right, view = event.lut, event._lut_view
     object.__setattr__(event, "lut", lut)
@@ -225,7 +225,7 @@ def rewire(event: Event, lut: bytes) -> Undo:
 
 
 class _WatchedPlaces(bytes):
-    """A look-up that notes when one of some of its places is read."""
+    """A lookup that records when certain places of it are read."""
 
     places: Mapping[int, Sequence[str]]
     reached: set[str]
@@ -245,7 +245,7 @@ class _WatchedPlaces(bytes):
 
 
 def effect_mutants() -> Iterator[Mutant]:
-    """Every effect of every coupling: the cause happens, and the effect does not."""
+    """A mutant for each effect of each coupling: the cause happens, and the effect does not."""
     for coupling in COUPLINGS:
         for effect in coupling.effects:
             yield Mutant(f"{coupling.name}: no {effect}", "effect", functools.partial(_drop_effect, coupling, effect))
@@ -260,7 +260,7 @@ _CAUSED_IN = {
     "request.preempt|finish|load_failed": (Steps, "give_up"),
     "ledger.reset": (Steps, "reset"),
 }
-"""The function in which a cause takes its effects; those of a job's own steps are looked up in the table while it runs."""
+"""The function with the effects of each cause; the effects of a job's steps are looked up in the table at run time."""
 
 
 def _drop_effect(coupling: Coupling, effect: str) -> Undo:
@@ -269,7 +269,7 @@ def _drop_effect(coupling: Coupling, effect: str) -> Undo:
     effects = ledger_steps._EFFECTS
     changed = {key: value for key, value in effects.items() if value is coupling.effects}
     if not isinstance(effects, dict) or not changed:
-        raise MisuseError(f"coupling {coupling.name}: nobody looks its effects up, and no function is named for its cause")
+        raise MisuseError(f"coupling {coupling.name}: its effects are not looked up, and no function is listed for its cause")
     effects.update(dict.fromkeys(changed, tuple(each for each in coupling.effects if each != effect)))
 
     def undo() -> None:
@@ -279,7 +279,7 @@ def _drop_effect(coupling: Coupling, effect: str) -> Undo:
 
 
 def _drop_inside(owner: type, name: str, effect: str) -> Undo:
-    """While one function runs, the steps that an effect stands for are not taken."""
+    """Skip the steps of an effect while one function runs."""
     inside = [0]
     machine, _, events = effect.partition(".")
     wanted = events.split("|")
@@ -360,7 +360,7 @@ _ENDINGS = frozenset(
 _PARTS = frozenset(
     {"_state", "_steps", "_check", "_journal", "_blocks", "_slots", "_jobs", "_ledger", "_stores", "_progress", "_tier"}
 )
-"""Attributes under which a part is known to another: they are state as much as what is in them."""
+"""Attributes that refer to another part: they count as state, like the contents of the part."""
 _COLUMNS = frozenset({"epoch", "refs", "pins", "writes", "overdue", "job"})
 """The columns of blocks that have a second name."""
 _NOTE = "_mutant_reached"
@@ -370,11 +370,11 @@ _ASKS = ("check", "_check", "_recheck", "_ask", "ask", "tracked")
 _EDGES = frozenset({"edge", "ours", "self._check"})
 """Modules and parts, by their names where they are used, all of whose functions only check."""
 _TAKES_OUT = frozenset({"pop", "popleft"})
-"""The methods that give an entry of a table, and take it out."""
+"""The methods that take an entry out of a table and return it."""
 
 
 def step_mutants() -> Iterator[Mutant]:
-    """Every cleanup step: the function runs without it."""
+    """A mutant for each cleanup step: the function runs without it."""
     for owner, name in _ending_functions():
         tree = _source_of(owner, name)
         seen: Counter[str] = Counter()
@@ -393,7 +393,7 @@ def step_mutants() -> Iterator[Mutant]:
 
 
 def _ending_functions() -> list[tuple[type, str]]:
-    """Every function of the classes that one of the endings can call, by the names that are called."""
+    """Every function of the classes that can be called from one of the endings, found by the names of calls."""
     functions = {
         (owner, name): _source_of(owner, name)
         for owner in _CLASSES
@@ -413,13 +413,13 @@ def _source_of(owner: type, name: str) -> ast.FunctionDef:
     function = inspect.unwrap(inspect.getattr_static(owner, name))
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     if not isinstance(tree, ast.FunctionDef):
-        raise MisuseError(f"{owner.__name__}.{name}: it is no plain function")
+        raise MisuseError(f"{owner.__name__}.{name}: it is not a plain function")
     return tree
 
 
 @functools.cache
 def _state_names() -> frozenset[str]:
-    """Every attribute that is part of snapshots; others decide nothing."""
+    """Every attribute that is part of snapshots; no others influence decisions."""
     modules = (ledger_snapshot, scheduler_snapshot)
     trees = [ast.parse(inspect.getsource(module)) for module in modules]
     named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -427,7 +427,7 @@ def _state_names() -> frozenset[str]:
 
 
 def _counters() -> set[str]:
-    """Attributes that are made as empty counters: what is only counted."""
+    """Attributes that start as empty counters: they only count."""
     trees = [ast.parse(textwrap.dedent(inspect.getsource(owner))) for owner in (LedgerData, SchedulerState, StoreLine)]
     made = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
     return {
@@ -440,7 +440,7 @@ def _counters() -> set[str]:
 
 
 def _steps(tree: ast.FunctionDef) -> list[ast.stmt | ast.Call]:
-    """The cleanup steps of a function: whole statements, and what is taken out within others."""
+    """The cleanup steps of a function: whole statements, and calls within others that take an entry out."""
     return [*_cleanups(tree), *_taken_out(tree)]
 
 
@@ -474,7 +474,7 @@ def _taken_out(tree: ast.FunctionDef) -> Iterator[ast.Call]:
 
 
 def _made_here(tree: ast.FunctionDef) -> set[str]:
-    """Names of containers that the function itself makes: filling them is its own affair."""
+    """Names of containers that the function itself makes; filling them is not a step."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -488,7 +488,7 @@ def _made_here(tree: ast.FunctionDef) -> set[str]:
 
 
 def _outside(node: ast.expr, own: set[str]) -> bool:
-    """Whether an expression names state of an object: no local container, and nothing that snapshots leave out."""
+    """Whether an expression names state of an object: not a local container, and part of snapshots."""
     attributes = [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -498,17 +498,17 @@ def _outside(node: ast.expr, own: set[str]) -> bool:
 
 
 def _is_state(name: str) -> bool:
-    """Whether snapshots speak of it. A column has a second name, with an underscore, for where it is compiled."""
+    """Whether it is part of snapshots. A column has a second name, with an underscore, for compiled code."""
     return name in _state_names() or name in {"_" + each for each in _COLUMNS}
 
 
 def _is_function(name: str) -> bool:
-    """Whether some class here has a function of that name."""
+    """Whether some class here has a function with this name."""
     return any(callable(getattr(owner, name, None)) for owner in _CLASSES)
 
 
 def _drop_step(owner: type, name: str, number: int) -> Undo:
-    """Compile the function anew: without one statement, or with a look-up where an entry was taken out."""
+    """Compile the function again without one statement, or with a lookup where an entry was taken out."""
     tree = _copy_of(owner, name)
     victim = _steps(tree)[number]
     if isinstance(victim, ast.Call):
@@ -519,13 +519,13 @@ def _drop_step(owner: type, name: str, number: int) -> Undo:
 
 
 class _LookUp(ast.NodeTransformer):
-    """Puts ``d[key]`` in the place of ``d.pop(key)``, and ``d.get(key, other)`` in that of ``d.pop(key, other)``."""
+    """Replaces ``d.pop(key)`` by ``d[key]``, and ``d.pop(key, other)`` by ``d.get(key, other)``."""
 
     def __init__(self, call: ast.Call) -> None:
         self.call = call
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """Only the one call is another."""
+        """Replace only the one call."""
         if node is not self.call or not isinstance(node.func, ast.Attribute):
             self.generic_visit(node)
             return node
@@ -536,7 +536,7 @@ class _LookUp(ast.NodeTransformer):
 
 
 def _note_steps(owner: type, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
-    """Compile the function anew, with a note before each cleanup step."""
+    """Compile the function again, with a note before each cleanup step."""
     tree = _copy_of(owner, name)
     notes: dict[int, list[ast.stmt]] = {}
     for number, step in enumerate(_steps(tree)):
@@ -548,20 +548,20 @@ def _note_steps(owner: type, name: str, names: Mapping[Site, str], reached: set[
 
 
 def _statement_of(tree: ast.FunctionDef, step: ast.stmt | ast.Call) -> ast.stmt:
-    """The innermost statement that a step is part of, or that it is."""
+    """The innermost statement that contains a step, or is the step."""
     around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and any(each is step for each in ast.walk(node))]
-    return around[-1]  # the walk is breadth first: what lies deeper comes later
+    return around[-1]  # the walk is breadth first: deeper statements come later
 
 
 def _copy_of(owner: type, name: str) -> ast.FunctionDef:
     tree = ast.parse(ast.unparse(_source_of(owner, name))).body[0]
     if not isinstance(tree, ast.FunctionDef):
-        raise MisuseError(f"{owner.__name__}.{name}: it is no plain function")
+        raise MisuseError(f"{owner.__name__}.{name}: it is not a plain function")
     return tree
 
 
 def _put(tree: ast.FunctionDef, instead: Mapping[int, list[ast.stmt]]) -> None:
-    """Put other statements in the place of some, which are named by their identity."""
+    """Replace some statements, given by their identity."""
     for node in ast.walk(tree):
         for block in ("body", "orelse", "finalbody"):
             statements = getattr(node, block, None)
@@ -570,11 +570,11 @@ def _put(tree: ast.FunctionDef, instead: Mapping[int, list[ast.stmt]]) -> None:
 
 
 def _compiled(owner: object, name: str, source: str, reached: Callable[[str], None] | None = None) -> object:
-    """A function of other source, in the very module of the one that it stands for."""
+    """A function with changed source, compiled in the module of the original."""
     module = inspect.unwrap(getattr(owner, name)).__globals__
     made: dict[str, Any] = {}
     if reached is not None:
-        module[_NOTE] = reached  # it stays: nothing but a watched function asks for it
+        module[_NOTE] = reached  # it stays: only watched functions use it
     exec(compile("from __future__ import annotations\n" + source, f"<mutant of {name}>", "exec"), module, made)
     return made[name]
 
@@ -584,7 +584,7 @@ def _compiled(owner: object, name: str, source: str, reached: Callable[[str], No
 
 @frozen
 class Seed:
-    """One released fix taken back: other text in the place of some of one function."""
+    """One released fix taken back: some text of one function is replaced."""
 
     name: str
     owner: object
@@ -624,7 +624,7 @@ SEEDS: tuple[Seed, ...] = (
         {"and bool(state.ending or state.outlived)": "and not (state.ending or state.outlived)"},
     ),
 )
-"""The five upstream fixes that the project grew out of, each taken back."""
+"""Five upstream fixes that the project started from, each taken back."""
 
 
 def seed_mutants() -> Iterator[Mutant]:
@@ -638,6 +638,6 @@ def _take_back(seed: Seed) -> Undo:
     source = textwrap.dedent(inspect.getsource(original))
     for text, instead in seed.instead.items():
         if source.count(text) != 1:
-            raise MisuseError(f"{seed.name}: {seed.function} no longer has the text {text!r} once (say the bug another way)")
+            raise MisuseError(f"{seed.name}: {seed.function} no longer has the text {text!r} once (plant the bug another way)")
         source = source.replace(text, instead)
     return _patched([(seed.owner, seed.function, _compiled(seed.owner, seed.function, source))])

@@ -1,11 +1,11 @@
-"""The table of mutants as a page: the world that finds each and how soon, or the test that does.
+"""The table of mutants as a page: the world that finds each, after how many steps, or the test that does.
 
 Rules of this file:
 
-* The page is written from judgements, and can be read back, so that a test can ask whether it is still true.
-* A mutant that no world finds needs a test that fails under it; without one it is a hole, and the page says so. The package
-  names no tests: a suite has a TOML file with rows ``"mutant" = "tests/test_x.py::test_y"``, and a test that plants each.
-* A step whose mutant makes no observable difference is not needed: it is deleted.
+* The page is written from judgements, and can be read back, so that a test can check whether it is still true.
+* A mutant that no world finds needs a test that fails under it; without one it is a hole, and the page says so. The tests are
+  in a TOML file of the suite, with rows ``"mutant" = "tests/test_x.py::test_y"``, and a test plants each of these mutants.
+* A step whose mutant makes no observable difference is not needed: delete it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _HEAD = (
     "fixes, each switched off in turn.\n"
     "`blocklife check --mutants` plants one after the other and explores the small worlds until one of them does not hold; "
     "*steps* is the length of a shortest counterexample there.\n"
-    "The list is read from the tables and from the source; nobody keeps it. "
-    "What no world finds, a test of the suite does: `pytest --blocklife-mutant NAME` runs any suite with a mutant planted.\n"
-    "This page is written by `make mutants`, and tests ask each row again.\n"
+    "The list is derived from the tables and the source. "
+    "Mutants that no world finds are found by a test: `pytest --blocklife-mutant NAME` runs any suite with a mutant planted.\n"
+    "This page is written by `make mutants`, and tests check each row again.\n"
 )
 _COLUMNS = "| mutant | found in | breaks | steps |\n| --- | --- | --- | ---: |\n"
 _KINDS = {
     "guard": "Guards: a row is taken although its guard does not hold",
     "effect": "Effects: one machine takes its step, and the other does not",
-    "step": "Cleanup steps: a function that something ends with runs without one of its statements",
+    "step": "Cleanup steps: a function that ends something runs without one of its statements",
     "seed": "Seeds: the code as it was before a released fix",
 }
-_BY_TESTS = "## Found by a test: every rule holds, and something else is wrong\n\n| mutant | test |\n| --- | --- |\n"
-_HOLES = "## Found by nobody\n\n| mutant | what changes |\n| --- | --- |\n"
+_BY_TESTS = "## Found by a test: every rule holds, but something else is wrong\n\n| mutant | test |\n| --- | --- |\n"
+_HOLES = "## Holes: found by no world and no test\n\n| mutant | what changes |\n| --- | --- |\n"
 _NONE: Mapping[str, str] = {}
 
 
@@ -53,21 +53,21 @@ class PageRow:
 
 
 def lines(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> list[str]:
-    """In words: each mutant with what finds it, and those that nothing finds."""
+    """One line for each mutant with what finds it, and a summary."""
     said = []
     for each in judgements:
         if each.fate is Fate.FOUND:
             said.append(f"found in {each.world} after {each.length} steps ({each.rule}): {each.mutant}")
         else:
-            test = tests.get(each.mutant, "NOBODY FINDS IT (--tests FILE says which test does)")
+            test = tests.get(each.mutant, "NOT FOUND (--tests FILE names the test that finds it)")
             said.append(f"{each.fate.name.lower()}: {each.mutant}\n    {test}")
     return [*said, f"{_counted(judgements, tests)}; holes: {len(holes(judgements, tests, whole=False))}"]
 
 
 def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, whole: bool = True) -> list[str]:
-    """What is wrong with a list: mutants with neither counterexample nor test, and those with both.
+    """What is wrong with a list: mutants with neither a counterexample nor a test, and those with both.
 
-    *whole*: the list has all mutants, so that a test for none of them is one too many.
+    *whole*: the list has all mutants, so that tests for unknown mutants are wrong, too.
     """
     judged = {each.mutant: each.fate for each in judgements}
     said = []
@@ -75,13 +75,13 @@ def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, 
         if fate is not Fate.FOUND and mutant not in tests:
             said.append(f"{mutant}: {fate.name.lower()}")
         elif fate is Fate.FOUND and mutant in tests:
-            said.append(f"{mutant}: there is a test for it, and a world finds it")
+            said.append(f"{mutant}: there is a test for it, but a world finds it already")
     gone = sorted(tests.keys() - judged.keys()) if whole else ()
-    return [*said, *(f"{mutant}: there is a test for it, and no such mutant" for mutant in gone)]
+    return [*said, *(f"{mutant}: there is a test for it, but no such mutant" for mutant in gone)]
 
 
 def _counted(judgements: Sequence[Judgement], tests: Mapping[str, str]) -> str:
-    """How many are found by what."""
+    """How many are found by worlds and by tests."""
     found = {each.mutant for each in judgements if each.fate is Fate.FOUND}
     tested = {each.mutant for each in judgements if each.mutant in tests} - found
     return f"{len(judgements)} mutants: found by a world {len(found)}, by a test {len(tested)}"
@@ -103,7 +103,7 @@ def page(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> s
 
 
 def read_page(text: str) -> list[PageRow]:
-    """The mutants that a page says are found. Refuses a page that has none."""
+    """The mutants that a page lists as found. Raises MisuseError if there are none."""
     found: list[PageRow] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")]
@@ -111,7 +111,7 @@ def read_page(text: str) -> list[PageRow]:
             mutant = cells[0].strip("`").replace("\0", "|")
             found.append(PageRow(mutant, cells[1], cells[2], int(cells[3])))
     if not found:
-        raise MisuseError("the page names no mutant that is found (write it anew: make mutants)")
+        raise MisuseError("the page has no mutant that is found (write it again: make mutants)")
     return found
 
 
@@ -120,10 +120,10 @@ def _safe(text: str) -> str:
 
 
 def _changed(judgement: Judgement) -> str:
-    """What the worlds show of a mutant under which every rule holds."""
+    """What changes in the worlds under a mutant with which every rule holds."""
     if judgement.fate is Fate.COUNTED:
         return f"numbers of {judgement.world}: {_safe(judgement.message)}"
-    return {Fate.UNREACHED: "no world comes by", Fate.UNCHANGED: "nothing"}.get(judgement.fate, "values, in the same number")
+    return {Fate.UNREACHED: "no world executes it", Fate.UNCHANGED: "nothing"}.get(judgement.fate, "values, not their number")
 
 
 # --- the tests that find what no world does -----------------------------------------------------------------------------
@@ -133,7 +133,7 @@ _TEST = re.compile(r"\S+\.py(::\w+)*::\w+(\[.+\])?")
 
 
 def read_caught(path: str, mutants: Collection[str]) -> dict[str, str]:
-    """The test that fails under a mutant, by mutant. Refuses a row for what is none of the *mutants*."""
+    """The test that fails under each mutant. Raises MisuseError for a row whose name is not in *mutants*."""
     text = read_text(path)
     found: dict[str, str] = {}
     for name, test in parse_toml(text, path).items():
@@ -141,11 +141,11 @@ def read_caught(path: str, mutants: Collection[str]) -> dict[str, str]:
         if name not in mutants:
             raise MisuseError(f"{where}: {no_mutant(name, mutants)}")
         if not isinstance(test, str) or not _TEST.fullmatch(test):
-            raise MisuseError(f"{where}: {test!r} is no test (say file.py::test_name, in quotes)")
+            raise MisuseError(f"{where}: {test!r} is not a test (write file.py::test_name, in quotes)")
         found[name] = test
     return found
 
 
 def _line_of(name: str, text: str) -> int:
-    """Where a row begins; the first line where it is written in another way than it reads."""
+    """The line of a row; line 1 if its name is written with escapes."""
     return next((number for number, line in enumerate(text.splitlines(), 1) if name in line), 1)

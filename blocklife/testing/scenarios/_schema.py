@@ -1,9 +1,9 @@
-"""The schema of a scenario file: every verb with what it takes, every expectation, every setting, each with its sentence.
+"""The schema of a scenario file: every verb with its parameters, every expectation and every setting, each with a description.
 
 Rules of this file:
 
-* It is a table. What a word does stands elsewhere (`stage`, `judge`); a test sees to it that each is done.
-* `specs/scenarios/README.md` prints these sentences; another test compares.
+* It is a table. What the words do is in `_stage` and `_judge`; a test checks that none is missing there.
+* `specs/scenarios/README.md` prints these descriptions; another test compares.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from blocklife.offload.replacement import BUILT_IN
 from blocklife.testing.scenarios._driver import EngineSetup
 
 Value: TypeAlias = "str | int | float | bool | Sequence[Value] | Mapping[str, Value]"
-"""Whatever a TOML file can say, dates apart."""
+"""Any value of a TOML file, except dates."""
 
 
 class ValueKind(enum.Enum):
-    """What a value is; its text is what an error says was expected."""
+    """The kinds of values; the text is what an error message says was expected."""
 
     TEXT = "a text"
     NUMBER = "a whole number"
@@ -58,14 +58,14 @@ class ValueKind(enum.Enum):
 
 @frozen
 class Parameter:
-    """One thing that a verb takes."""
+    """One parameter of a verb."""
 
     name: str
     kind: ValueKind
     needed: bool = False
     choices: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
-    """Methods of a driver that a step needs if it says this."""
+    """Methods of a driver that a step with this parameter needs."""
 
 
 def _needed(name: str, kind: ValueKind) -> Parameter:
@@ -74,16 +74,16 @@ def _needed(name: str, kind: ValueKind) -> Parameter:
 
 @frozen
 class Verb:
-    """Something that a step does."""
+    """Something that a step can do."""
 
     name: str
     doc: str
     parameters: tuple[Parameter, ...] = ()
     section: str = "the engine"
     binds: str = ""
-    """What ``as`` names: ``blocks`` or ``job``; empty where the verb makes nothing."""
+    """What ``as`` names: ``blocks`` or ``job``; empty if the verb makes nothing."""
     calls: tuple[str, ...] | None = None
-    """Methods of a driver that it needs besides the five that every driver has; None for one of its own name."""
+    """Methods of a driver that it needs besides the five required ones; None for the one with its own name."""
 
     @property
     def known(self) -> Mapping[str, Parameter]:
@@ -109,8 +109,8 @@ VERBS: Mapping[str, Verb] = {
     for each in (
         Verb(
             "arrive",
-            "A request comes with a prompt, one letter a token; it waits. `tokens`: it ends by itself with so many in all. "
-            "`reply`: what it will sample; it ends with that.",
+            "A request arrives with a prompt, one letter per token, and waits. `tokens`: it ends when it has so many in all. "
+            "`reply`: what it will sample; then it ends.",
             (
                 _needed("request", ValueKind.TEXT),
                 _needed("prompt", ValueKind.TEXT),
@@ -121,11 +121,11 @@ VERBS: Mapping[str, Verb] = {
         ),
         Verb(
             "step",
-            "One engine step: preempt, schedule, let in, plan, carry out, settle (`async`: settle the plan before). "
-            "`compute`: tokens of running requests, 0 for those not named; left out: the engine's own choice. `let_in`: who is "
-            "looked up and let in, with a number where not all known tokens are computed at once; left out: whoever waits. "
-            "`sampled`: how many tokens a request gets. `failing`: what the plan waits for lands badly. `settle = false`: the "
-            "plan stays out. `times`, `until`: again.",
+            "One engine step: preempt, schedule, admit, plan, execute, settle (`async`: settle the previous plan). `compute`: "
+            "tokens of running requests, 0 for those not named; without it the engine chooses. `let_in`: the requests to look "
+            "up and admit, with a number if not all known tokens are computed at once; without it all that wait. `sampled`: "
+            "how many tokens a request gets. `failing`: the copies that the plan waits for fail. `settle = false`: the plan "
+            "stays outstanding. `times`, `until`: repeat.",
             (
                 Parameter("compute", ValueKind.TOKENS),
                 Parameter("let_in", ValueKind.LET_IN),
@@ -138,96 +138,106 @@ VERBS: Mapping[str, Verb] = {
             ),
             calls=(),
         ),
-        Verb(
-            "tick", "A step in which nobody computes or enters; then all plans that are out settle.", (_TIMES, _UNTIL), calls=()
-        ),
+        Verb("tick", "A step that computes and admits nothing; then all outstanding plans settle.", (_TIMES, _UNTIL), calls=()),
         Verb(
             "settle",
-            "The oldest plan that is out settles, with all reports. `after`: so many steps' time passes first.",
+            "The oldest outstanding plan settles, with all reports. `after`: first the time of so many steps passes.",
             (Parameter("sampled", ValueKind.TOKENS), Parameter("after", ValueKind.NUMBER, calls=("advance",))),
             calls=(),
         ),
         Verb(
             "compute",
-            "Steps in which this request alone computes, until just so many of its tokens are settled, and none is in flight.",
+            "Steps in which only this request computes, until exactly so many of its tokens are settled and none is in flight.",
             (_REQUEST, _needed("tokens", ValueKind.NUMBER)),
             calls=("progress",),
         ),
-        Verb("lookup", "Ask how much of a request is there; what was counted stays until the next plan.", (_REQUEST,)),
-        Verb("finish", "The engine has seen enough of a request.", (_REQUEST,)),
-        Verb("abort", "The client of a request has gone.", (_REQUEST,)),
-        Verb("preempt", "A request loses everything, between two steps.", (_REQUEST,)),
+        Verb("lookup", "Look up the prefix hit of a request; the content that was hit stays until the next plan.", (_REQUEST,)),
+        Verb("finish", "The engine ends a request.", (_REQUEST,)),
+        Verb("abort", "The client of a request is gone.", (_REQUEST,)),
+        Verb("preempt", "A request is preempted between two steps, and loses all its blocks.", (_REQUEST,)),
         Verb(
             "land",
-            "Copies arrive on the device: those named, or all that run; on one `worker`, or on all. Their reports come with "
+            "Copies land on the device: those named, or all that run; on one `worker`, or on all. Their reports come with "
             "the next plan that settles; `report`: `twice`, or `lost`.",
             (_COPIES, _WORKER, _REPORT),
             calls=(),
         ),
         Verb("fail", "As `land`, but the bytes are garbage, and the report says so.", (_COPIES, _WORKER, _REPORT), calls=()),
         Verb(
-            "hang", "Copies will never land by themselves; a wait for them ends them unreported.", (_COPIES, _WORKER), calls=()
+            "hang",
+            "Copies never land by themselves; a wait for them ends them without a report.",
+            (_COPIES, _WORKER),
+            calls=(),
         ),
         Verb(
             "report",
-            "A report comes although nothing landed now: once more, late, too early, or of a copy that `nobody` made.",
+            "A report comes although nothing lands now: a repeated, late or early one, or one of a copy that `nobody` made.",
             (_needed("copy", ValueKind.JOB), _WORKER, Parameter("failed", ValueKind.FLAG)),
             calls=(),
         ),
         Verb(
             "lose_report",
-            "A report that was sent, and has not been told yet, gets lost.",
+            "A report that was sent but not delivered yet gets lost.",
             (_needed("copy", ValueKind.JOB), _WORKER),
             calls=(),
         ),
         Verb(
-            "reset", "All content is forgotten; with `drain` only when no copy is out.", (Parameter("drain", ValueKind.FLAG),)
+            "reset",
+            "All content is forgotten; with `drain` only once no copy is outstanding.",
+            (Parameter("drain", ValueKind.FLAG),),
         ),
-        Verb("renew", "Other weights, or another customer.", (_needed("generation", ValueKind.TEXT),)),
-        Verb("sleep", "The device is given up; the host keeps what it has."),
-        Verb("wake", "The device is there again, empty."),
-        Verb("lose_worker", "A worker is gone, and what ran and lay there.", (_needed("worker", ValueKind.WORKER),)),
-        Verb("regain_worker", "It is there again, with empty memory.", (_needed("worker", ValueKind.WORKER),)),
-        Verb("pass_time", "So many steps' time passes, and a tick.", (_needed("steps", ValueKind.NUMBER),), calls=("advance",)),
+        Verb(
+            "renew", "New weights or another customer: no earlier content is found.", (_needed("generation", ValueKind.TEXT),)
+        ),
+        Verb("sleep", "The device memory is given up; the host keeps its content."),
+        Verb("wake", "The device memory is back, empty."),
+        Verb("lose_worker", "A worker is lost, with its copies and its memory.", (_needed("worker", ValueKind.WORKER),)),
+        Verb("regain_worker", "It is back, with empty memory.", (_needed("worker", ValueKind.WORKER),)),
+        Verb(
+            "pass_time",
+            "The time of so many steps passes, then a tick.",
+            (_needed("steps", ValueKind.NUMBER),),
+            calls=("advance",),
+        ),
         Verb("prove_quiet", "The device is synchronised with these copies, or with all that run.", (_COPIES,)),
         Verb("drain", "Ticks in which everything lands, until nothing is pending.", calls=("pending",)),
-        Verb("agree", "Ranks say what they have; the answer is what all go by.", (_needed("ranks", ValueKind.RANKS),)),
-        Verb("check", "Nothing happens: a place for expectations.", calls=()),
+        Verb("agree", "Ranks report what they have; the answer is what all of them use.", (_needed("ranks", ValueKind.RANKS),)),
+        Verb("check", "Nothing happens: a step only for expectations.", calls=()),
         Verb(
             "walk",
-            "So many random actions, drawn with the world's `seed`: requests come, grow, are preempted and end, copies land in "
-            "any order, fail, hang and report twice, the device or everything is forgotten now and then. At the end all "
-            "requests end, what hangs is proven quiet, and all copies land.",
+            "Random actions, drawn with the world's `seed`: requests arrive, grow, are preempted and end; copies land in "
+            "any order, fail, hang and report twice; now and then the device's or all content is forgotten. At the end all "
+            "requests end, hanging copies are proven quiet, and all others land.",
             (_needed("actions", ValueKind.NUMBER),),
             calls=("finish", "abort", "preempt", "reset", "sleep", "wake", "prove_quiet", "request_state", "pending"),
         ),
         Verb(
             "prepare",
-            "The content of a prompt comes to the host, and the device is empty afterwards. `stride`: tokens in a step.",
+            "The content of a prompt is stored in the host, and the device is empty afterwards. `stride`: tokens per step.",
             (_needed("prompt", ValueKind.TEXT), Parameter("stride", ValueKind.NUMBER)),
             "scenes",
             calls=("finish", "sleep", "wake", "progress", "pending"),
         ),
         Verb(
             "empty_device",
-            "The device loses all content, the host none: sleep, drain, wake.",
+            "The device loses its content, the host does not: sleep, drain, wake.",
             (),
             "scenes",
             calls=("sleep", "wake", "pending"),
         ),
-        Verb("fill_host", "Somebody counts on every slot of the host: it refuses all stores.", (), "scenes"),
-        Verb("free_host", "Nobody counts on them any more.", (), "scenes"),
+        Verb("fill_host", "Every slot of the host is pinned: all stores are refused.", (), "scenes"),
+        Verb("free_host", "The slots are unpinned.", (), "scenes"),
         Verb(
             "crowd_host",
-            "So many slots are wanted for something else: what was used least recently goes. `fits`: whether there is room.",
+            "So many slots are needed for other content: the least recently used are evicted. `fits`: whether there is room.",
             (_needed("slots", ValueKind.NUMBER), Parameter("fits", ValueKind.FLAG)),
             "scenes",
         ),
         Verb("forget", "The host loses these contents.", (_CONTENTS,), "scenes"),
-        Verb("forget_on_device", "The device loses these contents, which nobody holds.", (_CONTENTS,), "scenes"),
+        Verb("forget_on_device", "The device loses these contents, which no request holds.", (_CONTENTS,), "scenes"),
         Verb(
             "enter",
-            "A request runs for which no scheduler acts, only the verbs of this section; with `waiting` it does not run yet.",
+            "A request runs that is not scheduled: only the verbs of this section act on it. `waiting`: it does not run yet.",
             (_needed("request", ValueKind.TEXT), Parameter("waiting", ValueKind.FLAG)),
             "single blocks",
         ),
@@ -238,32 +248,32 @@ VERBS: Mapping[str, Verb] = {
             "single blocks",
             "blocks",
         ),
-        Verb("acquire", "It takes content that lies on the device.", (_REQUEST, _CONTENTS), "single blocks", "blocks"),
-        Verb("release", "It lets go of blocks.", (_REQUEST, _needed("blocks", ValueKind.BLOCKS)), "single blocks"),
+        Verb("acquire", "It takes content that is on the device.", (_REQUEST, _CONTENTS), "single blocks", "blocks"),
+        Verb("release", "It releases blocks.", (_REQUEST, _needed("blocks", ValueKind.BLOCKS)), "single blocks"),
         Verb(
             "seal",
-            "These blocks are computed, final, and found under these names. `running`: it is the next step that computes them, "
-            "and they are called final before it has settled.",
+            "These blocks are computed, final, and found under these names. `running`: only the next step computes them; they "
+            "are sealed before it has settled.",
             (_needed("blocks", ValueKind.BLOCKS), _CONTENTS, Parameter("running", ValueKind.FLAG)),
             "single blocks",
         ),
         Verb(
             "plan_store",
-            "Blocks are to be copied to the host under these names, from the next step on.",
+            "Plan a store of blocks to the host, under these names, for the next step.",
             (_REQUEST, _needed("blocks", ValueKind.BLOCKS), _CONTENTS),
             "single blocks",
             "job",
         ),
         Verb(
             "plan_load",
-            "Contents of the host are to be brought into blocks of a request, from the next step on.",
+            "Plan a load of contents of the host into blocks of a request, for the next step.",
             (_REQUEST, _needed("blocks", ValueKind.BLOCKS), _CONTENTS),
             "single blocks",
             "job",
         ),
-        Verb("cancel", "A store that was not launched is given up.", (_needed("copy", ValueKind.JOB),), "single blocks"),
+        Verb("cancel", "A store that was not launched is cancelled.", (_needed("copy", ValueKind.JOB),), "single blocks"),
         Verb("submit", "A copy is handed to the workers without a step.", (_needed("copy", ValueKind.JOB),), "single blocks"),
-        Verb("abandon", "Nobody wants the result of a store any more.", (_needed("copy", ValueKind.JOB),), "single blocks"),
+        Verb("abandon", "The result of a store is not wanted any more.", (_needed("copy", ValueKind.JOB),), "single blocks"),
         Verb("flush", "The next plan waits for these copies.", (_needed("copies", ValueKind.JOBS),), "single blocks"),
         Verb(
             "free",
@@ -271,14 +281,12 @@ VERBS: Mapping[str, Verb] = {
             (_REQUEST, _needed("blocks", ValueKind.BLOCKS)),
             "single blocks",
         ),
-        Verb(
-            "pin", "Somebody counts on contents of the host.", (_needed("holder", ValueKind.TEXT), _CONTENTS), "single blocks"
-        ),
-        Verb("unpin", "And no longer does.", (_needed("holder", ValueKind.TEXT), _CONTENTS), "single blocks"),
-        Verb("evict", "Contents of the host are forgotten, unless somebody counts on them.", (_CONTENTS,), "single blocks"),
+        Verb("pin", "A holder pins contents of the host.", (_needed("holder", ValueKind.TEXT), _CONTENTS), "single blocks"),
+        Verb("unpin", "A holder unpins them.", (_needed("holder", ValueKind.TEXT), _CONTENTS), "single blocks"),
+        Verb("evict", "Contents of the host are evicted, unless they are pinned.", (_CONTENTS,), "single blocks"),
         Verb(
             "build_job",
-            "The record of a copy is built whose sizes by group are said to be these.",
+            "Build the record of a copy that claims to have these sizes by group.",
             (_needed("blocks", ValueKind.BLOCKS), _needed("sizes", ValueKind.NUMBERS)),
             "single blocks",
         ),
@@ -295,7 +303,12 @@ VERBS: Mapping[str, Verb] = {
             "of other engines",
         ),
         Verb("publish", "A node becomes visible in a tier.", (_needed("content", ValueKind.CONTENT),), "of other engines"),
-        Verb("attach", "A second connector stands beside the first.", (_needed("other", ValueKind.TEXT),), "of other engines"),
+        Verb(
+            "attach",
+            "A second connector is added beside the first.",
+            (_needed("other", ValueKind.TEXT),),
+            "of other engines",
+        ),
     )
 }
 """Every verb by name."""
@@ -303,14 +316,14 @@ VERBS: Mapping[str, Verb] = {
 
 @frozen
 class Expectation:
-    """Something that can be asked after a step."""
+    """Something that can be checked after a step."""
 
     name: str
     kind: ValueKind
     doc: str
     about: str = "the state"
     asks: tuple[str, ...] = ()
-    """Methods of a driver that answer it; of ``state`` they depend on what is named."""
+    """Methods of a driver that answer it; for ``state`` they depend on what is named."""
 
 
 _STEP = "what the step did"
@@ -320,40 +333,38 @@ EXPECTATIONS: Mapping[str, Expectation] = {
         Expectation(
             "stores",
             ValueKind.BLOCKS,
-            "exactly these blocks are read by stores that were planned in it, in one copy or in several",
+            "the stores planned in it read exactly these blocks, in one copy or in several",
             _STEP,
         ),
         Expectation(
             "loads",
             ValueKind.BLOCKS,
-            "exactly these blocks are written by loads that were planned in it, in one copy or in several",
+            "the loads planned in it write exactly these blocks, in one copy or in several",
             _STEP,
         ),
         Expectation("flushes", ValueKind.JOBS, "its plans wait for exactly these copies", _STEP),
-        Expectation("hit", ValueKind.HITS, "length of what was found for a request, in tokens, or `deferred`", _STEP),
-        Expectation("hit_on_device", ValueKind.HITS, "how much of that lies on the device", _STEP),
-        Expectation("no_room", ValueKind.REQUESTS, "exactly these requests found no room", _STEP),
-        Expectation("handed_out", ValueKind.BLOCKS, "these blocks got a new tenant, maybe others too", _STEP),
+        Expectation("hit", ValueKind.HITS, "length of the prefix hit of a request, in tokens, or `deferred`", _STEP),
+        Expectation("hit_on_device", ValueKind.HITS, "how much of the hit is on the device", _STEP),
+        Expectation("no_room", ValueKind.REQUESTS, "there was no room for exactly these requests", _STEP),
+        Expectation("handed_out", ValueKind.BLOCKS, "these blocks were handed out, maybe others, too", _STEP),
         Expectation("not_handed_out", ValueKind.BLOCKS, "these did not", _STEP),
         Expectation("loaded", ValueKind.REQUESTS, "the loads of exactly these requests are done", _STEP),
-        Expectation("load_failed", ValueKind.REQUESTS, "the loads of exactly these requests are lost", _STEP),
-        Expectation("ended", ValueKind.REQUESTS, "exactly these had waited for a plan to end", _STEP),
+        Expectation("load_failed", ValueKind.REQUESTS, "the loads of exactly these requests have failed", _STEP),
+        Expectation("ended", ValueKind.REQUESTS, "exactly these requests ended, which had to wait for this plan", _STEP),
         Expectation("answer", ValueKind.LIMITS, "what `agree` agreed on", _STEP),
-        Expectation("state", ValueKind.STATES, "the state of blocks, slots, copies and requests; a list: one of these"),
-        Expectation(
-            "holds", ValueKind.HOLDS, "what lies in a block on the device of every worker; `garbage` for nothing of use"
-        ),
-        Expectation("in_host", ValueKind.CONTENTS, "these can be found in the host", asks=("claims",)),
-        Expectation("not_in_host", ValueKind.CONTENTS, "these cannot", asks=("claims",)),
-        Expectation("on_device", ValueKind.CONTENTS, "these can be found on the device", asks=("claims",)),
-        Expectation("not_on_device", ValueKind.CONTENTS, "these cannot", asks=("claims",)),
-        Expectation("same", ValueKind.PAIRS, "two names of one block"),
-        Expectation("other", ValueKind.PAIRS, "names of two blocks"),
-        Expectation("has", ValueKind.HAS, "a request holds these blocks, maybe others too"),
+        Expectation("state", ValueKind.STATES, "the state of blocks, slots, copies and requests; a list means one of these"),
+        Expectation("holds", ValueKind.HOLDS, "the content of a block on every worker's device; `garbage` for invalid content"),
+        Expectation("in_host", ValueKind.CONTENTS, "these are found in the host", asks=("claims",)),
+        Expectation("not_in_host", ValueKind.CONTENTS, "these are not", asks=("claims",)),
+        Expectation("on_device", ValueKind.CONTENTS, "these are found on the device", asks=("claims",)),
+        Expectation("not_on_device", ValueKind.CONTENTS, "these are not", asks=("claims",)),
+        Expectation("same", ValueKind.PAIRS, "both names are the same block"),
+        Expectation("other", ValueKind.PAIRS, "the names are different blocks"),
+        Expectation("has", ValueKind.HAS, "a request holds these blocks, maybe others, too"),
         Expectation("out", ValueKind.JOBS, "exactly these copies run on the device"),
-        Expectation("sizes", ValueKind.SIZES, "blocks of each group that a copy has"),
+        Expectation("sizes", ValueKind.SIZES, "how many blocks of each group a copy has"),
         Expectation("tokens", ValueKind.HITS, "settled tokens of a request", asks=("progress",)),
-        Expectation("pending", ValueKind.FLAG, "whether ticking must go on", asks=("pending",)),
+        Expectation("pending", ValueKind.FLAG, "whether more ticks are needed", asks=("pending",)),
         Expectation(
             "nothing_left",
             ValueKind.FLAG,
@@ -361,9 +372,9 @@ EXPECTATIONS: Mapping[str, Expectation] = {
             asks=("left_behind",),
         ),
         Expectation("windows", ValueKind.WINDOWS, "chunks that a hit needs before its end, by group", asks=("windows",)),
-        Expectation("count", ValueKind.COUNTS, "numbers, see below; a text like `>= 2` compares", asks=("count",)),
+        Expectation("count", ValueKind.COUNTS, "counts, see below: a number, or a comparison such as `>= 2`", asks=("count",)),
         Expectation(
-            "same_as", ValueKind.STEP, "everything is as it was after that step, the numbers of jobs apart", asks=("picture",)
+            "same_as", ValueKind.STEP, "everything is as it was after that step, except job numbers", asks=("picture",)
         ),
     )
 }
@@ -371,26 +382,26 @@ EXPECTATIONS: Mapping[str, Expectation] = {
 
 COUNTS: Mapping[str, str] = {
     "free": "blocks that can be handed out without a wait",
-    "freeing_soon": "blocks that nobody holds and that a copy still touches",
-    "quarantined": "blocks of which nobody knows whether the device is done",
-    "late": "reports of copies whose verdict was known",
-    "duplicate": "second reports of a worker",
+    "freeing_soon": "blocks that no request holds and that a copy still touches",
+    "quarantined": "blocks that a copy past its deadline may still touch",
+    "late": "reports of copies that were over already",
+    "duplicate": "second reports of one copy by the same worker",
     "unknown": "reports of copies that nobody made",
     "jobs_made": "copies that were ever planned",
-    "jobs_out": "copies that are planned or under way",
+    "jobs_out": "copies that are planned or in flight",
     "ready": "host slots with readable content",
     "empty": "host slots without content",
-    "stale": "blocks whose life was over when their turn to be stored came",
+    "stale": "blocks whose life was over when they were to be stored",
     "refused_stores": "times that no store could be planned for lack of room",
-    "already_stored": "chunks that were in the host when their turn came",
-    "in_flight": "chunks of which a store was under way when their turn came",
-    "partial": "chunks that were left out because of what they lack",
+    "already_stored": "chunks that were already in the host when they were to be stored",
+    "in_flight": "chunks that were already being stored when they were to be stored",
+    "partial": "chunks that were not stored because of a hole",
     "requests": "requests that are not over",
 }
 """What can be counted."""
 
 SETTINGS: Mapping[str, attrs.Attribute[object]] = {each.name: each for each in attrs.fields(EngineSetup)}
-"""What a world can be told, by name."""
+"""Every setting of a world, by name."""
 
 
 def _names(policy: type[enum.Enum]) -> tuple[str, ...]:
@@ -407,31 +418,31 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "last_step": _names(LastStep),
     "events": ("own", "none", "shared"),
 }
-"""Settings that have a few values."""
+"""Settings with a fixed set of values."""
 
 SETTING_DOCS: Mapping[str, str] = {
     "groups": "groups of the model, as `full:BLOCK`, `swa:BLOCK:WINDOW` or `mamba:BLOCK` in tokens, with commas between",
     "blocks_per_chunk": "blocks that are stored as one",
-    "blocks": "device blocks that can be handed out; the null block comes on top",
+    "blocks": "device blocks that can be handed out, without the null block",
     "slots": "host slots, each for one chunk",
     "workers": "ranks; every copy runs on each of them",
-    "jobs": "copies that can be out at the same time",
+    "jobs": "copies that can be outstanding at the same time",
     "contract": "what may happen to a block that a store reads: it is handed out and the step waits, or it is held back",
     "scheduling": "whether a plan settles before the next one is made, or after it",
     "pool": "who hands out blocks: the ledger, or an allocator of the engine (single blocks only)",
-    "deadline": "steps that a copy may run",
-    "mode": "content is stored as its chunk fills, or when its block is about to go",
-    "lazy_blocks": "lazy: how many of the blocks that go next are kept stored",
-    "replacement": "what the host forgets first",
+    "deadline": "steps until a copy is past its deadline",
+    "mode": "when content is stored: when its chunk is full, or shortly before its block is evicted",
+    "lazy_blocks": "in lazy mode: how many of the next free blocks are kept stored",
+    "replacement": "the eviction policy of the host tier",
     "full_hit": "what happens to a hit on the whole prompt",
-    "last_step": "what happens to copies that are out when the last request ends",
+    "last_step": "what happens to copies in flight when the last request ends",
     "partial_chunks": "whether a chunk with a hole that a hit could need is stored",
     "prompt_only": "whether only tokens of prompts are stored",
-    "step_tokens": "tokens that one request computes in one step at most, by the engine's own policy; 0: no limit",
+    "step_tokens": "the most tokens that one request computes per step, by the engine's own policy; 0 for no limit",
     "max_load_failures": "failed loads after which a request computes",
     "events": "how copies wait for forward passes: each by its own event, not at all, or all by one event "
-    "(when one has landed, all are said to have)",
-    "seed": "for `walk`",
+    "(then all count as landed when one has)",
+    "seed": "the seed for `walk`",
 }
 """What each setting means."""
 
@@ -450,43 +461,43 @@ COMMON: Mapping[str, Common] = {
     for each in (
         Common("do", "the verb"),
         Common("note", "a sentence for the reader; printed with `-v`, and where the step fails"),
-        Common("when", "a table of variants in which the step is taken; in the others it is left out"),
+        Common("when", "a table of variants in which the step is taken; in others it is skipped"),
         Common("as", "names for what the verb made: blocks in their order, or the copy"),
         Common("remember", "a table of new names for blocks, slots (`the slot of CONTENT`) and copies; `expect` may use them"),
-        Common("name", "the name of the step, for `same_as`"),
+        Common("name", "a name for the step, for `same_as`"),
         Common("refused", "the verb must be refused, and nothing may change", ("misuse", "capacity", "any")),
         Common("says", "part of the refusal's message"),
-        Common("fault", "the step must break this rule, as the device or the engine sees it; the scenario ends there"),
+        Common("fault", "the step must break this rule, as the device or the engine finds; the scenario ends there"),
         Common("expect", "what must hold after the step"),
         Common(
             "policy",
-            "in a scenario that tests safety: what engines may do otherwise. What is not so is told, and the run goes on; what "
-            "the engine cannot answer is left out",
+            "in a scenario that tests safety: expectations that engines may meet or not. An unmet one is reported, and the run "
+            "goes on; one that the engine cannot answer is skipped",
         ),
     )
 }
-"""What every step can say besides what its verb takes."""
+"""The keys that every step can have besides the parameters of its verb."""
 
 TOP = ("id", "title", "source", "tests", "invariants", "story", "world", "variants", "step", "end")
 """The keys of a file."""
 
 SAFETY, POLICY = "safety", "policy"
 TESTS: Mapping[str, str] = {
-    SAFETY: "whatever an engine decides, no bytes are read or written that are not its own by then, nothing is found that is "
-    "not there, and no place is lost; what is not as expected is unsafe",
-    POLICY: "what is stored, found, waited for, retried or forgotten, and when; an engine may well decide otherwise, and what "
-    "is not as expected is another policy",
+    SAFETY: "whatever an engine decides, no copy or forward pass touches memory that is no longer its own, nothing is found "
+    "that is not there, and no place is lost; an unmet expectation is unsafe",
+    POLICY: "what is stored, found, waited for, retried or forgotten, and when; engines may decide otherwise, so an unmet "
+    "expectation is another policy",
 }
 """What a scenario can test."""
 
 RULES = tuple(f"I{number}" for number in range(1, 16))
 """The invariants."""
 MEMORY_RULES = frozenset(RULES) - {"I12", "I14"}
-"""Those whose breach is unsafe; the others say that everything comes to an end, and that nothing is copied twice."""
+"""Those whose violation is unsafe; the others say that everything ends, and that nothing is copied twice."""
 
 
 def tables() -> Iterator[str]:
-    """The vocabulary as the README prints it, line by line."""
+    """All words as the README prints them, line by line."""
     for section in dict.fromkeys(each.section for each in VERBS.values()):
         yield from ("", f"### Verbs: {section}", "", "| verb | takes | does |", "| --- | --- | --- |")
         for verb in VERBS.values():
