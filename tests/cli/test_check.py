@@ -274,7 +274,7 @@ def test_check_tells_the_story_of_a_violation(capsys: Capture) -> None:
         _, report = found(capsys, *PRESSED)
 
     assert (status, err) == (1, "")
-    assert "1. request a comes with the prompt 'ab'" in out
+    assert "1. request a arrives with the prompt 'ab'" in out
     assert "lawful is broken: MisuseError: block" in out
     assert "the ledger says" in out
     assert out.endswith("\nVIOLATED\n")
