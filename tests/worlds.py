@@ -339,7 +339,7 @@ def compare(device: Device, book: Book) -> None:
     for job, copy in device.copies.items():
         for block in copy.blocks:
             if (claim := book.block_state(block)) not in (STORE_READS if copy.stores else LOAD_WRITES):
-                raise DeviceFault(f"copy {job} touches block {block}, which is said to be {claim}")
+                raise DeviceFault(f"copy {job} touches block {block}, which is {claim} in the ledger")
         for slot in copy.slots:
             if (claim := book.slot_state(slot)) not in (STORE_WRITES if copy.stores else LOAD_READS):
-                raise DeviceFault(f"copy {job} touches slot {slot}, which is said to be {claim}")
+                raise DeviceFault(f"copy {job} touches slot {slot}, which is {claim} in the ledger")

@@ -1,16 +1,16 @@
-"""A device that runs nothing: it records the order of operations, completes those that a test lets it, and finds races.
+"""A fake device: it copies nothing, records the order of operations, completes them as a test directs, and finds races.
 
-*Rules of this file.* It knows byte ranges, streams and events only: no tensor, no place, no job, and no torch. What it finds
-is a line in `findings`, never an exception: the copier under test must not be able to swallow it.
+*Rules of this file.* It knows only byte ranges, streams and events: no tensors, places, jobs, or torch. What it finds becomes a
+line in `findings`, never an exception, which the copier under test could swallow.
 
 *Theory.* Every operation has a vector clock: for each stream, how many of its operations certainly end before this one begins.
-It grows along a stream, from a recorded event to the operations that wait for it, and over the host: what is queued after the
-host has seen an event pass begins after everything before that event. Two operations on the same byte, one of them writing,
-**race** if neither is in the other's clock. That does not depend on the order in which operations complete, so one run stands
-for every interleaving in which the host gets the same answers; which answers it gets is chosen by a test, or at random.
+The clock grows along a stream, from a recorded event to the operations that wait for it, and through the host: an operation
+queued after the host has seen an event pass begins after everything before that event. Two operations on the same byte, one of
+them writing, **race** if neither is in the other's clock. That does not depend on the order in which operations complete, so
+one run stands for every interleaving in which the host gets the same answers; a test, or chance, chooses these answers.
 
-An event that is recorded again before its point was passed, or while a stream has yet to reach its wait for it, is a finding
-too: a device may keep one point for each event only.
+Recording an event again before its point was passed, or while a stream has yet to reach its wait for it, is a finding too: a
+device may keep only one point for each event.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Span = tuple[int, int]
 
 
 class StuckError(RuntimeError):
-    """The host waits, and no operation on the device can complete any more."""
+    """The host waits, but no operation on the device can complete any more."""
 
 
 @define(eq=False)
@@ -47,9 +47,9 @@ class Operation:
     reads: tuple[Span, ...]
     writes: tuple[Span, ...]
     awaited: Operation | None
-    """The recording that must have landed before this one can; None for all but waits on an event that was ever recorded."""
+    """The recording that must land first; only a wait on an event that was ever recorded has one."""
     clock: dict[FakeStream, int]
-    """How many operations of each stream end before this one begins; of its own stream, itself included."""
+    """How many operations of each stream end before this one begins; on its own stream, including itself."""
     landed: bool = False
 
     def after(self, other: Operation) -> bool:
@@ -59,7 +59,7 @@ class Operation:
 
 @define(eq=False)
 class FakeEvent:
-    """An event of the fake device. ``error``, once set, is what it answers to the host."""
+    """An event of the fake device. Once ``error`` is set, queries by the host raise it."""
 
     device: FakeDevice
     name: str
@@ -96,7 +96,7 @@ class FakeStream:
     refuses: set[str] = field(factory=set)
 
     def record(self, event: StreamEvent) -> None:
-        """Queue a recording; finds an event that may not be recorded yet."""
+        """Queue a recording. Adds a finding if the event may not be recorded yet."""
         own = _own(event)
         self._refuse("record")
         if own.recorded is not None and not own.recorded.landed:
@@ -118,7 +118,7 @@ class FakeStream:
         own.waits.append(self._queue(f"wait {own.name}", awaited=own.recorded))
 
     def copy(self, pages: Pages, direction: Direction) -> None:
-        """Queue a copy. If it refuses, the first half of its runs is under way nevertheless."""
+        """Queue a copy. If it refuses, the first half of its runs is queued nevertheless."""
         runs = [*zip(pages.source.tolist(), pages.target.tolist(), pages.nbytes.tolist(), strict=True)]
         queued = runs[: len(runs) // 2] if "copy" in self.refuses else runs
         reads = tuple((source, source + size) for source, _, size in queued)
@@ -128,7 +128,7 @@ class FakeStream:
         self._refuse("copy")
 
     def kernel(self, label: str, reads: tuple[Span, ...] = (), writes: tuple[Span, ...] = ()) -> None:
-        """Queue what an engine would compute."""
+        """Queue a kernel of the engine."""
         self._queue(label, reads, writes)
 
     def _refuse(self, call: str) -> None:
@@ -156,10 +156,10 @@ class FakeDevice:
         self.events: list[FakeEvent] = []
         self.findings: list[str] = []
         self.operations: list[Operation] = []
-        """All that ever touched a byte, in the order in which it was queued."""
+        """All operations that touched any byte, in the order in which they were queued."""
         self.num_copies = 0
         self.host_clock: dict[FakeStream, int] = {}
-        """What the host knows to be complete: the clock of everything that it queues from now on."""
+        """What the host knows to be complete: the clock of everything queued from now on."""
         self._touched: list[Operation] = []
         self.engine = self.stream("engine")
 
@@ -167,7 +167,7 @@ class FakeDevice:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """None: nothing moves here."""
+        """None: this device moves no bytes."""
         return {}
 
     def stream(self, name: str) -> FakeStream:
@@ -181,7 +181,7 @@ class FakeDevice:
         return self.events[-1]
 
     def timer(self) -> None:
-        """None: nothing here takes time."""
+        """None: this device keeps no time."""
 
     def follow(self, stream: Stream, engine: object) -> None:
         """Order the stream after an engine's stream, or an event; None for `engine`."""
@@ -197,7 +197,7 @@ class FakeDevice:
         self._engine_stream(engine).wait(event)
 
     def synchronize(self) -> None:
-        """Land everything. Raises StuckError if something never can."""
+        """Land everything. Raises StuckError if something can never land."""
         while any(stream.queue for stream in self.streams):
             self.land_any()
         for stream in self.streams:
@@ -235,12 +235,12 @@ class FakeDevice:
     # Bookkeeping of the streams and events.
 
     def host_saw(self, operation: Operation) -> None:
-        """The host knows that this operation, and all before it, have landed."""
+        """Note that the host knows this operation, and all before it, to have landed."""
         _merge(self.host_clock, operation.clock)
         self._touched = [other for other in self._touched if self.host_clock.get(other.stream, 0) < other.number]
 
     def look_at(self, operation: Operation) -> None:
-        """Find the operations that touch the same bytes and are not ordered before this one."""
+        """Add a finding for each operation on the same bytes that is not ordered before this one."""
         if not operation.reads and not operation.writes:
             return
         self.operations.append(operation)
@@ -253,7 +253,7 @@ class FakeDevice:
         if engine is None:
             return self.engine
         if not isinstance(engine, FakeStream):
-            raise MisuseError(f"fake device: {type(engine).__name__} is no stream of it (make it with stream())")
+            raise MisuseError(f"fake device: {type(engine).__name__} is not one of its streams (make one with stream())")
         return engine
 
 
@@ -277,5 +277,5 @@ def _merge(clock: dict[FakeStream, int], other: dict[FakeStream, int]) -> None:
 
 def _own(event: StreamEvent) -> FakeEvent:
     if not isinstance(event, FakeEvent):
-        raise MisuseError(f"fake device: {type(event).__name__} is no event of it (make it with event())")
+        raise MisuseError(f"fake device: {type(event).__name__} is not one of its events (make one with event())")
     return event

@@ -190,8 +190,8 @@ def test_check_that_is_wide_enough_is_a_pass(capsys: Capture) -> None:
         (["--deadline", "nan"], "--deadline must be above 0, not nan"),
         (["--contract", "maybe"], "invalid choice: 'maybe'"),
         (["--groups", "half:2"], "'half:2' is no group"),
-        (["--requests", "abc"], "request 'abc': write its prompt"),
-        (["--requests", ""], "request '': write its prompt"),
+        (["--requests", "abc"], "request 'abc': write prompt and output"),
+        (["--requests", ""], "request '': write prompt and output"),
         (["--requests", "abcdefgh.i"], "letters need up to 8 blocks"),
         (["--faults", "fial=1"], "--faults: unknown fault 'fial' (did you mean 'fail'?)"),
         (["--faults", "fail=x"], "--faults: fail happens a whole number of times, not 'x'"),
@@ -274,7 +274,7 @@ def test_check_tells_the_story_of_a_violation(capsys: Capture) -> None:
         _, report = found(capsys, *PRESSED)
 
     assert (status, err) == (1, "")
-    assert "1. request a comes with the prompt 'ab'" in out
+    assert "1. request a arrives with the prompt 'ab'" in out
     assert "lawful is broken: MisuseError: block" in out
     assert "the ledger says" in out
     assert out.endswith("\nVIOLATED\n")

@@ -488,7 +488,7 @@ def test_the_fake_refuses_what_is_not_its_own() -> None:
         device.named("two")
     with pytest.raises(MisuseError, match="nothing on one may land now"):
         device.land(stream)
-    with pytest.raises(MisuseError, match="int is no stream of it"):
+    with pytest.raises(MisuseError, match="int is not one of its streams"):
         device.precede(device.event(), 7)
 
 

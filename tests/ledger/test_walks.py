@@ -752,7 +752,7 @@ def test_early_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_early_release(monkeypatch)
 
     assert "I1: block" in findings(device=False)
-    assert re.search(r"DeviceFault: copy \S+ touches block \d+, which is said to be FREED", findings(invariants=False))
+    assert re.search(r"DeviceFault: copy \S+ touches block \d+, which is FREED in the ledger", findings(invariants=False))
 
 
 @pytest.mark.interpreted

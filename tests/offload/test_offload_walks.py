@@ -842,10 +842,10 @@ class Walker:
             for job, copy in station.copies.items():
                 for block in copy.blocks:
                     if (claim := blocks.at(block).name) not in (STORE_READS if copy.stores else LOAD_WRITES):
-                        raise Finding(f"copy {job} touches block {block}, which is said to be {claim}")
+                        raise Finding(f"copy {job} touches block {block}, which is {claim} in the ledger")
                 for place in copy.places:
                     if (claim := slots.at(place // size).name) not in (STORE_WRITES if copy.stores else LOAD_READS):
-                        raise Finding(f"copy {job} touches slot {place // size}, which is said to be {claim}")
+                        raise Finding(f"copy {job} touches slot {place // size}, which is {claim} in the ledger")
             if station.rank in self.lost:
                 continue
             for block in range(1, self.num_blocks):

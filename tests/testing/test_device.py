@@ -228,7 +228,7 @@ def test_device_under_other_names_is_the_same_device() -> None:
 
 def test_device_names_a_copy_whose_job_is_over() -> None:
     """A job that ended while its copy still runs has no name left: that is a fault, not a detail."""
-    with pytest.raises(DeviceFault, match="I1: copy 1 runs on, although its job is over"):
+    with pytest.raises(DeviceFault, match="I1: copy 1 still runs, although its job is over"):
         renamed(storing().freeze(), DeviceNames([0, 1, 2, 3], [0, 1, 2], {}), [], [])
 
 

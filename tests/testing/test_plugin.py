@@ -191,7 +191,7 @@ def test_a(blocklife_world):
         visit.take("land 1@0")
     visit.take("settle", "step").drain()
     assert not visit.running and not visit.requests
-    assert "request a comes" in visit.told()
+    assert "request a arrives" in visit.told()
     assert visit.explore(Bounds(max_states=50)).bounds_hit == ("max_states=50",)
     assert visit.walk(50, seed=1).finding is None
 """,

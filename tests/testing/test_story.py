@@ -59,7 +59,7 @@ def test_story_says_what_happened_and_what_it_changed() -> None:
     """One line a step in plain words, with the transitions of that very call below it."""
     text = str(tell(LOADS, (*STORED, SETTLE, STEP)))
 
-    assert "1. request a comes with the prompt 'ab'; it will say 'c'" in text
+    assert "1. request a arrives with the prompt 'ab'; its output will be 'c'" in text
     assert "2. the engine makes plan 1; the workers compute 0:a into block 1, 0:ab into block 2\n" in text
     assert "request a WAITING > RUNNING" in text
     assert "job 1 (store of a, blocks 1, 2 to slots 0, 1) is held back until the next plan" in text
@@ -161,10 +161,10 @@ def test_story_names_reports_and_faults() -> None:
     failing = (*STORED, SETTLE, STEP, SETTLE, Action("arrive", "b"), Action("step_failing"))
     sleepy = WorldSettings(requests=("ab.c",), faults=Faults(sleep=1))
 
-    assert "other weights come" in str(tell(settings, (Action("arrive", "a"), Action("renew"))))
+    assert "the weights change" in str(tell(settings, (Action("arrive", "a"), Action("renew"))))
     assert "the engine hears that job 1 landed on worker 0" in str(tell(settings, path))
     assert "it waits for job 1, which fails" in str(tell(running, failing))
-    assert "the device is given up" in str(tell(sleepy, (*STORED, Action("sleep"))))
+    assert "the device memory is given up" in str(tell(sleepy, (*STORED, Action("sleep"))))
 
 
 # --- other forms ------------------------------------------------------------------------------------------------------------

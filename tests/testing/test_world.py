@@ -261,9 +261,9 @@ def test_world_loses_and_regains_a_worker() -> None:
     [
         (lambda: WorldSettings(requests=()), "a world has 1 to 26 requests"),
         (lambda: WorldSettings(requests=("a.b",) * 27), "a world has 1 to 26 requests"),
-        (lambda: WorldSettings(requests=("ab",)), "write its prompt and what it will say"),
-        (lambda: WorldSettings(requests=(".b",)), "write its prompt and what it will say"),
-        (lambda: WorldSettings(requests=("a.",)), "write its prompt and what it will say"),
+        (lambda: WorldSettings(requests=("ab",)), "write prompt and output as letters"),
+        (lambda: WorldSettings(requests=(".b",)), "write prompt and output as letters"),
+        (lambda: WorldSettings(requests=("a.",)), "write prompt and output as letters"),
         (lambda: WorldSettings(requests=("abcdef.g",)), "6 letters|7 letters need up to 6 blocks, and there are 3"),
         (lambda: Faults(fail=-1), "fail must be a whole number of at least 0"),
         (lambda: Faults(fail=True), "fail must be a whole number"),
@@ -305,7 +305,7 @@ def test_world_sees_content_that_is_not_what_it_is_found_as(monkeypatch: pytest.
         return landed
 
     monkeypatch.setattr(Device, "carry_out", garbling)
-    with pytest.raises(Broken, match="is found as 0:a, and holds 0:zzz") as broken:
+    with pytest.raises(Broken, match="is found as 0:a, but holds 0:zzz") as broken:
         walked(world, BEGIN)
 
     assert broken.value.rule == "I6"
@@ -322,7 +322,7 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
         return evolve(right(engine, saved, weights), blocks=said)
 
     monkeypatch.setattr("blocklife.testing.worlds._world.described", mistaken)
-    with pytest.raises(Broken, match="which is said to be FREED") as broken:
+    with pytest.raises(Broken, match="which is FREED in the ledger") as broken:
         world.step(state, Action("arrive", "b"))
 
     assert broken.value.rule == "I1"

@@ -194,7 +194,7 @@ def test_every_setting_has_a_word() -> None:
         ({"groups": "half:1"}, "w.toml: 'half:1' is no group"),
         ({"requests": "ab.c"}, "w.toml: requests must be a list of texts like 'ab.c', not 'ab.c'"),
         ({"requests": [1]}, "w.toml: requests must be a list of texts"),
-        ({"requests": ["abc"]}, "w.toml: request 'abc': write its prompt"),
+        ({"requests": ["abc"]}, "w.toml: request 'abc': write prompt and output"),
         ({"requests": []}, "w.toml: a world has 1 to 26 requests, not 0"),
         ({"requests": ["abcdefgh.i"]}, "w.toml: request a: 9 letters need up to 8 blocks, and there are 3"),
         ({"faults": 1}, "w.toml: faults must be a table of numbers, not 1"),

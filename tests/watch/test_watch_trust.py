@@ -185,12 +185,12 @@ def test_a_pool_whose_book_is_right_breaks_no_rule() -> None:
 @pytest.mark.parametrize(
     ("what", "ends"),
     [
-        ("hit", "block 1 is held, and is still in the queue of free blocks"),
-        ("given", "block 2 is held, and is still in the queue of free blocks"),
-        ("named", "block 2 still has the name of what it held before"),
-        ("counted", "block 2 has 2 holds for the engine, and is handed out for the first"),
-        ("shared", "block 1 has 1 holds left for the engine, and is in the queue of free blocks"),
-        ("lost", "block 1 is let go of by all, and not in the queue of free blocks"),
+        ("hit", "block 1 is held, but still in the free queue"),
+        ("given", "block 2 is held, but still in the free queue"),
+        ("named", "block 2 still has the name of its former content"),
+        ("counted", "block 2 has 2 references in the engine when it is handed out, instead of 1"),
+        ("shared", "block 1 has 1 references left in the engine, but is in the free queue"),
+        ("lost", "block 1 is released by all, but not in the free queue"),
     ],
 )
 def test_i4_falls_where_the_book_of_a_pool_contradicts_itself(what: str, ends: str) -> None:
@@ -235,7 +235,7 @@ def test_a_block_that_there_is_not_is_told_of_and_the_watch_goes_on(block: int) 
     scheduler.schedule(step({}))
 
     assert rules(watch) == ["I4"]
-    assert watch.violations[0].what == f"block {block} is none of the pool"
+    assert watch.violations[0].what == f"block {block} is not a block of the pool"
     assert watch.lost is None
 
 
@@ -248,7 +248,7 @@ def test_i4_falls_once_where_more_blocks_count_as_free_than_nobody_holds() -> No
         scheduler.schedule(step({}))
 
     assert rules(watch) == ["I4", "I4"]
-    assert watch.violations[0].what == "15 blocks count as free, and 2 of 15 are held: 2 too many"
+    assert watch.violations[0].what == "15 blocks count as free, although 2 of 15 are held: 2 too many"
 
 
 def test_i4_falls_where_the_book_of_the_hosts_slots_contradicts_itself() -> None:
@@ -265,7 +265,7 @@ def test_i4_falls_where_the_book_of_the_hosts_slots_contradicts_itself() -> None
 
     assert silent == []
     assert rules(watch) == ["I4"]
-    assert watch.violations[0].what == "slot 1 of the host has -1 holds left for the engine"
+    assert watch.violations[0].what == "slot 1 of the host has -1 references left in the engine"
 
 
 # --- names --------------------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def test_i8_falls_where_a_key_is_not_the_hash_of_its_place(key: bytes, group: in
     inner.build_connector_meta(FakeMeta({0: store("a", [1], [7])}))
     inner.file(1, key)
     inner.build_connector_meta(FakeMeta(load_jobs={1: load("a", [1], [7])}, jobs_to_flush={0}))
-    found = [violation.rule for violation in watch.violations if "not that of its place" in violation.what]
+    found = [violation.rule for violation in watch.violations if "not that of its position" in violation.what]
 
     assert found == (["I8", "I6"] if group else fell)
 

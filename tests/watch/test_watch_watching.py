@@ -148,12 +148,12 @@ def test_an_error_of_the_watch_itself_does_not_reach_the_engine(mode: WatchMode,
     watch = attach(scheduler, Options(mode=mode))
     watch.mirror.handed_out("a", 9, [1], [0])  # a group that is not there
     if mode is WatchMode.STRICT:
-        with pytest.raises(InvariantError, match="the fault is its own"):
+        with pytest.raises(InvariantError, match="the fault is the watch's own"):
             inner.build_connector_meta(FakeMeta())
     else:
         with caplog.at_level(logging.ERROR, LOGGER.name):
             assert inner.build_connector_meta(FakeMeta()) == FakeMeta()
-        assert "the fault is its own" in caplog.records[0].getMessage()
+        assert "the fault is the watch's own" in caplog.records[0].getMessage()
     hand_out_unwaited(scheduler, inner)
 
     assert watch.lost is not None
@@ -269,7 +269,7 @@ def test_a_process_counts_with_those_that_it_starts() -> None:
     assert ran.returncode == 0, ran.stderr
     assert (own, started) == (
         "its counts are in the metrics of this process",
-        "its counts are in the metrics of the process that has started it",
+        "its counts are in the metrics of the process that started it",
     )
     assert (count, files) == ("3", "3")
     assert not Path(folder).exists()
@@ -745,5 +745,5 @@ def test_a_full_disk_ends_the_watch_and_not_the_engine(tmp_path: Path, caplog: p
         inner.build_connector_meta(FakeMeta())
 
     assert watch.lost is not None
-    assert "watches no more" in caplog.text
+    assert "stopped by an internal error" in caplog.text
     assert "could not be written to its end (" in caplog.text

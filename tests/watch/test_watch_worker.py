@@ -314,7 +314,7 @@ def test_a_worker_that_is_watched_keeps_its_watch() -> None:
 
 def test_what_is_no_worker_is_refused() -> None:
     """With a word on what to attach to."""
-    with pytest.raises(MisuseError, match="no worker that can be watched"):
+    with pytest.raises(MisuseError, match="not a worker that can be watched"):
         attach_worker(object())
 
 

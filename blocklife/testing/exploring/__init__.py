@@ -1,1 +1,1 @@
-"""Ways through a world: all of them, long ones at random, and the story of one that ends badly."""
+"""Paths through a world: the exhaustive explorer, random walks, and stories that explain a path that breaks a rule."""

@@ -1,17 +1,17 @@
-"""The explorer: every state of a bounded model, breadth first, and what holds in all of them.
+"""The explorer: visits every state of a bounded model, breadth first, and checks properties in each.
 
 Rules of this file:
 
-* It knows no block and no ledger: a model is five questions (`Model`), a property a name and a predicate.
-* A search that hit a bound is never a pass: what was not refuted is then unknown.
-* Breadth first, so that the first counterexample is a shortest one.
+* It knows nothing of blocks or ledgers: a model answers five questions (`Model`), a property is a name and a predicate.
+* A search that hit a bound never passes: properties that were not refuted are then unknown.
+* The search is breadth first, so that the first counterexample is a shortest one.
 
-Theory. There are four kinds of properties. *always*: something holds in every state. *edge*: something holds of every step,
-that is of a state, an action and the state after it. *sometimes*: something is reached at all, so that the model is not
-vacuous. *leads to*: from every state a goal can be reached by some of the actions alone (those that bring nothing new); it is
-judged at the end, backwards from all states in which the goal holds.
+Theory. There are four kinds of properties. *always*: a predicate holds in every state. *edge*: a predicate holds for every
+step, that is for a state, an action and the state after it. *sometimes*: some state is reached, so that the model is not
+vacuous. *leads to*: from every state a goal can be reached by closing actions alone (those that start nothing new); it is
+checked at the end, backwards from all states in which the goal holds.
 
-A model that refuses to take a step raises `Broken`: with that the step itself is the counterexample.
+A model that cannot take a step without breaking a rule raises `Broken`: the step itself is then the counterexample.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ActionT = TypeVar("ActionT", bound=Hashable)
 
 
 class Broken(Exception):  # noqa: N818 - what it reports is no error of the caller
-    """A step of a model breaks a property that the model itself watches."""
+    """A step of a model breaks a property that the model itself checks."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
@@ -48,31 +48,31 @@ class Broken(Exception):  # noqa: N818 - what it reports is no error of the call
 
 
 class Model(Protocol[StateT, ActionT]):
-    """What can be explored. States are values that can be hashed; equal states are one state."""
+    """A model that can be explored. States are hashable values; equal states are one state."""
 
     def initial(self) -> StateT:
-        """Where everything begins."""
+        """The initial state."""
         ...
 
     def actions(self, state: StateT) -> Iterable[ActionT]:
-        """What can happen next, in an order that is always the same. Raises `Broken` where finding out breaks a property."""
+        """The actions possible in a state, in a fixed order. Raises `Broken` if finding them breaks a property."""
         ...
 
     def step(self, state: StateT, action: ActionT) -> StateT:
-        """The state after an action. Raises `Broken` where the step itself breaks a property."""
+        """The state after an action. Raises `Broken` if the step breaks a property."""
         ...
 
     def properties(self) -> Sequence[Property[StateT, ActionT]]:
-        """What is to hold."""
+        """The properties to check."""
         ...
 
     def rules(self) -> Sequence[str]:
-        """The names that `Broken` can carry: what is watched in each step."""
+        """The rules that the model checks in each step: the names that `Broken` can carry."""
         ...
 
 
 Steps: TypeAlias = list[tuple[ActionT, StateT | Broken]] | Broken
-"""Every action with the state after it, or with what it breaks; a `Broken` alone where finding the actions breaks something."""
+"""Every action with its next state, or with the `Broken` of its step; just a `Broken` if finding the actions raises it."""
 
 
 def steps_of(model: Model[StateT, ActionT], state: StateT) -> Steps[ActionT, StateT]:
@@ -91,12 +91,12 @@ def steps_of(model: Model[StateT, ActionT], state: StateT) -> Steps[ActionT, Sta
 
 
 class Kind(enum.Enum):
-    """What a property speaks about."""
+    """The kinds of properties."""
 
     ALWAYS = "it holds in every state"
-    EDGE = "it holds of every step"
-    SOMETIMES = "some state is like that"
-    LEADS_TO = "from every state such a state can be reached by some of the actions alone"
+    EDGE = "it holds for every step"
+    SOMETIMES = "it holds in some state"
+    LEADS_TO = "from every state, a state in which it holds can be reached by closing actions alone"
 
 
 _PREDICATES = {
@@ -109,38 +109,38 @@ _PREDICATES = {
 
 @frozen
 class Property(Generic[StateT, ActionT]):
-    """A name, a kind, one sentence, and the one predicate that belongs to the kind."""
+    """A property: name, kind, one sentence, and the predicate that its kind needs (*leads to* needs goal and closing)."""
 
     name: str
     kind: Kind
     doc: str
     always: Callable[[StateT], str] | None = None
-    """What is wrong in a state; empty where nothing is."""
+    """What is wrong in a state; empty if nothing is."""
     edge: Callable[[StateT, ActionT, StateT], str] | None = None
-    """What is wrong with a step; empty where nothing is."""
+    """What is wrong with a step; empty if nothing is."""
     goal: Callable[[StateT], bool] | None = None
-    """Whether a state is the one that is looked for (*sometimes*, *leads to*)."""
+    """Whether the goal holds in a state (*sometimes*, *leads to*)."""
     closing: Callable[[ActionT], bool] | None = None
-    """Which actions may be used to reach the goal (*leads to*)."""
+    """Whether an action may be used to reach the goal (*leads to*)."""
 
     def __attrs_post_init__(self) -> None:
         given = {name for name in ("always", "edge", "goal", "closing") if getattr(self, name) is not None}
         if given != _PREDICATES[self.kind]:
             wanted = " and ".join(sorted(_PREDICATES[self.kind]))
-            raise MisuseError(f"property {self.name}: one of the kind {self.kind.name} is judged by {wanted} alone")
+            raise MisuseError(f"property {self.name}: the kind {self.kind.name} takes {wanted}, and nothing else")
 
 
 class Verdict(enum.Enum):
-    """What is known of a property."""
+    """The result for a property."""
 
-    HOLDS = "no state of the whole world refutes it"
+    HOLDS = "every state was visited, and none refutes it"
     VIOLATED = "there is a counterexample"
-    UNKNOWN = "a bound was hit, and nothing refutes it so far"
+    UNKNOWN = "the search ended early, and nothing refutes it so far"
 
 
 @frozen
 class Counterexample(Generic[ActionT]):
-    """A shortest way to a state, or step, that refutes a property."""
+    """A shortest path to a state, or step, that refutes a property."""
 
     rule: str
     message: str
@@ -149,7 +149,7 @@ class Counterexample(Generic[ActionT]):
 
 @frozen
 class Bounds:
-    """Where a search gives up; None for no bound."""
+    """The bounds of a search; None for no bound."""
 
     max_states: int | None = None
     max_depth: int | None = None
@@ -158,7 +158,7 @@ class Bounds:
 
 @frozen(kw_only=True)
 class Exploration(Generic[ActionT]):
-    """What a search has found."""
+    """The result of a search."""
 
     states: int
     edges: int
@@ -166,7 +166,7 @@ class Exploration(Generic[ActionT]):
     seconds: float
     verdicts: Mapping[str, Verdict]
     kinds: Mapping[str, str]
-    """The kind of each property; ``step`` for what the model watches itself."""
+    """The kind of each property; ``step`` for rules that the model checks itself."""
     counterexamples: Sequence[Counterexample[ActionT]]
     bounds_hit: Sequence[str]
     interrupted: bool = False
@@ -178,7 +178,7 @@ class Exploration(Generic[ActionT]):
 
     @property
     def verdict(self) -> Verdict:
-        """That of all properties together."""
+        """The verdict over all properties."""
         found = set(self.verdicts.values())
         for worst in (Verdict.VIOLATED, Verdict.UNKNOWN):
             if worst in found:
@@ -187,16 +187,16 @@ class Exploration(Generic[ActionT]):
 
     @property
     def states_per_second(self) -> float:
-        """How fast it was."""
+        """States visited per second."""
         return self.states / self.seconds if self.seconds else 0.0
 
 
 @define(eq=False)
 class _StateSearch(Generic[StateT, ActionT]):
-    """A search that is going on.
+    """A running search.
 
-    Invariant: ``numbers[state]`` is the place of a state in ``states``, ``parents`` and ``via``; parents have smaller numbers.
-    ``closing`` holds, for each *leads to* property, the steps of its actions as pairs of numbers, flat.
+    Invariant: ``numbers[state]`` is the index of a state in ``states``, ``parents`` and ``via``; parents have smaller numbers.
+    ``closing`` holds, for each *leads to* property, the steps of its closing actions as a flat list of pairs of numbers.
     """
 
     model: Model[StateT, ActionT]
@@ -210,12 +210,12 @@ class _StateSearch(Generic[StateT, ActionT]):
     found: dict[str, Counterexample[ActionT]] = field(factory=dict)
     edges: int = 0
     cut: bool = False
-    """Whether a step was broken, so that nobody knows what comes after it."""
+    """Whether a step was broken, so that the states after it are unknown."""
     _of_edges: tuple[list[Property[StateT, ActionT]], list[tuple[array[int], Callable[[ActionT], bool]]]] = field(init=False)
-    """Properties of edges, and for each *leads to* its pairs of states with the actions that may be used."""
+    """The *edge* properties, and for each *leads to* property its closing actions and its pairs of states."""
     _of_states: list[tuple[str, Callable[[StateT], str]]] = field(init=False)
     _sought: list[tuple[str, Callable[[StateT], bool]]] = field(init=False)
-    """What is to be reached at all, and was not yet."""
+    """The *sometimes* properties not reached yet."""
 
     def __attrs_post_init__(self) -> None:
         self.closing = {each.name: array("l") for each in self.properties if each.closing is not None}
@@ -226,7 +226,7 @@ class _StateSearch(Generic[StateT, ActionT]):
         self._of_edges = [each for each in self.properties if each.edge is not None], closings
 
     def enter(self, state: StateT, parent: int, action: ActionT | None) -> int:
-        """The number of a state; a new one is judged."""
+        """The number of a state; a new one is checked."""
         new = len(self.states)
         number = self.numbers.setdefault(state, new)
         if number != new:
@@ -246,7 +246,7 @@ class _StateSearch(Generic[StateT, ActionT]):
 
     def expand(self, number: int, steps: Steps[ActionT, StateT]) -> None:
         """All steps out of one state."""
-        if isinstance(steps, Broken):  # what can happen next is found by trying, and trying broke something
+        if isinstance(steps, Broken):  # the actions are found by trying them, and that broke a property
             self.note(steps.rule, str(steps), number)
             self.cut = True
             return
@@ -269,7 +269,7 @@ class _StateSearch(Generic[StateT, ActionT]):
                     pairs.append(target)
 
     def note(self, rule: str, message: str, number: int, *last: ActionT) -> None:
-        """The first counterexample of a property is kept: it is a shortest one."""
+        """Record a counterexample. Only the first of each property is kept: it is a shortest one."""
         if rule not in self.found:
             self.found[rule] = Counterexample(rule, message, (*self.path(number), *last))
 
@@ -284,7 +284,7 @@ class _StateSearch(Generic[StateT, ActionT]):
         return tuple(reversed(found))
 
     def judge_progress(self) -> None:
-        """*leads to*: who cannot reach a goal, walking backwards from all goals."""
+        """Check the *leads to* properties: walk backwards from all goals, and report a state that this does not reach."""
         for each in self.properties:
             if each.kind is not Kind.LEADS_TO or each.goal is None:
                 continue
@@ -303,11 +303,11 @@ class _StateSearch(Generic[StateT, ActionT]):
                         todo.append(number)
             lost = good.find(0)
             if lost >= 0:
-                self.note(each.name, f"{each.doc}: not from here", lost)
+                self.note(each.name, f"{each.doc}: impossible from here", lost)
 
 
 _PATIENCE = 200_000
-"""New objects after which cycles are looked for: a search keeps nearly all that it makes, and makes none."""
+"""New objects between two garbage collections: a search keeps nearly all objects that it makes, and makes no cycles."""
 
 
 @contextmanager
@@ -318,19 +318,19 @@ def _patient_collector() -> Iterator[None]:
         yield
     finally:
         if not gc.get_freeze_count():
-            # What was kept is put with what is old, so that it is not walked now for being new.
+            # Freeze and unfreeze move the kept objects to the oldest generation, so that they are not scanned as new ones now.
             gc.freeze()
             gc.unfreeze()
         gc.set_threshold(first, *others)
 
 
 LARGE = 4_000
-"""States from which on a search is shared where nobody has said by how many processes: it takes a second by then."""
+"""States after which a search is shared if no number of processes was given: by then it has taken about a second."""
 
 
 @define(eq=False)
 class _Workforce(Generic[StateT, ActionT]):
-    """Who takes the steps of a search: this process, or several that it makes once the search is large."""
+    """Takes the steps of a search, in this process, or in several once the search is large."""
 
     model: Model[StateT, ActionT]
     processes: int | None
@@ -342,7 +342,7 @@ class _Workforce(Generic[StateT, ActionT]):
             raise MisuseError(f"processes must be a whole number of at least 1, not {wanted!r}")
 
     def look(self, states: Sequence[StateT], number: int) -> None:
-        """Share the states from *number* on, if it is worth it by now."""
+        """Share the states from *number* on, if the search is large enough by now."""
         if self.team is not None or self.processes == 1 or (self.processes is None and len(states) < LARGE):
             return
         from blocklife.testing.exploring._processes import Team, is_divisible, usable_processors
@@ -359,13 +359,13 @@ class _Workforce(Generic[StateT, ActionT]):
         return steps_of(self.model, states[number]) if self.team is None else self.team.steps(number)
 
     def found(self, states: Sequence[StateT], since: int) -> None:
-        """States that are new, and that steps will be asked of."""
+        """Pass on new states, of which steps will be asked later."""
         if self.team is not None and since < len(states):
             self.team.give(enumerate(states[since:], since))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Nobody is left when it is over, however it ends."""
+        """End all processes, however the search ended."""
         try:
             yield
             if self.team is not None:
@@ -385,18 +385,18 @@ def explore(
     stop: Callable[[], bool] = lambda: False,
     processes: int | None = None,
 ) -> Exploration[ActionT]:
-    """Visit every state of *model*, and judge all properties.
+    """Visit every state of *model*, and check all properties.
 
-    Ends at the first counterexample, or goes on and finds one of each property with *every*. *progress* is called now and then
-    with states, edges and depth; *stop* is asked as often, and ends the search with what is known so far.
+    Ends at the first counterexample; with *every* it goes on, and finds one for each violated property. *progress* is called
+    from time to time with states, edges and depth; *stop* is called as often, and ends the search early if it returns True.
 
-    *processes* take the steps, where the model can be divided and the system can fork; without a number, one as long as the
-    search is small, and then as many as there are processors. What is found is the same.
+    *processes* is how many processes take the steps, if the model can be divided and the system can fork; by default one while
+    the search is small, then one per processor. The result does not depend on it.
     """
     search = _StateSearch(model, model.properties())
     names = [*model.rules(), *(each.name for each in search.properties)]
     if len(set(names)) < len(names):
-        raise MisuseError(f"two properties or rules of a model have one name: {sorted(names)}")
+        raise MisuseError(f"two properties or rules of a model have the same name: {sorted(names)}")
     workforce = _Workforce(model, processes)
     started = time.perf_counter()
     search.enter(model.initial(), 0, None)

@@ -1,11 +1,11 @@
-"""A Hypothesis state machine over a world: its rules are the kinds of actions, and each is offered only where it is possible.
+"""A Hypothesis state machine over a world: one rule for each kind of action, enabled only where the action is possible.
 
 Rules of this file:
 
-* Hypothesis stays optional: this module alone imports it, and nothing in the package imports this module.
-* The same world, the same actions and the same judgements as in `explore` and `walk`; Hypothesis only chooses.
+* Hypothesis stays optional: only this module imports it, and nothing in the package imports this module.
+* World, actions and checks are those of `explore` and `walk`; Hypothesis only chooses.
 
-A failing example is made short by Hypothesis, which prints how to reproduce it; what is left of its path is told as a story.
+Hypothesis shrinks a failing example and prints how to reproduce it; the shrunk path is told as a story.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MachineViolation(AssertionError):  # noqa: N818 - what it reports is no er
 class WorldMachine(RuleBasedStateMachine):
     """One example: a path through a world. Made by `machine_for`.
 
-    Invariant: ``path`` leads from the beginning to ``state``; ``kinds`` is what is possible there.
+    Invariant: ``path`` leads from the initial state to ``state``; ``kinds`` are the kinds of actions possible there.
     """
 
     settings_of_world: ClassVar[WorldSettings]
@@ -74,7 +74,7 @@ class WorldMachine(RuleBasedStateMachine):
 
     @classmethod
     def _shared(cls) -> Guide:
-        """All examples share a world, which knows every step that any of them took."""
+        """The world, shared by all examples, so that each step is computed once."""
         if cls._guide is None or cls._guide.world.remembered > KEEP:
             cls._guide = Guide(World(cls.settings_of_world), len(cls.settings_of_world.requests))
         return cls._guide
@@ -99,12 +99,12 @@ class WorldMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.kinds)
     @rule()
     def begin_again(self) -> None:
-        """Nothing is possible any more: everybody has come and gone."""
+        """Do nothing: no action is possible, since all requests have come and gone."""
         self.state, self.path = self.guide.world.initial(), []
         self._look()
 
     def teardown(self) -> None:
-        """What is left has to drain by closing actions alone; the path of a failure is told."""
+        """Drain the rest by closing actions alone, and report a failure as a story."""
         if self.broken is None:
             try:
                 self.guide.drain(self.state)
@@ -116,7 +116,7 @@ class WorldMachine(RuleBasedStateMachine):
 
 
 class _Told:
-    """The story of a failure. Hypothesis prints the last one only, so that no other is made."""
+    """The story of a failure. Made for the last one only, since Hypothesis prints no other."""
 
     def __init__(self, settings: WorldSettings, path: Sequence[Action], broken: Broken) -> None:
         self.settings, self.path, self.broken = settings, tuple(path), broken

@@ -1,17 +1,17 @@
-"""One search by several processes: each takes steps in a copy of the model, and one of them counts states as if it were alone.
+"""One search shared by several processes: each takes steps in its own copy of the model, and the parent collects the states.
 
 Rules of this file:
 
-* What is found does not depend on how many processes there are. One of them, the *parent*, numbers states and judges
-  properties, in the order in which it would do so alone; the others only take the steps for it.
-* A state goes to the process that owns its first part: what the calls of the real code are made on. So no call is made twice
-  for being wanted in two processes.
-* Nobody is left behind: a process ends when the pipe to its parent does, whatever has become of the parent.
+* The result does not depend on the number of processes. The *parent* numbers states and checks properties in the same order as
+  it would alone; the children only take the steps for it.
+* A state goes to the process that owns its first part, on which the calls of the real code are made. So no call is made in two
+  processes.
+* No process is left behind: a child ends when the pipe to its parent closes, whatever happened to the parent.
 
-Theory. The processes are forked, so that no model has to be pickled, and what was known before has one number everywhere. What
-becomes known later has a number in each process, and crosses as a value, once for each process that has to know it. Between the
-parent and a process one message is out at a time: states to go on from, or the steps from them. Whoever writes is read, so
-that no two of them wait for each other.
+Theory. The children are forked, so that no model has to be pickled, and a part known before the fork has the same number
+everywhere. A part found later has its own number in each process, and is sent as a value, once to each process that needs it.
+Between the parent and a child one message is out at a time: states to continue from, or their steps. The other side is always
+reading while one writes, so that no two processes wait for each other.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ from blocklife.errors import CapacityError
 from blocklife.testing.exploring._explore import ActionT, Broken, Model, StateT, Steps, steps_of
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkProcess  # there is none where a system cannot fork
+    from multiprocessing.context import ForkProcess  # missing on systems that cannot fork
 
 BATCH = 64
-"""States that a process gets at a time, at most."""
+"""The most states sent to a process at a time."""
 _UNEVEN = 2 * BATCH
-"""How many more states than others a process may have before a value that it has found is given to another one."""
+"""How many more states than the others a process may have before a part that it has found goes to another one."""
 _MERGED = 16
-"""States after which the parent looks whether a process has nothing to do."""
+"""How many states apart the parent checks for idle processes."""
 
 
 @runtime_checkable
 class Divisible(Model[StateT, ActionT], Protocol[StateT, ActionT]):
-    """A model whose states are made of *parts*, values that it keeps and numbers, and of a rest that can be pickled.
+    """A model whose states consist of *parts*, values that it keeps and numbers, and a rest that can be pickled.
 
-    The first part is what most of a step is a function of. Two copies of a model agree on the numbers of what was kept before
-    they parted.
+    Steps depend mostly on the first part. Two copies of a model agree on the numbers of the parts kept before the fork.
     """
 
     def parts(self) -> tuple[int, ...]:
@@ -58,11 +57,11 @@ class Divisible(Model[StateT, ActionT], Protocol[StateT, ActionT]):
         ...
 
     def pack(self, kind: int, number: int) -> object:
-        """A value that is kept; it can be pickled."""
+        """The value of a part; it can be pickled."""
         ...
 
     def unpack(self, kind: int, value: object) -> int:
-        """The number of such a value here; a new one is kept."""
+        """The number of a part's value in this copy; a new one is kept."""
         ...
 
     def divided(self, state: StateT) -> tuple[tuple[int, ...], object]:
@@ -74,55 +73,54 @@ class Divisible(Model[StateT, ActionT], Protocol[StateT, ActionT]):
         ...
 
     def tallied(self) -> list[int]:
-        """What the model has counted so far, sums all of them."""
+        """The model's counts so far, each of them a sum."""
         ...
 
     def add_tally(self, more: Sequence[int]) -> None:
-        """Add what a copy has counted."""
+        """Add the counts of a copy."""
         ...
 
 
 Sent: TypeAlias = tuple[tuple[int, ...], object]
-"""A state as it crosses: the numbers that its parts have in the child, and the rest of it."""
+"""A state as it is sent: the child's numbers of its parts, and the rest of it."""
 
 
 @frozen
 class _Task:
-    """What a child is to do.
+    """A task for a child.
 
-    Both sides keep one list of the states that have crossed between them, so that each crosses once: first those of a task
-    that are not there yet, then those that its answer brings.
+    Both sides keep the same list of the states sent between them, so that each is sent once. New states of a task are appended
+    first, then those of its answer.
     """
 
     values: list[tuple[int, bytes]]
-    """Kind and value of parts that the child may not know. In ``states`` they are called -1, -2 and so on."""
+    """Kind and value of parts that the child may not know. ``states`` refers to them as -1, -2 and so on."""
     states: list[Sent]
     """More states for the list."""
     take: list[int]
-    """The states out of which steps are to be taken, by their places in the list."""
+    """The states to take steps from, by their indices in the list."""
 
 
 @frozen
 class _TakenSteps(Generic[ActionT]):
-    """What a child has done. Actions, too, cross once, and are then called by their places in a list."""
+    """A child's answer. Each action, too, is sent once, and referred to by its index in a list from then on."""
 
     numbers: list[int]
-    """How each of the ``values`` of the task is numbered there."""
+    """The child's numbers of the ``values`` of the task."""
     values: list[tuple[int, int, bytes]]
-    """Kind, number and value of parts that were found, and that the parent has not heard of."""
+    """Kind, number and value of newly found parts that the parent does not know."""
     states: list[Sent]
     actions: list[ActionT]
     steps: list[_Taken]
-    """What came of each of the states."""
+    """The result for each of the states."""
 
 
 _Taken: TypeAlias = list[tuple[int, int | Broken]] | Exception
-"""The steps out of a state, by the places of action and state; where there are none, a `Broken`, or what the model has failed
-with."""
+"""The steps out of a state, as indices of action and state; or a `Broken`, or the exception that the model raised."""
 
 
 def usable_processors() -> int:
-    """How many processors this process may use; one where a fork is not safe, so that only who asks for more gets them."""
+    """How many processors this process may use; one where a fork is not safe, so that more have to be asked for."""
     if sys.platform == "darwin":
         return 1
     if hasattr(os, "sched_getaffinity"):
@@ -140,9 +138,9 @@ def is_divisible(model: Model[StateT, ActionT]) -> TypeGuard[Divisible[StateT, A
 
 
 class _Hand(Generic[StateT, ActionT]):
-    """What a process does that takes steps.
+    """The work of a child: it takes steps.
 
-    Invariant: ``_places`` and ``_actions`` have the place of every state and action that has crossed.
+    Invariant: ``_places`` and ``_actions`` hold the index of every state and action sent in either direction.
     """
 
     def __init__(self, model: Divisible[StateT, ActionT]) -> None:
@@ -152,10 +150,10 @@ class _Hand(Generic[StateT, ActionT]):
         self._actions: dict[ActionT, int] = {}
         self._first = model.parts()
         self._told: set[tuple[int, int]] = set()
-        """Parts that the parent knows, besides those with a number below ``_first``."""
+        """Parts known to the parent, besides those with a number below ``_first``."""
 
     def work(self, task: _Task) -> _TakenSteps[ActionT]:
-        """Take all steps out of some states."""
+        """Take all steps out of the states of a task."""
         model, states = self._model, self._states
         numbers = [model.unpack(kind, pickle.loads(value)) for kind, value in task.values]
         self._told.update([(kind, number) for (kind, _), number in zip(task.values, numbers, strict=True)])
@@ -185,7 +183,7 @@ class _Hand(Generic[StateT, ActionT]):
         return taken
 
     def _place(self, state: StateT, answer: _TakenSteps[ActionT]) -> int:
-        """The place of a state, which crosses if it is new."""
+        """The index of a state; a new one is sent along."""
         new = len(self._states)
         place = self._places.setdefault(state, new)
         if place != new:
@@ -201,21 +199,21 @@ class _Hand(Generic[StateT, ActionT]):
 
 
 def _portable(problem: Exception) -> Exception:
-    """An exception that crosses: itself, or one that says the same."""
+    """An exception that can be pickled: the same one, or a substitute with its text."""
     try:
         pickle.loads(pickle.dumps(problem))
-    except Exception:  # what it is made of can be anything
+    except Exception:  # it may hold anything, and pickling can raise anything
         return RuntimeError("".join(traceback.format_exception(problem)))
     return problem
 
 
 def _serve(model: Divisible[StateT, ActionT], pipe: Connection, others: Sequence[Connection]) -> None:
-    """The life of a process that takes steps, until its parent has gone or wants to know what was counted."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's affair
+    """The main loop of a child: it ends when the parent is gone, or asks for the counts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in others:  # else no process would notice that the parent has gone
+    for other in others:  # otherwise no child would notice that the parent has gone
         other.close()
-    gc.freeze()  # what was inherited is not walked, and so not copied
+    gc.freeze()  # the collector does not touch inherited objects, so their pages stay shared
     hand, before = _Hand(model), model.tallied()
     try:
         while (task := pipe.recv()) is not None:
@@ -230,63 +228,63 @@ def _serve(model: Divisible[StateT, ActionT], pipe: Connection, others: Sequence
 
 @define(eq=False)
 class _Child(Generic[StateT, ActionT]):
-    """A process as its parent sees it.
+    """A child as its parent sees it.
 
-    Invariant: a part that was kept before the fork has the same number in both; of others ``there`` has those that the child
-    knows, by kind and the parent's number, and ``here`` the way back.
+    Invariant: a part kept before the fork has the same number in both. For later parts that the child knows, ``there`` maps
+    kind and the parent's number to the child's number, and ``here`` maps back.
     """
 
     process: ForkProcess
     pipe: Connection
     queue: deque[int] = field(factory=deque)
-    """States that wait for it, by number."""
+    """States waiting for it, by number."""
     out: list[int] = field(factory=list)
-    """States that it has; none while it waits."""
+    """States that it is working on; empty while it is idle."""
     told: list[tuple[int, int]] = field(factory=list)
-    """Parts whose values it has got, and has not said the numbers of."""
+    """Parts sent to it whose numbers it has not returned yet."""
     there: dict[tuple[int, int], int] = field(factory=dict)
     here: dict[tuple[int, int], int] = field(factory=dict)
     states: list[StateT] = field(factory=list)
-    """The states that have crossed."""
+    """The states sent in either direction."""
     places: dict[StateT, int] = field(factory=dict)
     actions: list[ActionT] = field(factory=list)
 
     @property
     def load(self) -> int:
-        """How many states it has to go on from."""
+        """How many states are queued for it or in work."""
         return len(self.queue) + len(self.out)
 
     def agree(self, part: tuple[int, int], number: int) -> None:
-        """Note how a part is numbered there."""
+        """Record the child's number of a part."""
         self.there[part] = number
         self.here[part[0], number] = part[1]
 
     def keep(self, state: StateT) -> int:
-        """The place of a state that crosses now."""
+        """The index of a state that is sent now."""
         self.places[state] = len(self.states)
         self.states.append(state)
         return len(self.states) - 1
 
 
 class Team(Generic[StateT, ActionT]):
-    """Processes that take steps for the one that has made them.
+    """The children that take steps for their parent.
 
-    Of every state that is given the steps can be asked for once, in any order; in that of their numbers nobody waits long.
+    The steps of every given state can be asked for once, in any order; asking in the order of their numbers waits least.
     """
 
     def __init__(self, model: Divisible[StateT, ActionT], processes: int) -> None:
         self._model = model
         self._shared = model.parts()
         self._values: dict[tuple[int, int], bytes] = {}
-        """Parts that became known since, by kind and number, as they cross."""
+        """Values of parts found since the fork, by kind and number, as they are sent."""
         self._owner: dict[int, _Child[StateT, ActionT]] = {}
-        """Who has the states with this first part."""
+        """The child that has the states with this first part."""
         self._states: dict[int, StateT] = {}
         self._by: dict[int, _Child[StateT, ActionT]] = {}
-        """Who takes the steps out of a state."""
+        """The child that takes the steps out of each state."""
         self._done: dict[int, _Taken] = {}
         self._last: _Child[StateT, ActionT] | None = None
-        """Who has taken the steps that were asked for last."""
+        """The child that took the steps asked for last."""
         self._asked = 0
         self._children: list[_Child[StateT, ActionT]] = []
         self._pipes = selectors.DefaultSelector()
@@ -309,7 +307,7 @@ class Team(Generic[StateT, ActionT]):
     # --- what is asked ------------------------------------------------------------------------------------------------------
 
     def give(self, numbered: Iterable[tuple[int, StateT]]) -> None:
-        """States to go on from, with their numbers; who has taken the latest steps has found them."""
+        """Add states to continue from, with their numbers; they were found by the steps asked for last."""
         finder = self._last
         for number, state in numbered:
             first = self._model.divided(state)[0][0]
@@ -322,7 +320,7 @@ class Team(Generic[StateT, ActionT]):
             self._states[number], self._by[number] = state, child
 
     def steps(self, number: int) -> Steps[ActionT, StateT]:
-        """The steps out of a state that was given. Raises what the model has raised."""
+        """The steps out of a given state. Raises what the model raised."""
         self._asked += 1
         if not self._asked % _MERGED:
             self._attend(0.0)
@@ -338,7 +336,7 @@ class Team(Generic[StateT, ActionT]):
         return [(actions[action], after if isinstance(after, Broken) else states[after]) for action, after in found]
 
     def finish(self) -> None:
-        """Add what all of them have counted to what the model has; who still takes steps is waited for."""
+        """Add the counts of all children to the model's; waits for those still at work."""
         for child in self._children:
             if child.out:
                 self._receive(child)
@@ -349,7 +347,7 @@ class Team(Generic[StateT, ActionT]):
                 self._model.add_tally(counted)
 
     def end(self) -> None:
-        """End all of them, whatever they do."""
+        """End all children, whatever they are doing."""
         self._pipes.close()
         for child in self._children:
             child.pipe.close()
@@ -360,7 +358,7 @@ class Team(Generic[StateT, ActionT]):
     # --- messages -----------------------------------------------------------------------------------------------------------
 
     def _attend(self, seconds: float | None) -> None:
-        """Give work to those that have none, and take what is done; waits for it so long at most, for ever if None."""
+        """Give work to idle children, and collect answers; waits at most *seconds*, for ever if None."""
         for idle in self._children:
             if idle.queue and not idle.out:
                 self._send(idle, self._task(idle))
@@ -373,12 +371,12 @@ class Team(Generic[StateT, ActionT]):
                 child.agree(part, number)
             child.out, child.told = [], []
             self._learn(child, answer)
-            if child.queue:  # at once, so that it goes on meanwhile
+            if child.queue:  # right away, so that it works on meanwhile
                 self._send(child, self._task(child))
             self._done.update(zip(numbers, answer.steps, strict=True))
 
     def _learn(self, child: _Child[StateT, ActionT], answer: _TakenSteps[ActionT]) -> None:
-        """Take over what has crossed with an answer."""
+        """Take over the parts and states of an answer."""
         for kind, number, value in answer.values:
             part = kind, self._model.unpack(kind, pickle.loads(value))
             self._values.setdefault(part, value)
@@ -390,7 +388,7 @@ class Team(Generic[StateT, ActionT]):
         child.actions += answer.actions
 
     def _task(self, child: _Child[StateT, ActionT]) -> _Task:
-        """The next states of a child, which then has them."""
+        """The next task of a child: states from its queue, from now on in work."""
         task = _Task([], [], [])
         fresh: dict[tuple[int, int], int] = {}
         while child.queue and len(child.out) < BATCH:
@@ -409,7 +407,7 @@ class Team(Generic[StateT, ActionT]):
     def _there(
         self, child: _Child[StateT, ActionT], part: tuple[int, int], task: _Task, fresh: dict[tuple[int, int], int]
     ) -> int:
-        """How a child calls a part, or will call it: those that are *fresh* come with the task."""
+        """The child's number of a part; parts in *fresh* come with the task, and have negative numbers until it answers."""
         if part[1] < self._shared[part[0]]:
             return part[1]
         known = child.there.get(part, fresh.get(part))
@@ -438,7 +436,7 @@ class Team(Generic[StateT, ActionT]):
         return found
 
     def _refuse(self, child: _Child[StateT, ActionT]) -> NoReturn:
-        """A process has gone that nobody has ended."""
+        """The error for a child that has ended by itself."""
         child.process.join()
         code = child.process.exitcode or 0
         how = f"signal {-code}" if code < 0 else f"status {code}"

@@ -1,14 +1,14 @@
-"""A path through a world, told so that a person can follow it: what happened, what it changed, and which rule broke.
+"""A path through a world as a readable story: what happened, what it changed, and which rule broke.
 
 Rules of this file:
 
-* The path is taken again, step by step, by the same code as in an exploration. What is told is what was seen then.
-* A block keeps one name through the whole story, and so do slots, jobs and plans. A world calls them by their role, and so
-  otherwise after each step; every renaming is followed.
-* At the end both truths stand side by side: what the ledger says of a place, and what the device has there.
+* The path is replayed step by step, by the same code as in an exploration, and the story is made from the replay.
+* Blocks, slots, jobs and plans keep their names through the whole story. A world renames them after each step, by their role;
+  every renaming is followed.
+* At the end, what the ledger says of each place and what the device has there are shown side by side.
 
-Theory. The world tells what a call did as a `CoreStep`, whose names lead from the state before it to the one after it. The
-transitions between are heard from the ledger itself, under the names of the state before.
+Theory. The world describes a call as a `CoreStep`, which maps the names before the call to those after it. The transitions in
+between come from hooks on the ledger, under the names before the call.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Copy:
     job: int
     stores: bool
     owner: str
-    """The request that it is for; empty where there is none any more."""
+    """The request that it is for; empty if that is gone."""
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
 
     def __str__(self) -> str:
-        """What it moves where."""
+        """The places that it copies from and to."""
         blocks, slots = _numbered("block", self.blocks), _numbered("slot", self.slots)
         source, target = (blocks, slots) if self.stores else (slots, blocks)
         whose = f" of {self.owner}" if self.owner else ""
@@ -50,7 +50,7 @@ class Copy:
 
 @frozen
 class Change:
-    """What one step made of one thing: the states that it went through."""
+    """The states that one block, slot, job or request went through in a step."""
 
     machine: str
     thing: str
@@ -65,27 +65,27 @@ class Happened:
     """One step of a story."""
 
     action: Action
-    """As the world calls it."""
+    """The action under the names of the world."""
     named: Action
-    """In the names of the story."""
+    """The action under the names of the story."""
     sentence: str
     changes: tuple[Change, ...] = ()
     orders: Orders | None = None
-    """What the workers were told, in the names of the story."""
+    """The orders to the workers, under the names of the story."""
     made: tuple[Copy, ...] = ()
-    """Jobs that were made."""
+    """Jobs created in this step."""
     launched: tuple[tuple[int, int], ...] = ()
-    """Shares (job, worker) that were held back until now."""
+    """Shares (job, worker) held back until this step."""
     landed: tuple[Landing, ...] = ()
     told: tuple[Landing, ...] = ()
-    """Reports that the engine was told."""
+    """Reports that reached the ledger."""
     proven: tuple[int, ...] = ()
-    """Jobs whose copies were made quiet."""
+    """Jobs whose copies were stopped for good."""
 
 
 @frozen(kw_only=True)
 class Place:
-    """A place as both truths have it."""
+    """One place, in the ledger and on the device."""
 
     name: str
     said: str
@@ -96,33 +96,33 @@ class Place:
 
 @frozen(kw_only=True)
 class Story:
-    """A path, told."""
+    """A path told step by step."""
 
     settings: WorldSettings
     rule: str
-    """The rule that broke at the end; empty where none did."""
+    """The rule that broke at the end; empty if none did."""
     message: str
-    """How, in the names of the story."""
+    """How it broke, under the names of the story."""
     breaks: bool
-    """Whether the last step itself breaks it; else something is missing that should come later."""
+    """Whether the last step itself breaks it; otherwise something that should come later never does."""
     steps: tuple[Happened, ...]
     requests: tuple[tuple[str, str], ...]
-    """Who is there at the end, with their states."""
+    """The requests at the end, with their states."""
     copies: tuple[Copy, ...]
-    """Jobs that were ever made."""
+    """All jobs ever created."""
     places: tuple[Place, ...]
     out: tuple[int, ...]
     """Jobs that a worker runs or holds back at the end."""
     plans_out: int
     asleep: bool
     lost: tuple[int, ...]
-    """Workers that are gone."""
+    """Lost workers."""
     idle: bool
-    """Whether nobody is there at the end, and nothing is out."""
+    """Whether there are no requests at the end, and nothing is out."""
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """The path, as the world calls it."""
+        """The actions of the path, under the names of the world."""
         return tuple(step.action for step in self.steps)
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class Story:
 
 @define(eq=False)
 class _StoryNames:
-    """What blocks, slots, jobs and plans of a state are called in the story."""
+    """The story's names for the blocks, slots, jobs and plans of a state."""
 
     blocks: list[int]
     slots: list[int]
@@ -147,7 +147,7 @@ class _StoryNames:
     """How many jobs have a name."""
 
     def job(self, number: int) -> int:
-        """The name of a job; one that has none yet gets the next."""
+        """The name of a job; a new job gets the next number."""
         if number not in self.jobs:
             self.made += 1
             self.jobs[number] = self.made
@@ -158,7 +158,7 @@ class _StoryNames:
         return self.slots[place // self.size] * self.size + place % self.size
 
     def go_over(self, step: CoreStep) -> None:
-        """To the names of the state after a call."""
+        """Switch to the names of the state after a call."""
         names = step.names
         blocks, slots = list(self.blocks), list(self.slots)
         for old, new in enumerate(names.blocks):
@@ -189,13 +189,13 @@ class _StoryNames:
         )
 
     def order(self, order: CopyOrder) -> CopyOrder:
-        """A copy likewise."""
+        """A copy under the names of the story."""
         blocks, places = [self.blocks[each] for each in order.blocks], list(map(self.place, order.places))
         source, target = (blocks, places) if order.stores else (places, blocks)
         return order._replace(job=self.job(order.job), source=tuple(source), target=tuple(target))
 
     def text(self, said: str, copies: Mapping[int, Copy]) -> str:
-        """A message likewise: every number behind the name of a kind of thing."""
+        """A message under the names of the story: every number after the name of a kind is replaced."""
 
         def renamed(found: re.Match[str]) -> str:
             kind, number = found[1], int(found[2])
@@ -208,11 +208,11 @@ class _StoryNames:
             return f"copy {found[1]} read {kind} {found[2]}"
 
         said = re.sub(r"copy (\d+) read place (\d+)", read, said)
-        # a job of the ledger has the incarnation before its number
+        # the ledger writes the incarnation before a job's number
         return re.sub(r"\b(host place|block|slot|job|copy|plan|step) (?:\d+\.)?(\d+)\b", renamed, said)
 
     def named(self, kind: str, number: int) -> int | None:
-        """The name of the thing with that number; None where there is none."""
+        """The name of the thing with that number; None if there is none."""
         if kind in ("job", "copy"):
             return self.jobs.get(number)
         if kind in ("plan", "step"):
@@ -231,14 +231,14 @@ class _StoryNames:
 
 @frozen
 class _Said:
-    """What the ledger says, at the end of a call or before an action that makes none; under the names of that moment."""
+    """The ledger's state after a call, or before an action without a call, under the names of that moment."""
 
     blocks: tuple[str, ...]
     slots: tuple[str, ...]
 
 
 class _Watched(World):
-    """A world that tells what its last step did. Calls are never remembered: each is made again, so that it can be heard."""
+    """A world that records what its last step did. It memoizes no calls: each is made again, so that hooks hear it."""
 
     def __init__(self, settings: WorldSettings) -> None:
         super().__init__(settings)
@@ -253,7 +253,7 @@ class _Watched(World):
         self.engine.ledger.on(hook=self.heard.append)
 
     def take(self, state: State, action: Action) -> State:
-        """One step, watched."""
+        """One step, recorded."""
         self.heard.clear()
         self.made, self.seen, self.landed, self.judged, self.told, self.said = [], None, (), None, (), None
         return self.step(state, action)
@@ -306,16 +306,16 @@ class _Watched(World):
         return super()._judge(core, device)
 
     def counted(self, step: CoreStep) -> bool:
-        """Whether what is wrong with a step was found by counting the ledger again, after the call."""
+        """Whether the fault of a step was found by the ledger's invariants, after the call."""
         return bool(step.names.blocks) and step.problem == self._problems[step.core]
 
     def moment(self, state: State) -> tuple[_Said, FrozenDevice]:
-        """What the ledger says, and what the device has."""
+        """The ledger's state and the device's."""
         self.engine.thaw(self.core(state).saved)
         return _said_by(self.engine), self.device(state)
 
     def device_now(self) -> FrozenDevice:
-        """The device in the middle of what it refused to do."""
+        """The device at the point where it raised a fault."""
         return self._device.freeze()
 
 
@@ -349,12 +349,12 @@ def _said_by(engine: Engine) -> _Said:
 
 
 def retell(world: World, found: Counterexample[Action]) -> Story:
-    """The story of a counterexample. Raises `MisuseError` where the path cannot be taken in this world."""
+    """The story of a counterexample. Raises `MisuseError` if the path is impossible in this world."""
     return tell(world.settings, found.actions, found.rule, found.message)
 
 
 def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", message: str = "") -> Story:
-    """The story of a path. A rule that breaks on the way ends it; *rule* and *message* say what is wrong where none does."""
+    """The story of a path. It ends where a rule breaks; if none does, *rule* and *message* say what is wrong at the end."""
     world = _Watched(settings)
     size = settings.engine.blocks_per_chunk
     names = _StoryNames(list(range(settings.engine.num_blocks + 1)), list(range(settings.engine.num_slots)), size)
@@ -404,13 +404,13 @@ def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", mes
 
 
 def _went_over(world: _Watched) -> bool:
-    """Whether the last step has come to its end, and what is said of it is said under the names of the state after it."""
+    """Whether the last step was completed, so that messages about it use the names of the state after it."""
     seen = world.seen
     return world.judged is not None or (seen is not None and seen.problem is not None and world.counted(seen))
 
 
 def _at(world: _Watched, state: State) -> State:
-    """Where the last step has stopped."""
+    """The ledger and the device at the point where the last step stopped."""
     if world.judged is not None:
         return state._replace(core=world.judged[0], device=world.judged[1])
     seen = world.seen
@@ -418,7 +418,7 @@ def _at(world: _Watched, state: State) -> State:
 
 
 def _at_the_end(world: _Watched, state: State) -> tuple[_Said, FrozenDevice]:
-    """Both truths where a rule broke: after the step, or in the middle of it."""
+    """Ledger and device where a rule broke: after the step, or in the middle of it."""
     if world.judged is not None:
         return world.moment(_at(world, state))
     said = world.said or world.moment(state)[0]
@@ -477,7 +477,7 @@ def _landed(world: _Watched, state: State, after: State | None, named: Action, n
 
 
 def _changes(world: _Watched, names: _StoryNames) -> Iterator[Change]:
-    """What each thing went through in the last call."""
+    """The states that each thing went through in the last call."""
     found: dict[tuple[str, str], list[str]] = {}
     for told in world.heard:
         table = MACHINES[told.machine]
@@ -504,21 +504,21 @@ def _numbered(kind: str, numbers: Sequence[int]) -> str:
 
 
 _PLAIN: Mapping[str, str] = {
-    "abort": "the client of request {0.request} goes away",
-    "preempt": "request {0.request} has to give way",
+    "abort": "the client of request {0.request} disconnects",
+    "preempt": "request {0.request} is preempted",
     "reset": "all content is forgotten at once",
-    "drain": "all content is forgotten, no copy being out",
-    "renew": "other weights come",
-    "sleep": "the device is given up",
-    "wake": "the device is there again, empty",
-    "lose_worker": "worker {0.worker} is gone, with all that it had",
-    "regain_worker": "worker {0.worker} is there again, empty",
+    "drain": "all content is forgotten, with no copy in flight",
+    "renew": "the weights change",
+    "sleep": "the device memory is given up",
+    "wake": "the device memory is back, empty",
+    "lose_worker": "worker {0.worker} is lost, with its memory",
+    "regain_worker": "worker {0.worker} is back, empty",
     "hang": "on worker {0.worker} {1} hangs: it will never land",
     "land": "on worker {0.worker} {1} lands",
     "fail": "on worker {0.worker} {1} fails, and its target is garbage",
-    "lose": "the report of worker {0.worker} on job {0.job} gets lost",
-    "repeat": "the report of worker {0.worker} on job {0.job} will come once more",
-    "echo": "the report of worker {0.worker} on job {0.job} comes once more",
+    "lose": "the report of worker {0.worker} on job {0.job} is lost",
+    "repeat": "the report of worker {0.worker} on job {0.job} will come a second time",
+    "echo": "the report of worker {0.worker} on job {0.job} comes a second time",
 }
 
 
@@ -528,11 +528,11 @@ def _sentence(step: Happened, settings: WorldSettings, copies: Mapping[int, Copy
     if named.verb == "arrive":
         script = next(each for each in settings.requests if each.name == named.request)
         prompt, output = script.text[: script.prompt], script.text[script.prompt :]
-        return f"request {named.request} comes with the prompt {prompt!r}; it will say {output!r}"
+        return f"request {named.request} arrives with the prompt {prompt!r}; its output will be {output!r}"
     if named.verb in ("step", "step_failing"):
         return "; ".join(_planned(step, copies))
     if named.verb in ("settle", "settle_late"):
-        late = ", after the deadlines of all copies that run" if named.verb == "settle_late" else ""
+        late = ", after the deadlines of all running copies" if named.verb == "settle_late" else ""
         reports = [f"job {each.job} {'landed' if each.ok else 'failed'} on worker {each.worker}" for each in step.told]
         return f"plan {oldest} settles{late}" + (f"; the engine hears that {' and '.join(reports)}" if reports else "")
     if named.verb == "prove":
@@ -541,7 +541,7 @@ def _sentence(step: Happened, settings: WorldSettings, copies: Mapping[int, Copy
 
 
 def _planned(step: Happened, copies: Mapping[int, Copy]) -> Iterator[str]:
-    """What an engine step told the workers, and what they did."""
+    """The orders of an engine step, and what the workers did."""
     orders = step.orders
     if orders is None:
         yield "the engine plans its next step"
@@ -591,7 +591,7 @@ def _real(lost: bool, contents: Sequence[object], touching: Sequence[str]) -> st
 
 
 def _touching(device: FrozenDevice, rank: int, names: _StoryNames, *, block: int = -1, slot: int = -1) -> list[str]:
-    """Which copies of a worker touch a place."""
+    """The copies of a worker that touch a place."""
     worker = device.workers[rank]
     found = []
     for order, running in (*((order, True) for order, _, _ in worker.copies), *((order, False) for order in worker.held_back)):
@@ -603,7 +603,7 @@ def _touching(device: FrozenDevice, rank: int, names: _StoryNames, *, block: int
 
 
 def _text(story: Story) -> Iterator[str]:
-    """A story as text: two lines a step, the rule, both truths."""
+    """A story as text: two lines a step, the rule, then ledger and device side by side."""
     width = len(str(len(story.steps)))
     for number, step in enumerate(story.steps, start=1):
         yield f"{number:>{width}}. {step.sentence}"

@@ -1,9 +1,9 @@
-"""A story in other forms: a program to paste, a scenario file, a sequence diagram.
+"""A story in other forms: a Python program, a scenario file, a sequence diagram.
 
 Rules of this file:
 
-* Each form says the same path; what a form cannot say is refused with the reason.
-* A scenario has no expectation of its own: it fails as long as the rule breaks, and holds once it does not.
+* All forms describe the same path; a path that a form cannot express is refused with the reason.
+* A scenario adds no expectation of its own: it fails while the rule breaks, and passes once the bug is fixed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from blocklife.testing.worlds._format import PYTHON_IMPORTS, as_python
 from blocklife.testing.worlds._world import Action
 
 DEADLINE = 1_000_000
-"""Steps that a copy may run in a scenario: only where the world says so it is late."""
+"""Steps that a copy may run in a scenario: long enough that it is late only where the world says so."""
 
 
 # --- a program --------------------------------------------------------------------------------------------------------------
 
 
 def program(story: Story) -> str:
-    """Python that takes the path again and prints the story."""
+    """A Python program that replays the path and prints the story."""
     end = "" if story.breaks else f", {story.rule!r}, {story.message!r}"
     lines = [f"settings = {text}" if number == 0 else text for number, text in enumerate(as_python(story.settings))]
     lines += ["path = [", *(f"    {_call(action)}," for action in story.actions), "]", f"print(tell(settings, path{end}))"]
@@ -60,14 +60,14 @@ def _imports(body: str) -> Iterator[str]:
 
 
 def scenario(story: Story) -> Scenario:
-    """The path as a scenario. Raises `MisuseError` where a scenario cannot say it."""
+    """The path as a scenario. Raises `MisuseError` if a scenario cannot express it."""
     said = _ScenarioSteps(story)
     steps = [step for happened in said.steps() for step in happened]
     end: dict[str, Value] = {}
     if story.rule and not story.breaks:
         steps += _drained(story)
     if story.rule == LAST_STEP:
-        # nothing is wrong with a place yet: what is missing are waits
+        # nothing is wrong with any place yet: the fault is a missing wait
         waits = [said.named[job] for job in story.out]
         steps[-1] = evolve(steps[-1], expect={"flushes": waits})
     if story.rule and (story.idle or not story.breaks):
@@ -84,7 +84,7 @@ def scenario(story: Story) -> Scenario:
 
 
 def _drained(story: Story) -> Iterator[ScenarioStep]:
-    """Steps in which everybody can end and every copy can land."""
+    """Steps in which all requests can end and all copies can land."""
     yield from [ScenarioStep(verb="settle", note="from here on everybody ends, and every copy lands")] * story.plans_out
     yield from (ScenarioStep(verb="regain_worker", arguments={"worker": worker}) for worker in story.lost)
     yield ScenarioStep(verb="prove_quiet")
@@ -105,7 +105,7 @@ def scenario_text(story: Story) -> str:
 
 
 def replayed(story: Story) -> str:
-    """Run the scenario of a story: empty where it shows what the story tells, else what it shows instead."""
+    """Run the scenario of a story: empty if it fails as the story does, otherwise what happened instead."""
     verdict = run_scenario(parse_scenario(scenario_text(story)))
     said = verdict.message
     if verdict.outcome in WRONG and (story.rule in said or story.rule not in RULES or ": at the end: " in said):
@@ -139,7 +139,7 @@ def _world(story: Story) -> dict[str, Value]:
 
 
 class _ScenarioSteps:
-    """The steps of a scenario, with names for the copies that they speak of."""
+    """The steps of a scenario, with names for the copies that they mention."""
 
     def __init__(self, story: Story) -> None:
         self.story = story
@@ -152,7 +152,7 @@ class _ScenarioSteps:
         self.needed = {*last, *(story.out if story.rule == LAST_STEP else ())}
 
     def steps(self) -> Iterator[list[ScenarioStep]]:
-        """The steps of each step of the story."""
+        """The scenario steps for each step of the story."""
         for number, happened in enumerate(self.story.steps, start=1):
             self.landings |= {(each.job, each.worker): each for each in happened.landed}
             yield [
@@ -166,7 +166,7 @@ class _ScenarioSteps:
             ]
 
     def remembered(self, happened: Happened) -> dict[str, str]:
-        """Names for the copies that a plan has carried, as far as a later step needs them."""
+        """Names for the copies of a plan that later steps mention."""
         found: dict[str, str] = {}
         orders = (*happened.orders.loads, *happened.orders.stores) if happened.orders is not None else ()
         planned = [("store" if order.stores else "load", self.owners.get(order.job, "")) for order in orders]
@@ -184,11 +184,11 @@ class _ScenarioSteps:
     def copy(self, job: int) -> str:
         """The name of a copy."""
         if job not in self.named:
-            raise MisuseError(f"job {job}: a scenario has no name for it, for no plan has carried it")
+            raise MisuseError(f"job {job}: a scenario cannot name it, since no plan has carried it")
         return self.named[job]
 
     def said(self, happened: Happened) -> Iterator[tuple[str, dict[str, Value]]]:
-        """The verbs of one step, with what they take."""
+        """The verbs of one step, with their arguments."""
         named = happened.named
         match named.verb:
             case "arrive":
@@ -254,7 +254,7 @@ def sequence(story: Story) -> PartySequence:
 
 
 def _messages(number: int, step: Happened, ranks: range) -> Iterator[Item]:
-    """What is passed in one step."""
+    """The messages of one step."""
     named, sentence = step.named, f"{number}. {step.sentence}"
     if named.verb in ("land", "fail", "hang"):
         yield Note((_worker(named.worker),), (sentence,), Tone.COPY)

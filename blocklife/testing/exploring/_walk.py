@@ -1,18 +1,18 @@
-"""Long seeded walks through worlds too large to enumerate: the same actions as the explorer, and the same judgements.
+"""Long seeded walks through worlds too large to enumerate, with the explorer's actions and checks.
 
 Rules of this file:
 
-* A walk is a function of its settings and its seed: what it finds can be found again.
-* A walk is no proof. It ends without a finding, or with a path that can be taken step by step in a `World`.
-* It may go on for ever: a world remembers every value that it has seen, so at times a walk goes over to a new one (`carry`).
+* A walk is a function of its settings and its seed: a finding can be reproduced.
+* A walk proves nothing. It ends without a finding, or with a path that can be replayed step by step in a `World`.
+* A walk can be arbitrarily long: a world remembers every value seen, so the walk moves to a new one now and then (`carry`).
 
-Theory. A walk is made of *legs*. Each leg begins where nobody is there, draws anew how much it likes each kind of action (some
-not at all), refills the budgets of the faults as it goes on, lets the same requests come again under other names, and ends by
-closing actions alone (those that bring nobody new and break nothing): these must drain the world. So every finding is a path
-from the beginning of one leg, and that path is a path of a `World` whose requests and faults are those that the leg has used.
+Theory. A walk consists of *legs*. Each leg starts in an empty world, draws new probabilities for the kinds of actions (some get
+0), refills the fault budgets as it goes, lets the same requests arrive again under other names, and ends with closing actions
+alone (those that add no request and cause no fault), which must drain the world. So every finding is a path from the start of
+one leg, and a path of a `World` with the requests and faults that the leg has used.
 
-A path is made shorter by leaving actions out, first many at once, then one by one. What is no longer possible without them is
-left out too; the rule that breaks has to stay the same one.
+A path is shortened by leaving actions out, first many at once, then one by one. Actions that become impossible are left out
+too; the same rule must still break.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from blocklife.testing.worlds._format import words_of
 from blocklife.testing.worlds._world import Action, Faults, Script, State, World, WorldSettings
 
 KEEP = 30_000
-"""Values and steps that a world may remember before the walk goes over to a new one."""
+"""Values and steps that a world may remember before the walk moves to a new one."""
 LEG = (20, 240)
 """The fewest and the most steps of a leg, before it is drained."""
 DRAIN = 600
-"""Closing actions after which a world that has not drained is said never to drain."""
+"""Closing actions after which a world that has not drained counts as one that never drains."""
 TRIES = 3_000
-"""Paths that are tried to make a finding shorter."""
+"""The most paths tried to shorten a finding."""
 ROUNDS = 4
-"""How often each request comes in one leg, at most."""
+"""How often each request arrives in one leg, at most."""
 WORLD = "world"
-"""The rule that the world itself does not fail, which is the test's own affair."""
+"""The rule that the world itself raises no error; breaking it is a fault of the test tool."""
 NAMES = [chr(each) for each in range(ord("a"), ord("z") + 1)]
 REFILL = 0.02
-"""How likely the budgets of the faults are filled again, in one step."""
+"""The probability, in each step, that the fault budgets are refilled."""
 
 LARGE = WorldSettings(
     engine=Settings(
@@ -63,34 +63,34 @@ LARGE = WorldSettings(
     requests=("abcd.ef", "abcd.eg", "abc.d", "ab.cd", "xyz.ab", "xy.z"),
     faults=Faults(**dict.fromkeys((each.name for each in fields(Faults)), 2)),
 )
-"""A world that nobody can enumerate: a hybrid model, chunks of two, two workers, plans made ahead, and all that goes wrong."""
+"""A world too large to enumerate: a hybrid model, chunks of two, two workers, plans made ahead, and every fault."""
 
 
 @frozen(kw_only=True)
 class Finding:
-    """A rule that does not hold, and a short path to where it does not."""
+    """A broken rule, and a short path to where it breaks."""
 
     rule: str
     message: str
     seed: int
     leg: int
-    """Which leg of the walk, from 1."""
+    """The leg of the walk, from 1."""
     step: int
-    """Which step of the walk, from 1."""
+    """The step of the walk, from 1."""
     found_after: int
-    """Actions of the path that was found first."""
+    """The length of the path first found."""
     actions: tuple[Action, ...]
-    """The path that is left of it."""
+    """The shortened path."""
     settings: WorldSettings
-    """The world in which the path can be taken."""
+    """The world in which the path can be replayed."""
 
     @property
     def counterexample(self) -> Counterexample[Action]:
-        """The same as an explorer has it."""
+        """The finding as a counterexample of the explorer."""
         return Counterexample(self.rule, self.message, self.actions)
 
     def story(self) -> Story:
-        """What happens on the path."""
+        """The story of the path."""
         return story_of(self.settings, self.actions, self.rule, self.message)
 
     def record(self) -> dict[str, object]:
@@ -115,21 +115,21 @@ class Finding:
 
 @frozen(kw_only=True)
 class Walked:
-    """What a walk has done, seen and found."""
+    """The result of a walk."""
 
     seed: int
     steps: int
     legs: int
     drained: int
-    """Legs that were ended by closing actions alone."""
+    """Legs completed, that is drained by closing actions alone."""
     states: int
-    """Different states; one that came in two of the worlds that the walk used up counts in each."""
+    """Distinct states; a state seen in several of the walk's worlds counts once in each."""
     worlds: int
     seconds: float
     taken: Mapping[str, int]
     """How often each kind of action was taken."""
     rules: tuple[str, ...]
-    """What was judged after every step."""
+    """The rules checked after every step."""
     coverage: Mapping[str, Mapping[str, int]]
     """How often the real code took each row of each table."""
     finding: Finding | None = None
@@ -137,12 +137,12 @@ class Walked:
 
     @property
     def steps_per_second(self) -> float:
-        """How fast it was."""
+        """Steps taken per second."""
         return self.steps / self.seconds if self.seconds else 0.0
 
     @property
     def rows_never(self) -> tuple[str, ...]:
-        """Rows that were never taken."""
+        """Table rows that were never taken."""
         return tuple(f"{name}: {row}" for name, rows in self.coverage.items() for row, times in rows.items() if not times)
 
     def record(self) -> dict[str, object]:
@@ -173,7 +173,7 @@ class Walked:
             "actions: " + ", ".join(f"{verb} {times}" for verb, times in sorted(self.taken.items(), key=lambda each: -each[1])),
         ]
         if self.interrupted:
-            said.append("interrupted: what was not found by then is not known")
+            said.append("interrupted: nothing was found so far")
         return [*said, *(self.finding.lines() if self.finding is not None else ["nothing was found"])]
 
 
@@ -181,17 +181,17 @@ class Walked:
 
 
 def carry(state: State, old: World, new: World) -> State:
-    """The same state in another world of the same settings, whose memory is empty."""
+    """The same state in a new world of the same settings, whose memory is empty."""
     return new.enter(old.core(state), old.device(state), state.env)
 
 
 def _present(world: World, state: State) -> int:
-    """How many requests the ledger knows, those whose end is under way included."""
+    """How many requests the ledger knows, ending ones included."""
     return len(world.core(state).saved.requests)
 
 
 def _again(settings: WorldSettings) -> WorldSettings:
-    """The same world, in which every request comes again under other names."""
+    """The same world, in which every request arrives again under other names."""
     written, used = settings.requests, {each.name for each in settings.requests}
     spare = iter([name for name in NAMES if name not in used])
     rounds = min(ROUNDS, len(NAMES) // len(written))
@@ -200,19 +200,19 @@ def _again(settings: WorldSettings) -> WorldSettings:
 
 
 def only_used(settings: WorldSettings, actions: Sequence[Action]) -> WorldSettings:
-    """The world that a path needs: who comes in it, and the faults that happen in it."""
+    """The world that a path needs: its requests, and its faults."""
     came = {each.request for each in actions if each.verb == "arrive"}
     requests = tuple([each for each in settings.requests if each.name in came]) or settings.requests[:1]
     spent = Counter(_FAULT_OF.get(each.verb, "") for each in actions)
     times = {name: spent[name] for name, _ in settings.faults.items()}
     if settings.timed and not times["hang"] and not times["lose"]:
-        # whether deadlines pass is decided by these two
+        # these two decide whether deadlines pass
         times["hang" if settings.faults.hang else "lose"] = 1
     return evolve(settings, requests=requests, faults=Faults(**times))
 
 
 _FAULT_OF = {each.name: each.name for each in fields(Faults)} | {"step_failing": "fail"}
-"""Which budget an action spends."""
+"""The fault budget that an action uses up."""
 
 
 # --- taking a path ----------------------------------------------------------------------------------------------------------
@@ -220,14 +220,14 @@ _FAULT_OF = {each.name: each.name for each in fields(Faults)} | {"step_failing":
 
 @define(eq=False)
 class Guide:
-    """What is possible in a world for somebody who walks in it.
+    """The actions of a walk in a world.
 
-    Invariant: no more requests are there at once than the settings that were asked for have.
+    Invariant: there are never more requests at once than the original settings have.
     """
 
     world: World
     most: int
-    """Requests that may be there at once."""
+    """How many requests may exist at once."""
     drains: Property[State, Action] = field(init=False)
     finishes: Property[State, Action] = field(init=False)
 
@@ -241,11 +241,11 @@ class Guide:
         return (each for each in self.world.actions(state) if not full or each.verb != "arrive")
 
     def is_over(self, state: State) -> bool:
-        """Everybody has come and gone."""
+        """Whether all requests have come and gone."""
         return self.finishes.goal is not None and self.finishes.goal(state)
 
     def step(self, state: State, action: Action) -> State:
-        """The state after an action. Raises `Broken`, also where the world itself fails: then, too, the path is worth most."""
+        """The state after an action. Raises `Broken`, also if the world itself raises an error: the path matters then, too."""
         try:
             return self.world.step(state, action)
         except Broken:
@@ -254,7 +254,7 @@ class Guide:
             raise Broken(WORLD, f"{type(problem).__name__}: {problem}") from problem
 
     def next_closing(self, state: State, turn: int) -> Action | None:
-        """What to do to drain; None where it has drained. Raises `Broken` where that leads nowhere."""
+        """The next action to drain the world; None if it has drained. Raises `Broken` if it does not drain."""
         goal, allowed = self.drains.goal, self.drains.closing
         if goal is None or allowed is None:
             raise MisuseError(f"property {self.drains.name}: it has no goal, or no closing actions")
@@ -267,14 +267,14 @@ class Guide:
         return min(offered, key=lambda each: _urgency(each, turn))
 
     def drain(self, state: State) -> None:
-        """Take closing actions alone."""
+        """Take closing actions until the world has drained."""
         turn = 0
         while (action := self.next_closing(state, turn)) is not None:
             state = self.step(state, action)
             turn += 1
 
     def retake(self, actions: Sequence[Action], *, drain: bool) -> tuple[list[Action], Broken | None]:
-        """Take a path once more, without what is not possible: what was taken, and what broke at its end."""
+        """Replay a path, skipping impossible actions. Returns the actions taken, and what broke at the end."""
         state, taken = self.world.initial(), list[Action]()
         try:
             for action in actions:
@@ -292,7 +292,7 @@ class Guide:
 
 
 def _urgency(action: Action, turn: int) -> int:
-    """What a closing walk does first: what comes by itself, then settling (in time, and late), then a step."""
+    """The order of closing actions: those that happen by themselves, then settling (in time, and late), then a step."""
     order = ("land", "echo", "regain_worker", "wake", "prove", "settle", "settle_late", "step")
     if action.verb == "settle_late" and turn % 3 == 0:
         return order.index("settle") - 1
@@ -300,8 +300,8 @@ def _urgency(action: Action, turn: int) -> int:
 
 
 def story_of(settings: WorldSettings, actions: Sequence[Action], rule: str, message: str) -> Story:
-    """What happens on a path that ends where a rule does not hold."""
-    # where the world itself fails, its last step cannot be told
+    """The story of a path that ends where a rule breaks."""
+    # if the world itself raised an error, its last step cannot be told
     return tell(settings, actions[:-1] if rule == WORLD else actions, rule, message)
 
 
@@ -317,9 +317,9 @@ def shrink(
     tries: int = TRIES,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[tuple[Action, ...], str]:
-    """A path with as few actions as leaving out finds, that breaks the same rule; and what it says there.
+    """Shorten a path that breaks a rule. Returns the shorter path, and the message of the rule there.
 
-    *most*: requests that may be there at once. Raises `MisuseError` for a path that does not break the rule.
+    *most*: how many requests may exist at once. Raises `MisuseError` for a path that does not break the rule.
     """
     settings = evolve(settings, faults=_enough(settings, actions))
     guide = Guide(World(settings), len(settings.requests) if most is None else most)
@@ -333,7 +333,7 @@ def shrink(
 
     best = broken(actions)
     if best is None:
-        raise MisuseError(f"these {len(actions)} actions do not break {rule} (say the settings that they were found with)")
+        raise MisuseError(f"these {len(actions)} actions do not break {rule} (give the settings with which they were found)")
     size = len(best[0]) // 2
     while size and tries > 0 and not stop():
         at, shorter = 0, False
@@ -349,7 +349,7 @@ def shrink(
 
 
 def _enough(settings: WorldSettings, actions: Sequence[Action]) -> Faults:
-    """At least as many faults as a path has."""
+    """Settings with at least as many faults as a path needs."""
     spent = Counter(_FAULT_OF.get(each.verb, "") for each in actions)
     return Faults(**{name: max(times, spent[name]) for name, times in settings.faults.items()})
 
@@ -359,14 +359,14 @@ def _enough(settings: WorldSettings, actions: Sequence[Action]) -> Faults:
 _UPHEAVALS = frozenset(
     {"abort", "preempt", "reset", "drain", "renew", "sleep", "lose_worker", "fail", "hang", "lose", "repeat"}
 )
-"""What would never let a world come far if it were as frequent as everything else."""
+"""Actions that would keep a world from getting far if they were as frequent as the others."""
 
 
 @define(eq=False)
 class _Walker:
-    """A walk that is going on.
+    """A running walk.
 
-    Invariant: ``path`` leads from the beginning of the leg to ``state``, in a world with enough faults.
+    Invariant: ``path`` leads from the start of the leg to ``state``, in a world with enough faults.
     """
 
     settings: WorldSettings
@@ -391,7 +391,7 @@ class _Walker:
         self.state = self.guide.world.initial()
 
     def walk_leg(self, most: int) -> Iterator[int]:
-        """One leg of so many steps at most, and then draining; yields after each step. Raises `Broken`."""
+        """One leg of at most so many steps, then draining; yields after each step. Raises `Broken`."""
         self.legs += 1
         rnd = random.Random(f"{self.seed}/{self.legs}")
         likes: dict[str, float] = {}
@@ -415,19 +415,19 @@ class _Walker:
                 yield self.steps
         except Broken as broken:
             if broken.rule == self.guide.drains.name:
-                del self.path[begin:]  # whoever takes the path drains for himself
+                del self.path[begin:]  # a replay of the path drains by itself
             raise
         self.drained += 1
 
     def _choose(self, rnd: random.Random, likes: dict[str, float]) -> Action | None:
-        """One of the kinds that can happen, by how much the leg likes each; then any of that kind."""
+        """Choose a possible kind of action by the leg's probabilities, then any action of that kind."""
         kinds: dict[str, list[Action]] = {}
         for action in self.guide.offered(self.state):
             kinds.setdefault(action.verb, []).append(action)
         if not kinds:
             return None
         for verb in kinds.keys() - likes.keys():
-            # by its name, so that it does not depend on when it is first possible
+            # by name, so that it does not depend on when the kind first becomes possible
             liked = random.Random(f"{self.seed}/{self.legs}/{verb}").choice((0.0, 0.2, 1.0, 1.0, 3.0))
             likes[verb] = liked * (0.1 if verb in _UPHEAVALS else 1.0)
         weights = [likes[verb] for verb in kinds]
@@ -435,7 +435,7 @@ class _Walker:
         return rnd.choice(kinds[chosen])
 
     def take(self, action: Action) -> None:
-        """Note an action, then take it: it is part of the path even if it breaks something."""
+        """Record an action, then take it: it is part of the path even if it breaks a rule."""
         self.path.append(action)
         self.steps += 1
         self.taken[action.verb] += 1
@@ -447,7 +447,7 @@ class _Walker:
             self.renew()
 
     def renew(self) -> None:
-        """Go over to a new world."""
+        """Move to a new world."""
         old = self.guide.world
         self.count()
         self.guide = Guide(World(self.settings), self.guide.most)
@@ -456,7 +456,7 @@ class _Walker:
         self.worlds += 1
 
     def count(self) -> None:
-        """Add the rows that the present world has taken."""
+        """Add the row counts of the present world."""
         for name, rows in self.guide.world.coverage().items():
             mine = self.coverage.setdefault(name, Counter())
             for row, times in rows.items():
@@ -475,8 +475,8 @@ def walk(
 ) -> Walked:
     """Walk *steps* steps, and on until the last leg has drained; ends at the first finding.
 
-    *keep*: how much a world may remember before the walk goes over to a new one; it changes nothing else. *progress* is called
-    now and then with steps, legs and states; *stop* is asked as often, also while a finding is *shorten*-ed.
+    *keep*: how much a world may remember before the walk moves to a new one; it changes nothing else. *progress* is called from
+    time to time with steps, legs and states; *stop* is called as often, also while a finding is shortened (*shorten*).
     """
     if type(steps) is not int or steps < 1:
         raise MisuseError(f"steps must be a whole number of at least 1, not {steps!r}")
@@ -517,7 +517,7 @@ def _found(walker: _Walker, broken: Broken, *, shorten: bool, stop: Callable[[],
         try:
             actions, message = shrink(walker.settings, actions, broken.rule, most=walker.guide.most, stop=stop)
         except MisuseError:
-            message += " (not so when the path is taken once more: what breaks is no function of the calls)"
+            message += " (not when the path is replayed: the fault depends on more than the calls)"
     return Finding(
         rule=broken.rule,
         message=message,

@@ -521,11 +521,11 @@ class OurDriver(Driver):
             for block in order.blocks:
                 state = self.ledger.blocks.at(block)
                 if state not in blocks_touched(stores=order.stores):
-                    yield Problem("I1", f"copy {order.job} touches block {block}, which is said to be {state.name}")
+                    yield Problem("I1", f"copy {order.job} touches block {block}, which is {state.name} in the ledger")
             for slot in {place // size for place in order.places}:
                 now = self.ledger.slots.at(slot)
                 if now not in slots_touched(stores=order.stores):
-                    yield Problem("I1", f"copy {order.job} touches slot {slot}, which is said to be {now.name}")
+                    yield Problem("I1", f"copy {order.job} touches slot {slot}, which is {now.name} in the ledger")
 
     def transitions(self) -> list[str]:
         """Every row that was taken since the last call."""

@@ -1,1 +1,1 @@
-"""Small engines around the real ledger and scheduler, the device beside them, and what must hold between the two."""
+"""Small worlds to explore: the real ledger and scheduler in a small engine, a simulated device, and checks between the two."""

@@ -1,10 +1,10 @@
-"""The cross checks of ledger and device: what is asked about a value of the core, and everything that can be wrong with it.
+"""The cross checks of ledger and device: the summary of a core value, and everything that can be wrong with it.
 
 Rules of this file:
 
-* It changes nothing. A function reads a value, or an engine that stands there, and says which rule does not hold.
-* What the ledger says of itself is counted again (`ledger.invariants`); what it says of the device is compared with the device;
-  and what a call has planned, offered and told is compared with what it made of the value before.
+* It changes nothing. A function reads a value, or an engine at that value, and returns the rule that is broken.
+* The ledger's own books are recounted (`ledger.invariants`); its claims about the device are compared with the device; and the
+  plans, offers and hook calls of each call are compared with the change that the call made.
 """
 
 from __future__ import annotations
@@ -36,52 +36,53 @@ from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Orders, sa
 from blocklife.testing.worlds._engine import Engine
 
 RULES = tuple(f"I{number}" for number in range(1, 16) if number not in (2, 11))
-"""What is watched in every step, by the numbers of `specs/invariants.md`.
+"""The rules checked in every step, numbered as in `specs/invariants.md`.
 
-Not among them: the copies of this device wait for the forward passes before them, as the engine contract asks (I2), and nothing
-is split, merged or swapped (I11).
+Two are left out: copies on this device always wait for the forward passes before them, as the engine contract asks (I2), and
+nothing is split, merged or swapped (I11).
 """
 LAST_STEP = "last step"
 """The rule that, with the policy `flush`, the step in which all tracked requests are over waits for every job."""
 KEPT = "kept"
-"""The rule that nothing final is left out: where there is room for it, what is on the device comes into the host tier."""
+"""The rule that, where there is room for it, all final content on the device reaches the host tier."""
 TOLD = "told"
 """The rule that hooks hear of every transition, in order, and of nothing else."""
 LAWFUL = "lawful"
-"""The rule that no call of an engine that keeps to the contract is refused."""
+"""The rule that the calls of an engine that keeps the contract are never refused."""
 
 
 @define(eq=False)
 class CoreValue:
-    """One value of the core, and all that is asked about it; nobody changes it."""
+    """One value of the core, and what is asked about it. Never changed."""
 
     saved: SavedScheduler
     weights: str
-    """What the workers compute with: the engine knows it, and the scheduler has only been told."""
+    """The weights that the workers compute with, as known to the engine."""
     requests: tuple[tuple[str, Request], ...]
-    """Requests whose end is not under way, with their states."""
+    """Requests that are not ending, with their states."""
     plans_out: int
     busy: bool
     """Whether a step could do something."""
     idle: bool
-    """Whether nobody is there and nothing is out."""
+    """Whether there are no requests and nothing is out."""
     over: bool
     """Whether at least one request is tracked, for itself or for its jobs, and all of them are over."""
     asleep: bool
     lost: tuple[int, ...]
     live: tuple[int, ...]
-    """Jobs that the workers have."""
+    """Jobs handed to the workers."""
     quarantined: tuple[int, ...]
     """Jobs past their deadline."""
     blocks: tuple[str, ...]
     """The state of each block."""
     slots: tuple[str, ...]
     readable_blocks: tuple[tuple[int, bytes], ...]
-    """What can be found on the device, and the key that it is found under."""
+    """Blocks that can be found on the device, with their keys."""
     readable_places: tuple[tuple[int, bytes], ...]
     kept_blocks: frozenset[int]
-    """Blocks whose content may be read by somebody later; so with host places."""
+    """Blocks whose content can still be read later."""
     kept_places: frozenset[int]
+    """Host places whose content can still be read later."""
     places_per_slot: int
 
 
@@ -93,13 +94,13 @@ _TOUCHED = {
     stores: tuple(frozenset(each.name for each in touched(stores=stores)) for touched in (blocks_touched, slots_touched))
     for stores in (True, False)
 }
-"""Where the blocks and the slots of a store, and of a load, may stand."""
+"""The states that the blocks and the slots of a store, and of a load, may have."""
 _AT_REST = frozenset({Block.FREED.name, Block.CACHED.name}), frozenset({Slot.EMPTY.name, Slot.READY.name})
-"""Where blocks and slots stand when nobody is there."""
+"""The states of blocks and slots when there are no requests."""
 _ENDS = {
     name: (bytes([0, *(table.index[row.source] for row in table.rows)]), table.targets) for name, table in MACHINES.items()
 }
-"""Where each row of each table starts and ends, by its number."""
+"""The source and target states of each row of each table, by row number."""
 _NEW = {name: table.index[table.initial] for name, table in MACHINES.items()}
 _JOB_STATES = MACHINES["job"].states
 _REQUEST_STATES = tuple(each for each in MACHINES["request"].states if isinstance(each, Request))
@@ -110,13 +111,13 @@ _PLANNED = MACHINES["job"].index[Job.PLANNED]
 
 
 def blamed(broken: Exception) -> tuple[str, str]:
-    """The rule that an error speaks of, and what it says."""
+    """The rule that an error names, and its text."""
     said = re.search(r"\((I\d+)\)", str(broken)) if isinstance(broken, BlocklifeError) else None
     return (said.group(1) if said else LAWFUL), f"{type(broken).__name__}: {broken}"
 
 
 def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
-    """Everything that is asked about a value of the core; it is read off the value itself."""
+    """Summarise a value of the core."""
     ledger, size = saved.ledger, engine.geometry.blocks_per_chunk
     blocks, slots = ledger.blocks, ledger.slots
     live: list[int] = []
@@ -159,14 +160,14 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
 
 
 _COLUMNS = 4096
-"""Columns of which is kept what follows from them: the values of a small world have few different ones."""
+"""How many columns have cached results: the values of a small world share few distinct columns."""
 
 
 @lru_cache(_COLUMNS)
 def _of_blocks(
     states: bytes, keys: tuple[bytes | None, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[int, bytes], ...], frozenset[int]]:
-    """The state of each block in words, what can be found on the device, and whose content may be read by somebody later."""
+    """The state name of each block, the blocks that can be found, and those whose content can still be read later."""
     return (
         tuple([_BLOCKS[each] for each in states]),
         tuple([(place, key) for place, key in enumerate(keys) if key is not None]),
@@ -176,28 +177,28 @@ def _of_blocks(
 
 @lru_cache(_COLUMNS)
 def _of_slots(states: bytes, size: int) -> tuple[tuple[str, ...], frozenset[int]]:
-    """The state of each slot in words, and the host places whose content may be read by somebody later."""
+    """The state name of each slot, and the host places whose content can still be read later."""
     kept = [slot * size + part for slot, at in enumerate(states) if at != _EMPTY for part in range(size)]
     return tuple([_SLOTS[each] for each in states]), frozenset(kept)
 
 
 def left_behind(core: CoreValue) -> Iterator[tuple[str, str]]:
-    """Nobody is there and nothing is out: then every place is free, or has content that nobody holds."""
+    """With no requests and nothing out, every place must be free, or hold content without a holder."""
     blocks, slots = _AT_REST
     for place, at in enumerate(core.blocks):
         if at not in blocks:
-            yield "I13", f"block {place} is {at} although nobody is there and nothing is out"
+            yield "I13", f"block {place} is {at} although there are no requests and nothing is out"
     for holder, held in core.saved.ledger.holders:
-        yield "I4", f"{holder} still holds {dict(held)} although nobody is there"
+        yield "I4", f"{holder} still holds {dict(held)} although there are no requests"
     for place, pins in enumerate(core.saved.ledger.slots.pinned()):
         if core.slots[place] not in slots or pins:
             yield "I13", f"slot {place} is {core.slots[place]} with {pins} pins although nothing is out"
 
 
 def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
-    """Nobody is there, and nothing waits to be stored: then whole chunks of the device can be read in the host tier, too.
+    """With no requests and no store waiting, whole chunks on the device must be readable in the host tier, too.
 
-    Of full attention only: what is behind a window may be stored or not. Eager stores, and a slot for everything, are presumed.
+    Full attention only: blocks behind a window may be stored or not. Presumes eager stores and a slot for everything.
     """
     if core.saved.stores.line or core.saved.stores.made:
         return
@@ -209,14 +210,14 @@ def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
         whole = len(key) - len(f"{group}:")
         chunk = [(group, key[: len(key) - back * tokens]) for back in range(geometry.blocks_per_chunk)]
         if isinstance(geometry.groups[group], FullAttention) and whole % (tokens * len(chunk)) == 0 and here.issuperset(chunk):
-            yield KEPT, f"{key.decode()} is on the device, nobody is there, and it was never stored"
+            yield KEPT, f"{key.decode()} is on the device, and was never stored although there are no requests left"
 
 
 @lru_cache(_COLUMNS)
 def _readable_places(
     states: bytes, keys: tuple[bytes | None, ...], groups: bytes, suffix: bytes, block_tokens: tuple[int, ...], size: int
 ) -> tuple[tuple[int, bytes], ...]:
-    """The host places that a load may read, and what has to be there."""
+    """The host places that a load may read, with the keys of what they must hold."""
     found: list[tuple[int, bytes]] = []
     for place, key in enumerate(keys):
         if states[place] != _READY or key is None:
@@ -228,7 +229,7 @@ def _readable_places(
 
 
 def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tuple[str, str] | None:
-    """What is wrong with jobs that were just made (I14), or with what the workers are told (I15, S5)."""
+    """What is wrong with newly made jobs (I14), or with the orders to the workers (I15, S5)."""
     ledger, last = engine.ledger, before.saved.ledger.last_number
     if orders is None and ledger.jobs.last_number == last:
         return None
@@ -254,12 +255,12 @@ def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tup
 
 
 def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
-    """One more copy of what is on its way to somebody already: equal content is shared, and not fetched again (I12)."""
+    """A second load of content that is already being loaded: it should be shared, not fetched again (I12)."""
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     if jobs.last_number == last:
         return None  # nothing was planned
     if len(engine.geometry.groups) > 1:
-        return None  # they have to agree: what a load brings to one of them may be of no use to another request
+        return None  # groups have to agree: content loaded for one request may be of no use to another
     loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in GIVEN_UP]
     for load in loads:
         for job in loads if load.number > last else ():
@@ -269,7 +270,7 @@ def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
 
 
 def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
-    """Content whose load was just lost and that can still be found: the same hit would come back (I7)."""
+    """Content whose load was just lost but that can still be found: the same hit would be offered again (I7)."""
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
         job = ledger.jobs.get(saved.number)
@@ -278,23 +279,23 @@ def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
         if ledger.jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
             for slot, key in zip(job.slots, job.keys, strict=True):
                 if ledger.slots.at(slot) is Slot.READY and ledger.slots.key(slot) == key:
-                    return "I7", f"the load {job.number} is lost, and slot {slot} can still be found as {key.decode()}"
+                    return "I7", f"load {job.number} is lost, but slot {slot} can still be found as {key.decode()}"
     return None
 
 
 def _unheard(engine: Engine, before: CoreValue, handed_out: Sequence[int]) -> tuple[str, str] | None:
-    """A block with a new tenant of which nobody was told: who waits for its copies would never know (I1)."""
+    """A block that got a new tenant without a hook call: nothing would wait for its copies (I1)."""
     blocks, saved = engine.ledger.blocks, before.saved.ledger.blocks
     if bytes(blocks.epochs) == saved.epoch:
         return None
     for place, epoch in enumerate(saved.epochs()):
         if blocks.refs(place) and blocks.epochs[place] != epoch and place not in handed_out:
-            return "I1", f"block {place} has a new tenant, and no hook heard of it"
+            return "I1", f"block {place} has a new tenant, but no hook heard of it"
     return None
 
 
 def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
-    """Who applies what hooks hear, row by row, ends where the ledger does: nothing moves without a row, or in silence."""
+    """Replaying the rows that hooks heard must lead to the ledger's states: no transition is missing or made up."""
     ledger, saved = engine.ledger, before.saved.ledger
     blocks, slots = bytearray(saved.blocks.state), bytearray(saved.slots.state)
     jobs = {each.number: each.state for each in saved.jobs}
@@ -327,25 +328,25 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     for number, stands in jobs.items():
         state = ledger.jobs.state(number)
         if state is not None and _JOB_STATES[stands] is not state:
-            return TOLD, f"job {number} is {state.name}, and hooks heard something else"
+            return TOLD, f"job {number} is {state.name}, but hooks heard that it is {_JOB_STATES[stands].name}"
     return None
 
 
 def _told_wrong(machine: str, place: int, row: int, stood: int) -> tuple[str, str]:
-    """A row is told of a place that stands elsewhere."""
+    """Hooks heard of a row that does not start at the place's state."""
     table = MACHINES[machine]
-    return TOLD, f"{machine} {place}: {table.row(row)} is told while it is {table.states[stood].name}"
+    return TOLD, f"{machine} {place}: hooks heard {table.row(row)} while it is {table.states[stood].name}"
 
 
 def _differing(machine: str, states: memoryview, told_of: Mapping[int, int]) -> tuple[str, str]:
-    """The first place that stands elsewhere than hooks were told."""
+    """The first place whose state differs from what hooks heard."""
     names = MACHINES[machine].states
     place, stands = next((place, at) for place, at in told_of.items() if states[place] != at)
-    return TOLD, f"{machine} {place} is {names[states[place]].name}, and hooks heard that it is {names[stands].name}"
+    return TOLD, f"{machine} {place} is {names[states[place]].name}, but hooks heard that it is {names[stands].name}"
 
 
 def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple[str, str] | None:
-    """A job that goes on although its deadline has passed (I5), or as if a worker that is gone could still report (I9)."""
+    """A job that runs on past its deadline (I5), or that still waits for a lost worker (I9)."""
     if verb != "settle_late" and verb != "lose_worker":
         return None
     ledger = engine.ledger
@@ -356,14 +357,14 @@ def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple
         if verb == "settle_late" and saved.deadline is not None and state is not Job.QUARANTINED:
             return "I5", f"job {saved.number} is {state.name} after its deadline"
         if verb == "lose_worker" and not job.reported >> worker & 1:
-            return "I9", f"job {saved.number} still waits for worker {worker}, which is gone"
+            return "I9", f"job {saved.number} still waits for worker {worker}, which is lost"
     return None
 
 
 def misdone(
     engine: Engine, before: CoreValue, orders: Orders | None, handed_out: Sequence[int], verb: str, worker: int
 ) -> tuple[str, str] | None:
-    """What is wrong with a call itself: with what was planned, offered, or told."""
+    """What is wrong with a call: with its plan, its offers, or its hook calls."""
     return (
         _misplanned(engine, before, orders)
         or _loaded_twice(engine, before)
@@ -375,21 +376,21 @@ def misdone(
 
 
 def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:
-    """What was asked for and has not happened, as the value says that the call has led to."""
+    """A request of the call that had no effect, judged by the value after it."""
     out = {job.number: job.owner for job in saved.ledger.jobs if job.state in _SUBMITTED}
     if verb == "abort" and any(each.name == request and not each.ending for each in saved.requests):
-        return "I5", f"request {request} was aborted, and goes on"
+        return "I5", f"request {request} was aborted, but goes on"
     if verb == "preempt" and request in out.values() and request not in saved.preempted:
-        return "I10", f"request {request} gave way, and the next plan does not wait for its copies"
+        return "I10", f"request {request} was preempted, but the next plan does not wait for its copies"
     if verb == "sleep" and (not saved.asleep or not out.keys() <= set(saved.ledger.to_flush)):
-        return "I10", "the device is given up, and somebody goes on, or a copy is not waited for"
+        return "I10", "the device is given up, but a request goes on or a copy is not waited for"
     if verb == "regain_worker" and worker in saved.lost:
-        return "I10", f"worker {worker} is there again, and counts as lost"
+        return "I10", f"worker {worker} is back, but counts as lost"
     return None
 
 
 def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Whose load was lost in a call, and for whom one was planned. What was given up before is nobody's loss."""
+    """The requests that lost a load in a call, and those for which one was planned. Loads given up before do not count."""
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     failed, loading = [], []
     for saved in before.saved.ledger.jobs:
@@ -405,7 +406,7 @@ def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str
 
 
 def disagreements(core: CoreValue, device: FrozenDevice) -> Iterator[tuple[str, str]]:
-    """Where the two truths differ."""
+    """The differences between core and device, each with the rule that it breaks."""
     for rank, worker in enumerate(device.workers):
         for order in (*(order for order, _, _ in worker.copies), *worker.held_back):
             yield from _mistouched(core, rank, order)
@@ -414,21 +415,21 @@ def disagreements(core: CoreValue, device: FrozenDevice) -> Iterator[tuple[str, 
         here = f"worker {rank}:"
         for block, key in core.readable_blocks:
             if worker.blocks[block] != (content := Engine.content_of(key, core.weights)):
-                yield "I6", f"{here} block {block} is found as {content}, and holds {said(worker.blocks[block])}"
+                yield "I6", f"{here} block {block} is found as {content}, but holds {said(worker.blocks[block])}"
         for place, key in core.readable_places:
             if worker.places[place] != (content := Engine.content_of(key, core.weights)):
-                yield "I6", f"{here} host place {place} is found as {content}, and holds {said(worker.places[place])}"
+                yield "I6", f"{here} host place {place} is found as {content}, but holds {said(worker.places[place])}"
 
 
 def _mistouched(core: CoreValue, rank: int, order: CopyOrder) -> Iterator[tuple[str, str]]:
-    """A copy of a job that is over, or on a place that is said to stand where no copy touches it."""
+    """A copy of a finished job, or on a place whose state in the ledger forbids copies."""
     who = f"worker {rank}: copy {order.job}"
     if order.job not in core.live:
-        yield "I1", f"{who} runs on, although its job is over"
+        yield "I1", f"{who} still runs, although its job is over"
     blocks, slots = _TOUCHED[order.stores]
     for block in order.blocks:
         if core.blocks[block] not in blocks:
-            yield "I1", f"{who} touches block {block}, which is said to be {core.blocks[block]}"
+            yield "I1", f"{who} touches block {block}, which is {core.blocks[block]} in the ledger"
     for slot in {place // core.places_per_slot for place in order.places}:
         if core.slots[slot] not in slots:
-            yield "I1", f"{who} touches slot {slot}, which is said to be {core.slots[slot]}"
+            yield "I1", f"{who} touches slot {slot}, which is {core.slots[slot]} in the ledger"

@@ -1,22 +1,21 @@
-"""The second truth: what the devices of all workers are really doing, in which order, and which content lies where.
+"""The simulated device, independent of the ledger: what all workers are doing, in which order, and what their memory holds.
 
 Rules of this file:
 
-* It imports nothing from the ledger or the scheduler. It is told what the workers were told, and what they did; nothing else.
-* It judges by physics: two operations meet on a place, and no order is between them; or a read finds other content than it was
-  promised. What somebody believes about a place is not asked here.
-* What a fault says is a `DeviceFault`, with the rule that it breaks. A wrong call of the test itself is a `MisuseError`.
+* It imports nothing from the ledger or the scheduler. It knows only the orders given to the workers, and what they did.
+* It detects two kinds of faults: unordered operations on the same place, and reads that find other content than promised. What
+  the ledger says about a place plays no part here.
+* A fault is raised as `DeviceFault`, with the rule that it breaks. A wrong call of the test itself is a `MisuseError`.
 
-Theory. Each worker has memory of its own, and on it three kinds of operations: forward passes in the order of their plans,
-stores and loads. A plan is carried out in the order of the engine contract: the stores that the step before left, the waits of
-the plan, the forward pass, the loads; the plan's own stores are held back for the next step. A copy runs from its launch until
-it lands, whatever anybody is told in between. It waits for the events of the forward passes that were launched before it: of
-the producer of its source, and of the last readers of its target (I2); with ``events=False`` it does not, and meets them.
-Nothing else orders it: two copies, or a copy and a forward pass that is launched later, that meet on a place of which one of
-them writes are a fault, unless the host has waited for the first.
+Theory. Each worker has its own memory and three kinds of operations on it: forward passes in the order of their plans, stores
+and loads. A plan is carried out in the order of the engine contract: the stores of the previous plan, the waits, the forward
+pass, the loads; the plan's own stores are held back until the next step. A copy runs from its launch until it lands, whatever
+is reported in between. It waits for the events of the forward passes launched before it, which produce its source or read its
+target (I2); with ``events=False`` it does not wait, and overlaps them. Nothing else orders it: if two copies, or a copy and a
+later forward pass, touch the same place and one of them writes it, that is a fault, unless the host has waited for the first.
 
-Content is any hashable value; None is garbage. A target is garbage from the launch of the copy on, and stays so where the copy
-fails. A copy reads what was in its sources when it was launched, and a source that changes before it lands is a fault.
+Content is any hashable value; None is garbage. A target is garbage from the launch of the copy on, and stays garbage if the
+copy fails. A copy reads its sources at launch; a source that changes before it lands is a fault.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ Content: TypeAlias = Hashable
 """What a place holds: any value that can be compared. None is garbage."""
 
 
-class DeviceFault(Exception):  # noqa: N818 - what it reports is no error of the caller
-    """Two operations met on a place, or a read found what it was not promised."""
+class DeviceFault(Exception):  # noqa: N818 - it reports a finding, not an error of the caller
+    """Two unordered operations touched the same place, or a read found other content than promised."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(f"{rule}: {message}")
         self.rule = rule
-        """The invariant that is broken, `I1` for example."""
+        """The broken invariant, for example `I1`."""
         self.message = message
 
 
 class CopyOrder(NamedTuple):
-    """One copy as a worker is told of it: ``source[i]`` goes to ``target[i]``; blocks on one side, host places on the other."""
+    """The order for one copy: ``source[i]`` goes to ``target[i]``; blocks on one side, host places on the other."""
 
     job: int
     stores: bool
@@ -65,14 +64,14 @@ class CopyOrder(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One forward pass: which content it has to find in which blocks, and what it leaves where."""
+    """One forward pass: the content that it must find in the blocks that it reads, and what it writes."""
 
     reads: tuple[tuple[int, Content], ...] = ()
     writes: tuple[tuple[int, Content], ...] = ()
 
 
 class Orders(NamedTuple):
-    """One plan as a worker is told of it."""
+    """The orders of one plan to a worker."""
 
     plan: int
     flushes: tuple[int, ...]
@@ -102,7 +101,7 @@ class Running:
 
     order: CopyOrder
     reads: tuple[Content, ...]
-    """What was in its sources when it was launched."""
+    """The content of its sources at launch."""
     hung: bool = False
     """It will not land by itself; a wait for it aborts it."""
 
@@ -111,8 +110,8 @@ class Running:
 class Worker:
     """One worker's memory and what runs on it.
 
-    Invariant: no two operations that run meet on a place that one of them writes, unless the later one is a copy and the
-    earlier one a forward pass. Initially nothing runs and all content is garbage.
+    Invariant: no two running operations share a place that one of them writes, unless the later one is a copy and the earlier
+    one a forward pass. Initially nothing runs and all content is garbage.
     """
 
     rank: int
@@ -124,19 +123,19 @@ class Worker:
     passes: dict[int, Touched] = field(factory=dict)
     """Forward passes that may still run, by plan."""
     lost: bool = False
-    """It is gone: nothing runs there and nothing lies there."""
+    """The worker is gone: it runs nothing, and its memory is empty."""
 
     def launch(self, order: CopyOrder, *, events: bool) -> None:
-        """A copy begins; with *events* it waits for the forward passes that run."""
+        """Start a copy; with *events* it waits for the running forward passes."""
         who = f"worker {self.rank}: copy {order.job}"
         if order.job in self.copies:
             raise DeviceFault("I5", f"{who} is launched twice")
         for other in self.copies.values():
             blocks, places = set(order.blocks) & set(other.order.blocks), set(order.places) & set(other.order.places)
             if blocks and not (order.stores and other.order.stores):
-                raise DeviceFault("I1", f"{who} meets copy {other.order.job} on block {min(blocks)}")
+                raise DeviceFault("I1", f"{who} overlaps copy {other.order.job} on block {min(blocks)}")
             if places and (order.stores or other.order.stores):
-                raise DeviceFault("I1", f"{who} meets copy {other.order.job} on host place {min(places)}")
+                raise DeviceFault("I1", f"{who} overlaps copy {other.order.job} on host place {min(places)}")
         for plan, touched in () if events else self.passes.items():
             for block in order.blocks:
                 if block in touched.writes or (not order.stores and block in touched.reads):
@@ -148,7 +147,7 @@ class Worker:
         self.copies[order.job] = running
 
     def forward(self, plan: int, forward: Pass) -> None:
-        """A forward pass begins: it reads and writes beside whatever copies run."""
+        """Start a forward pass: it reads and writes while copies run."""
         for job, running in self.copies.items():
             order = running.order
             for block, _ in forward.reads:
@@ -169,7 +168,7 @@ class Worker:
         self.passes[plan] = Touched(frozenset(each for each, _ in forward.reads), frozenset(each for each, _ in forward.writes))
 
     def land(self, job: int, ok: bool) -> Landing:
-        """A copy is over, and what it waited for with it: its bytes are there, or garbage is."""
+        """End a copy: its target holds the content, or garbage if it failed."""
         running = self.copies.pop(job)
         order = running.order
         source, target = self._sides(order)
@@ -199,18 +198,18 @@ class FrozenWorker(NamedTuple):
 
 
 class FrozenDevice(NamedTuple):
-    """All workers as a value: equal exactly if nothing that decides what comes next differs."""
+    """All workers as a value: two are equal if, and only if, they behave equally from here on."""
 
     workers: tuple[FrozenWorker, ...]
     awaited: tuple[int, ...]
-    """Copies for which the next plan has to wait."""
+    """Copies that the next plan has to wait for."""
     begun: tuple[tuple[int, int], ...]
-    """Shares (job, worker) that began to run, and nobody was told."""
+    """Shares (job, worker) that have begun to run, not reported yet."""
 
 
 @frozen
 class DeviceNames:
-    """Other names for blocks, host places, jobs and plans: the old one is the index, or the key."""
+    """New names for blocks, host places, jobs and plans, indexed by the old ones."""
 
     blocks: Sequence[int]
     places: Sequence[int]
@@ -221,7 +220,7 @@ class DeviceNames:
     def order(self, order: CopyOrder) -> CopyOrder:
         """The same copy under other names."""
         if order.job not in self.jobs:
-            raise DeviceFault("I1", f"copy {order.job} runs on, although its job is over")
+            raise DeviceFault("I1", f"copy {order.job} still runs, although its job is over")
         blocks, places = self.blocks, self.places
         source, target = (blocks, places) if order.stores else (places, blocks)
         return CopyOrder(
@@ -238,7 +237,7 @@ class DeviceNames:
 
 
 class Device:
-    """What all workers are doing. *num_places* counts host places: slots times blocks of a chunk."""
+    """All workers. *num_places* counts host places: slots times blocks of a chunk."""
 
     def __init__(self, num_blocks: int, num_places: int, num_workers: int = 1, *, events: bool = True) -> None:
         if num_blocks < 1 or num_places < 1 or num_workers < 1:
@@ -247,14 +246,14 @@ class Device:
         self.events = events
         """Whether copies wait for the forward passes before them."""
         self.awaited: dict[int, None] = {}
-        """Copies that touch a block which was handed out: the next plan has to wait for them."""
+        """Copies that touch a handed-out block: the next plan has to wait for them."""
         self.begun: dict[tuple[int, int], None] = {}
         """Shares that began to run, by job and worker, since `take_begun`."""
 
-    # --- what is done -------------------------------------------------------------------------------------------------------
+    # --- operations ---------------------------------------------------------------------------------------------------------
 
     def hand_out(self, blocks: Iterable[int], *, fence: bool) -> None:
-        """New tenants got these blocks. Without *fence* no copy may touch them; with it the next plan waits for the stores."""
+        """Give these blocks to new tenants. Without *fence* no copy may touch them; with it the next plan waits for stores."""
         for block in blocks:
             for job, running in self._touching(block):
                 if not fence or not running.stores:
@@ -262,7 +261,7 @@ class Device:
                 self.awaited[job] = None
 
     def carry_out(self, orders: Orders, *, failing: Iterable[tuple[int, int]] = ()) -> list[Landing]:
-        """Every worker carries a plan out. Returns what landed by being waited for; *failing* (job, worker) do badly."""
+        """Carry a plan out on every worker. Returns what the waits landed; shares in *failing* (job, worker) land as failed."""
         badly = set(failing)
         landed: list[Landing] = []
         present = self.present
@@ -282,7 +281,7 @@ class Device:
         self.awaited.clear()
         for worker in present:
             worker.forward(orders.plan, orders.forward)
-            if self.events:  # whatever is launched from now on waits for it
+            if self.events:  # copies launched from now on wait for it
                 worker.passes.clear()
             for order in orders.loads:
                 self._launch(worker, order)
@@ -294,33 +293,33 @@ class Device:
         self.begun[order.job, worker.rank] = None
 
     def take_begun(self) -> list[tuple[int, int]]:
-        """The shares that began to run since this was last asked."""
+        """The shares that have begun to run since the last call."""
         found = list(self.begun)
         self.begun.clear()
         return found
 
     def land(self, job: int, worker: int, *, ok: bool = True) -> Landing:
-        """One worker's share of a copy arrives, or fails. Refuses one that does not run there, or hangs."""
+        """Land one worker's share of a copy, or fail it. Refuses with MisuseError a share that does not run or hangs."""
         running = self.workers[worker].copies.get(job)
         if running is None or running.hung:
             raise MisuseError(f"worker {worker}: copy {job} cannot land ({'it hangs' if running else 'it does not run there'})")
         return self.workers[worker].land(job, ok)
 
     def hang(self, job: int, worker: int) -> None:
-        """One worker's share of a copy will never land by itself."""
+        """Make one worker's share of a copy hang: it never lands by itself. Refuses with MisuseError one that does not run."""
         running = self.workers[worker].copies.get(job)
         if running is None:
             raise MisuseError(f"worker {worker}: copy {job} cannot hang (it does not run there)")
         running.hung = True
 
     def finish_pass(self, plan: int) -> None:
-        """The forward pass of a plan, and all before it, are over on every worker."""
+        """End the forward pass of a plan, and all earlier ones, on every worker."""
         for worker in self.workers:
             for number in [each for each in worker.passes if each <= plan]:
                 del worker.passes[number]
 
     def abort(self, jobs: Iterable[int]) -> None:
-        """These copies are made quiet on every worker, and never run again; what they have not moved they never will."""
+        """Stop these copies on every worker for good; their targets stay garbage."""
         for job in jobs:
             for worker in self.workers:
                 if job in worker.copies:
@@ -328,24 +327,24 @@ class Device:
                 worker.held_back = [order for order in worker.held_back if order.job != job]
 
     def lose(self, rank: int) -> None:
-        """A worker is gone, and with it all that ran there and all that lay there."""
+        """Lose a worker, with everything that ran there and all its memory."""
         gone = self.workers[rank]
         self.workers[rank] = Worker(rank, [None] * len(gone.blocks), [None] * len(gone.places), lost=True)
 
     def regain(self, rank: int) -> None:
-        """A worker is there again, with empty memory."""
+        """Bring a worker back, with empty memory."""
         self.workers[rank].lost = False
 
     def forget_blocks(self) -> None:
-        """The memory of the device was somebody else's: what lay there is gone. The host's memory stays."""
+        """Lose all device memory, as after a sleep. Host memory stays."""
         for worker in self.workers:
             worker.blocks = [None] * len(worker.blocks)
 
-    # --- what is so ---------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------------
 
     @property
     def present(self) -> list[Worker]:
-        """The workers that are not lost: only there does anything lie, and only they are told anything."""
+        """The workers that are not lost: only they have memory and get orders."""
         return [worker for worker in self.workers if not worker.lost]
 
     def copies(self) -> list[tuple[int, CopyOrder]]:
@@ -357,7 +356,7 @@ class Device:
         ]
 
     def running(self) -> list[tuple[int, int, bool]]:
-        """Every share that runs: job, worker, and whether it hangs."""
+        """Every running share: job, worker, and whether it hangs."""
         return [(job, worker.rank, running.hung) for worker in self.workers for job, running in worker.copies.items()]
 
     def _touching(self, block: int) -> list[tuple[int, CopyOrder]]:
@@ -366,7 +365,7 @@ class Device:
     # --- as a value ---------------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenDevice:
-        """Everything that decides what comes next."""
+        """The present state as a value."""
         workers: list[FrozenWorker] = []
         for worker in self.workers:
             copies = tuple([(each.order, each.reads, each.hung) for each in worker.copies.values()]) if worker.copies else ()
@@ -376,7 +375,7 @@ class Device:
         return FrozenDevice(tuple(workers), tuple(self.awaited), tuple(sorted(self.begun)))
 
     def thaw(self, frozen_device: FrozenDevice) -> None:
-        """Go back to what was frozen."""
+        """Restore a frozen state."""
         for worker, saved in zip(self.workers, frozen_device.workers, strict=True):
             worker.blocks = list(saved.blocks)
             worker.places = list(saved.places)
@@ -389,12 +388,12 @@ class Device:
 
 
 class DeviceMemo:
-    """A device as a part of a world: each value that was reached has a number, and each thing is done to each value once."""
+    """A device as a part of a world: each value reached is numbered, and each operation is applied to each value once."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.values: list[FrozenDevice] = []
-        """By number; the first is the device as it was given."""
+        """By number; the first is the initial device."""
         self._numbers: dict[FrozenDevice, int] = {}
         self._calls: dict[tuple[int, object], tuple[int, tuple[Landing, ...]] | DeviceFault] = {}
         self.number(device.freeze())
@@ -412,7 +411,10 @@ class DeviceMemo:
     def call(
         self, number: int, what: object, act: Callable[[Device], tuple[FrozenDevice, tuple[Landing, ...]]]
     ) -> tuple[int, tuple[Landing, ...]]:
-        """What doing something to a value makes of it, and what landed; *what* names it. Raises the `DeviceFault` again."""
+        """Apply an operation, identified by *what*, to a value. Returns the new number and what landed.
+
+        A `DeviceFault` of the first call is raised again by the later ones.
+        """
         found = self._calls.get((number, what))
         if found is None:
             self.device.thaw(self.values[number])
@@ -428,11 +430,11 @@ class DeviceMemo:
 
 
 def renamed(frozen_device: FrozenDevice, names: DeviceNames, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:
-    """The same device under other names. Of content only that of *readable* blocks and *filled* places (new names) is kept.
+    """The same device under other names. Only the content of *readable* blocks and *filled* places (new names) is kept.
 
-    What a copy reads is kept, too; everything else is garbage, which whoever reads it will see.
+    The sources of copies are kept, too; everything else becomes garbage, so that a read of it is noticed.
 
-    Copies of one worker are put in the order of their names: nothing depends on the order in which they were launched.
+    The copies of a worker are sorted by name: nothing depends on the order of their launches.
     """
     kept, full = frozenset(readable), frozenset(filled)
     workers = []
@@ -466,7 +468,7 @@ def _job_of(copy: tuple[CopyOrder, tuple[Content, ...], bool]) -> int:
 
 
 def _moved(content: Sequence[Content], names: Sequence[int], kept: Collection[int]) -> tuple[Content, ...]:
-    """Content under new names, as far as it is kept."""
+    """The kept content under new names."""
     found: list[Content] = [None] * len(content)
     for here, new in zip(content, names, strict=True):
         if here is not None and new in kept:

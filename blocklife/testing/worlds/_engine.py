@@ -1,14 +1,14 @@
-"""A small engine around the real ledger, host tier and offload scheduler, without a device: what tests and the explorer drive.
+"""A small engine around the real ledger, host tier and offload scheduler, without a device; tests and the explorer drive it.
 
 Rules of this file:
 
-* It decides what an engine decides (who runs, who is let in, who gives way) in the plainest way, and only if it is not told.
-* It is a function of the calls made to it, so that an explorer can put it back to any moment and go on.
-* It tells a device what to do in plain records (`device.Orders`), and hears what came of it as `device.Landing`s.
+* It makes an engine's decisions (what to run, admit and preempt) in the simplest way, and only where the caller does not.
+* Its state depends only on the calls made to it, so that an explorer can restore any state and continue from there.
+* It gives orders to a device as plain records (`_device.Orders`), and gets `_device.Landing`s back.
 
-Theory. Tokens are letters, so that a test can be read. A request says a *text*; its prompt is the beginning of it. The content
-of a block is its group and all text up to its last token, ``0:abcd`` for example, under the present weights; its key is the
-same text as bytes, without the weights: that nothing of former weights is ever found again is what `renew` has to see to.
+Theory. Tokens are letters, so that tests are readable. A request has a *text*, which begins with its prompt. The content of a
+block is its group and all text up to its last token, for example ``0:abcd``, under the present weights; its key is the same
+text as bytes, without the weights: `renew` has to make sure that nothing computed with former weights is found again.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from blocklife.states import ADMISSIBLE, Request
 from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
 
 LONG_OVER = 0
-"""The name of every job that is over and forgotten, in reports that still come."""
+"""The job number, in late reports, of every job that is over and forgotten."""
 FOREVER = 1e9
 """A deadline that never comes."""
 
 
 @frozen(kw_only=True)
 class Settings:
-    """What a small world is made of."""
+    """The sizes and policies of a small engine."""
 
     groups: str = "full:1"
     blocks_per_chunk: int = 1
     num_blocks: int = 3
-    """Blocks that can be handed out; the null block comes on top."""
+    """Blocks that can be handed out, not counting the null block."""
     num_slots: int = 2
     max_jobs: int = 4
     num_workers: int = 1
@@ -74,9 +74,9 @@ class Settings:
     contract: Contract = Contract.FENCE
     mode: Mode = Mode.EAGER
     asynchronous: bool = False
-    """Whether a plan is made while the one before it is out."""
+    """Whether a plan is made while the previous one is out."""
     deadline: float = FOREVER
-    """How long a job may run, in the engine's time; it passes only when `Engine.now` is moved."""
+    """How long a job may run, in the engine's time, which passes only when `Engine.now` is set."""
     replacement: str = "lru"
     last_step: LastStep = LastStep.FLUSH
     full_hit: FullHit = FullHit.DROP_LAST_BLOCK
@@ -84,7 +84,7 @@ class Settings:
     max_load_failures: int = 1
     lazy_blocks: int = 64
     step_tokens: int | None = None
-    """Tokens that one request computes in one step at most; None: as many as there are."""
+    """The most tokens that one request computes in one step; None for no limit."""
     checking: Checking = Checking.STRICT
     geometry: Geometry = field(init=False, repr=False, eq=False)
 
@@ -95,7 +95,7 @@ class Settings:
 
 @frozen(cache_hash=True)
 class Spelling:
-    """A key function: the key of a block is its group and all text up to its end. Equal texts are spelt by equal functions."""
+    """A key function: the key of a block is its group and all text up to its end. Equal texts have equal key functions."""
 
     text: str
     block_tokens: tuple[int, ...]
@@ -107,11 +107,11 @@ class Spelling:
 
 
 class Stepped(NamedTuple):
-    """What one step of the engine was."""
+    """The result of one step of the engine."""
 
     orders: Orders
     handed_out: tuple[int, ...]
-    """Blocks that new tenants got since the step before."""
+    """Blocks handed out since the previous step."""
     hits: Mapping[str, Hit]
     short: tuple[str, ...]
     """Running requests that found no room, and were not scheduled."""
@@ -122,9 +122,9 @@ class Stepped(NamedTuple):
 
 
 class Engine:
-    """One scheduler, and the texts that its requests will turn out to say.
+    """One scheduler, and the texts of its requests.
 
-    All that it remembers besides its scheduler is everybody's text, which never changes.
+    Besides the scheduler's state it keeps only these texts, which never change.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -153,11 +153,11 @@ class Engine:
         self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
         self.now = 0.0
         self.weights = ""
-        """What the workers compute with now, as the engine knows it; the scheduler has only been told."""
+        """The weights that the workers compute with now, as known to the engine."""
         self.texts: dict[str, str] = {}
         self._keys: dict[str, Keys] = {}
         self.told: list[LedgerTransition] = []
-        """Every commit that hooks heard of since it was put back, or emptied."""
+        """Every commit that hooks have heard of since the last `thaw`, or since it was cleared."""
         self._handed_out: list[int] = []
         self._groups = range(len(self.geometry.groups))
         self.ledger.on(hook=self._hear)
@@ -170,59 +170,59 @@ class Engine:
     # --- content ------------------------------------------------------------------------------------------------------------
 
     def content(self, group: int, text: str) -> Content:
-        """What a block holds after the last token of *text*, under the present weights."""
+        """The content of a block that ends with the last token of *text*, under the present weights."""
         return self.content_of(f"{group}:{text}".encode(), self.weights)
 
     @staticmethod
     def content_of(key: bytes, weights: str) -> Content:
-        """What a key promises under some weights."""
+        """The content that a key stands for under given weights."""
         return f"{key.decode()}@{weights}" if weights else key.decode()
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     def add(self, name: str, text: str, prompt: int) -> None:
-        """A request whose prompt are the first *prompt* letters of what it will say; it ends when all of them are known."""
+        """Add a request whose prompt is the first *prompt* letters of *text*; it ends when all letters are known."""
         if not 0 < prompt < len(text):
             raise MisuseError(f"request {name}: its prompt has 1 to {len(text) - 1} of its {len(text)} letters, not {prompt}")
         self.know(name, text)
         self.scheduler.add_request(name, self._keys[name], prompt_tokens=prompt)
 
     def know(self, name: str, text: str) -> None:
-        """Say what a request will say, before it is added."""
+        """Set the text of a request before it is added."""
         if self.texts.get(name) != text:
             self.texts[name] = text
             self._keys[name] = Spelling(text, self.geometry.block_tokens)
 
     def keys(self, name: str) -> Keys:
-        """The key function of a request that is known."""
+        """The key function of a known request."""
         return self._keys[name]
 
     def waiting(self) -> list[str]:
-        """Requests that hold nothing, in the order in which they came."""
+        """Requests that hold nothing, in order of arrival."""
         return [name for name in self.ledger.requests if self._state(name) in ADMISSIBLE]
 
     def running(self) -> list[str]:
-        """Requests that can be scheduled, in the order in which they came."""
+        """Requests that can be scheduled, in order of arrival."""
         return self.scheduler.running()
 
     def _state(self, name: str) -> Request:
         return self.ledger.request_state(name)
 
     def finish(self, name: str) -> None:
-        """A request has said enough."""
+        """End a request normally."""
         self.scheduler.finish(name)
 
     def abort(self, name: str) -> None:
-        """The client has gone."""
+        """End a request whose client has disconnected."""
         self.scheduler.abort(name)
 
     def renew(self, weights: str) -> list[str]:
-        """Other weights are there: what was made with the former ones must never be found again."""
+        """Change the weights: nothing computed with the former ones may be found again."""
         self.weights = weights
         return self.scheduler.renew(weights)
 
     def preempt(self, name: str) -> None:
-        """A request gives way, and comes again."""
+        """Preempt a request; it waits to be admitted again."""
         self.scheduler.preempt(name)
 
     # --- the step -----------------------------------------------------------------------------------------------------------
@@ -234,12 +234,12 @@ class Engine:
         admit: Collection[str] | Mapping[str, int] | None = None,
         preempt: Collection[str] = (),
     ) -> Stepped:
-        """Schedule, let in, plan. What is to be done is in the answer; `settle` says that it was.
+        """Schedule, admit, plan. The result holds the orders; `settle` confirms that they were carried out.
 
-        *tokens*: how many each running request computes, 0 for those not named. *admit*: who is looked up and let in; a number
-        says with how many tokens. Without *tokens* (or *admit*) the engine decides: everybody gets what is left of its known
-        tokens, who finds no room makes the latest comer give way, and everybody who waits is let in, first come first served,
-        up to the first who finds no room.
+        *tokens*: how many each running request computes, 0 for those not named. *admit*: the requests to look up and admit; a
+        mapping gives the tokens of each. Without *tokens* (or *admit*) the engine decides: each request gets the rest of its
+        known tokens, a request without room preempts the latest arrival, and waiting requests are admitted first come first
+        served, up to the first without room.
         """
         for name in preempt:
             self.scheduler.preempt(name)
@@ -266,13 +266,13 @@ class Engine:
         return found.computed + found.in_flight
 
     def _want(self, name: str, begin: int) -> int:
-        """The tokens that a request gets: what is known and not computed; one more where the plan before it is still out."""
+        """The tokens that a request gets: those known and not computed; when planning ahead, at least one."""
         left = max(self.scheduler.progress(name).known - begin, int(self.settings.asynchronous))
         left = min(left, len(self.texts[name]) - 1 - begin)
         return left if self.settings.step_tokens is None else min(left, self.settings.step_tokens)
 
     def _grow(self, begin: dict[str, int], tokens: Mapping[str, int] | None) -> tuple[dict[str, int], list[str], list[str]]:
-        """Schedule who runs; returns the tokens of each, who found no room, and who gave way to others."""
+        """Schedule the running requests. Returns the tokens of each, those without room, and those preempted for others."""
         wants = {name: self._want(name, at) if tokens is None else tokens.get(name, 0) for name, at in begin.items()}
         short = self.scheduler.grow(wants)
         gave_way: list[str] = []
@@ -318,7 +318,7 @@ class Engine:
         return hits, refused, deferred
 
     def _hand_off(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> None:
-        """Every state that a step leaves at the end of a block is kept."""
+        """Hand off the Mamba states that this step leaves at the end of a block."""
         for group, each in enumerate(self.geometry.groups):
             for name, count in wants.items():
                 end = begin[name] + count
@@ -326,7 +326,7 @@ class Engine:
                     self.scheduler.hand_off(name, group, end)
 
     def _forward(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> Pass:
-        """What the forward pass of this step has to find, and what it leaves."""
+        """The forward pass of this step: what it has to find, and what it writes."""
         reads: list[tuple[int, Content]] = []
         writes: list[tuple[int, Content]] = []
         for name, count in wants.items():
@@ -348,7 +348,7 @@ class Engine:
         for position in self._needed(group, begin):
             stop = (position + 1) * size if position < final else min(begin, (position + 1) * size)
             reads.append((table[position] & ID_MASK, self.content(group, text[:stop])))
-        # a final block that is computed once more gets the bytes that it has
+        # recomputing a final block writes the same bytes again
         for position in range(max(begin // size, final), -(-end // size)):
             if table[position] == NULL:
                 raise MisuseError(f"request {name}: token {end - 1} is computed into the null block")
@@ -369,7 +369,7 @@ class Engine:
         launched: Iterable[tuple[int, int]] = (),
         sampled: Mapping[str, int] | None = None,
     ) -> Settled:
-        """Every worker has carried the oldest plan out. Then requests that have said all they say are over.
+        """Settle the oldest plan, carried out by every worker. Then finish the requests whose text is complete.
 
         *launched* names (job, worker) of copies that have begun to run.
         """
@@ -387,7 +387,7 @@ class Engine:
         return settled
 
     def completion(self, landing: Landing) -> Completion:
-        """A worker's report of a landing; one of a job that nobody knows any more comes from another start of the scheduler."""
+        """A worker's report of a landing. One of a job long forgotten names another incarnation of the ledger."""
         ledger = self.ledger
         job = JobId(ledger.incarnation, landing.job)
         if landing.job == LONG_OVER:
@@ -397,12 +397,12 @@ class Engine:
     # --- as a value ---------------------------------------------------------------------------------------------------------
 
     def freeze(self, jobs: Iterable[int] = ()) -> tuple[SavedScheduler, Names]:
-        """Everything that decides what comes next, under canonical names, and these names. *jobs* that are over stay known."""
+        """The present state under canonical names, and these names. Finished *jobs* stay known."""
         names = self.scheduler.canonical_names(jobs=jobs, now=self.now)
         return self.scheduler.snapshot(names), names
 
     def thaw(self, saved: SavedScheduler) -> None:
-        """Go back to what was frozen; the time starts anew."""
+        """Restore a frozen state; time starts at 0 again."""
         self.now = 0.0
         self._handed_out = []
         self.told.clear()
@@ -414,6 +414,6 @@ def _plain(ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def _order(transfer: Transfer) -> CopyOrder:
-    """What a worker is told of one job."""
+    """The order for one job."""
     stores = transfer.direction is Direction.STORE
     return CopyOrder(transfer.job.number, stores, _plain(transfer.source), _plain(transfer.target), transfer.group_sizes)

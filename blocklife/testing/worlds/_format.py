@@ -1,9 +1,9 @@
-"""Worlds in words: the names that files and options have for settings, read with every word checked, and written.
+"""The text form of worlds: the keys of TOML files and options for each setting, checked when read, and written back.
 
 Rules of this file:
 
-* One table says which words there are (`WORDS`); options, files, pages and what is printed are made from it.
-* What a file says is refused in one sentence that names file and key, before anything is built.
+* One table holds all keys (`WORDS`); options, files, pages and printed settings are made from it.
+* A wrong value is refused in one sentence that names file and key, before anything is built.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from blocklife.testing.worlds._engine import FOREVER, Settings
 from blocklife.testing.worlds._world import Faults, Script, WorldSettings
 
 Value: TypeAlias = "str | int | float | bool | list[str] | dict[str, int]"
-"""What a word can be given."""
+"""The types of values in a file."""
 
 SIZE_MAX = 4096
-"""No size of a world that is to be explored is larger: its states are counted one by one."""
+"""The largest size allowed: the states of a world are counted one by one."""
 
 
 def _names(choices: type[enum.Enum] | tuple[str, ...]) -> tuple[str, ...]:
@@ -36,36 +36,36 @@ def _names(choices: type[enum.Enum] | tuple[str, ...]) -> tuple[str, ...]:
 
 @frozen
 class Word:
-    """One word: the setting that it gives, and what it may be."""
+    """One key: the setting that it stands for, and its allowed values."""
 
     name: str
     setting: str
     kind: type[str | int | float | bool]
     doc: str
     choices: tuple[str, ...] = field(default=(), converter=_names)
-    """What can be chosen from; nothing where anything can be said."""
+    """The values to choose from; empty if there is no such list."""
     least: int = field(default=0, kw_only=True)
     most: int = field(default=SIZE_MAX, kw_only=True)
 
     @property
     def default(self) -> str | int | float | bool | None:
-        """What it is where nobody says it; None for no limit."""
+        """The default; None for no limit."""
         return self.written(Settings())
 
     @property
     def default_said(self) -> str:
-        """The same in words."""
+        """The default in words."""
         if self.default is None:
             return "no limit"
         return "never" if self.default == FOREVER else str(self.default).lower()
 
     def written(self, settings: Settings) -> str | int | float | bool | None:
-        """The value that these settings have; None for no limit."""
+        """Its value in these settings; None for no limit."""
         value: enum.Enum | str | int | float | bool | None = getattr(settings, self.setting)
         return value.name.lower() if isinstance(value, enum.Enum) else value
 
     def checked(self, value: object, where: str) -> object:
-        """The value of the field. Raises `MisuseError` that begins with *where*."""
+        """The checked value. Raises `MisuseError` that begins with *where*."""
         wanted = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}[self.kind]
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
             raise MisuseError(f"{where} must be {wanted}, not {_said(value)}")
@@ -106,7 +106,7 @@ WORDS: tuple[Word, ...] = (
 """Every field of `Settings`."""
 
 REQUESTS, FAULTS = "requests", "faults"
-"""The two words that are no field of `Settings`."""
+"""The two keys that are not fields of `Settings`."""
 
 FAULT_DOCS: Mapping[str, str] = {
     "fail": "a copy fails on one worker",
@@ -121,7 +121,7 @@ FAULT_DOCS: Mapping[str, str] = {
     "sleep": "the device memory is given up for a while",
     "lose_worker": "a worker is lost, and comes back empty",
 }
-"""What each kind of fault is."""
+"""The faults, with what each means."""
 
 _BY_NAME = {each.name: each for each in WORDS}
 
@@ -141,7 +141,7 @@ def _unknown(word: str, known: list[str]) -> str:
 
 
 def read_world(path: str) -> dict[str, object]:
-    """The words of a TOML file, not checked yet. Raises `MisuseError` that begins with the file's name."""
+    """The contents of a TOML file, not checked yet. Raises `MisuseError` that begins with the file's name."""
     return parse_toml(read_text(path, "name a world as a TOML file, or a pinned one with --world"), path)
 
 
@@ -161,7 +161,7 @@ def parse_faults(text: str, where: str = "--faults") -> dict[str, int]:
 
 
 def make_world(words: Mapping[str, object], where: str) -> WorldSettings:
-    """The world of these words; *where* is what an error begins with, a file's name for example."""
+    """The world that these words describe; errors begin with *where*, for example a file's name."""
     known = [*_BY_NAME, REQUESTS, FAULTS]
     for name in words:
         if name not in known:
@@ -188,7 +188,7 @@ def _requests(value: object, where: str) -> tuple[Script, ...]:
 
 
 _ROOMY = Settings(num_blocks=SIZE_MAX)
-"""Room for everybody: whether a request fits is judged with the world's own settings."""
+"""For parsing requests only: whether they fit is checked with the world's own settings."""
 
 
 def _faults(value: object, where: str) -> dict[str, int]:
@@ -206,7 +206,7 @@ def _faults(value: object, where: str) -> dict[str, int]:
 
 
 def words_of(settings: WorldSettings) -> dict[str, Value]:
-    """What a world says in words, defaults left out; requests and faults that can happen are always named."""
+    """A world in words, without defaults; its requests, and faults that can happen, are always named."""
     found: dict[str, Value] = {REQUESTS: [written(each) for each in settings.requests]}
     for word in WORDS:
         value = word.written(settings.engine)
@@ -237,7 +237,7 @@ def said(settings: WorldSettings) -> str:
 
 
 def as_python(settings: WorldSettings) -> Iterator[str]:
-    """The lines of an expression that makes a world; it needs the names of `PYTHON_IMPORTS`."""
+    """The lines of a Python expression that makes the world; it needs the names of `PYTHON_IMPORTS`."""
     changed = []
     default = Settings()
     for each in fields(Settings):
@@ -263,7 +263,7 @@ PYTHON_IMPORTS = (
     "from blocklife.testing.worlds._engine import Settings",
     "from blocklife.testing.worlds._world import Action, Faults, Script, World, WorldSettings",
 )
-"""What the lines of `as_python` need."""
+"""The imports that the lines of `as_python` need."""
 
 
 def words_table() -> Iterator[str]:
@@ -277,6 +277,6 @@ def words_table() -> Iterator[str]:
 
 
 def faults_table() -> Iterator[str]:
-    """What may go wrong, likewise."""
+    """The faults as `specs/testing.md` prints them, line by line."""
     yield from ("| fault | meaning |", "| --- | --- |")
     yield from (f"| `{name}` | {doc} |" for name, doc in FAULT_DOCS.items())

@@ -1,13 +1,13 @@
-"""The real ledger of a small world: which verbs an engine has a reason to try, the calls, and the ledger as a value.
+"""The real ledger of a small world: the verbs that an engine may try, the calls, and the ledger as a value.
 
 Rules of this file:
 
-* Whether a verb is legal is the ledger's answer. Here stands only what the engine would have no reason to do, and what can be
-  called at all: nobody hands out a second block to a request that may hold one.
-* A job of the world has a number of its own, the lowest that is free; `NamedJob` says which job of the ledger it is.
+* The ledger alone decides whether a verb is legal. This file leaves out only what an engine would never try, and what this
+  world cannot express: a request that may hold one block is not given a second.
+* A job of the world has a number of its own, the lowest that is free; `NamedJob` maps it to a job of the ledger.
 
-A value holds the variables of `drawing.verbs` that belong to the ledger, and what decides about order alone: the ages of jobs,
-the order of waits, and which of two equal contents an index names.
+A value holds the variables of `judges._verbs` that belong to the ledger, and what affects order only: the ages of jobs, the
+order of waits, and which of two equal contents an index names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from blocklife.testing.judges._rules import LOAD, NONE, STORE
 from blocklife.testing.worlds._device import CopyOrder, Orders
 
 DEADLINE = 8.0
-"""Every deadline begins at time 0 and ends here; whose deadline runs is chosen by who reports a launch."""
+"""Every deadline starts at time 0 and ends here; it runs for the jobs whose launch was reported."""
 OVER = frozenset(1 + JobLife.table.index[state] for state in TERMINAL)
 _HOLDER = "lookup"
 _REQUEST, _JOB = MACHINES["request"].index, MACHINES["job"].index
@@ -50,14 +50,14 @@ _MAY_GROW = frozenset(_REQUEST[each] for each in (Request.WAITING, Request.RUNNI
 
 @frozen(kw_only=True)
 class LedgerSettings(ModelSettings):
-    """How large the world is, what happens in it, and whether reports come in heaps as well."""
+    """The size of the world, what can happen in it, and whether reports also come in bulk."""
 
     bulk: bool = False
-    """Whether a plan can also be settled together with all reports that are under way."""
+    """Whether a plan can also be settled together with all reports not yet made."""
 
 
 class LedgerAction(NamedTuple):
-    """One thing that happens: its name and places are those of `drawing.verbs.ACTIONS`."""
+    """One action; its name and places are those of `judges._verbs.ACTIONS`."""
 
     verb: str
     places: tuple[int, ...] = ()
@@ -67,11 +67,11 @@ class LedgerAction(NamedTuple):
 
 
 Report: TypeAlias = tuple[int, int, bool]
-"""Job, worker, and whether all is well."""
+"""Job, worker, and whether the copy succeeded."""
 
 
 class NamedJob(NamedTuple):
-    """Which job of the ledger a job of the world is, and how it ended if it is over."""
+    """The job of the ledger behind a job of the world, and its last state if it is over."""
 
     number: int = 0
     over: int = 0
@@ -115,7 +115,7 @@ class LedgerValue(NamedTuple):
     load: tuple[int, ...]
     plans: int
     order: tuple[object, ...]
-    """What decides about order alone, and is no variable of the model."""
+    """What affects order only, and is not a variable of the model."""
 
 
 class Verbs:
@@ -139,7 +139,7 @@ class Verbs:
         self.names: tuple[NamedJob, ...] = (NamedJob(),) * settings.jobs
         self._gone = {over: JobValue(over, reported=(0,) * settings.workers) for over in (0, *OVER)}
         self.quiet = self._gone[0]
-        """A job that is not there."""
+        """The value of an unused job."""
         self._keys = [b"%c" % (ord("a") + number) for number in range(settings.requests)]
         self._letters: dict[bytes | None, int] = {None: 0} | {key: 1 + at for at, key in enumerate(self._keys)}
         self._requests = [chr(ord("p") + number) for number in range(settings.requests)]
@@ -151,7 +151,7 @@ class Verbs:
     # --- what may be tried --------------------------------------------------------------------------------------------------
 
     def candidates(self, at: LedgerValue) -> Iterator[LedgerAction]:
-        """What the engine has a reason to do, legal or not, that needs nothing from the device."""
+        """What an engine could try, legal or not, that needs nothing from the device."""
         settings = self.settings
         for request in range(settings.requests):
             known = at.request[request] != _REQUEST[Request.FINISHED]
@@ -208,7 +208,7 @@ class Verbs:
     # --- the calls ----------------------------------------------------------------------------------------------------------
 
     def do(self, action: LedgerAction, reports: Sequence[Report] = ()) -> Orders | None:
-        """Make one call; a plan that it made is returned as orders."""
+        """Make one call. Returns the plan, if it made one, as orders."""
         ledger, places = self.ledger, action.places
         match action.verb:
             case "dispatch":
@@ -220,7 +220,7 @@ class Verbs:
                     ledger.complete(self._completion(each))
             case "expire":
                 if not ledger.expire(DEADLINE).ids:
-                    raise MisuseError("no deadline runs")
+                    raise MisuseError("no deadline is running")
             case "reset":
                 ledger.reset()
             case "add" | "admit" | "preempt" | "finish" | "allocate" | "acquire" | "seal" | "release":
@@ -324,7 +324,7 @@ class Verbs:
         return Orders(plan.number, flushes, tuple(map(order, plan.loads)), tuple(map(order, plan.stores)))
 
     def order_of(self, at: LedgerValue, job: int) -> CopyOrder:
-        """What a worker is told of a job that is handed over beside any plan."""
+        """The order for a job that is submitted outside of any plan."""
         block, slot = (at.jobs[job].jblock + 1,), (at.jobs[job].jslot,)
         stores = at.jobs[job].kind == STORE
         return CopyOrder(job, stores, block if stores else slot, slot if stores else block)
@@ -332,11 +332,11 @@ class Verbs:
     # --- the ledger as a value ----------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> tuple[object, ...]:
-        """What differs as soon as a verb has written anything."""
+        """A value that changes whenever a verb writes anything."""
         return self.ledger.snapshot(), len(self.ledger.journal)
 
     def value(self) -> LedgerValue:
-        """The ledger as it stands."""
+        """The present state of the ledger."""
         ledger, letters = self.ledger, self._letters
         saved = ledger.snapshot()
         blocks, slots, out = saved.blocks, saved.slots, [job.number for job in ledger.jobs.alive()]
@@ -373,7 +373,7 @@ class Verbs:
         )
 
     def _held(self, table: Sequence[int]) -> int:
-        """The block that a table holds, from 1; one more than there are for the null block."""
+        """The block in a table, counted from 1; the number of blocks plus one for the null block."""
         if len(table) > 1:
             raise MisuseError(f"a request of this world holds one block, not {len(table)}")
         if not table:
@@ -404,5 +404,5 @@ class Verbs:
 
     @property
     def fence(self) -> bool:
-        """Whether blocks that a copy reads may be handed out."""
+        """Whether blocks that a copy reads may be handed out (the fence contract)."""
         return self.settings.contract is Contract.FENCE

@@ -2,17 +2,16 @@
 
 Rules of this file:
 
-* Two truths, always: what the ledger says is compared with what the device does, in every state.
-* `LedgerWorld.abstract` gives the variables of `drawing.verbs`, in their order, so that SPIN and this world can be held side
-  by side.
+* In every state, what the ledger says is compared with what the device does.
+* `LedgerWorld.abstract` gives the variables of `judges._verbs`, in their order, so that SPIN and this world can be compared.
 
-Theory. The same small world as in `drawing.verbs`, where ledger and engine are a program made from the tables: a request holds
-one block at most, a job moves one block, content is a letter. Blocks, slots and requests keep their names, so that states of
-the two can be counted against each other.
+Theory. This is the small world of `judges._verbs`, where ledger and engine are a program generated from the tables: a request
+holds at most one block, a job moves one block, content is a letter. Blocks, slots and requests keep their names, so that both
+worlds count the same states.
 
-The world is a product of two parts, the ledger and the device, which see nothing but each other's records. Every distinct
-value of a part is kept once and has a number; a call is made on a value once, by the real code, and what came of it is
-remembered. A state is two numbers, the reports that are under way, and how many faults are left.
+The world is a product of two parts, the ledger and the device, which see only each other's records. Every distinct value of a
+part is kept once and numbered; a call is made once on each value, by the real code, and its result is memoized. A state is two
+numbers, the reports not yet made, and how many faults are left.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ _READABLE = frozenset(BLOCK[each] for each in KEYED)
 _READY = SLOT[Slot.READY]
 _KEPT_BLOCKS = _READABLE | {BLOCK[Block.LOADING]}
 _KEPT_SLOTS = frozenset(SLOT[each] for each in states_with(Trait.KEYED, Slot) | LOAD_READS)
-"""Places whose content somebody may read, now or when a copy has landed. What a copy reads is kept, too."""
+"""States of places whose content can be read, now or once a copy has landed. The sources of copies are kept, too."""
 _SUBMITTED = frozenset(1 + JOB[each] for each in OUT)
 
 RULES = ("I1", "I2", "I5", "I6", "ledger", "refusals")
-"""What is watched in every step: the device's own rules, those of `ledger.invariants`, that a refusal changes nothing, and that
-what the ledger says of a place fits what the device does there."""
+"""The rules checked in every step: the device's own, those of `ledger.invariants`, that a refusal changes nothing, and that the
+ledger's state of each place fits what the device does there."""
 
 
 class LedgerState(NamedTuple):
@@ -71,14 +70,14 @@ class LedgerState(NamedTuple):
     ledger: int
     device: int
     reports: tuple[int, ...]
-    """For each job and worker whether a report is under way: `LANDED`, `FAILED`, or 0."""
+    """For each job and worker, the report not yet made: `LANDED`, `FAILED`, or 0."""
     left: tuple[int, int, int]
-    """Failures, losses and repetitions that may still happen."""
+    """How many failures, losses and repetitions may still happen."""
 
 
 @frozen(eq=False)
 class Kept:
-    """One value of the ledger, and the way back to it."""
+    """One value of the ledger, and the snapshot that restores it."""
 
     value: LedgerValue
     saved: Snapshot
@@ -87,7 +86,7 @@ class Kept:
 
 @frozen(eq=False)
 class Made:
-    """What one call made of a value of the ledger."""
+    """The result of one call on a value of the ledger."""
 
     value: LedgerValue
     saved: Snapshot
@@ -96,11 +95,11 @@ class Made:
     over: tuple[int, ...]
     """Jobs that are over."""
     becomes: dict[int, int] = field(factory=dict)
-    """The number of the new value, by which jobs that are over have to be remembered."""
+    """The number of the new value, keyed by the set of finished jobs that have to be remembered (one bit each)."""
 
 
 class LedgerPart:
-    """The real ledger: every value of it that was reached, and what each verb makes of each value."""
+    """The real ledger: every value reached, and the result of each verb on each value."""
 
     def __init__(self, settings: LedgerSettings) -> None:
         self.verbs = Verbs(settings)
@@ -108,17 +107,17 @@ class LedgerPart:
         self.verb_calls = 0
         """How often a verb of the real ledger was called."""
         self._at = -1
-        """The number of the value that the ledger stands at; -1 while it is none of them."""
+        """The number of the ledger's present value; -1 if it has none."""
         self._numbers: dict[LedgerValue, int] = {}
         self._ways: dict[LedgerValue, tuple[Snapshot, tuple[NamedJob, ...]]] = {}
-        """The way back to each value that a verb has made, jobs that are over included."""
+        """The snapshot of each value that a verb has made, finished jobs included."""
         self._calls: dict[tuple[int, LedgerAction, tuple[Report, ...]], Made | None] = {}
         self._engine: dict[int, tuple[LedgerAction, ...]] = {}
         self.initial = self.keep(self.verbs.value(), self.verbs.ledger.snapshot(), self.verbs.names)
-        """Nobody is there."""
+        """The number of the empty ledger."""
 
     def engine(self, number: int) -> tuple[LedgerAction, ...]:
-        """All verbs of the engine that need nothing from the device, where the ledger accepts them."""
+        """The verbs of the engine that need nothing from the device and that the ledger accepts."""
         found = self._engine.get(number)
         if found is None:
             self.verbs.names = self.kept[number].names
@@ -129,18 +128,18 @@ class LedgerPart:
     def _can(self, number: int, action: LedgerAction) -> bool:
         try:
             return self.call(number, action) is not None
-        except Broken:  # the step itself says so
+        except Broken:  # taking the step will report it
             return True
 
     def call(self, number: int, action: LedgerAction, reports: tuple[Report, ...] = ()) -> Made | None:
-        """What a verb makes of a value; None where the ledger refuses it."""
+        """The result of a verb on a value; None where the ledger refuses it."""
         key = number, action, reports
         if key not in self._calls:
             self._calls[key] = self._run(number, action, reports)
         return self._calls[key]
 
     def becomes(self, made: Made, reports: Sequence[int], workers: int) -> int:
-        """The number of the new value, in which a job that is over keeps its number only while a report of it is under way."""
+        """The number of the new value, in which a finished job keeps its number only while a report of it is still to come."""
         kept = 0
         for job in made.over:
             if any(reports[job * workers : (job + 1) * workers]):
@@ -167,7 +166,7 @@ class LedgerPart:
         except (MisuseError, CapacityError) as refusal:
             if verbs.fingerprint() != before:
                 self._at = -1
-                raise Broken("refusals", f"{action} was refused and has changed something: {refusal}") from refusal
+                raise Broken("refusals", f"{action} was refused but has changed something: {refusal}") from refusal
             return None
         except InvariantError as broken:
             self._at = -1
@@ -182,7 +181,7 @@ class LedgerPart:
         return Made(value, saved, names, orders, tuple(job for job, named in enumerate(names) if named.over))
 
     def keep(self, value: LedgerValue, saved: Snapshot, names: tuple[NamedJob, ...]) -> int:
-        """The number of a value; a new one is kept with the way back to it."""
+        """The number of a value; a new one is kept with its snapshot."""
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = len(self.kept)
@@ -194,11 +193,11 @@ class LedgerPart:
 
 
 class DevicePart(DeviceMemo):
-    """The device: every value of it that was reached, and what each thing that it does makes of each value."""
+    """The device: every value reached, and the result of each operation on each value."""
 
     def __init__(self, settings: LedgerSettings) -> None:
         self.shares: list[tuple[int, ...]] = []
-        """Of each value, for each job and worker: `HELD_BACK`, `RUNS`, or 0."""
+        """For each value, by job and worker: `HELD_BACK`, `RUNS`, or 0."""
         self._settings = settings
         self._names = DeviceNames(range(settings.blocks + 1), range(settings.slots), {job: job for job in range(settings.jobs)})
         self._cleaned: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
@@ -207,7 +206,7 @@ class DevicePart(DeviceMemo):
     def do(
         self, number: int, what: tuple[object, ...], act: Callable[[Device], Sequence[Landing]]
     ) -> tuple[int, tuple[Landing, ...]]:
-        """Do something to a value of the device, and say what landed; *what* names it."""
+        """Apply an operation, identified by *what*, to a value of the device. Returns the new number and what landed."""
 
         def done(device: Device) -> tuple[FrozenDevice, tuple[Landing, ...]]:
             landed = tuple(act(device))
@@ -219,7 +218,7 @@ class DevicePart(DeviceMemo):
             raise Broken(fault.rule, str(fault)) from fault
 
     def cleaned(self, number: int, blocks: tuple[int, ...], places: tuple[int, ...]) -> int:
-        """The same value, without the content of what nobody can read: none of these *blocks* and *places*."""
+        """The same value, without unreadable content: only these *blocks* and *places*, and sources of copies, keep theirs."""
         key = number, blocks, places
         found = self._cleaned.get(key)
         if found is None:
@@ -230,7 +229,7 @@ class DevicePart(DeviceMemo):
         return found
 
     def number(self, value: FrozenDevice) -> int:
-        """The number of a value, whose shares are noted."""
+        """The number of a value; the shares of a new one are recorded."""
         number = super().number(value)
         if number == len(self.shares):
             workers = self._settings.workers
@@ -245,7 +244,7 @@ class DevicePart(DeviceMemo):
 
 
 def _forget_wait(device: Device, job: int) -> None:
-    """Nobody has to wait for a copy that has landed everywhere, and its number is another's soon."""
+    """Forget the wait for a copy that has landed everywhere: its number will be reused."""
     if all(job not in worker.copies for worker in device.workers):
         device.awaited.pop(job, None)
 
@@ -254,7 +253,7 @@ def _forget_wait(device: Device, job: int) -> None:
 
 
 class LedgerWorld:
-    """A model for `explore.explore`: everything that can happen to a small ledger."""
+    """A model for `explore`: everything that can happen to a small ledger."""
 
     def __init__(self, settings: LedgerSettings) -> None:
         self.settings = settings
@@ -268,20 +267,20 @@ class LedgerWorld:
     # --- the model ----------------------------------------------------------------------------------------------------------
 
     def initial(self) -> LedgerState:
-        """Nobody is there."""
+        """The empty world: no requests, no copies."""
         settings = self.settings
         shares = (0,) * (settings.jobs * settings.workers)
         return LedgerState(self.ledger.initial, 0, shares, (settings.failures, settings.losses, settings.repeats))
 
     def rules(self) -> Sequence[str]:
-        """What is watched in each step."""
+        """The rules checked in each step."""
         return RULES
 
     def properties(self) -> Sequence[Property[LedgerState, LedgerAction]]:
-        """Everything drains, and there is something to drain."""
+        """Claims fit; everything drains; and, so that this is not vacuous, something is stored."""
         closing = frozenset({"land", "report", "settle", "dispatch"}) | ({"quiesce"} if self.settings.losses else set())
         found: list[Property[LedgerState, LedgerAction]] = [
-            Property("claims", Kind.ALWAYS, "what the ledger says of a place fits what happens there", always=self.claims),
+            Property("claims", Kind.ALWAYS, "the ledger's state of each place fits what happens there", always=self.claims),
             Property("publishes", Kind.SOMETIMES, "something is stored", goal=self._published),
         ]
         if not self.settings.losses or "quiesce" in self.settings.verbs:
@@ -342,7 +341,7 @@ class LedgerWorld:
         return {name: {row.index: times for row, times in rows.items()} for name, rows in self._rows.by_machine().items()}
 
     def digest(self) -> int:
-        """A number that worlds with the same values of the ledger agree on, and hardly any others; of one process only."""
+        """A hash of the set of ledger values, to tell worlds apart; comparable only within one process."""
         return hash(frozenset(each.value for each in self.ledger.kept))
 
     # --- in several processes -----------------------------------------------------------------------------------------------
@@ -362,7 +361,7 @@ class LedgerWorld:
                 return self.devices.number(value)
             case Kept():
                 return self.ledger.keep(value.value, value.saved, value.names)
-        raise MisuseError(f"{value!r}: it is no part of a world")
+        raise MisuseError(f"{value!r}: it is not part of a world")
 
     def divided(self, state: LedgerState) -> tuple[tuple[int, ...], object]:
         """The numbers of a state's values, and the rest of it."""
@@ -373,7 +372,7 @@ class LedgerWorld:
         match parts, rest:
             case (ledger, device), (tuple(reports), (int(failures), int(losses), int(repeats))):
                 return LedgerState(ledger, device, reports, (failures, losses, repeats))
-        raise MisuseError(f"{parts}, {rest!r}: they are no parts of a state")
+        raise MisuseError(f"{parts}, {rest!r}: they are not parts of a state")
 
     def tallied(self) -> list[int]:
         """Calls of verbs, and how often each row of each table was taken."""
@@ -388,7 +387,7 @@ class LedgerWorld:
     # --- the abstraction ----------------------------------------------------------------------------------------------------
 
     def abstract(self, state: LedgerState) -> tuple[int, ...]:
-        """The variables of `drawing.verbs`, in their order: what SPIN stores."""
+        """The variables of `judges._verbs`, in their order: what SPIN stores."""
         found = self._abstract.get(state.ledger)
         if found is None:
             found = self._abstract[state.ledger] = _flat(self.ledger.kept[state.ledger].value)
@@ -443,7 +442,7 @@ class LedgerWorld:
         return self._after(state._replace(left=left), made, state.device, reports)
 
     def _follow(self, state: LedgerState, action: LedgerAction, made: Made | None) -> tuple[int, tuple[int, ...]]:
-        """What a verb means for the device, and which reports are under way then."""
+        """The effect of a verb on the device: its new number, and the reports not yet made."""
         verb, places = action
         devices, number = self.devices, state.device
         if verb == "allocate":
@@ -466,7 +465,7 @@ class LedgerWorld:
 
     def _after(self, state: LedgerState, made: Made | None, device: int, reports: tuple[int, ...]) -> LedgerState:
         if made is None:
-            raise Broken("refusals", "a verb that is always possible was refused")
+            raise Broken("refusals", "the ledger refused a verb that is always allowed")
         ledger = self.ledger.becomes(made, reports, self.settings.workers)
         return LedgerState(ledger, self._clean(device, ledger), reports, state.left)
 
@@ -481,7 +480,7 @@ class LedgerWorld:
     # --- what holds ---------------------------------------------------------------------------------------------------------
 
     def claims(self, state: LedgerState) -> str:
-        """What is wrong between what the ledger says of the places and what the device does there."""
+        """The first difference between what the ledger says of a place and what the device does there; empty if none."""
         key = state.ledger, state.device
         found = self._claims.get(key)
         if found is None:
@@ -531,22 +530,22 @@ def _carry_out(device: Device, orders: Orders) -> Sequence[Landing]:
 
 
 def _compared(value: LedgerValue, frozen_device: FrozenDevice) -> str:
-    """The first place of which ledger and device do not say the same."""
+    """The first difference between ledger and device; empty if there is none."""
     for rank, worker in enumerate(frozen_device.workers):
         for order, _, _ in worker.copies:
             touched, blocks, places = f"copy {order.job} of worker {rank} touches", *_LAWFUL[order.stores]
             for block in order.blocks:
                 if (at := value.block[block - 1]) not in blocks:
-                    return f"{touched} block {block}, which is said to be {_said('block', at)}"
+                    return f"{touched} block {block}, which is {_said('block', at)} in the ledger"
             for place in order.places:
                 if (at := value.slot[place]) not in places:
-                    return f"{touched} slot {place}, which is said to be {_said('slot', at)}"
+                    return f"{touched} slot {place}, which is {_said('slot', at)} in the ledger"
         for block, (at, letter) in enumerate(zip(value.block, value.bkey, strict=True), 1):
             if at in _READABLE and worker.blocks[block] != letter:
-                return f"block {block} is said to hold {letter}, and holds {worker.blocks[block]} on worker {rank}"
+                return f"block {block} holds {letter} in the ledger, but {worker.blocks[block]} on worker {rank}"
         for slot, (at, letter) in enumerate(zip(value.slot, value.skey, strict=True)):
             if at == _READY and worker.places[slot] != letter:
-                return f"slot {slot} is said to hold {letter}, and holds {worker.places[slot]} on worker {rank}"
+                return f"slot {slot} holds {letter} in the ledger, but {worker.places[slot]} on worker {rank}"
     return ""
 
 
@@ -555,7 +554,7 @@ def _said(machine: str, at: int) -> str:
 
 
 def _flat(value: LedgerValue) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The variables that belong to the ledger: those before the requests, and the rest."""
+    """The ledger's variables: those before the requests, and the rest."""
     jobs = zip(*(each[:-1] for each in value.jobs), strict=True)
     before = [each for variable in (*value[:11], *jobs) for each in variable]
     before += [bit for each in value.jobs for bit in each.reported]

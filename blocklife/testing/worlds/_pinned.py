@@ -1,14 +1,13 @@
-"""The pinned worlds: small ones that every change has to hold in, with the exact number of their states, and larger ones.
+"""The pinned worlds: small ones that every change is explored in, with their exact numbers of states, and larger ones.
 
 Rules of this file:
 
-* A world is data. What happens in it is decided by `world`, and what has to hold there too.
-* Counts are exact: who changes a rule changes a number here, and sees which. One table has them all (`COUNTS`).
+* A world is data. `_world` decides what can happen in it and what must hold.
+* Counts are exact: a changed rule changes a number here, and shows which worlds it affects. One table has all (`COUNTS`).
 
-Theory. A world is bounded in four ways: by its places, by who comes, by what goes wrong, and by its policies. Each of these
-worlds is small in all but one of them, so that the product of two dangers is met as well as each alone: *loads* needs requests
-whose content has left the device, *overdue* a copy that never lands while its places are wanted, *windows* blocks that leave a
-request that goes on.
+Theory. A world is bounded in four ways: places, requests, faults, and policies. Each world is small in all but one of them, so
+that combinations of two dangers are covered as well as each alone: *loads* needs requests whose content has left the device,
+*overdue* a copy that never lands while its places are wanted, *windows* blocks that leave a running request.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ class Pinned:
     """One sentence: what can happen there that cannot happen in the others."""
     settings: WorldSettings
     large: bool = field(default=False, kw_only=True)
-    """Whether it is left out of the ordinary tests."""
+    """Whether the ordinary tests leave it out."""
 
     @property
     def counts(self) -> Counts | None:
-        """What was counted in it; None where nobody has yet."""
+        """Its pinned counts; None if it has not been counted yet."""
         return COUNTS.get(self.name)
 
 
@@ -282,7 +281,7 @@ WORLDS: tuple[Pinned, ...] = (
         large=True,
     ),
 )
-"""Every one, from the quiet to the wild."""
+"""All pinned worlds, from the calmest to the largest."""
 
 COUNTS: Mapping[str, Counts] = {
     "calm-fence": Counts(120, 160, 21),
@@ -328,11 +327,11 @@ COUNTS: Mapping[str, Counts] = {
     "wide-windows": Counts(22_780, 33_660, 31),
     "wide-lazy": Counts(33_094, 91_185, 34),
 }
-"""By name: states, steps between them, and the longest of all shortest ways to a state."""
+"""By name: states, steps between them, and the length of the longest shortest path to a state."""
 
 
 def pinned_world(name: str) -> Pinned:
-    """The world of that name; `MisuseError` names those that there are."""
+    """The world of that name. Raises `MisuseError`, which names the known ones."""
     for each in WORLDS:
         if each.name == name:
             return each

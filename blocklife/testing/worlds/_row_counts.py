@@ -1,4 +1,4 @@
-"""How often the real code took each row of each table, also where several processes explore one world."""
+"""How often the real code took each row of each table, summed over all processes that explore one world."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from blocklife.states import MACHINES
 
 
 class RowCounts:
-    """The rows that one ledger has taken, and those that others took in its name."""
+    """The rows that one ledger has taken, plus those reported by other processes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._views: tuple[View, ...] = (ledger.blocks, ledger.slots, ledger.jobs, ledger.requests)
         self._elsewhere = [0] * sum(len(table.rows) for table in MACHINES.values())
 
     def taken(self) -> list[int]:
-        """All of them, machine by machine, in the order of the tables."""
+        """The counts of all rows, machine by machine, in the order of the tables."""
         here = [times for view in self._views for _, times in view.row_counts()]
         return [own + others for own, others in zip(here, self._elsewhere, strict=True)]
 
     def add(self, taken: Sequence[int]) -> None:
-        """Add what was taken elsewhere."""
+        """Add the counts of another process."""
         self._elsewhere = [here + there for here, there in zip(self._elsewhere, taken, strict=True)]
 
     def by_machine(self) -> dict[str, dict[Row, int]]:
-        """All of them, by machine and row."""
+        """The counts by machine and row."""
         taken = iter(self.taken())
         return {name: dict(zip(table.rows, taken, strict=False)) for name, table in MACHINES.items()}

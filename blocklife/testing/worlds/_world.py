@@ -1,19 +1,19 @@
-"""The world that is explored: the real scheduler and its ledger, the device, and what is on its way between them.
+"""The world that the explorer explores: the real scheduler and its ledger, the device, and the messages between them.
 
 Rules of this file:
 
-* Two truths, always: what the ledger says is compared with what the device does, in every state.
-* The engine in it is the plainest one (`engine`); everything else that can happen is an action, and is offered wherever it can.
-* A state is a value under canonical names: worlds that differ only in how a block, slot, job or plan is called are one.
+* In every state, what the ledger says is compared with what the device does.
+* The engine is the simplest one possible (`_engine`); everything else that can happen is an action, offered wherever possible.
+* A state is a value under canonical names: states that differ only in the names of blocks, slots, jobs or plans are one state.
 
-Theory. The world is a product of parts that never see each other: the *core* (scheduler, host tier, ledger) and the *device*
-only pass plain records. Each is a function of the calls made to it. So every distinct value of a part is kept once and gets a
-number, and each call is made on each value of a part once, by the real code; what it did is remembered. A state of the world
-is a pair of numbers and what is on its way. Most of the steps of a world are new pairs of known halves, which is what makes it
-fast: how reports, faults and landings interleave multiplies states, but not calls.
+Theory. The world is a product of two parts, the *core* (scheduler, host tier, ledger) and the *device*, which exchange plain
+records and nothing else. Each is a function of the calls made to it. So every distinct value of a part is kept once and
+numbered, and each call is made once on each value of a part, by the real code; the result is memoized. A state of the world is
+a pair of numbers and an environment (`Env`). Most steps of a world lead to new pairs of known values, which is what makes
+exploring fast: interleavings of reports, faults and landings multiply states, but not calls.
 
-What is on its way (`Env`): who has come, reports that are with the engine and not yet told (*inbox*), reports that will come
-once more (*echoes*), and how many faults of each kind are left.
+The environment: which requests have arrived, reports that have reached the engine but not the scheduler (*inbox*), reports that
+will come a second time (*echoes*), and how many faults of each kind are left.
 """
 
 from __future__ import annotations
@@ -60,30 +60,30 @@ from blocklife.testing.worlds._row_counts import RowCounts
 
 @frozen(kw_only=True)
 class Faults:
-    """How often each thing that is no part of a quiet life may happen; 0: never."""
+    """How often each fault may happen; 0: never."""
 
     fail: int = 0
     """A copy fails on one worker."""
     hang: int = 0
     """A copy never lands; deadlines pass, and the engine may prove the device quiet."""
     lose: int = 0
-    """A report is lost; deadlines pass likewise."""
+    """A report is lost; deadlines pass, as with *hang*."""
     repeat: int = 0
-    """A report comes once more, at any later time."""
+    """A report comes a second time, at any later time."""
     abort: int = 0
-    """A client goes away."""
+    """A client disconnects."""
     preempt: int = 0
-    """A request has to give way although there is room."""
+    """A request is preempted although there is room."""
     reset: int = 0
     """All content is forgotten at once."""
     drain: int = 0
-    """All content is forgotten when no copy is out."""
+    """All content is forgotten when no copy is in flight."""
     renew: int = 0
-    """Other weights come."""
+    """The weights change."""
     sleep: int = 0
-    """The device is given up for a while."""
+    """The device memory is given up for a while."""
     lose_worker: int = 0
-    """A worker goes, and comes back empty."""
+    """A worker is lost, and comes back empty."""
 
     def __attrs_post_init__(self) -> None:
         for name, times in self.items():
@@ -96,16 +96,16 @@ class Faults:
 
 
 _HARMLESS = frozenset({"abort", "repeat"})
-"""Faults that never make a request compute again what it has computed."""
+"""Faults that never make a request recompute anything."""
 _LOSES_NOTHING = _HARMLESS | {"preempt"}
-"""Faults after which all content is as good as before."""
+"""Faults that lose no content."""
 _FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
 _FAIL, _HANG = _FAULT["fail"], _FAULT["hang"]
 
 
 @frozen
 class Script:
-    """What one request will say; its prompt is the beginning of it. Written ``prompt.output``, ``ab.c`` for example."""
+    """The text of one request, prompt and output. Written ``prompt.output``, for example ``ab.c``."""
 
     name: str
     text: str
@@ -116,13 +116,13 @@ class Script:
         """Read ``prompt.output``."""
         prompt, dot, output = written.partition(".")
         if not dot or not all(part.isascii() and part.isalnum() for part in (prompt, output)):
-            raise MisuseError(f"request {written!r}: write its prompt and what it will say as letters, ab.c for example")
+            raise MisuseError(f"request {written!r}: write prompt and output as letters, for example ab.c")
         return cls(name, prompt + output, len(prompt))
 
     def blocks(self, group: Group, step_tokens: int | None, *, ahead: bool, again: bool) -> int:
-        """The most blocks of one group that it can hold at once; *again*: it may have to give way, and compute all it knows.
+        """The most blocks of one group that it can hold at once; *again*: it may be preempted and recompute all known tokens.
 
-        The last token is never computed. What leaves a window goes when the step that moved it has settled.
+        The last token is never computed. Blocks that leave a window are released when the step that moved it has settled.
         """
         last, size = len(self.text) - 1, group.block_tokens
         if isinstance(group, FullAttention):
@@ -149,7 +149,7 @@ def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
 
 @frozen(kw_only=True)
 class WorldSettings:
-    """A bounded world: the sizes and policies of its engine, who comes, and what goes wrong."""
+    """A bounded world: the sizes and policies of its engine, its requests, and its faults."""
 
     engine: Settings = field(factory=Settings)
     requests: tuple[Script, ...] = field(default=("a.bc", "a.bd"), converter=_scripts)
@@ -173,7 +173,7 @@ class WorldSettings:
 
     @property
     def roomy(self) -> bool:
-        """Whether all that can be computed can be stored, and nothing happens that may lose it."""
+        """Whether there is a slot for everything that can be computed, and no fault that loses content."""
         faults = {name for name, times in self.faults.items() if times}
         if self.engine.mode is not Mode.EAGER or not faults <= _LOSES_NOTHING:
             return False
@@ -182,12 +182,12 @@ class WorldSettings:
 
     @property
     def timed(self) -> bool:
-        """Whether something can be out for ever, so that deadlines have to pass."""
+        """Whether a job can stay out for ever, so that deadlines have to pass."""
         return bool(self.faults.hang or self.faults.lose)
 
 
 class Action(NamedTuple):
-    """What happens next: a verb, and what it is about."""
+    """What happens next: a verb and its object."""
 
     verb: str
     request: str = ""
@@ -206,16 +206,16 @@ _STEP, _STEP_FAILING, _SETTLE, _SETTLE_LATE = map(Action, ("step", "step_failing
 
 
 class Env(NamedTuple):
-    """What is on its way between core and device, and what may still happen."""
+    """The messages between core and device, and what may still happen."""
 
     arrived: int
-    """Bit per request that has come."""
+    """One bit for each request that has arrived."""
     inbox: tuple[Landing, ...]
     echoes: tuple[Landing, ...]
     left: tuple[int, ...]
     """Faults of each kind that may still happen."""
     lost: tuple[str, ...] = ()
-    """Requests that are there, once for each of their loads that was lost."""
+    """Requests in the world, named once for each of their lost loads."""
 
 
 class State(NamedTuple):
@@ -228,39 +228,39 @@ class State(NamedTuple):
 
 @define(eq=False)
 class CoreStep:
-    """What one call made of a value of the core: its new value, and what the device has to know. Nobody changes it."""
+    """The result of one call on a value of the core: the new value, and what the device has to know. Never changed."""
 
     message: int
-    """The number of all that the device has to know: two calls with one number are one to it."""
+    """The number of the message to the device: calls with equal numbers are the same to it."""
     core: int
     orders: Orders | None
     handed_out: tuple[int, ...]
     names: DeviceNames
     proven: tuple[int, ...] = ()
-    """Jobs whose copies were made quiet first."""
+    """Jobs whose copies were stopped first."""
     failed: tuple[str, ...] = ()
-    """Requests whose load was lost."""
+    """Requests that lost a load."""
     loading: tuple[str, ...] = ()
     """Requests for which a load was planned."""
     problem: tuple[str, str] | None = None
     out: frozenset[int] = frozenset()
-    """Jobs that are not over then, as they were called before."""
+    """Jobs that are not over after the call, under the names of before."""
 
 
 _CoreCall: TypeAlias = tuple[int, Action, tuple[Landing, ...], tuple[tuple[int, int], ...]]
-"""A value of the core, what is called, and what is told with it: reports, and which copies have begun to run."""
+"""A value of the core, the call, and its arguments: reports, and which copies have begun to run."""
 _NOBODY: frozenset[int] = frozenset()
 NO_MESSAGE = -1
-"""The number where the device is told nothing, for the call itself has failed."""
+"""The message number of a call that has failed, of which the device is told nothing."""
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
-"""After these nothing can be found on the device, and but for the last nothing in the host tier."""
+"""After these, no content can be found on the device, and (except after the last) none in the host tier."""
 _OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang"}), frozenset({"lose", "repeat", "echo"})
 _CLOSING = frozenset({"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo"})
-"""What brings nobody new and breaks nothing."""
+"""Actions that add no request and cause no fault."""
 
 
 class World:
-    """A model for `explore.explore`: every way in which a small engine, its copies and its clients can go on."""
+    """A model for `explore`: everything that a small engine, its copies and its clients can do."""
 
     def __init__(self, settings: WorldSettings) -> None:
         if settings.timed:
@@ -282,18 +282,18 @@ class World:
         self._cores: list[CoreValue] = []
         self._core_numbers: dict[tuple[SavedScheduler, str], int] = {}
         self._parts: dict[Any, Any] = {}
-        """The large parts of those values, each once: a world has thousands of values and hundreds of parts."""
+        """The large parts of those values, each kept once: a world has thousands of values, but only hundreds of parts."""
         self._problems: list[tuple[str, str] | None] = [None]
-        """What the rules of the ledger say to each value of the core; nothing to the first."""
+        """For each value of the core, the ledger rule that it breaks, or None."""
         self._steps: dict[tuple[_CoreCall, int | None], CoreStep] = {}
         self._messages: dict[tuple[object, ...], int] = {}
-        """What the device was told of calls. There are far fewer different messages than calls."""
+        """The messages to the device, numbered. There are far fewer than calls."""
         self._claims: dict[tuple[object, ...], int] = {}
-        """What values of the core say of the device; likewise."""
+        """What values of the core claim about the device, numbered likewise."""
         self._claims_of: list[int] = []
-        """The number of what each value of the core says."""
+        """For each value of the core, the number of its claims."""
         self._out: dict[_CoreCall, frozenset[int]] = {}
-        """The jobs that are out after each call: whether the engine will hear of them makes no difference to their names."""
+        """The jobs that are out after each call: their names do not depend on reports still to come."""
         self._devices = DeviceMemo(self._device)
         self._arriving: dict[int, tuple[Action, ...]] = {}
         self._anytimes: dict[tuple[int, tuple[int, ...]], tuple[Action, ...]] = {}
@@ -306,15 +306,15 @@ class World:
     # --- the model ----------------------------------------------------------------------------------------------------------
 
     def initial(self) -> State:
-        """Nobody is there."""
+        """The empty world: no requests, no copies."""
         return State(0, 0, Env(0, (), (), tuple(times for _, times in self.settings.faults.items())))
 
     def rules(self) -> Sequence[str]:
-        """What is watched in each step."""
+        """The rules checked in each step."""
         return (*RULES, LAST_STEP, *([KEPT] if self.settings.roomy else []), TOLD, LAWFUL)
 
     def properties(self) -> Sequence[Property[State, Action]]:
-        """Everything drains, and there is something to drain."""
+        """Everything drains; and, so that this is not vacuous, something is stored and all requests finish."""
         everybody = (1 << len(self.settings.requests)) - 1
         return (
             Property("drains", Kind.LEADS_TO, "everybody ends and every copy lands", goal=self._drained, closing=_closing),
@@ -355,7 +355,7 @@ class World:
         return after
 
     def _not_forgotten(self, after: State, action: Action) -> str | None:
-        """Content that can still be found right after all of it was to be forgotten."""
+        """Content that can still be found right after all of it should be forgotten."""
         core = self._cores[after.core]
         if action.verb == "drain" and self._live_or_planned(core):
             return None  # it was refused
@@ -370,7 +370,7 @@ class World:
         return self._rows.by_machine()
 
     def core(self, state: State) -> CoreValue:
-        """The value of the core in a state, with all that is asked about it."""
+        """The value of the core in a state."""
         return self._cores[state.core]
 
     def device(self, state: State) -> FrozenDevice:
@@ -382,7 +382,7 @@ class World:
         return self._running(state.device)
 
     def enter(self, core: CoreValue, device: FrozenDevice, env: Env) -> State:
-        """The state with these values, which another world of the same settings has found lawful."""
+        """The state with these values, already checked by another world of the same settings."""
         return State(self._core_number(core.saved, core.weights), self._devices.number(device), env)
 
     # --- in several processes -----------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class World:
         if kind:
             return self._devices.values[number]
         core = self._cores[number]
-        # what every copy of the world has stays where it is
+        # the parts that every process has are left out
         requests = tuple([each._replace(keys=_no_keys) for each in core.saved.requests])
         ledger = core.saved.ledger._replace(made_with="")
         return core.saved._replace(ledger=ledger, requests=requests), core.weights
@@ -410,16 +410,16 @@ class World:
                 requests = tuple([each._replace(keys=self.engine.keys(each.name)) for each in saved.requests])
                 ledger = saved.ledger._replace(made_with=self._cores[0].saved.ledger.made_with)
                 return self._core_number(saved._replace(ledger=ledger, requests=requests), weights)
-        raise MisuseError(f"{value!r}: it is no part of a world")
+        raise MisuseError(f"{value!r}: it is not part of a world")
 
     def divided(self, state: State) -> tuple[tuple[int, ...], object]:
-        """The numbers of a state's values, and what is on its way."""
+        """The numbers of a state's values, and its environment."""
         return (state.core, state.device), state.env
 
     def joined(self, parts: tuple[int, ...], rest: object) -> State:
         """The state with these values."""
         if not isinstance(rest, Env):
-            raise MisuseError(f"{rest!r}: it is no part of a world")
+            raise MisuseError(f"{rest!r}: it is not part of a world")
         core, device = parts
         return State(core, device, rest)
 
@@ -439,13 +439,13 @@ class World:
         return len(self._devices) + sum(map(len, (self._cores, self._steps, self._judged, self._anytimes)))
 
     def digest(self) -> int:
-        """A number that worlds with the same values of the core agree on, and hardly any others; of one process only."""
+        """A hash of the set of core values, to tell worlds apart; comparable only within one process."""
         return hash(frozenset(self._core_numbers))
 
     # --- what can happen ----------------------------------------------------------------------------------------------------
 
     def _twin_waits(self, number: int, arrived: int) -> bool:
-        """Of requests that say the same the first comes first: who is who makes no difference."""
+        """Requests with the same text arrive in order: their names make no difference."""
         mine = self.settings.requests[number]
         return any(
             (other.text, other.prompt) == (mine.text, mine.prompt) and not arrived >> earlier & 1
@@ -453,14 +453,14 @@ class World:
         )
 
     def _waits_for(self, state: State) -> bool:
-        """Whether the next plan would wait for a copy that runs."""
+        """Whether the next plan would wait for a running copy."""
         step = self._core_step(state.core, _STEP, _kept(state.env))
         runs = {job for job, _, hung in self._running(state.device) if not hung}
         runs |= {order.job for worker in self._devices.values[state.device].workers for order in worker.held_back}
         return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
 
     def _arrivals(self, arrived: int) -> tuple[Action, ...]:
-        """Who can come, if there is room."""
+        """Requests that can arrive if there is room."""
         found = self._arriving.get(arrived)
         if found is None:
             scripts = enumerate(self.settings.requests)
@@ -469,7 +469,7 @@ class World:
         return found
 
     def _of_copies(self, device: int, left: tuple[int, ...]) -> tuple[Action, ...]:
-        """How the copies that run can go on."""
+        """What can happen to running copies."""
         key = device, left[_FAIL] > 0, left[_HANG] > 0
         found = self._copies.get(key)
         if found is None:
@@ -480,7 +480,7 @@ class World:
         return found
 
     def _of_reports(self, env: Env) -> Iterator[Action]:
-        """What can happen to reports that are on their way."""
+        """What can happen to reports in the inbox."""
         for landing in dict.fromkeys(env.inbox):
             if env.left[_FAULT["lose"]]:
                 yield Action("lose", job=landing.job, worker=landing.worker)
@@ -490,7 +490,7 @@ class World:
             yield Action("echo", job=landing.job, worker=landing.worker)
 
     def _anytime(self, number: int, left: tuple[int, ...]) -> tuple[Action, ...]:
-        """What can happen whatever the copies do."""
+        """Faults that can happen whatever the copies do."""
         found = self._anytimes.get((number, left))
         if found is None:
             core = self._cores[number]
@@ -557,7 +557,7 @@ class World:
         return self._with_device(state, step, action, env)
 
     def _settle(self, state: State, action: Action) -> State:
-        """All reports are told; with deadlines, also which copies have begun to run."""
+        """The engine passes on all reports; with deadlines, also which copies have begun to run."""
         launched: tuple[tuple[int, int], ...] = ()
         if self._timed:
             launched = self._devices.values[state.device].begun
@@ -569,7 +569,7 @@ class World:
         return self._with_device(state, step, action, env)
 
     def _with_device(self, state: State, step: CoreStep, action: Action, env: Env) -> State:
-        """Let the device hear of what the core did, and go over to the new names."""
+        """Tell the device what the core did, and switch to the new names."""
         if step.problem is not None:
             raise Broken(*step.problem)
         device, landed = self._device_step(
@@ -578,12 +578,12 @@ class World:
         arrived, inbox, echoes, left, lost = env
         for name in step.loading:
             if lost.count(name) >= self.settings.engine.max_load_failures:
-                raise Broken("I7", f"request {name} has lost {lost.count(name)} loads, and gets another one")
+                raise Broken("I7", f"request {name} has lost {lost.count(name)} loads, and another one is planned for it")
         if lost or step.failed:
             here = {each.name for each in self._cores[step.core].saved.requests}
             lost = tuple(sorted([name for name in (*lost, *step.failed) if name in here]))
         if inbox or echoes:
-            # a job that has been over for so long that its row is another's has no name left; a report of it still comes
+            # a job whose row was reused has no name left, but its reports can still come
             jobs = step.names.jobs
             inbox = _told_again(inbox, jobs)
             echoes = _told_again(echoes, jobs)
@@ -633,7 +633,7 @@ class World:
         return device.freeze(), landed
 
     def _follow(self, device: Device, step: CoreStep, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
-        """What a call to the core means for the device; the answer is under the new names."""
+        """The effect of a call to the core on the device; the answer uses the new names."""
         landed: list[Landing] = []
         if action.verb == "prove":
             device.abort(step.proven)
@@ -680,7 +680,7 @@ class World:
         return number
 
     def _shared(self, saved: SavedScheduler) -> SavedScheduler:
-        """The same value, made of the parts that equal values of before have: they are in the cache of the processor still."""
+        """The same value, with its parts replaced by equal parts already known: those are still in the processor's cache."""
         known, ledger = self._parts.setdefault, saved.ledger
         return saved._replace(
             requests=known(saved.requests, saved.requests),
@@ -699,11 +699,11 @@ class World:
         )
 
     def _counted_again(self, core: int) -> tuple[str, str] | None:
-        """What the rules of the ledger say after a call that led to this value; the engine stands there, under other names."""
+        """The ledger rule broken by this value, if any. The engine is at this value now, under other names."""
         described = self._cores[core]
         if found := check(self.engine.ledger):
             self.engine.thaw(described.saved)
-            first = (check(self.engine.ledger) or found)[0]  # what a snapshot leaves out can be wrong, too
+            first = (check(self.engine.ledger) or found)[0]  # the fault can lie in something that a snapshot leaves out
             return first.rule, first.message
         if not described.idle:
             return None
@@ -718,7 +718,7 @@ class World:
         inbox: tuple[Landing, ...] = (),
         launched: tuple[tuple[int, int], ...] = (),
     ) -> CoreStep:
-        """Make a call on a value of the core, once; later it is remembered."""
+        """Make a call on a value of the core; repeated calls are answered from memory."""
         call = core, action, inbox, launched
         found = self._steps.get((call, _oldest(kept, self._out.get(call, _NOBODY)) if kept else None))
         if found is None:
@@ -744,7 +744,7 @@ class World:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
             problem = misdone(engine, before, orders, handed_out, action.verb, action.worker)
             if problem is None and engine.ledger.tally["violations"] > violations:
-                problem = LAWFUL, "the ledger itself has counted a violation"
+                problem = LAWFUL, "the ledger counted a violation"
             failed, loading = loads(engine, before)
             saved, names = engine.freeze(kept)
             out = frozenset([job.number for job in engine.ledger.jobs.alive()])
@@ -752,7 +752,7 @@ class World:
             core = self._core_number(saved, engine.weights)
             self._problems[core] = self._problems[core] or self._counted_again(core)
         except Exception as broken:
-            # whatever the code under test raises is a finding: mutants raise all kinds
+            # whatever the code under test raises is a finding: mutants raise exceptions of every kind
             return CoreStep(NO_MESSAGE, 0, None, (), DeviceNames((), (), {}), problem=blamed(broken))
         proven = before.quarantined if action.verb == "prove" else ()
         blocks, places, jobs = tuple(names.blocks), _places(tuple(names.slots), self._size), tuple(names.jobs.items())
@@ -821,7 +821,7 @@ class World:
         return None, ()
 
     def _drain(self, engine: Engine, core: CoreValue) -> None:
-        """Forget all content if no job is out; else the call has to refuse, and nothing changes."""
+        """Forget all content if no job is out; otherwise the call has to refuse and change nothing."""
         if not self._live_or_planned(core):
             engine.scheduler.reset(drain=True)
             return
@@ -830,14 +830,14 @@ class World:
             engine.scheduler.reset(drain=True)
         except CapacityError:
             if engine.scheduler.snapshot() != before:
-                raise InvariantError("a drain that was refused has changed something (I5)") from None
+                raise InvariantError("a refused drain has changed something (I5)") from None
             return
         raise InvariantError("a drain was not refused although jobs are out (I10)")
 
-    # --- both truths --------------------------------------------------------------------------------------------------------
+    # --- core against device ------------------------------------------------------------------------------------------------
 
     def _judge(self, core: int, device: int) -> tuple[str, str] | None:
-        """Where the two truths differ, with the rule."""
+        """The first difference between core and device, with the rule that it breaks."""
         key = self._claims_of[core], device
         if key not in self._judged:
             self._judged[key] = next(disagreements(self._cores[core], self._devices.values[device]), None)
@@ -847,19 +847,19 @@ class World:
         return bool(self._cores[state.core].readable_places)
 
     def _drained(self, state: State) -> bool:
-        """Nobody is there and no copy is out. A report that nobody waits for may never be told."""
+        """No request is left and no copy is out. A report that nobody waits for may stay in the inbox."""
         workers = self._devices.values[state.device].workers
         return self._cores[state.core].idle and not any(worker.copies or worker.held_back for worker in workers)
 
 
 @lru_cache(4096)
 def _places(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The new names of the host places, where slots have new ones."""
+    """The new names of the host places, from those of the slots."""
     return tuple([slot * size + part for slot in slots for part in range(size)])
 
 
 def _no_keys(group: int, start: int, stop: int) -> list[bytes]:
-    raise MisuseError("a value that has crossed has no keys of its own")
+    raise MisuseError("a value from another process has no keys of its own")
 
 
 def _told_again(landings: tuple[Landing, ...], jobs: Mapping[int, int]) -> tuple[Landing, ...]:
@@ -872,7 +872,7 @@ def _closing(action: Action) -> bool:
 
 
 def _core_action(action: Action) -> Action:
-    """The call that an action makes: how the copies fare that a plan waits for is the device's affair."""
+    """The call that an action makes: whether awaited copies fail concerns only the device."""
     return _STEP if action.verb == "step_failing" else action
 
 
@@ -883,10 +883,10 @@ def _without(landings: tuple[Landing, ...], landing: Landing) -> tuple[Landing, 
 
 
 def _kept(env: Env) -> tuple[int, ...]:
-    """Jobs of which the engine will still hear."""
+    """Jobs of which reports are still to come."""
     return tuple(sorted({landing.job for landing in (*env.inbox, *env.echoes)})) if env.inbox or env.echoes else ()
 
 
 def _oldest(kept: tuple[int, ...], out: frozenset[int]) -> int | None:
-    """All that a name depends on besides the ledger itself: the oldest job that is over and of which somebody will hear."""
+    """All that names depend on besides the ledger itself: the oldest finished job of which a report is still to come."""
     return min([job for job in kept if job not in out], default=None) if kept else None

@@ -1,7 +1,7 @@
-"""The watch: a sanitizer for the KV blocks of a vLLM that stays as it is.
+"""The watch: a sanitizer for the KV blocks of an unmodified vLLM.
 
-``watch.attach(scheduler)`` watches one scheduler. With ``BLOCKLIFE_WATCH=strict|count|log`` in its environment vLLM watches
-itself, through its own plug-in entry point. `specs/vllm-watch.md` tells what is seen and what is not.
+``watch.attach(scheduler)`` watches one scheduler. With ``BLOCKLIFE_WATCH=strict|count|log`` in the environment, vLLM loads the
+watch by itself, through its plug-in entry point. `specs/vllm-watch.md` describes what it sees and what it does not.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ATTRIBUTE = "_blocklife_watch"
 def attach(scheduler: object, options: Options | None = None) -> Watch:
     """Watch a vLLM scheduler, or the scheduler side of a connector that is driven alone. One already watched keeps its watch.
 
-    Raises MisuseError where nothing can be watched, where other options are in force already, and for a recording that cannot
-    be written.
+    Raises MisuseError if there is nothing to watch, if it is watched with other options already, or if the recording cannot be
+    written.
     """
     _check(options)
     found = watch_of(scheduler)
@@ -51,7 +51,7 @@ def attach(scheduler: object, options: Options | None = None) -> Watch:
 def attach_worker(worker: object, options: Options | None = None) -> WorkerWatch:
     """Watch the worker side of a connector. One already watched keeps its watch.
 
-    Raises MisuseError for anything that is not a worker side, and where other options are in force already.
+    Raises MisuseError for anything that is not a worker side, or if it is watched with other options already.
     """
     _check(options)
     found = watch_of(worker)
@@ -85,6 +85,6 @@ def _check(options: object) -> None:
 
 
 def _check_same(watched: object, found: Watch | WorkerWatch, options: Options | None) -> None:
-    """Refuse other options than those in force: a caller who asks for a strict watch must not get one that only counts."""
+    """Refuse options other than those in force: a caller that asks for a strict watch must not get one that only counts."""
     if options is not None and options != found.options:
         raise MisuseError(f"watch: this {type(watched).__name__} is watched with other options already (detach it first)")

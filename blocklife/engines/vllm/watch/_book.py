@@ -1,7 +1,7 @@
 """Checks a pool's own records: a block is in the free queue exactly while its reference count is zero.
 
-The check is the same for the pool of the device and for a pool of slots on the host. A block that is handed out twice, or
-without having been freed, is found here first, before anything is written into it.
+The same check serves the device's pool and a pool of host slots. A block that is handed out twice, or without having been
+freed, is found here first, before anything is written into it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Odd = tuple[int, str]
 
 
 class PoolBook:
-    """Checks one pool. Where blocks do not say whether they are in the free queue, as in a test double, nothing is checked."""
+    """Checks one pool. Nothing is checked if blocks do not show whether they are in the free queue, as in a test double."""
 
     def __init__(self, pool: object) -> None:
         blocks = blocks_of(pool)
@@ -26,7 +26,7 @@ class PoolBook:
         """What is wrong with blocks that the pool has just handed out; each is reported once."""
         end = self._end
         if not self._is_told:
-            return [(number, "is none of the pool") for block in blocks if not 0 < (number := block.block_id) < end]
+            return [(number, "is not a block of the pool") for block in blocks if not 0 < (number := block.block_id) < end]
         odd = [
             block
             for block in blocks
@@ -39,10 +39,10 @@ class PoolBook:
 
     def _given_wrongly(self, block: BlockLike) -> str:
         if not 0 < block.block_id < self._end:
-            return "is none of the pool"
+            return "is not a block of the pool"
         if block.ref_cnt != 1:
-            return f"has {block.ref_cnt} holds for the engine, and is handed out for the first"
-        return _QUEUED if block.prev_free_block is not None else "still has the name of what it held before"
+            return f"has {block.ref_cnt} references in the engine when it is handed out, instead of 1"
+        return _QUEUED if block.prev_free_block is not None else "still has the name of its former content"
 
     def held(self, blocks: Iterable[BlockLike]) -> list[Odd]:
         """What is wrong with blocks whose reference count has just been raised."""
@@ -50,7 +50,7 @@ class PoolBook:
             return []
         odd = [block for block in blocks if block.prev_free_block is not None or block.ref_cnt < 1]
         return [
-            (block.block_id, _QUEUED if block.prev_free_block is not None else f"has {block.ref_cnt} holds for the engine")
+            (block.block_id, _QUEUED if block.prev_free_block is not None else f"has {block.ref_cnt} references in the engine")
             for block in odd
         ]
 
@@ -63,16 +63,16 @@ class PoolBook:
 
     def _freed_wrongly(self, block: BlockLike) -> str:
         if not block.ref_cnt:
-            return "is let go of by all, and not in the queue of free blocks"
-        queued = "" if block.prev_free_block is None else ", and is in the queue of free blocks"
-        return f"has {block.ref_cnt} holds left for the engine{queued}"
+            return "is released by all, but not in the free queue"
+        queued = "" if block.prev_free_block is None else ", but is in the free queue"
+        return f"has {block.ref_cnt} references left in the engine{queued}"
 
 
-_QUEUED = "is held, and is still in the queue of free blocks"
+_QUEUED = "is held, but still in the free queue"
 
 
 class SlotsHooks:
-    """Hooks on a pool of host slots, which vLLM builds from the same class as the pool of the device."""
+    """Hooks on a pool of host slots, which has the same class in vLLM as the device's pool."""
 
     def __init__(self, pool: object, tell: Callable[[str], None]) -> None:
         self._book = PoolBook(pool)

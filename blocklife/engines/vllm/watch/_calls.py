@@ -1,4 +1,4 @@
-"""What all hooks share: how a call is wrapped, and how vLLM's own objects are read."""
+"""Shared by all hooks: wrapping calls, and reading vLLM's objects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class BlockLike(Protocol):
     block_id: int
     ref_cnt: int
     block_hash: bytes | None
-    """The name of its content in the prefix cache, with its group; None where it has none."""
+    """The name of its content in the prefix cache, with its group; None if it has none."""
     prev_free_block: object
-    """Its predecessor in the queue of free blocks; None where it is not in the queue."""
+    """Its predecessor in the free queue; None if it is not in the queue."""
     pool: object
     """The pool that it belongs to; older releases do not say."""
 
@@ -39,7 +39,7 @@ class CallsThrough:
         self.around(thing, name, functools.partial(functools.partial, wrapper))
 
     def around(self, thing: object, name: str, make: Callable[[Original], Original]) -> None:
-        """Replace the method by what *make* returns for the original: cheaper where calls are frequent."""
+        """Replace the method by what *make* returns for the original; cheaper for frequent calls."""
         method = getattr(thing, name, None)
         if method is not None:
             setattr(thing, name, make(method))
@@ -57,7 +57,7 @@ class CallsThrough:
 
 
 def given(args: Sequence[object], kwargs: Mapping[str, object], *names: str) -> list[object]:
-    """The leading arguments, which have these names; None for one that is not given."""
+    """The leading arguments, by position or by these names; None for one that is not given."""
     return [args[at] if at < len(args) else kwargs.get(name) for at, name in enumerate(names)]
 
 
@@ -81,5 +81,5 @@ def blocks_of(pool: object) -> Sequence[BlockLike]:
 
 @functools.lru_cache(maxsize=64)
 def ending_of(group: int) -> bytes:
-    """The suffix that names the group, behind the hash in the name of a block's content."""
+    """The suffix that names the group, after the hash in the name of a block's content."""
     return group.to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""The hooks that every offloading connector has in common: reports of the workers, and requests that are over."""
+"""The hooks common to all offloading connectors: reports of the workers, and finished requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blocklife.engines.vllm.watch._mirror import Mirror, Missing
 
 
 class ConnectorHooks:
-    """Hooks on the scheduler side of a connector; a subclass knows what the metadata of its connector means."""
+    """Hooks on the scheduler side of a connector; a subclass interprets the metadata of its connector."""
 
     def __init__(self, mirror: Mirror, scheduler: object) -> None:
         self._mirror = mirror
@@ -61,7 +61,7 @@ class ConnectorHooks:
         return original(*args, **kwargs)
 
     def _let_in(self, original: Original, *args: object, **kwargs: object) -> object:
-        """A request was allocated blocks for so many tokens that are to be loaded: these blocks have no content yet."""
+        """A request was allocated blocks for this many tokens to be loaded: these blocks have no content yet."""
         request, blocks, tokens = given(args, kwargs, "request", "blocks", "num_external_tokens")
         name, tables = getattr(request, "request_id", None), getattr(blocks, "blocks", None)
         if isinstance(name, str) and isinstance(tables, Sequence) and isinstance(tokens, int) and tokens:
@@ -80,7 +80,7 @@ class ConnectorHooks:
             ]
 
     def _missing(self, loads: Iterable[EngineCopy]) -> list[Missing]:
-        """What requests expect to be loaded, and the jobs of the step do not load."""
+        """The blocks that requests expect to be loaded, but that no job of the step loads."""
         counted, self._counted = self._counted, {}
         if not counted:
             return []

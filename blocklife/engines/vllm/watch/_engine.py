@@ -1,10 +1,9 @@
-"""Hooks on a vLLM scheduler as a whole: when it raises an error, when it becomes idle, and when it makes no progress.
+"""Hooks on a vLLM scheduler as a whole: when it raises an error, becomes idle, or makes no progress.
 
-*What is checked at the end of each step.* If the engine has no further step to take, no job may be in flight (I5) and no block
-may be held (I4). If for `NUM_STILL` steps nothing was computed, nothing was in flight and no copy landed, while requests hold
-blocks and none of them runs, the requests are deadlocked: only a step could release a block (I12). If there is no request, or
-all have waited for `NUM_STILL` steps, nothing new can have been computed; a block that is stored a second time then will be
-stored for ever (I12).
+*Checks at the end of each step.* If the engine will take no further step, no job may be in flight (I5) and no block may be held
+(I4). If requests hold blocks, none of them runs, and for `NUM_STILL` steps nothing was computed, nothing was in flight and no
+copy landed, they are deadlocked: only a step could release a block (I12). If there are no requests, or all have waited for
+`NUM_STILL` steps, nothing new can have been computed; a block that is stored a second time then will be stored for ever (I12).
 
 An error of the engine itself is never hidden. What happened before it in the same step is checked first, so that a step that
 breaks a rule and then raises is reported by its rule; then the error is raised again. A strict watch raises its own error
@@ -24,16 +23,16 @@ from blocklife.engines.vllm.watch._mirror import Mirror
 Content: TypeAlias = tuple[int, bytes | None]
 
 NUM_STILL = 32
-"""Steps without any activity after which an engine counts as deadlocked. A loop without work takes so many in a moment."""
+"""Steps without any activity after which an engine counts as deadlocked. An idle loop takes this many within moments."""
 _MAY_FALL = ("schedule", "finish_requests", "reset_prefix_cache", "add_request")
-"""Calls of the engine in which a rule may be broken, but for the one that ends a step."""
+"""Calls of the engine that may break a rule, except for the one that ends a step."""
 _WAITING = {"WAITING", "PREEMPTED", "WAITING_FOR_REMOTE_KVS"}
-"""Statuses of requests that wait for the engine only. In other statuses they may wait for a client, or for a compiler."""
+"""Statuses of requests that wait only for the engine. In other statuses they may wait for a client, or for a compiler."""
 _STILL_NAMED = 4
 
 
 class EngineHooks:
-    """Hooks on one scheduler. *after* is called at the end of each step, when everything was checked."""
+    """Hooks on one scheduler. *after* is called at the end of each step, after all checks."""
 
     def __init__(self, engine: object, mirrors: Sequence[Mirror], after: Callable[[], None]) -> None:
         self._engine = engine
@@ -85,13 +84,13 @@ class EngineHooks:
             mirror.catch_up()
 
     def _look_for_lost(self, mirror: Mirror) -> None:
-        """No step will follow: a finished request must hold nothing, nor a connector without jobs in flight."""
+        """No step will follow: finished requests, and a connector without jobs in flight, must hold nothing."""
         requests = getattr(self._engine, "requests", None)
         if not isinstance(requests, Mapping):
             return
         known = requests.keys() | ({CONNECTOR} if mirror.jobs.gave_up or not self._is_alone else set())
         for name, blocks in mirror.holders.left_behind(known).items():
-            who = f"{name}, with nothing out," if name == CONNECTOR else f"{name}, who is gone,"
+            who = f"{name}, with nothing in flight," if name == CONNECTOR else f"{name}, which is finished,"
             what = f"no step will follow, and {who} holds block {blocks[0]}" + (
                 f" and {len(blocks) - 1} more" if blocks[1:] else ""
             )
@@ -105,8 +104,8 @@ class EngineHooks:
         at, held = id(mirror), mirror.num_held() if self._is_alone and not mirror.jobs.gave_up else None
         if held and held != self._held.get(at):
             slots = "a slot" if abs(held) == 1 else f"{abs(held)} slots"
-            what = f"{slots} of the host can be given to nobody" if held > 0 else f"{slots} of the host can be given away twice"
-            mirror.story.violate("I4", f"no step will follow, nothing is out, and {what}")
+            what = f"{slots} of the host can never be reused" if held > 0 else f"{slots} of the host can be handed out twice"
+            mirror.story.violate("I4", f"no step will follow, nothing is in flight, and {what}")
         self._held[at] = held
 
     # --- deadlocks and endless stores ---------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ class EngineHooks:
         self._stored.clear()
 
     def _rests(self, requests: Mapping[str, object]) -> bool:
-        """Whether there are no requests but those that wait for the engine only."""
+        """Whether all requests wait, and only for the engine."""
         states = {getattr(getattr(request, "status", None), "name", "") for request in requests.values()}
         return states <= _WAITING and not (getattr(self._engine, "running", None) or _is_paused(self._engine))
 
@@ -150,14 +149,14 @@ class EngineHooks:
             mirror.catch_up()
             holding = {name: held for name in requests if (held := mirror.holders.count(name))}
             if holding or (mirror.hears_all and getattr(self._engine, "ec_connector", None) is None):
-                what = f"for {NUM_STILL} steps nothing was computed and nothing is out, and {_who_waits(requests, holding)}"
+                what = f"for {NUM_STILL} steps nothing was computed or in flight, and {_who_waits(requests, holding)}"
                 mirror.story.violate("I12", what, request=next(iter(holding or requests)))
                 mirror.tell()
 
     def _look_for_circle(self, mirror: Mirror, waiting: int) -> None:
-        """No request runs: whatever is stored now was computed by requests that are finished.
+        """No request runs: whatever is stored now was computed by finished requests.
 
-        Waiting requests may still be scheduled once more stores than usual have landed: they are given some time.
+        Waiting requests may still be scheduled once some stores have landed, so they are given some time.
         """
         at = id(mirror)
         stored, latest = self._stored.setdefault(at, set()), self._latest.get(at, -1)
@@ -169,8 +168,8 @@ class EngineHooks:
             self._latest[at] = number
             if again and not self._is_told and (not waiting or self._num_resting >= NUM_STILL):
                 self._is_told = True
-                since = f"anything was computed, and {waiting} requests wait" if waiting else "the last request has gone"
-                what = f"job {number} stores block {again[0]} a second time since {since}: that leads nowhere"
+                since = f"anything was computed, and {waiting} requests wait" if waiting else "the last request has finished"
+                what = f"job {number} stores block {again[0]} a second time since {since}: this never ends"
                 mirror.story.violate("I12", what, block=again[0], job=number)
         mirror.tell()
 
@@ -180,7 +179,7 @@ def _look_behind(mirror: Mirror) -> bool:
     mirror.catch_up()
     if left := mirror.jobs.left_behind():
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        mirror.story.violate("I5", f"no step will follow, and job {left[0]}{more} is still out", job=left[0])
+        mirror.story.violate("I5", f"no step will follow, but job {left[0]}{more} is still in flight", job=left[0])
         mirror.jobs.give_up(left)
         mirror.tell()
     return bool(left)

@@ -1,8 +1,8 @@
-"""Which blocks are held by which request or connector, also where the engine frees late and names no request.
+"""Tracks which request or connector holds which blocks, also where the engine frees late and names no request.
 
-The ledger knows the first reference to content that is not final, and every reference to final content. What it cannot know,
-such as a connector's reference to the target of its own load, is kept here as well, so that the number of references to a block
-equals the engine's.
+The ledger knows the first reference to content that is not final, and every reference to final content. References that it
+cannot know, such as a connector's to the target of its own load, are kept here as well, so that the number of references to a
+block equals the engine's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from blocklife.engines.vllm.watch._story import BlockHistory
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 
 CONNECTOR = "the connector"
-"""The holder of blocks that are referenced or freed without the name of a request."""
+"""The holder of blocks that are referenced or freed without naming a request."""
 BEFORE = "before"
 """The holder of blocks that were handed out before the watch began."""
 
@@ -39,7 +39,7 @@ class Holders:
         self.fresh: dict[int, int] = {}
         # Blocks that were released in the step that handed them out, with the life whose content they still have.
         self._unused: dict[int, int] = {}
-        # The life that is, or was last, at a position of a request's table.
+        # The life now, or last, at a position of a request's table.
         self._tenures: dict[str, dict[int, int]] = {}
         self._left: set[str] = set()
         self._over: dict[str, int] = {}
@@ -47,7 +47,7 @@ class Holders:
     # --- reading ------------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many holders are kept."""
+        """How many holders are remembered."""
         return len(self._current.keys() | self._tenures.keys() | self._left | self._over.keys())
 
     def life(self, block: int) -> int:
@@ -55,18 +55,18 @@ class Holders:
         return self._epoch[block] << EPOCH_SHIFT | block
 
     def content(self, block: int) -> int:
-        """The life whose content a block has: the current one, or the one before where the current one was never computed."""
+        """The life whose content a block has: the current one, or the previous one if the current one was never computed."""
         root = self._unused.get(block)
         return self.life(block) if root is None else root
 
     def stands(self, request: str | None, group: int, position: int | None) -> int | None:
-        """The life that a request had last at a position of its table; None where it is not known."""
+        """The life that a request had last at a position of its table; None if it is not known."""
         if request is None or position is None:
             return None
         return self._tenures.get(request, {}).get(position * self._num_groups + group)
 
     def tenure(self, request: str | None) -> dict[int, int]:
-        """All that `stands` knows of a request: position times number of groups, plus the group, to a life."""
+        """All that `stands` knows of a request: a map from position times number of groups plus group, to the life."""
         return self._tenures.get(request or "", {})
 
     def row_of(self, name: str | None) -> str | None:
@@ -75,21 +75,21 @@ class Holders:
         return holder.row if holder is not None and holder.held else None
 
     def is_unused(self, block: int) -> bool:
-        """Whether its life was given up before its content was computed."""
+        """Whether the block's life was given up before its content was computed."""
         return block in self._unused
 
     def holds(self, name: str, block: int) -> bool:
-        """Whether the holder of this name has a reference to a block that the ledger knows of, too."""
+        """Whether this holder has a reference to the block that the ledger knows, too."""
         holder = self._current.get(name)
         return holder is not None and block in holder.held
 
     def is_known_without(self, name: str | None, block: int) -> bool:
-        """Whether the holder of this name has references, but none to this block."""
+        """Whether this holder has references, but none to this block."""
         holder = self._current.get(name or "")
         return holder is not None and block not in holder.held and block not in holder.besides
 
     def left_behind(self, known: Collection[str]) -> dict[str, list[int]]:
-        """The blocks that are held by requests other than the *known* ones."""
+        """The blocks held by requests other than the *known* ones, by request."""
         found: dict[str, list[int]] = {}
         for block, holders in self.where.items():
             for holder in holders:
@@ -104,7 +104,7 @@ class Holders:
                 self.drop(block)
 
     def count(self, name: str) -> int:
-        """How many blocks the holder of this name has."""
+        """How many blocks this holder has."""
         holder = self._current.get(name)
         return 0 if holder is None else len(holder.held) + sum(holder.besides.values())
 
@@ -124,7 +124,7 @@ class Holders:
             for block in blocks:
                 where[block] = where.get(block, ()) + holder.alone
         lives = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
-        if type(positions) is range:  # consecutive positions, as nearly always
+        if type(positions) is range:  # consecutive positions, the usual case
             size = self._num_groups * positions.step
             start = positions.start * self._num_groups + group
             places = zip(range(start, start + size * len(positions), size), lives, strict=True)
@@ -168,7 +168,7 @@ class Holders:
             holders = where.get(block)
             if holders is None:
                 holder = None
-            elif holders is alone:  # as nearly all
+            elif holders is alone:  # the usual case
                 holder = mine
             else:
                 holder = self._who_frees(name, holders, None if left is None else left[at])
@@ -183,29 +183,29 @@ class Holders:
                     chosen[id(holder)][1].append(block)
                 else:
                     chosen[id(holder)] = (holder, [block])
-            elif name != CONNECTOR and self._story.knows(block):  # else it was handed out before the watch came
+            elif name != CONNECTOR and self._story.knows(block):  # otherwise it was handed out before the watch was attached
                 told.add(block)
-                what = f"block {block} is freed by {name}, who does not hold it"
+                what = f"block {block} is freed by {name}, which does not hold it"
                 self._story.violate("I4", what, block=block, request=name)
         for holder, own in chosen.values():
-            self._story.note(own, "let go by {}", holder.name)
+            self._story.note(own, "released by {}", holder.name)
             self._release(holder, own)
         for block, count in zip(blocks, left or (), strict=False):
             if count < len(holders := where.get(block, ())) and block not in told and blocks.count(block) == 1:
-                what = f"block {block} has {count} holds left for the engine, and {_names(holders)} hold it"
+                what = f"block {block} has {count} references left in the engine, but {_names(holders)} hold it"
                 self._story.violate("I4", what, block=block, request=None if name == CONNECTOR else name)
                 if not count:
                     self.drop(block)
 
     def _who_frees(self, name: str, holders: tuple[Holder, ...], left: int | None) -> Holder | None:
-        """Which of the holders of a block releases it, if it is one of them."""
+        """The holder of a block that releases it; None if it is none of them."""
         holder = next((each for each in holders if each.name == name), None)
         if holder is None and name == CONNECTOR and (left is None or left < len(holders)):
             holder = min(holders, key=self._tightness, default=None)
         return holder
 
     def drop(self, block: int) -> None:
-        """Drop every reference to a block, whatever the holders were told."""
+        """Drop every reference to a block, whoever holds it."""
         for holder in self.where.pop(block):
             self._release(holder, (block,))
 
@@ -233,14 +233,14 @@ class Holders:
             self.lives.fill(own)
 
     def arrive(self, lives: Sequence[int]) -> None:
-        """A load has filled blocks; lives that are over are passed over."""
+        """A load has filled blocks; lives that are over are skipped."""
         for life in lives:
             block = life & ID_MASK
             if self._state[block] == ALLOCATED and self.life(block) == life:
                 self.lives.fill((block,))
 
     def believe(self, block: int, group: int) -> None:
-        """An unheld block has content that was computed before the watch began, or unseen."""
+        """Take as given the content of an unheld block, computed before the watch began, or unseen."""
         self._story.counts["believed"] += 1
         self.hand_out(BEFORE, group, [block], [None])
         self.fill([block])
@@ -257,7 +257,7 @@ class Holders:
     # --- inside -------------------------------------------------------------------------------------------------------------
 
     def _holder(self, name: str) -> Holder:
-        """The holder of this name, from this admission on. Each reference of the connector has a holder of its own."""
+        """The holder of this name since its latest admission. Each reference of the connector has a holder of its own."""
         holder = self._current.get(name)
         if holder is None or name == CONNECTOR:
             holder = self._current[name] = Holder(name)
@@ -267,13 +267,13 @@ class Holders:
         return holder
 
     def _stand(self, name: str, group: int, lives: Sequence[int], positions: Sequence[int | None]) -> None:
-        """Note that these lives are at these positions of a request's table from now on."""
+        """Record these lives at these positions of a request's table."""
         for life, position in zip(lives, positions, strict=True):
             if position is not None:
                 self._tenures.setdefault(name, {})[position * self._num_groups + group] = life
 
     def _tightness(self, holder: Holder) -> int:
-        """Sort key: holders that the engine most probably means first, when it releases a block without naming a request."""
+        """Sort key for a release that names no request: the holder that the engine most probably means comes first."""
         return 0 if holder.has_left else 1 if holder.name in self._over else 2
 
     def _release(self, holder: Holder, blocks: Sequence[int]) -> None:
@@ -290,7 +290,7 @@ class Holders:
                 del self._current[holder.name]
 
     def _is_beside(self, holder: Holder, block: int) -> bool:
-        """Whether the released reference is one that the ledger does not know of."""
+        """Whether the released reference is unknown to the ledger."""
         count = holder.besides.get(block, 0)
         if count > 1:
             holder.besides[block] = count - 1

@@ -1,7 +1,7 @@
-"""The host side of followed copies: ledger slots that stand for the engine's slots, as far as the engine names those.
+"""The host side of followed copies: ledger slots that represent the engine's slots, as far as the engine names those.
 
-A copy whose slots are not named gets *spare* slots while it is in flight. Content that was stored before the watch began, or by
-a way that the watch does not see, is taken as given: an *anchor*, a block beyond the engine's own, then stands for its source.
+A copy whose slots are not named gets *spare* slots while it is in flight. Content that was stored before the watch began, or
+unseen by it, is taken as given: an *anchor*, a block beyond the engine's own, then represents its source.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ _ANCHOR = "anchor"
 _READY, _EMPTY = SlotLife.table.index[Slot.READY], SlotLife.table.index[Slot.EMPTY]
 
 
-class CopyPiece(NamedTuple):  # the cheapest record there is: a step makes many
+class CopyPiece(NamedTuple):  # the cheapest kind of record, since a step makes many
     """One block of a copy."""
 
     group: int
     block: int
     position: int | None = None
-    """Its position in the request's table, as the engine says; None where it cannot be told."""
+    """Its position in the request's table, from the engine; None if unknown."""
     slot: int | None = None
-    """The host slot of its chunk; None where it cannot be told."""
+    """The host slot of its chunk; None if unknown."""
     key: bytes | None = None
     """The engine's key of the chunk."""
     offset: int = 0
-    """Which part of the slot."""
+    """Its part of the slot."""
 
 
 Wanted: TypeAlias = tuple[str | None, Sequence[CopyPiece], Sequence[int]]
-"""A store: for whom, of what, and into which slots of the ledger."""
+"""A store: its request, its pieces, and the ledger's slots for them."""
 
 
 class Content(NamedTuple):
-    """What a slot holds, as the engine says."""
+    """The content of a slot, from the engine."""
 
     key: bytes | None
     parts: int | None
-    """A bit for each part that was written; None where it is not known."""
+    """A bit for each part that was written; None if unknown."""
 
 
 class Host:
-    """What the engine says of its slots."""
+    """The contents of the engine's slots, from what it says of its jobs."""
 
     def __init__(self, num_slots: int, *, keeps: bool) -> None:
         self._num_slots = num_slots
         self._keeps = keeps
         self._content: dict[int, Content] = {}
         self.sees_all = False
-        """Whether every store was seen: then a slot without known content is empty."""
+        """Whether every store was seen, so that a slot without known content is empty."""
 
     def slot(self, piece: CopyPiece) -> int | None:
         """The slot that the engine names, if it is followed."""
         return piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None
 
     def wrong(self, piece: CopyPiece) -> str:
-        """What a slot holds, if it is not what a load expects there; else empty."""
+        """What is wrong with a slot's content for a load; empty if it is what the load expects."""
         found = self._content.get(-1 if piece.slot is None else piece.slot)
         if found is None:
             return "nothing was stored in it" if self._keeps and self.sees_all else ""
@@ -75,7 +75,7 @@ class Host:
         return ""
 
     def stored(self, pieces: Sequence[CopyPiece]) -> None:
-        """A store has written these pieces into their slots, right or wrong, and nothing else."""
+        """Record that a store, right or wrong, has written these pieces into their slots."""
         if not self._keeps:
             return
         new: dict[int, Content] = {}
@@ -90,7 +90,7 @@ class Host:
         self._content[slot] = Content(None, None)
 
     def forget(self) -> None:
-        """The engine has forgotten all host content: what comes next into a slot is new."""
+        """The engine has forgotten all host content: every slot starts anew."""
         self._content.clear()
 
 
@@ -136,7 +136,7 @@ class Filing:
                 order = list(dict.fromkeys(slot for _, slot in own))
                 self._evict([slot for slot in order if self._state[slot] == _READY])
                 lives = [blocks.life(piece.block) for piece, _ in own]
-                if len(order) == len(own):  # the ledger takes the key of the slot for that of its only block
+                if len(order) == len(own):  # the ledger takes the slot's key as that of its only block
                     keys = [blocks.key(piece.block) or b"" for piece, _ in own]
                     self._evict([slot for key in keys for slot in self._ledger.find_slots([key], group)])  # older ones
                 else:
@@ -179,7 +179,7 @@ class Filing:
         self._ledger.evict(slots)
 
     def _believe(self, slot: int, group: int) -> None:
-        """Give a slot content whose store was not seen."""
+        """Give a slot content whose store was unseen."""
         ledger, name = self._ledger, f"{_ANCHOR} {group}"
         if name in ledger.requests:
             ledger.finish(name)

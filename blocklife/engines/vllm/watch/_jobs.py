@@ -1,9 +1,9 @@
-"""The jobs of an engine: what each copies, which workers have reported, and what of it the ledger follows.
+"""The jobs of an engine: what each copies, which workers have reported, and how much of it the ledger follows.
 
 *Rules of this file.* Whether a copy is lawful is decided here, from the pieces that its job names and from what the other jobs
-in flight touch; the ledger is not asked. If the ledger *is told* of jobs at all, it gets what it can follow, for its tables and
-for a recording. What it cannot follow (a second reader of one life, say) is still waited for, because every job in flight is
-in ``touching``.
+in flight touch, without asking the ledger. If there is a ledger, it gets the jobs that it can follow, for its tables and for a
+recording. Jobs that it cannot follow (for example a second reader of the same life) are still waited for, because every job in
+flight is in ``touching``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EngineCopy(NamedTuple):
     pieces: Sequence[CopyPiece]
     """The pieces whose blocks are followed."""
     sync: bool = False
-    """Of a load: whether it ends before the forward pass of its step."""
+    """Loads only: whether it ends before the forward pass of its step."""
 
 
 class FollowedJob:
@@ -51,18 +51,18 @@ class FollowedJob:
         self.copy = copy
         self.is_store = is_store
         self.alone: tuple[FollowedJob, ...] = (self,)
-        """The entry in ``touching`` of a place that only this job touches; emptied at its end, to leave no reference cycle."""
+        """The ``touching`` entry of places that only this job touches; emptied at its end, to leave no reference cycle."""
         self.blocks: Sequence[int] = ()
         """The blocks that it touches."""
         self.slots: Sequence[int] = ()
         """The slots of the engine that it touches."""
         self.ids: tuple[JobId, ...] = ()
-        """Its jobs in the ledger; empty where nothing of it is followed there."""
+        """Its jobs in the ledger; empty if none of it is followed there."""
         self.spare: Sequence[int] = ()
         self.targets: Sequence[int] = ()
-        """The lives that it fills, where the ledger does not know of it."""
+        """The lives that it fills, if the ledger does not know of it."""
         self.told = 0
-        """How many workers' reports the ledger has got."""
+        """How many workers' reports the ledger has received."""
         self.reports = 0
         self.is_over = False
         """Whether it is known to be over, by its reports or by a wait."""
@@ -71,7 +71,7 @@ class FollowedJob:
 
 
 class FollowedJobs:
-    """All jobs in flight, also as jobs of the ledger where *filing* is given.
+    """All jobs in flight, also as jobs of the ledger if *filing* is given.
 
     Invariant: an entry of ``touching`` and ``_using`` has exactly the jobs of its place that are not over. The entry of a place
     with one job is that job's tuple ``alone`` itself, so that most places need no tuple of their own.
@@ -95,7 +95,7 @@ class FollowedJobs:
         """Block to the jobs that read or write it."""
         self._using: dict[int, tuple[FollowedJob, ...]] = {}
         """The same for slots."""
-        # Reports that the ledger has not got yet, and the jobs that end with them.
+        # Reports not passed to the ledger yet, and the jobs that end with them.
         self._arrived: list[Completion] = []
         self._landing: dict[int, FollowedJob] = {}
         self.has_landed = False
@@ -147,7 +147,7 @@ class FollowedJobs:
             block, position = piece.block, piece.position
             life = epoch[block] << EPOCH_SHIFT | block
             wanted = life if position is None else tenure.get(position * size + piece.group, life)
-            if wanted == life and block not in touching:  # as nearly all
+            if wanted == life and block not in touching:  # the usual case
                 touching[block] = job.alone
                 untold.append(block)
                 lawful.append(piece)
@@ -170,7 +170,7 @@ class FollowedJobs:
             self._story.note(blocks, "job {} stores it{}", job.copy.number, of(job.copy.request))
 
     def _unlawful_store(self, copy: EngineCopy, piece: CopyPiece) -> tuple[str, str]:
-        """The rule that storing a piece breaks, and how; empty where it breaks none."""
+        """The rule that storing a piece breaks, and how; empty if it breaks none."""
         block = piece.block
         if wrong := self.not_its_place(copy.request, piece.group, piece.position, block):
             return "I8", f"job {copy.number} stores block {block} for {wrong}"
@@ -189,7 +189,7 @@ class FollowedJobs:
         return touching is not None and any(not job.is_store for job in touching)
 
     def not_its_place(self, request: str | None, group: int, position: int | None, block: int) -> str:
-        """Which position is meant and what is wrong with it, where a block is not what the request had there; else empty."""
+        """The position, and what is wrong, if the block is not the one that the request had there; otherwise empty."""
         wanted = self._holders.stands(request, group, position)
         if wanted is None or wanted in (self._holders.life(block), self._holders.content(block)):
             return ""
@@ -204,7 +204,7 @@ class FollowedJobs:
         return piece.key is None or None in keys or piece.key in keys
 
     def _claim_slots(self, job: FollowedJob) -> None:
-        """A store overwrites its slots: no other job may write or read them meanwhile."""
+        """Check that no other job writes or reads the slots that a store overwrites."""
         host, using = self._host, self._using
         parts = [(slot, piece.offset) for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
         if len(set(parts)) < len(parts):
@@ -253,7 +253,7 @@ class FollowedJobs:
             self.finish(job)
 
     def _check_source(self, job: FollowedJob, piece: CopyPiece) -> None:
-        """A load must read what has been stored completely, and what its lookup has found."""
+        """Check that a load reads slots whose store is complete, with the content that its lookup found."""
         slot = self._host.slot(piece)
         if slot is None:
             return
@@ -264,7 +264,7 @@ class FollowedJobs:
                 what = f"job {number} loads slot {slot} while job {other.copy.number} still writes it"
                 self.finish(other)
         if not what and (wrong := self._host.wrong(piece)):
-            what = f"job {number} loads from slot {slot}, and {wrong}"
+            what = f"job {number} loads from slot {slot}, but {wrong}"
             self._host.forget_content(slot)
         if what:
             self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
@@ -273,7 +273,7 @@ class FollowedJobs:
             self._using[slot] = self._using.get(slot, ()) + job.alone
 
     def _check_target(self, job: FollowedJob, piece: CopyPiece) -> None:
-        """A load must fill the block of its request, at the position of its lookup, and no other."""
+        """Check that a load fills the block of its request, at the position of its lookup, and no other."""
         copy, block = job.copy, piece.block
         for other in self.touching.get(block, ()):
             does = "reads it" if other.is_store else "writes it"
@@ -285,7 +285,7 @@ class FollowedJobs:
                 self.finish(other)
         what = self.not_its_place(copy.request, piece.group, piece.position, block)
         if not what and self._holders.is_known_without(copy.request, block):
-            what = f"request {copy.request}, who does not hold it"
+            what = f"request {copy.request}, which does not hold it"
         if what:
             what = f"job {copy.number} loads into block {block} for {what}"
             self._story.violate("I7", what, block=block, request=copy.request, job=copy.number)
@@ -313,7 +313,7 @@ class FollowedJobs:
                 self.finish(job)
 
     def wait(self, waits: Collection[int]) -> None:
-        """The step waits for these jobs before it computes: they are over. Not to flush one that had to be is a violation."""
+        """The step waits for these jobs before it computes: they are over. A missing flush is a violation."""
         unflushed, self._unflushed = self._unflushed, {}
         for number in waits:
             if (job := self._known.get(number)) is not None:
@@ -323,7 +323,7 @@ class FollowedJobs:
                 self._story.add(violation)
 
     def report(self, number: int, count: int) -> None:
-        """So many more workers report the end of their share of a job. The ledger gets it when `land` is called."""
+        """This many more workers report the end of their share of a job. The ledger gets it when `land` is called."""
         job = self._known.get(number)
         if job is None or number in self._landing:
             self._unknown(number)
@@ -336,11 +336,11 @@ class FollowedJobs:
         if job.reports >= self._num_workers:
             self._landing[number] = job
             if job.reports > self._num_workers and not job.is_unwanted:
-                what = f"job {number} is reported {job.reports} times, and there are {self._num_workers} workers"
+                what = f"job {number} is reported {job.reports} times, but there are only {self._num_workers} workers"
                 self._story.violate("I9", what, request=job.copy.request, job=number)
 
     def land(self, *, begins: bool = False) -> None:
-        """End what was reported since the last call. *begins*: at the beginning of a step."""
+        """End the jobs reported since the last call. *begins*: at the beginning of a step."""
         arrived, self._arrived = self._arrived, []
         landing, self._landing = self._landing, {}
         self.has_landed = False
@@ -356,7 +356,7 @@ class FollowedJobs:
             what = f"job {number} is reported more often than there are workers ({self._num_workers})"
             self._story.violate("I9", what, job=number)
         else:
-            self._story.violate("I3", f"job {number} is reported, and was never made", job=number)
+            self._story.violate("I3", f"job {number} is reported, but was never made", job=number)
 
     def reset(self, *, forget: bool) -> None:
         """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host content, too."""
@@ -501,7 +501,7 @@ class FollowedJobs:
         return [next(spare) if slot is None else slot for slot in slots]
 
     def _pass_over(self, job: FollowedJob, pieces: Sequence[CopyPiece]) -> None:
-        """The ledger has no room or no row for these pieces; the watch waits for them all the same."""
+        """The ledger has no room or no row for these pieces; the watch still waits for them."""
         self._story.counts["not followed"] += len(pieces)
         self._give_back(job)
 

@@ -1,8 +1,8 @@
 """The lives of the followed blocks, and their states.
 
-Two implementations that agree in every life and every state. `LedgerLives` calls a ledger for each hand-out, acquisition and
-release, so that its tables check them and a recording has them; `PlainLives` keeps three columns instead, where neither is
-wanted. No rule of the watch needs more than they share: the state, the epoch and the group of each block.
+There are two implementations, which agree in every life and every state. `LedgerLives` calls a ledger for each hand-out,
+acquisition and release, so that its tables check them and a recording contains them; `PlainLives` keeps just three columns, if
+neither is wanted. The rules of the watch need only what both have: the state, the epoch and the group of each block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blocklife.ledger.jobs import Allocated, Batch
 from blocklife.states import Block, BlockLife, Request
 
 SHORT, _IDLE = 256, 64
-"""Idle ledger requests with tables up to this length are used again; at most so many are kept."""
+"""Idle ledger requests with tables up to this length are reused; at most this many are kept."""
 
 _CODE = BlockLife.table.index
 FREED, ALLOCATED, SEALED, CACHED = (_CODE[state] for state in (Block.FREED, Block.ALLOCATED, Block.SEALED, Block.CACHED))
@@ -29,8 +29,8 @@ FREED, ALLOCATED, SEALED, CACHED = (_CODE[state] for state in (Block.FREED, Bloc
 class Holder:
     """A request from its admission until it has released everything, or one reference of the connector.
 
-    Invariant: exactly while ``held`` has a block, the ledger, where there is one, knows a request called ``row``, which is this
-    holder's alone.
+    Invariant: while ``held`` has a block, and only then, the ledger (if there is one) has a request called ``row`` for this
+    holder alone.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Holder:
     """Whether it has given up its blocks, which the engine may free later, without naming the request."""
     row: str = ""
     lengths: list[int] = field(factory=list)
-    """How long its tables in the ledger are."""
+    """The length of its tables in the ledger."""
     alone: tuple[Holder, ...] = ()
-    """The entry of a block that only this holder has; emptied when it holds nothing, to leave no reference cycle."""
+    """The entry for blocks that only this holder has; emptied when it holds nothing, to leave no reference cycle."""
 
     def __attrs_post_init__(self) -> None:
         self.alone = (self,)
@@ -69,17 +69,17 @@ class FollowedLives(Protocol):
         """Begin new lives, with one reference each."""
 
     def take(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """One more reference to final content."""
+        """Add a reference to final content."""
 
     def release(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """One reference less; the life of a block without final content is over then."""
+        """Drop one reference; this ends the life of a block without final content."""
 
     def fill(self, blocks: Sequence[int]) -> None:
         """The content of these ALLOCATED blocks is final."""
 
 
 class PlainLives:
-    """Columns of their own. Invariant: a block has a hold exactly while it is ALLOCATED or SEALED."""
+    """Lives in columns, without a ledger. Invariant: a block has a reference exactly while it is ALLOCATED or SEALED."""
 
     def __init__(self, num_blocks: int) -> None:
         self.epoch = array("I", [0]) * num_blocks
@@ -125,7 +125,7 @@ class PlainLives:
 
 
 class LedgerLives:
-    """Lives in a ledger. Its requests are lent to holders and used again, which is cheaper than adding a new one each time."""
+    """Lives in a ledger. Its requests are lent to holders and reused, which is cheaper than adding a new one each time."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -139,7 +139,7 @@ class LedgerLives:
         self._lent: dict[str, str] = {}
 
     def name_of(self, row: str) -> str:
-        """The holder to whom a request of the ledger is lent; the request's own name where it is not lent."""
+        """The holder to which a request of the ledger is lent; the request's own name if it is not lent."""
         return self._lent.get(row, row)
 
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
@@ -180,7 +180,7 @@ class LedgerLives:
         holder.lengths[group] += len(blocks)
 
     def _lend_row(self, holder: Holder) -> None:
-        """Lend the holder a request of the ledger; a block follows at once."""
+        """Lend the holder a request of the ledger; the caller gives it a block right away."""
         if holder.held:
             return
         if not self._idle:
@@ -191,7 +191,7 @@ class LedgerLives:
         self._lent[holder.row] = holder.name
 
     def _leave_row(self, holder: Holder) -> None:
-        """Finish the ledger's request, or keep it for the next holder if it is as good as new."""
+        """Finish the ledger's request, or keep it for the next holder if it can be reused."""
         as_new = max(holder.lengths) <= SHORT and self._ledger.request_state(holder.row) is Request.WAITING
         if as_new and len(self._idle) < _IDLE:
             self._idle.append((holder.row, holder.lengths))

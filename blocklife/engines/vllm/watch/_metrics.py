@@ -1,10 +1,10 @@
-"""Prometheus metrics, named in vLLM's manner, where the client library is installed; else the counts are only kept.
+"""Prometheus metrics, named in vLLM's style, if the client library is installed; otherwise the counts are only kept.
 
 *Theory.* The watch counts in processes that serve no metrics: the engine core and its workers are children of the server. The
 client library can share counts between processes, but only if ``PROMETHEUS_MULTIPROC_DIR`` is set before it is first imported.
 That is long before a plug-in is loaded; set later, the variable would hide vLLM's own metrics. So each process that loads this
-plug-in keeps its counts in a small file of a folder that its children inherit, and has a collector that adds up the files of
-the folder: the server's shows what its children count. Where the variable is set, the library's way is taken.
+plug-in keeps its counts in a small file in a folder that its children inherit, and has a collector that sums the files of the
+folder: the server's collector shows what its children count. If the variable is set, the library's own mechanism is used.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ VIOLATIONS = "Illegal steps of vLLM that blocklife has seen, by rule."
 COUNTED = {
     "steps": "Steps of a connector that blocklife has watched.",
     "jobs": "Jobs that the watch has seen end.",
-    "blocks_believed": "Blocks whose content the watch did not see come.",
-    "copies_not_followed": "Blocks of copies that the watch could only wait for.",
+    "blocks_believed": "Blocks whose content arrived unseen by the watch.",
+    "copies_not_followed": "Blocks of copies that the watch could not follow, only wait for.",
 }
-"""The counts besides the violations: name to what is counted."""
+"""The counts other than violations: name and description."""
 FOLDER = "BLOCKLIFE_WATCH_COUNTS"
 """Set by the first process for its children: the folder of all counts."""
 _MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
@@ -55,7 +55,7 @@ class Family(Protocol):
 
 
 class CountStore(Protocol):
-    """A place for counts: of each rule, and of whatever else is counted, from zero on."""
+    """A store of counts: one for each rule, and the others, all starting at zero."""
 
     where: str
     """Where they are shown, in words for the log."""
@@ -65,7 +65,7 @@ class CountStore(Protocol):
 
 
 class OfLibrary:
-    """The client library's own counters, which processes share in a folder of its own. Each rule has its series at once."""
+    """The client library's own counters, shared by processes through its folder. Each rule has a series from the start."""
 
     def __init__(self, client: object, registry: object | None = None) -> None:
         self.where = f"its counts go to {_MULTIPROC}={os.environ.get(_MULTIPROC, '')}, for the server to show"
@@ -88,7 +88,7 @@ class InFolder:
         self.folder = folder
         path = folder / f"{os.getpid()}{_SUFFIX}"
         size = 8 * len(_PLACES)
-        with path.open("a+b") as file:  # another process may have had this number, and its counts stay
+        with path.open("a+b") as file:  # a former process may have had the same id, and its counts stay
             file.truncate(size)
             self._map = mmap.mmap(file.fileno(), size)
         self._values = memoryview(self._map).cast("q")
@@ -105,7 +105,7 @@ class InFolder:
                 values = memoryview(path.read_bytes())
             except OSError:
                 continue
-            if len(values) == 8 * len(_PLACES):  # else it was just made
+            if len(values) == 8 * len(_PLACES):  # otherwise it was just created
                 for name, value in zip(_PLACES, values.cast("q"), strict=True):
                     totals[name] += value
         return totals
@@ -148,7 +148,7 @@ class Metrics:
         self._kept.add(rule, 1)
 
     def tell(self, watch: int, now: Mapping[str, int]) -> None:
-        """Bring the other counts up to date with a watch."""
+        """Update the other counts from a watch."""
         for name in COUNTED:
             told = self._told.get(f"{watch} {name}", 0)
             if now[name] > told:
@@ -156,7 +156,7 @@ class Metrics:
                 self._told[f"{watch} {name}"] = now[name]
 
     def forget(self, watch: int) -> None:
-        """A watch was closed; what it has counted stays."""
+        """A watch was closed; its counts stay."""
         for name in COUNTED:
             self._told.pop(f"{watch} {name}", None)
 
@@ -165,8 +165,8 @@ _all: dict[int, Metrics] = {}
 
 
 def of_process() -> Metrics:
-    """The metrics of this process, in the default registry: one set, however many watches there are."""
-    if (process := os.getpid()) not in _all:  # after a fork the parent's set is there, and this process needs its own
+    """The metrics of this process, in the default registry: one set for all its watches."""
+    if (process := os.getpid()) not in _all:  # after a fork this is the parent's set, and this process needs its own
         is_fork = bool(_all)
         _all.clear()
         _all[process] = Metrics(_kept(is_shown=is_fork))
@@ -190,7 +190,7 @@ def _kept(*, is_shown: bool) -> CountStore:
 def _in_folder() -> InFolder:
     """A file in the inherited folder, or in a new one for this process and its children, which is removed at exit."""
     if folder := os.environ.get(FOLDER):
-        return InFolder(Path(folder), "its counts are in the metrics of the process that has started it")
+        return InFolder(Path(folder), "its counts are in the metrics of the process that started it")
     made = tempfile.mkdtemp(prefix="blocklife-watch-")
     os.environ[FOLDER] = made
     atexit.register(_remove, made, os.getpid())

@@ -1,28 +1,27 @@
-"""Follows an engine that does not know of it, and reports where a step of that engine was illegal.
+"""The mirror: follows an unmodified engine, and reports its illegal steps.
 
-*Rules of this file.* It knows no engine: the hooks (`pool`, `offloading`, `simple`) report facts to it. It never changes what
-the engine does. After a violation the mirror is brought to the state of the device, and the watch goes on; a violation is
-reported only after that.
+*Rules of this file.* It knows nothing of vLLM: the hooks (`_pool`, `_offloading`, `_simple`) report facts to it. It never
+changes what the engine does. After a violation the mirror adopts the state of the device, reports the violation, and goes on.
 
 *Theory: the order of the device.* The order in which a scheduler acts within one step is not the order in which the device
-executes it. The workers of a step first launch the stores that were deferred from the step before, then wait for the flushed
-jobs, then compute, then load. So facts are only noted while a step is scheduled, and `step` replays them in the device's order:
+executes it. The workers of a step first launch the stores deferred from the previous step, then wait for the flushed jobs, then
+compute, then load. So facts are only noted while a step is scheduled, and `step` replays them in the device's order:
 
 1. what happened before the step's first hand-out: reports, releases, resets;
 2. stores that this step both makes and flushes: they read what their blocks held before this step handed them out;
 3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and
-   the step must flush that job. A load that ends before the step computes is over where its target is first hit;
-4. the step's flushes: jobs that had to be flushed and are not are violations, and all flushed jobs are over;
+   the step must flush that job. A load that ends before the step computes is over at the first hit on its target;
+4. the step's flushes: a job that should be flushed but is not is a violation; all flushed jobs are over;
 5. loads, then what was handed out counts as filled, then the other stores.
 
-Where there is a ledger (`LedgerLives`, `Filing`), each fact is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose
-tables know what is legal; else it changes a few columns to the same effect (`PlainLives`). Content counts as final as soon as
+With a ledger (`LedgerLives`, `Filing`), each fact is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose tables
+know what is legal; without one, it changes a few columns to the same effect (`PlainLives`). Content counts as final as soon as
 its step is scheduled, because the device computes it before any store of that step. Whether it is the *right* content is
 decided by comparing lives: the one that the request had at that position of its table, and the one that the block has now.
 
 *Theory: sampling.* One of every *sample* blocks is followed, from the first hand-out to the last copy; the hooks report no
-others (`follows`). A rule about one block needs that block only, so it can be checked in a sample. What a slot holds is not
-known from a sample of its stores, so nothing is claimed of slots then.
+others (`follows`). A rule about one block needs only that block, so it can be checked in a sample. The content of a slot cannot
+be known from a sample of its stores, so nothing is checked of slots then.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ class Mirror:
     """Follows one pool of blocks. Calls are made by one thread, in the order in which things happened.
 
     *tell* gets the violations of each step, and *lost* the error if the mirror itself cannot go on; what they raise reaches the
-    caller. *sample* n follows one block of n. *is_told* says whether there is a ledger, which costs more than all the rest: no
-    rule needs it, but a recording does, and its tables then check the mirror, too. *computes* says whether the steps are those
-    of a whole engine, so that a block released in the step that handed it out was never computed.
+    caller. With *sample* n, one block in n is followed. *is_told* says whether there is a ledger, which costs more than all the
+    rest: no rule needs it, but a recording does, and its tables then check the mirror, too. *computes* says whether the steps
+    are those of a whole engine, so that a block released in the step that handed it out was never computed.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Mirror:
         self.sample = sample
         self._ledger: Ledger | None = None
         self.name_of: Callable[[str], str] = str
-        """Which holder a request of the ledger is lent to."""
+        """The holder to which a request of the ledger is lent."""
         lives: FollowedLives = PlainLives(num_blocks)
         filing: Filing | None = None
         if is_told:
@@ -116,17 +115,17 @@ class Mirror:
         self._tell = tell
         self._lost = lost
         self.hears_all = False
-        """Whether the connector waits for its jobs only, and not for another tier, say."""
+        """Whether the connector waits only for its jobs, and not, for example, for another tier."""
         self.num_held: Callable[[], int | None] = lambda: None
         """How many slots the connector cannot hand out now, if it can tell; negative where it counts some slots twice."""
         self.progress = EngineProgress()
-        """How far the requests are; shared by all mirrors of one engine."""
+        """The progress of the requests; shared by all mirrors of one engine."""
         self.brought: frozenset[int] = frozenset()
         """The blocks that loads fill before the last step computes."""
         self.is_torn = False
         """Whether anything was replayed in the middle of a step."""
         self._log: list[Fact] = []
-        self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, to be found again
+        self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, compared by identity
         # Targets of the loads of the step in replay; for a load that ends before the forward pass, with that load.
         self._targets: set[int] = set()
         self._soon: dict[int, EngineCopy] = {}
@@ -136,9 +135,9 @@ class Mirror:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger that follows the engine. Raises MisuseError where there is none (`is_told`)."""
+        """The ledger that follows the engine. Raises MisuseError if there is none (`is_told`)."""
         if self._ledger is None:
-            raise MisuseError("watch: no ledger is kept (watch with jobs, strictly or with a recording)")
+            raise MisuseError("watch: no ledger is kept (watch with jobs=True, or with a recording)")
         return self._ledger
 
     @property
@@ -148,7 +147,7 @@ class Mirror:
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each rule was broken, and what could not be followed."""
+        """How often each rule was broken, and how much could not be followed."""
         return self.story.counts
 
     @property
@@ -168,7 +167,7 @@ class Mirror:
             self._log.append((self._handing_out, (holder, group, blocks, positions)))
 
     def taken(self, holder: str, group: int, blocks: Sequence[int], positions: Positions) -> None:
-        """One more reference to these blocks with their content: a prefix hit, or a reference of the connector."""
+        """Add a reference to these blocks and their content: a prefix hit, or a reference of the connector."""
         if blocks:
             self._log.append((self._take, (holder, group, blocks, positions)))
 
@@ -191,7 +190,7 @@ class Mirror:
         self._log.append((self.holders.end, (request,)))
 
     def reported(self, job: int, count: int) -> None:
-        """So many more workers report the end of their share of a job."""
+        """This many more workers report the end of their share of a job."""
         self._log.append((self._reporting, (job, count)))
 
     def reset(self, *, forget: bool = True) -> None:
@@ -231,7 +230,7 @@ class Mirror:
         self.tell()
 
     def tell(self) -> None:
-        """Report the violations that were not reported yet."""
+        """Report the violations not reported yet."""
         if self.story.found:
             found, self.story.found = self.story.found, []
             self._tell(found)
@@ -278,7 +277,7 @@ class Mirror:
         for name, position, block, is_named in missing if self.computes else ():
             if is_named and block not in new:
                 continue  # it was replayed earlier
-            what = f"{name} counts on what is loaded into block {block}, position {position}, and no job loads it"
+            what = f"{name} expects block {block}, position {position}, to be loaded, but no job loads it"
             self.story.violate("I7", what, block=block, request=name)
         if self.computes:
             self.jobs.compute(computes)
@@ -310,7 +309,7 @@ class Mirror:
             self.jobs.must_flush(block, name)
         self.holders.hand_out(name, group, blocks, positions)
         self._new.update(blocks)
-        for block in fenced:  # the wait is this step's own, so that the new content comes after it
+        for block in fenced:  # this step itself waits, so that the new content comes after the copy
             self.jobs.finish_all(block)
         for block in again:
             self.story.violate("I4", f"block {block} is handed out twice at once to {name}", block=block, request=name)
@@ -321,7 +320,7 @@ class Mirror:
         beside: list[int] = []
         for block, position in zip(blocks, positions, strict=True):
             if block in good and name != CONNECTOR:
-                what = f"block {block} is a hit of {name} at two places, and holds the content of one"
+                what = f"block {block} is a hit of {name} at two positions, but has the content of only one"
                 self.story.violate("I6", what, block=block, request=name)
             if block not in good and self._is_final(name, group, block):
                 good[block] = position
@@ -338,7 +337,7 @@ class Mirror:
         what, rule, own = "", "I6", name != CONNECTOR and holders.holds(name, block)
         if block in holders.fresh:
             if own:
-                rule, what = "I7", "although this very step has handed it out again, to the same request"
+                rule, what = "I7", "although this same step has handed it out again, to the same request"
             elif block in self._targets:
                 what = "while its load is planned"
             elif block in self._soon:
@@ -347,7 +346,7 @@ class Mirror:
                 holders.fill([block])
         elif self.jobs.is_loading(block):
             what = "while its load is out"
-            if self._state[block] == _STALE:  # its request has given it up
+            if self._state[block] == _STALE:  # its request gave it up
                 self.jobs.finish_all(block)
         elif holders.is_unused(block) and self.computes:
             what = "although its content was never computed: the step that handed it out took it back"
@@ -358,7 +357,7 @@ class Mirror:
         return self._state[block] not in _OPEN and block not in holders.fresh and not own
 
     def _load_now(self, copy: EngineCopy) -> None:
-        """A load that ends before the forward pass is over before what it brings can be hit."""
+        """End a load that lands before the forward pass: this happens before its content can be hit."""
         self._loaded.add(copy.number)
         self.jobs.load(copy)
 
@@ -366,12 +365,12 @@ class Mirror:
         self.holders.free(holder, blocks, left, whole=whole)
 
     def _reset(self, forget: bool) -> None:
-        self.story.mark("the host tier is reset" if forget else "the host tier gives up what is out")
+        self.story.mark("the host tier is reset" if forget else "the host tier abandons the copies in flight")
         self.jobs.reset(forget=forget)
 
 
 def _once(blocks: Sequence[int], positions: Positions) -> tuple[list[int], list[int | None], list[int]]:
-    """Each block with one of its positions, and the blocks that were named more than once."""
+    """Each block with one of its positions, and the blocks named more than once."""
     kept: dict[int, int | None] = {}
     again: list[int] = []
     for block, position in zip(blocks, positions, strict=True):

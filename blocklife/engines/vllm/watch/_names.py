@@ -1,7 +1,7 @@
-"""Checks the hashes of blocks in the prefix cache: when a block gets its hash, and when it is hit.
+"""Checks the names of blocks in the prefix cache: when a block gets its name, and when it is hit.
 
-The name of a block is the hash of all tokens up to its end, and the group. A prefix hit relies on it. So a name must be right,
-and the content that it names must be computed when the step is over.
+The name of a block is the hash of all tokens up to its end, with the group. A prefix hit relies on it. So a name must be right,
+and the content that it names must be computed by the end of the step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_si
 
 
 class PoolNames:
-    """Checks the names in one pool, of one block in *sample*."""
+    """Checks the names in one pool, for one block in *sample*."""
 
     def __init__(self, mirrors: Sequence[Mirror], pool: object, managers: Sequence[object], sample: int) -> None:
         self._mirrors = mirrors
@@ -25,13 +25,13 @@ class PoolNames:
         self._by_group = {_group_of(manager, at): manager for at, manager in enumerate(managers)}
         self._computes = all(mirror.computes for mirror in mirrors)
         self._is_planning = False
-        # How many tokens of a request are covered by the names that were given since the current plan was begun.
+        # How many tokens of a request are covered by the names given since the current plan began.
         self._ends: dict[str, int] = {}
 
     # --- blocks that get a name ---------------------------------------------------------------------------------------------
 
     def named(self, original: Original) -> Original:
-        """Hook on the caching of full blocks: called for nearly each block, it returns at once where none is followed."""
+        """Hook on the caching of full blocks: it is called for nearly every block, and returns at once if none is followed."""
         sample = self._sample
 
         def through(*args: object, **kwargs: object) -> object:
@@ -47,7 +47,7 @@ class PoolNames:
         return through
 
     def _ask_named(self, told: Mapping[str, object], blocks: Sequence[BlockLike], start: int, own: Sequence[int]) -> None:
-        """Check that the blocks at these positions have got the right names; a block that is masked out gets none."""
+        """Check that the blocks at these positions got the right names; a block that is masked out gets none."""
         request, size, group = told.get("request"), told.get("block_size"), told.get("kv_cache_group_id")
         hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", 0)
         if not (isinstance(size, int) and isinstance(group, int) and isinstance(hashes, Sequence)):
@@ -71,14 +71,14 @@ class PoolNames:
         """Check that a block has got its name, and is the one at that position."""
         number = block.block_id
         if not self._is_called(block, wanted):
-            what = f"block {number} of {name}, position {position}, gets a name that is not that of its place"
+            what = f"block {number} of {name}, position {position}, gets a name that is not that of its position"
             self._tell("I8", what, number, name)
         if there is not block:
             what = f"block {number} gets the name of position {position} of {name}, where block {there.block_id} stands"
             self._tell("I8", what, number, name)
 
     def _ask_end(self, request: object, name: str, end: int, block: int) -> None:
-        """Check that the content that gets a name is computed, or will be when the step is over."""
+        """Check that content that gets a name is computed, or will be by the end of the step."""
         if self._is_planning:
             if end > self._ends.get(name, 0):
                 self._ends[name] = end
@@ -88,12 +88,12 @@ class PoolNames:
             self._tell("I6", _early(name, end, computed), block, name)
 
     def begin(self) -> None:
-        """The scheduler begins a plan: what it computes may get a name already."""
+        """The scheduler begins a plan: content that the plan computes may get its name already."""
         self._is_planning = True
         self._ends.clear()
 
     def settle(self, scheduled: Mapping[str, int], reach: Mapping[str, int]) -> None:
-        """The plan is complete: so many tokens of each request are computed when it is done."""
+        """The plan is complete: this many tokens of each request are computed once it is done."""
         self._is_planning = False
         for name, end in self._ends.items():
             if name in scheduled and end > reach.get(name, end):
@@ -113,7 +113,7 @@ class PoolNames:
                 continue
             wanted = bytes(hashes[position]) + ending
             if not self._is_called(blocks[number], wanted):
-                what = f"block {number} is a hit of {name} at position {position}, and is called by another name"
+                what = f"block {number} is a hit of {name} at position {position}, but has another name"
                 self._tell("I6", what, number, name)
 
     # --- inside -------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class PoolNames:
 
 
 def _early(name: str, end: int, computed: int) -> str:
-    return f"what {name} has up to token {end} gets a name in the prefix cache, and {computed} of its tokens are computed"
+    return f"{name} up to token {end} gets a name in the prefix cache, but only {computed} of its tokens are computed"
 
 
 def _group_of(manager: object, at: int) -> int:

@@ -1,7 +1,7 @@
 """Hooks on the scheduler side of vLLM's OffloadingConnector; they translate its jobs for the mirror.
 
-What is read: the metadata for the workers, the workers' reports, and, to know which content a job claims to store, the keys
-that the scheduler keeps of each job and each request. Releases differ in the shape of the metadata, not in names.
+They read the metadata for the workers, the workers' reports, and the keys that the scheduler keeps of each job and request,
+which tell what content a job claims to store. Releases differ in the shape of the metadata, not in names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from blocklife.engines.vllm.watch._mirror import Mirror
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
 _SLOTS = ("_num_allocated_chunks", "_free_list", "_num_evictable_cache_chunks")
-"""Functions of a slot manager: how many slots it has ever used, which are free again, and how many may be evicted."""
+"""Functions of a slot manager: how many slots it has ever used, which are free again, and how many can be evicted."""
 Chunks: TypeAlias = tuple[Sequence[int], Sequence[bytes]]
-"""Indexes of chunks in a request, with the key of each."""
+"""Indices of chunks in a request, with their keys."""
 
 
 class Spec(Protocol):
@@ -59,7 +59,7 @@ class OffloadingHooks(ConnectorHooks):
             mirror.jobs.forgotten = made - 1
         self.calls.add(scheduler, "reset_cache", self._reset)
         self._made = getattr(scheduler, "_job_counter", 0)
-        # Further tiers below this one would bring content unseen.
+        # Content from further tiers below this one would arrive unseen.
         manager = getattr(scheduler, "manager", None)
         mirror.hears_all = type(manager).__name__ == "CPUOffloadingManager"
         mirror.host.sees_all = mirror.hears_all and not self._made
@@ -72,7 +72,7 @@ class OffloadingHooks(ConnectorHooks):
         }
         self.block_tokens = [sizes.get(group, 0) for group in range(max(sizes, default=-1) + 1)]
         self._odd: list[tuple[str, str, str | None, int]] = []
-        # How the manager finds the slot of a key, where it can be asked; and the key under which a slot was stored last.
+        # The manager's function from key to slot, if there is one; and the key under which each slot was stored last.
         self._find: Callable[[bytes], object] | None = getattr(getattr(manager, "_policy", None), "get", None)
         self._stored: dict[int, bytes] = {}
         self._hashes = [_first_int(config, "hashes_per_chunk", "hash_block_size_factor") for config in configs]
@@ -102,14 +102,14 @@ class OffloadingHooks(ConnectorHooks):
         return meta
 
     def _tell_odd(self, named: Collection[int]) -> None:
-        """Report what is wrong with the jobs of a step, their blocks aside."""
+        """Report what is wrong with the jobs of a step, except for their blocks."""
         odd, self._odd = self._odd, []
         for rule, what, request, number in odd:
             self._mirror.story.violate(rule, what, request=request, job=number)
         made, self._made = self._made, getattr(self._scheduler, "_job_counter", 0)
         for number in range(made, self._made):
             if number in getattr(self._scheduler, "_jobs", {}) and number not in named:
-                what = f"job {number} was made, and no worker hears of it"
+                what = f"job {number} was made, but not sent to the workers"
                 self._mirror.story.violate("I5", what, job=number)
         self._mirror.tell()
 
@@ -130,7 +130,7 @@ class OffloadingHooks(ConnectorHooks):
         if forgotten:
             self._mirror.catch_up()
         for name, job in forgotten:
-            what = f"a reset has forgotten job {job}, and request {name} waits for it for ever"
+            what = f"a reset has forgotten job {job}, but request {name} waits for it for ever"
             self._mirror.story.violate("I10", what, request=name, job=job)
         self._mirror.tell()
         return result
@@ -211,7 +211,7 @@ class OffloadingHooks(ConnectorHooks):
             last = (at + 1) * factor - 1
             if last >= len(hashes) or hashes[last] + ending != key:
                 does, rule = ("stores", "I8") if store else ("loads", "I6")
-                what = f"job {number} {does} chunk {at} of {request} in group {group} by a key that is not that of its place"
+                what = f"job {number} {does} chunk {at} of {request} in group {group} by a key that is not that of its position"
                 self._odd.append((rule, what, request, number))
                 return
 
@@ -222,7 +222,7 @@ class OffloadingHooks(ConnectorHooks):
         for key, slot in places:
             if (there := getattr(find(key), "chunk_id", slot)) != slot:
                 does, rule = ("stores into", "I8") if store else ("loads from", "I6")
-                what = f"job {number} {does} slot {slot}, and the manager has its key for slot {there}"
+                what = f"job {number} {does} slot {slot}, but the manager has its key for slot {there}"
                 self._odd.append((rule, what, request, number))
             if not store:
                 continue
@@ -233,7 +233,7 @@ class OffloadingHooks(ConnectorHooks):
             self._stored[slot] = key
 
     def _ask_places(self, number: int, request: str | None, blocks: Sequence[int], pieces: Iterable[CopyPiece]) -> None:
-        """Check that a store reads blocks in use, with content that is computed when the step is over."""
+        """Check that a store reads blocks in use, whose content is computed by the end of the step."""
         if 0 in blocks:
             self._odd.append(("I8", f"job {number} stores the null block", request, number))
         if (reach := self._mirror.progress.reach.get(request or "")) is None:
@@ -243,7 +243,7 @@ class OffloadingHooks(ConnectorHooks):
                 continue
             end = (piece.position + 1) * self.block_tokens[piece.group]
             if end > reach:
-                what = f"job {number} stores block {piece.block} for tokens up to {end} of {request}, and {reach} are computed"
+                what = f"job {number} stores block {piece.block} up to token {end} of {request}, but only {reach} are computed"
                 self._odd.append(("I8", what, request, number))
                 return
 
@@ -266,13 +266,13 @@ class OffloadingHooks(ConnectorHooks):
     # --- errors of the engine itself ----------------------------------------------------------------------------------------
 
     def _explain(self, error: Exception, output: object) -> None:
-        """The engine has raised an error while it planned a step: report what was wrong, where it can be seen."""
+        """The engine has raised an error while planning a step: report what was wrong, if it can be seen."""
         self._mirror.catch_up()
         if self._mirror.computes:
             self._mirror.jobs.compute(self.computes(output))
         for frame in _frames(error):
             seen = frame.f_locals
-            if frame.f_code.co_name == "__init__":  # of a job's description; elsewhere the words mean something else
+            if frame.f_code.co_name == "__init__":  # for a job's description; elsewhere these names mean something else
                 self._sizes(seen.get("block_ids"), seen.get("group_sizes"))
             if isinstance(request := seen.get("req_id"), str):
                 self._tenancies(request, seen.get("num_offloadable_tokens"))
@@ -285,7 +285,7 @@ class OffloadingHooks(ConnectorHooks):
             self._mirror.story.violate("I15", what, block=blocks[-1] if blocks else None)
 
     def _tenancies(self, request: str, tokens: object) -> None:
-        """Check whether the engine was storing blocks that have a new tenant by now."""
+        """Check whether the engine was about to store blocks that have a new tenant by now."""
         known = getattr(self._scheduler, "_req_status", {}).get(request)
         states: Sequence[GroupState] = getattr(known, "group_states", ())
         configs: Sequence[object] = getattr(getattr(self._scheduler, "config", None), "kv_group_configs", ())
@@ -305,7 +305,7 @@ class OffloadingHooks(ConnectorHooks):
 def launches_flushed() -> bool:
     """Whether a worker launches stores of the current step before it waits for them; older releases do not.
 
-    It is read from the worker's code, since the metadata of both look the same.
+    This is read from the worker's code, since the metadata look the same.
     """
     try:
         worker = vars(importlib.import_module(_WORKER))["OffloadingConnectorWorker"]
@@ -346,12 +346,12 @@ def _shape_of(job: object) -> Callable[[object], tuple[object, object, object]]:
 
 
 def _is_readable(device: object) -> TypeGuard[Spec]:
-    """Whether it has the number of blocks of each group, and their positions."""
+    """Whether it gives the number of blocks of each group, and their positions."""
     return hasattr(device, "group_sizes") and hasattr(device, "block_indices")
 
 
 def _listed(ids: object) -> list[int] | None:
-    """Ids as plain numbers, if they are ids: some releases have arrays."""
+    """Ids as a list of plain numbers (some releases have arrays); None if they are not ids."""
     if (plain := getattr(ids, "tolist", None)) is not None:
         ids = plain()
     if isinstance(ids, list):
@@ -369,7 +369,7 @@ def _chunks(keys: Sequence[bytes], names: Collection[bytes], first: int, used: i
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """Where an error went through, the innermost first."""
+    """The frames that an error passed through, innermost first."""
     trace, found = error.__traceback__, list[FrameType]()
     while trace is not None:
         found.append(trace.tb_frame)

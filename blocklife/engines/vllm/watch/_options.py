@@ -13,7 +13,7 @@ from blocklife.errors import MisuseError
 
 
 class RecordError(MisuseError):
-    """The requested recording cannot be opened. The plug-in, which passes over what cannot be watched, raises this one."""
+    """The requested recording cannot be opened. The plug-in skips what cannot be watched, but raises this error."""
 
 
 PID = "{pid}"
@@ -25,7 +25,7 @@ class WatchMode(enum.Enum):
 
     STRICT = "the call that made it raises"
     COUNT = "it is counted, for metrics"
-    LOG = "it is counted, and told in one line of the log"
+    LOG = "it is counted, and logged in one line"
 
 
 def _is_mode(instance: object, attribute: object, value: object) -> None:
@@ -51,14 +51,14 @@ def _positive(instance: object, attribute: object, value: int) -> None:
 
 @frozen(kw_only=True)
 class Options:
-    """How to watch."""
+    """The options of a watch."""
 
     mode: WatchMode = field(default=WatchMode.LOG, validator=_is_mode)
     sample: int = field(default=1, validator=_positive)
-    """One in so many blocks is followed."""
+    """One block in this many is followed."""
     jobs: bool = field(default=True, validator=_is_flag)
-    """Whether a ledger follows all jobs, so that its tables check them, too, and a state can be asked for. No rule needs it,
-    and it costs more than all the rest. From the environment it is on only for a strict watch and for a recording."""
+    """Whether a ledger follows all jobs, so that its tables check them, too, and states can be queried. No rule needs it, and
+    it costs more than all the rest. From the environment it is on only for a strict watch and for a recording."""
     record: str = field(default="", converter=_spelt)
     """Path of a recording for `blocklife recording`; ``{pid}`` in it stands for the process id. Where another engine of the
     process is writing there already, ``.2`` or ``.3`` is appended. Empty: no recording."""
@@ -67,7 +67,7 @@ class Options:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options | None:
         """``BLOCKLIFE_WATCH=strict|count|log``, ``BLOCKLIFE_WATCH_SAMPLE=8``, ``BLOCKLIFE_WATCH_RECORD=FILE``; None: no watch.
 
-        Raises MisuseError for values that are none of these.
+        Raises MisuseError for other values.
         """
         asked = environment.get("BLOCKLIFE_WATCH", "").strip()
         if asked.lower() in ("", "0", "off"):
@@ -79,7 +79,7 @@ class Options:
         if not (sample.isascii() and sample.isdecimal()) or not int(sample):
             raise MisuseError(f"BLOCKLIFE_WATCH_SAMPLE={sample}: it is a whole number of at least 1 (one block of so many)")
         mode, record = modes[asked.lower()], environment.get("BLOCKLIFE_WATCH_RECORD", "").strip()
-        # A folder of each process is checked only by the process that opens it; the others read this, too, and need none.
+        # Folders that depend on the process are checked only by the process that opens the file; other processes need none.
         if record and PID not in os.path.dirname(record) and (why := unusable(of_this_process(record))):
             raise MisuseError(f"BLOCKLIFE_WATCH_RECORD={record}: {why}")
         return cls(mode=mode, sample=int(sample), jobs=mode is WatchMode.STRICT or bool(record), record=record)
@@ -91,7 +91,7 @@ def of_this_process(record: str) -> str:
 
 
 def unusable(path: str) -> str:
-    """Why no file can be written there, and the remedy; empty if nothing is known to prevent it. Nothing is created."""
+    """Why no file can be written there, with the remedy; empty if nothing is known to prevent it. Creates nothing."""
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
         return f"there is no folder {folder} (make it, or name another)"

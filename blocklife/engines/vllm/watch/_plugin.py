@@ -30,7 +30,7 @@ _NOTHING = "blocklife watch: watching nothing, because %s"
 def install() -> None:
     """Watch every scheduler and worker made from now on, if the environment asks for it. A second call does nothing.
 
-    One log line says what is watched, as soon as there is something. In an unknown release of vLLM nothing is watched, and one
+    One log line says what is watched, as soon as something is. In an unknown release of vLLM nothing is watched, and one log
     line says so. Raises MisuseError for invalid settings.
     """
     options = Options.from_environment()
@@ -42,7 +42,7 @@ def install() -> None:
         LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
         return
     if options.mode is WatchMode.COUNT:
-        of_process()  # now, so that child processes count in the same place
+        of_process()  # done here, so that child processes count in the same place
     watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch)))
 
 
@@ -58,9 +58,9 @@ def said_of(watch: Watch | WorkerWatch) -> str:
 def watch_all(
     options: Options, *, parts: bool = False, tell: Callable[[Watch | WorkerWatch], None] = lambda watch: None
 ) -> bool:
-    """Watch every scheduler and worker made from now on; with *parts* also the sides of connectors that are made alone.
+    """Watch every scheduler and worker made from now on; with *parts*, also sides of connectors made on their own.
 
-    *tell* is called with each watch. Returns False if this was in force already.
+    *tell* is called with each watch. Returns False if this was done already.
     """
     schedulers, workers = _watching(attach, options, tell), _watching(attach_worker, options, tell)
     made = [_wrap(*each, schedulers) for each in ([_SCHEDULER, *_PARTS] if parts else [_SCHEDULER])]
@@ -83,7 +83,7 @@ def _watching(
 
 
 def _wrap(module: str, name: str, method: str, come: Callable[[object], None]) -> bool:
-    """Call *come* whenever that method of that class has run. False if this was in force already."""
+    """Call *come* whenever that method of that class has run. Returns False if this was done already."""
     owner = vars(importlib.import_module(module))[name]
     original: Callable[..., None] = getattr(owner, method)
     if hasattr(original, _MARK):

@@ -1,10 +1,10 @@
 """Hooks on the block pool of a vLLM scheduler: which request is handed a block, shares it, or releases it.
 
 The pool itself knows blocks and counts, but no requests. The KV cache manager does: while it works for a request, the pool acts
-for that request; the group, and the position in the request's table, are read afterwards. What the pool does outside of such a
-call, it does for the connector, or it frees late what a request has given up.
+for that request; the group, and the position in the request's table, are read afterwards. Outside of such a call the pool acts
+for the connector, or frees late what a request has given up.
 
-Nothing of vLLM is replaced: methods of the watched objects, and of no others, are wrapped.
+Nothing of vLLM is replaced: only methods of the watched objects are wrapped.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from blocklife.engines.vllm.watch._mirror import Mirror, Positions
 from blocklife.engines.vllm.watch._names import PoolNames
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
-"""Methods of the manager that work for a request, in any supported release; their first argument is the request or its name."""
+"""Methods of the manager that work for a request, in any supported release; the first argument is the request or its name."""
 _HIT = ("num_new_computed_tokens", "num_external_computed_tokens")
-"""Arguments of the first of them for a new request: tokens that are in the cache already."""
+"""Arguments of the first of them for a new request: tokens already in the cache."""
 _FREES = ("free", "pop_blocks_for_free")
 """Methods with which a request releases everything."""
 _NEAR = 4
-"""New blocks are mostly this close to the end of a table."""
+"""New blocks are usually this close to the end of a table."""
 
 
 class PoolHooks:
     """Hooks on one pool, on the manager that owns it, and on the managers of the groups, which have the requests' tables.
 
-    One in *sample* blocks is followed: most calls are about other blocks, and end here.
+    One in *sample* blocks is followed; most calls are about other blocks, and end here.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PoolHooks:
         self._sample = sample
         self._num_blocks = len(blocks_of(pool))
         self._owners = (pool, None) if any(hasattr(block, "pool") for block in blocks_of(pool)[:1]) else ()
-        """The pool that blocks name as their owner, where they name one: a pool may be asked to free the blocks of another."""
+        """The pool that blocks name as their owner, if any: a pool may be asked to free the blocks of another."""
         self._request: object = None
         self._done: list[tuple[str, list[int], Sequence[BlockLike], Sequence[int]]] = []
         self._book = PoolBook(pool)
@@ -56,7 +56,7 @@ class PoolHooks:
         ]
         self.names = PoolNames(mirrors, pool, managers, sample)
         self.given: list[tuple[str, list[int]]] = []
-        """Which blocks were handed to which request since this was last emptied."""
+        """The blocks handed to each request since this was last emptied."""
         self.calls = CallsThrough()
         self.calls.around(pool, "cache_full_blocks", self.names.named)
         self.calls.around(pool, "get_new_blocks", self._get_new_blocks)
@@ -71,7 +71,7 @@ class PoolHooks:
             self.calls.add(cache_manager, name, self._for_request_that_goes)
 
     def adopt(self) -> None:
-        """Report the references that exist already: the watch was attached to a running engine."""
+        """Report the references that exist already, since the watch was attached to a running engine."""
         named: dict[int, int] = {}
         for group, manager in enumerate(self._managers):
             for request, table in tables_of(manager).items():
@@ -102,7 +102,7 @@ class PoolHooks:
     # --- the pool ---------------------------------------------------------------------------------------------------------
 
     def _get_new_blocks(self, original: Original) -> Original:
-        """Hook on the hand-out; it is called for nearly each block."""
+        """Hook on the hand-out; it is called for nearly every block."""
         sample = self._sample
 
         def through(*args: object, **kwargs: object) -> object:
@@ -125,13 +125,13 @@ class PoolHooks:
             self._did("handed out", ids, given)
 
     def _explain(self, wanted: object) -> None:
-        """The pool has too few blocks, although the manager has counted them before."""
+        """The pool has too few blocks, although the manager counted them before."""
         count = getattr(self._pool, "get_num_free_blocks", None)
         free = count() if callable(count) else None
         if self._request is not None and isinstance(wanted, int) and isinstance(free, int) and wanted > free:
             name = name_of(self._request)
             for mirror in self._mirrors:
-                what = f"{wanted} more are taken for {name}, and {free} are free: too few were counted when it was let in"
+                what = f"{wanted} more are taken for {name}, but only {free} are free: too few were counted at its admission"
                 mirror.story.violate("I13", what, request=name)
 
     def _touch(self, original: Original, blocks: object, *args: object, **kwargs: object) -> object:
@@ -196,13 +196,13 @@ class PoolHooks:
     # --- the request that a call is for -------------------------------------------------------------------------------------
 
     def _for_request(self, original: Original) -> Original:
-        """Hook on calls for a request; it runs once a step for each running request, so that it has to be cheap."""
+        """Hook on calls for a request; it runs once a step for each running request, so it has to be cheap."""
         hooks = self
 
         def through(*args: object, **kwargs: object) -> object:
             if hooks._request is not None:
                 return original(*args, **kwargs)
-            hooks._request = request = args[0] if args else _named(kwargs)  # None, where there is no request
+            hooks._request = request = args[0] if args else _named(kwargs)  # None if there is no request
             try:
                 return original(*args, **kwargs)
             finally:
@@ -289,7 +289,7 @@ class PoolHooks:
         return self._scattered([tables_of(manager).get(request, ()) for manager in self._managers], ids)
 
     def _scattered(self, tables: Sequence[Sequence[BlockLike]], ids: list[int]) -> tuple[int, Positions]:
-        """The same for blocks that are in another order, or not in the table any more."""
+        """The same for blocks in another order, or no longer in the table."""
         wanted = set(ids)
         for depth in (len(ids) + _NEAR, None):
             for group, table in enumerate(tables):
@@ -304,5 +304,5 @@ class PoolHooks:
 
 
 def _named(kwargs: Mapping[str, object]) -> object:
-    """The request that a call is about, given as a keyword."""
+    """The request of a call, given as a keyword."""
     return kwargs.get("request", kwargs.get("request_id"))

@@ -8,15 +8,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 class EngineProgress:
-    """How far each request is. A plan is read once, by the first part of the watch that sees it."""
+    """The progress of each request. A plan is read once, by the first part of the watch that sees it."""
 
     def __init__(self) -> None:
         self.reach: dict[str, int] = {}
-        """Tokens of a request that are computed when the step is over; kept until one step after its end."""
+        """Tokens of each request computed by the end of the step; kept until one step after the request's end."""
         self.odd: list[tuple[str, str]] = []
-        """What is wrong with the last plan, and of which request."""
+        """What is wrong with the last plan, and for which request."""
         self._last: object = None
-        """The plan that was read, until every part of the watch has seen it."""
+        """The last plan read, until every part of the watch has seen it."""
         self._over: Iterable[str] = ()
 
     def advance(self, output: object) -> None:
@@ -32,7 +32,7 @@ class EngineProgress:
         cached = getattr(output, "scheduled_cached_reqs", None)
         names: Sequence[str] = getattr(cached, "req_ids", ())
         computed: Sequence[int] = getattr(cached, "num_computed_tokens", ())
-        # This runs for every running request in every step: most go on where they were, in the same order.
+        # This runs for every running request in every step; most continue from where they were, in the same order.
         before = [*map(reach.get, names, computed)]
         if before != computed and any(map(operator.gt, computed, before)):
             self._look(names, computed, getattr(cached, "resumed_req_ids", ()))
@@ -49,6 +49,4 @@ class EngineProgress:
     def _look(self, names: Sequence[str], computed: Sequence[int], resumed: Collection[str]) -> None:
         for name, count in zip(names, computed, strict=False):
             if count > (before := self.reach.get(name, count)) and name not in resumed:
-                self.odd.append(
-                    (f"{name} counts {count} tokens as computed, and the steps before have computed {before}", name)
-                )
+                self.odd.append((f"{name} counts {count} tokens as computed, but earlier steps computed {before}", name))

@@ -46,7 +46,7 @@ class SimpleHooks(ConnectorHooks):
         found = getattr(scheduler, "group_block_sizes", None) or [each.kv_cache_spec.block_size for each in groups]
         self.block_tokens = list(found)
         self._places: dict[str, dict[int, tuple[int, int, bytes | None]]] = {}
-        """Positions of a request's blocks when it was allocated them, with the name of the content that belongs there."""
+        """Positions of a request's blocks at their allocation, with the name of the content that belongs there."""
 
     def _build(self, original: Original, *args: object, **kwargs: object) -> object:
         before = {name for name, state in self._loading().items() if state.load_event is None}
@@ -82,13 +82,13 @@ class SimpleHooks(ConnectorHooks):
         return meta
 
     def _unnamed(self, meta: object, copy: EngineCopy) -> list[str]:
-        """The blocks of a store that have no name in the prefix cache: what is stored from them could never be found."""
+        """The blocks of a store that have no name in the prefix cache: their stored content could never be found."""
         found = ["the null block"] if 0 in getattr(meta, "store_gpu_blocks", ()) else []
         unnamed = [piece.block for piece in copy.pieces if piece.key is None]
         return found + [f"block {block}, which has no name" for block in unnamed if self._names_blocks()]
 
     def _names_blocks(self) -> bool:
-        """Whether the engine gives names to what it has computed: at least one of its blocks has one."""
+        """Whether the engine gives names to computed content: at least one of its blocks has a name."""
         blocks = getattr(getattr(self._scheduler, "_gpu_block_pool", None), "blocks", None)
         return self._mirror.computes and any(getattr(block, "block_hash", None) for block in blocks or ())
 

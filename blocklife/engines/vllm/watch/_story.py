@@ -1,4 +1,4 @@
-"""The recent events of each block, kept in a compact form, and the violations that were not reported yet."""
+"""The recent events of each block, in a compact form, and the violations not reported yet."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HISTORY = 16
 _MARKS = 8
 
 Event: TypeAlias = tuple[int, int, str, tuple[object, ...], tuple[int, ...], Sequence[int | None] | None]
-"""Its number among all events; its step; what it was, as a template with arguments; the lives of its blocks, and the position
-of each in a table, if it has one. All its blocks share it, since a step makes many. It consists of tuples only, which the
-garbage collector stops tracking."""
+"""One event: its number, its step, its text as a template with arguments, the lives of its blocks, and their positions in a
+table, if any. All its blocks share it, since a step makes many. It consists of tuples only, which the garbage collector stops
+tracking."""
 
 
 @define(eq=False)
 class BlockHistory:
-    """Events of the blocks of one pool. Each block keeps its last few: a long run takes no more room than a short one."""
+    """Events of the blocks of one pool. Each block keeps its last few, so that memory does not grow with the run."""
 
     epoch: Sequence[int]
     steps: int = 0
@@ -32,7 +32,7 @@ class BlockHistory:
     """The command that draws a block, with ``{block}`` in it."""
     counts: Counter[str] = field(factory=Counter)
     found: list[WatchViolation] = field(factory=list)
-    """Violations that were not reported yet."""
+    """Violations not reported yet."""
     _order: int = 0
     _events: list[deque[Event] | None] = field(init=False)
     """The last events of each block."""
@@ -47,7 +47,7 @@ class BlockHistory:
         self._add(blocks, tuple([epoch[block] << EPOCH_SHIFT | block for block in blocks]), None, what, of)
 
     def note_places(self, lives: Sequence[int], positions: Sequence[int | None], what: str, *of: object) -> None:
-        """Note one event for these lives, each at a position of a table; the template *what* takes the position last."""
+        """Note one event for these lives, each at a position of a table; the position is the last argument of the template."""
         places = positions if type(positions) is range else tuple(positions)
         self._add([life & ID_MASK for life in lives], tuple(lives), places, what, of)
 
@@ -87,7 +87,7 @@ class BlockHistory:
     def violation(
         self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
     ) -> WatchViolation:
-        """A violation, with all that is known of it now."""
+        """A violation, with all that is known of its block now."""
         epoch = self.epoch
         known = block is not None and 0 < block < len(epoch)
         return WatchViolation(
@@ -103,7 +103,7 @@ class BlockHistory:
         )
 
     def add(self, violation: WatchViolation) -> None:
-        """Keep a violation for the report, which comes when the mirror has caught up with the engine."""
+        """Keep a violation to be reported once the mirror has caught up with the engine."""
         self.counts[violation.rule] += 1
         self.found.append(violation)
 

@@ -1,7 +1,7 @@
-"""Checks what a scheduler sends its workers about requests: their blocks, and how many tokens are computed.
+"""Checks what a scheduler sends its workers about requests: their blocks, and how many of their tokens are computed.
 
-Workers rely on both, and build their own tables from nothing else. So what they get must agree with the engine's own tables,
-and what counts as computed must have been computed, hit or loaded.
+Workers build their own tables from nothing else. So what they get must agree with the engine's tables, and tokens that count as
+computed must have been computed, hit or loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from blocklife.engines.vllm.watch._mirror import Mirror
 from blocklife.engines.vllm.watch._pool import PoolHooks
 
 _GROWING = ("FullAttentionManager", "SlidingWindowManager", "ChunkedLocalAttentionManager")
-"""Managers whose tables grow at the end only, and have a block at every position that is read."""
+"""Managers whose tables grow only at the end, and have a block at every position that is read."""
 
 
 class TablesHooks:
@@ -30,7 +30,7 @@ class TablesHooks:
         self._num_free: Callable[[], int] | None = getattr(blocks, "get_num_free_blocks", None)
         self._num_blocks = len(blocks_of(blocks))
         self._odd_free = 0
-        # A connector that is not watched may bring content within a step.
+        # An unwatched connector may load content within a step.
         self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
         self.calls = CallsThrough()
         self.calls.add(engine, "schedule", self._schedule)
@@ -91,7 +91,7 @@ class TablesHooks:
                 self._tell("I8", what, name)
 
     def _ask_content(self, name: str, computed: int) -> None:
-        """Check that a new or resumed request has the content that counts as computed, as far as it is read."""
+        """Check that a new or resumed request has the content that counts as computed, as far as it will be read."""
         given = {block for holder, blocks in self._pool.given if holder == name for block in blocks} if computed else set()
         if self._is_alone:
             given -= {block for mirror in self._mirrors for block in mirror.brought}
@@ -104,10 +104,10 @@ class TablesHooks:
             first = max(0, computed - window + 1) // size if isinstance(window, int) else 0
             table = tables_of(manager).get(name, ())
             ids = [block.block_id for block in table[first : computed // size]]
-            if all(ids) and given.isdisjoint(ids):  # nearly always
+            if all(ids) and given.isdisjoint(ids):  # the usual case
                 continue
             at, block = next((at, block) for at, block in enumerate(ids, first) if not block or block in given)
-            why = f"block {block} was handed out by this very step, and nothing loads it" if block else "there is none"
+            why = f"block {block} was handed out by this same step, and nothing loads it" if block else "there is none"
             what = f"{name} counts {computed} tokens as computed, and at position {at} of group {group} {why}"
             self._tell("I6", what, name, block or None)
 
@@ -121,7 +121,7 @@ class TablesHooks:
         more = self._num_free() + len(mirror.holders.where) - (self._num_blocks - 1)
         if more > 0 and more != self._odd_free:
             held, blocks = len(mirror.holders.where), self._num_blocks - 1
-            what = f"{self._num_free()} blocks count as free, and {held} of {blocks} are held: {more} too many"
+            what = f"{self._num_free()} blocks count as free, although {held} of {blocks} are held: {more} too many"
             self._tell("I4", what, None)
         self._odd_free = max(0, more)
 

@@ -1,4 +1,4 @@
-"""What the watch reports: the rule, the place, its life, the events that led there; kept, counted, logged or raised."""
+"""Violations as the watch reports them: the rule, the place, its life and latest events; kept, counted, logged or raised."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from blocklife.engines.vllm.watch._options import WatchMode
 from blocklife.errors import BlocklifeError
 
 RULES = {
-    "I1": "a block gets a new owner only behind a wait for every copy that touches it",
-    "I3": "a report counts only for a job that is out",
-    "I4": "each hold is let go of once, by its holder",
-    "I5": "every job ends, and needs no new work for it",
+    "I1": "a block is handed out only behind a wait for every copy that touches it",
+    "I3": "only jobs in flight are reported",
+    "I4": "each reference is released once, by its holder",
+    "I5": "every job ends, and needs no further requests to end",
     "I6": "only content that has arrived is read",
-    "I7": "what a load counts on stays until the load is over",
-    "I8": "content is stored under its own key: the one of the place that it was computed for",
-    "I9": "each worker reports once",
-    "I10": "a request does not load while its own earlier store is out, and a reset leaves nobody waiting",
-    "I12": "who waits does not hold what others need to get ahead, and an engine of which nobody wants anything comes to rest",
-    "I13": "what is counted as free is there when it is taken",
+    "I7": "what a load relies on stays until the load is over",
+    "I8": "content is stored under its own key, that of the position it was computed for",
+    "I9": "each worker reports a job once",
+    "I10": "a request does not load while its own earlier store is in flight, and a reset leaves no request waiting",
+    "I12": "waiting requests do not hold what others need to go on, and an engine without requests comes to rest",
+    "I13": "blocks that count as free can be handed out",
     "I14": "a life is the source of one store at a time",
     "I15": "the group sizes of a job add up to its blocks",
 }
@@ -37,7 +37,7 @@ class WatchViolation:
     rule: str
     what: str
     step: int
-    """The step of the connector, counted from 1; what happens between two steps belongs to the later one."""
+    """The step of the connector, counted from 1; events between two steps belong to the later one."""
     block: int | None = None
     life: int | None = None
     request: str | None = None
@@ -49,7 +49,7 @@ class WatchViolation:
 
     @property
     def line(self) -> str:
-        """Everything but the history, in one line."""
+        """The violation in one line, without the history."""
         named = [
             f"{name} {value}"
             for name, value in (("block", self.block), ("life", self.life), ("request", self.request), ("job", self.job))
@@ -77,7 +77,7 @@ LOGGER = logging.getLogger("blocklife.watch")
 NUM_KEPT = 1000
 """How many violations are kept; further ones are only counted."""
 NUM_LOGGED = 10
-"""How many of each rule are logged one by one; after that, one line in `WHILE_S` seconds has the number of new ones."""
+"""How many of each rule are logged one by one; after that, one line every `WHILE_S` seconds gives the number of new ones."""
 WHILE_S = 60.0
 
 
@@ -97,7 +97,7 @@ class ViolationReporter:
         self._logged_at: dict[str, float] = {}
 
     def __call__(self, found: Sequence[WatchViolation]) -> None:
-        """Report what was found; all of it is counted before the first is raised."""
+        """Report these violations; all are counted before the first is raised."""
         for violation in found:
             self.counts[violation.rule] += 1
             self._count(violation.rule)

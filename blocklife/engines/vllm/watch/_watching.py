@@ -1,4 +1,4 @@
-"""One watch over one vLLM scheduler: its hooks, and what it does at a violation."""
+"""The watch over one vLLM scheduler: its hooks, and what it does at a violation."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _TOLD_EVERY = 64
 
 
 class ConnectorWatch(Protocol):
-    """Hooks on a connector, whichever it is."""
+    """Hooks on a connector of any kind."""
 
     all_calls: list[CallsThrough]
 
 
 class OpenRecording:
-    """A recording that is being written, of one ledger, in a file of its own.
+    """A recording being written, of one ledger, in a file of its own.
 
-    The first connector's file is *path*, the next one's has ``.2`` appended, and so on; where another engine of this process
+    The first connector's file is *path*, the next one's has ``.2`` appended, and so on; if another engine of this process
     writes to that file, the next number is taken.
     """
 
@@ -55,7 +55,7 @@ class OpenRecording:
             self._stream.flush()
 
     def close(self, *, whole: bool) -> None:
-        """End the recording. The mark of a complete run is written only if nothing was left out (*whole*)."""
+        """End the recording. The mark of a complete run is written only if it is complete (*whole*)."""
         try:
             if whole:
                 self._recorder.end()
@@ -65,7 +65,7 @@ class OpenRecording:
 
 
 def _opened(path: str, number: int) -> tuple[str, TextIO]:
-    """Open the file of a recording. Raises `RecordError`, with path and remedy, where that is impossible."""
+    """Open the file of a recording. Raises `RecordError`, with path and remedy, if it cannot be opened."""
     why = ""
     for at in range(number, number + _FILES_MAX):
         name = f"{path}.{at + 1}" if at else path
@@ -74,7 +74,7 @@ def _opened(path: str, number: int) -> tuple[str, TextIO]:
             if not why:
                 stream = open_file(name)
                 if at > number:
-                    LOGGER.warning("blocklife watch: the recording is %s, for another one is being written to %s", name, path)
+                    LOGGER.warning("blocklife watch: the recording goes to %s, since another one is written to %s", name, path)
                 return name, stream
         except BusyError:
             why = f"{_FILES_MAX} recordings are being written there (name another file)"
@@ -104,7 +104,7 @@ class Watch:
         self._is_open = True
         self._settled_calls = 0
         self.lost: Exception | None = None
-        """Why the watch has stopped by an error of its own, if it has."""
+        """The internal error that has stopped the watch, if any."""
         self.mirrors = [self._mirror(scheduler, parts, number, each) for number, each in enumerate(parts.connectors)]
         self._listen(parts)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
@@ -209,7 +209,7 @@ class Watch:
         """An error in the watch itself: the watch stops, and the engine goes on."""
         self.lost = error
         self.close()
-        what = "blocklife watch: it has lost its way and watches no more; the fault is its own, not the engine's"
+        what = "blocklife watch: stopped by an internal error; the fault is the watch's own, not the engine's"
         if self.options.mode is WatchMode.STRICT:
             raise InvariantError(f"{what} ({error})") from error
         LOGGER.error(what, exc_info=error)
@@ -223,7 +223,7 @@ class Watch:
 
 @frozen(eq=False)
 class Parts:
-    """What can be watched of a scheduler: of vLLM's own, or of the scheduler side of a connector that is driven alone."""
+    """The parts of a scheduler that can be watched: vLLM's own, or the scheduler side of a connector driven alone."""
 
     engine: object | None
     pool: object | None
@@ -233,7 +233,7 @@ class Parts:
 
     @classmethod
     def of(cls, scheduler: object) -> Parts:
-        """The parts of a scheduler. Raises MisuseError where there is nothing to watch."""
+        """The parts of a scheduler. Raises MisuseError if there is nothing to watch."""
         cache_manager = getattr(scheduler, "kv_cache_manager", None)
         pool = getattr(cache_manager, "block_pool", None)
         managers = getattr(getattr(cache_manager, "coordinator", None), "single_type_managers", None)
@@ -248,7 +248,7 @@ class Parts:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included; 1 where no pool is known."""
+        """Blocks of the pool, including the null block; 1 if no pool is known."""
         blocks = getattr(self.pool, "blocks", None)
         return len(blocks) if isinstance(blocks, list) else 1
 
@@ -281,7 +281,7 @@ def _names_of(connectors: Sequence[object]) -> str:
 
 
 def _why_none(connector: object) -> str:
-    """Why nothing can be watched of a scheduler with this connector."""
+    """Why there is nothing to watch in a scheduler with this connector."""
     if connector is None:
         return "a scheduler without a connector has nothing to watch (it offloads nothing)"
     told = f"a scheduler with {type(connector).__name__} has nothing to watch"
@@ -303,7 +303,7 @@ def _num_workers(scheduler: object, connector: object) -> int:
 
 
 def _num_slots(connector: object) -> int:
-    """Slots of the host tier, where the connector has their number; else 0."""
+    """Slots of the host tier if the connector knows their number, otherwise 0."""
     manager = getattr(connector, "manager", None)
     for found in (
         getattr(connector, "num_cpu_blocks", None),

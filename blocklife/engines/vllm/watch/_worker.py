@@ -1,8 +1,8 @@
 """Hooks on one worker's side of a connector: what it launches, what it waits for, and in which order.
 
 It may be in another process than the scheduler, so it knows nothing of blocks: it keeps one share for each job, a machine with
-the ledger's own job table. The order that it requires of a step is that of the executor: stores deferred from the step before,
-the waits, loads that the step needs, the forward pass, the other loads; new stores wait for the next step.
+the ledger's own job table. It requires the executor's order of a step: stores deferred from the previous step, the waits, loads
+that the step needs, the forward pass, the other loads; new stores wait for the next step.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class WatchedShare:
     life: JobLife = field(factory=JobLife)
     is_waited: bool = False
     places: Places = None
-    """The ids of its source and of its target, from the metadata of the step; None where they cannot be read."""
+    """The ids of its source and of its target, from the metadata of the step; None if they cannot be read."""
     events: deque[str] = field(factory=lambda: deque(maxlen=_HISTORY))
 
 
 class WorkerWatch:
-    """A watch over one worker. Where its copier is a mock, only the connector's side is watched."""
+    """A watch over one worker. If its copier is a mock, only the connector's side is watched."""
 
     def __init__(self, worker: object, options: Options) -> None:
         self.options = options
@@ -68,11 +68,11 @@ class WorkerWatch:
         self.steps = 0
         self._found: list[WatchViolation] = []
         self._ended: OrderedDict[int, bool] = OrderedDict()
-        """Finished jobs, and whether the copier has yet to report them."""
+        """Finished jobs, and for each whether the copier has yet to report it."""
         self.shares: dict[int, WatchedShare] = {}
         self._tells = hasattr(worker, "build_connector_worker_meta")
         self._untold: dict[int, WatchedShare] = {}
-        """Jobs that have landed and were not reported to the scheduler, where the worker reports them itself."""
+        """Jobs that have landed but were not reported to the scheduler, if the worker reports them itself."""
         self.hooks = _worker_hooks(self, worker)
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
@@ -102,7 +102,7 @@ class WorkerWatch:
         self.steps += 1
         for number, share in list(self.shares.items()) if launches else ():
             if share.life.state is Job.PLANNED and share.step < self.steps - 1:
-                self._violate("I5", f"job {number} was named at step {share.step}, and was never launched", number)
+                self._violate("I5", f"job {number} was named at step {share.step}, but was never launched", number)
                 self.forget(number)
 
     def planned(self, number: int, *, is_store: bool, request: str | None, places: Places = None) -> None:
@@ -116,7 +116,7 @@ class WorkerWatch:
         """A job is handed to the copier."""
         share = self.shares.get(number)
         if share is None:
-            self._violate("I3", f"job {number} is launched, and no step named it", number)
+            self._violate("I3", f"job {number} is launched, but no step named it", number)
             return
         if not share.life.can(JobLife.submit.name):
             self._violate("I3", f"job {number} is launched a second time", number)
@@ -149,14 +149,14 @@ class WorkerWatch:
         elif number in self._ended:
             self._violate("I9", f"job {number} is reported a second time", number)
         else:
-            self._violate("I3", f"job {number} is reported, and was never launched", number)
+            self._violate("I3", f"job {number} is reported, but was never launched", number)
 
     def told(self, number: int) -> None:
         """The worker reports the end of a job to the scheduler: the copier must have reported it before."""
         share = self.shares.get(number)
         if share is not None:
             state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
-            self._violate("I6", f"job {number} is told as over, and {state}", number)
+            self._violate("I6", f"job {number} is reported to the scheduler, but {state}", number)
             self.forget(number)
 
     def told_all(self, numbers: Iterable[int]) -> None:
@@ -165,7 +165,7 @@ class WorkerWatch:
             if self._untold.pop(number, None) is None:
                 self.told(number)
         for number, share in self._untold.items():
-            self._violate("I5", f"job {number} has landed, and the scheduler does not hear of it", number, share)
+            self._violate("I5", f"job {number} has landed, but is not reported to the scheduler", number, share)
         self._untold.clear()
 
     def told_loaded(self, requests: Iterable[str]) -> None:
@@ -182,12 +182,12 @@ class WorkerWatch:
             self._ended.popitem(last=False)
 
     def must_be_quiet(self, numbers: Iterable[int], rule: str, why: str) -> None:
-        """Those of these jobs that are not over must have been waited for by now."""
+        """Check that each of these jobs is over, or has been waited for by now."""
         for number in numbers:
             share = self.shares.get(number)
             if share is not None and share.life.state is not Job.AWAITED:
                 state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
-                self._violate(rule, f"{why}, and job {number} {state}", number)
+                self._violate(rule, f"{why}, but job {number} {state}", number)
 
     def tell(self) -> None:
         """Report the violations found."""
@@ -241,7 +241,7 @@ class OffloadingWorkerHooks:
         self._meta = meta
         self._watch.begins(launches=bool(self._calls_below))
         self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
-        if not launches_flushed():  # older workers skip such a wait, which is needless: it is for a block that was hit
+        if not launches_flushed():  # older workers skip this wait, which is not needed: it is for a block that was hit
             self._flushed -= _mapping(getattr(meta, "store_jobs", None)).keys()
         # Where all ranks have the same content, a rank that writes no stores reports them at once.
         for name in ("load_jobs", "store_jobs") if getattr(self._worker, "_is_store_writer", True) else ("load_jobs",):
@@ -271,7 +271,7 @@ class OffloadingWorkerHooks:
         jobs = _mapping(getattr(meta, "load_jobs", None))
         if self._calls_below:
             needed = [number for number, job in jobs.items() if getattr(job, "sync", False)]
-            self._watch.must_be_quiet(needed, "I6", "the step computes with what a load brings")
+            self._watch.must_be_quiet(needed, "I6", "the step computes with the content of a load")
         self._watch.tell()
         return result
 
@@ -302,7 +302,7 @@ class OffloadingWorkerHooks:
         return original(*args, **kwargs)
 
     def _wait_is_over(self) -> None:
-        """The flushed jobs of the step must be over from here on; checked once a step."""
+        """Check, once a step, that the step's flushed jobs are over from here on."""
         if self._calls_below:
             self._watch.must_be_quiet(self._flushed, "I1", "the step goes on without a wait")
         self._flushed = set()
@@ -424,7 +424,7 @@ class SimpleWorkerHooks:
         result = original(*args, **kwargs)
         events = _mapping(getattr(result, "completed_store_events", None))
         if self._calls_below:
-            if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is known from the report only
+            if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is known only from the report
                 self._land_stores(max(events, default=-1))
             self._watch.told_all(2 * event for event in events)
         loaded: int = getattr(self._worker, "_load_hwm", -1)
@@ -453,13 +453,13 @@ class SimpleWorkerHooks:
 
 
 def is_worker(thing: object) -> bool:
-    """Whether it is the worker's side of a connector that can be watched."""
+    """Whether this is a worker side of a connector that can be watched."""
     return hasattr(thing, "start_kv_transfers") or (hasattr(thing, "handle_preemptions") and hasattr(thing, "_load_hwm"))
 
 
 def _worker_hooks(watch: WorkerWatch, worker: object) -> OffloadingWorkerHooks | SimpleWorkerHooks:
     if not is_worker(worker):
-        raise MisuseError(f"a {type(worker).__name__} is no worker that can be watched (attach to that of a connector)")
+        raise MisuseError(f"a {type(worker).__name__} is not a worker that can be watched (attach to a connector's worker)")
     return OffloadingWorkerHooks(watch, worker) if hasattr(worker, "start_kv_transfers") else SimpleWorkerHooks(watch, worker)
 
 
