@@ -65,7 +65,7 @@ class Checks:
             found = None
         if found is None:
             edge.text(request, "request")
-            raise MisuseError(f"request {request}: it is not known (add it first; a request that is over is forgotten)")
+            raise edge.unknown(request)
         return found
 
     def groups(self, groups: int | Sequence[int], count: int) -> list[int]:

@@ -1829,3 +1829,20 @@ def test_request_that_never_fits_is_told_so() -> None:
         r"a: 6 blocks wanted, and the device has 5 \(it never fits: ask for less, or refuse the request\)",
     ):
         ledger.allocate("a", 6)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda view: view.row("z"),
+        lambda view: view.at("z"),
+        lambda view: view.load("z"),
+        lambda view: view.size("z", 0),
+        lambda view: view.held("z", 0),
+    ],
+    ids=["row", "at", "load", "size", "held"],
+)
+def test_view_of_requests_names_the_one_that_is_unknown(ask: Callable[[Any], object]) -> None:
+    """As the verbs do."""
+    with pytest.raises(MisuseError, match=r"^request z: it is not known \(add it first"):
+        ask(make_ledger().requests)
