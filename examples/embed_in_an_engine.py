@@ -53,7 +53,9 @@ class Engine:
         self.ledger = Ledger(Limits(num_blocks=NUM_BLOCKS, num_slots=NUM_SLOTS, num_groups=len(GEOMETRY.groups)))
         self.offload = OffloadScheduler(self.ledger, HostTier(self.ledger), GEOMETRY)
         self.device, self.host = (np.zeros((places, BLOCK), dtype=np.uint64) for places in (NUM_BLOCKS, NUM_SLOTS))
-        self.executor = Executor(CpuCopier(self.device, self.host, worker=Worker(0), blocks_per_poll=4))
+        self.executor = Executor(
+            CpuCopier(self.device, self.host, worker=Worker(0), blocks_per_poll=4, limits=self.ledger.limits)
+        )
         self.requests: dict[str, Sequence] = {}
         self.waiting, self.running = deque[str](), list[str]()
         self.now = self.checked = self.wrong = 0

@@ -7,7 +7,7 @@ Prints::
     the next tenant waits: block 1 is FLUSHED
     the wait is proven: block 1 is ALLOCATED
     what was stored can be found: slot [0]
-    a name from the old life: block 1: cannot acquire its life 0, which is over; it is ALLOCATED in life 1 (look it up again)
+    a name from the old life: block 1: cannot acquire its life 1, which is over; it is ALLOCATED in life 2 (look it up again)
 """
 
 from blocklife.errors import MisuseError

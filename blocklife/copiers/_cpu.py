@@ -31,7 +31,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from blocklife.copiers._protocol import check_sizes
 from blocklife.errors import MisuseError
+from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
 Words = NDArray[np.uint64]
@@ -70,9 +72,22 @@ class _CpuShare:
 
 
 class CpuCopier:
-    """A `Copier` between ``device`` and ``host``, both ordinary memory, paced by its polls."""
+    """A `Copier` between ``device`` and ``host``, both ordinary memory, paced by its polls.
 
-    def __init__(self, device: Words, host: Words, *, worker: Worker, blocks_per_poll: int | None = None) -> None:
+    With the ``limits`` of the ledger, arrays with too few rows for it are refused; ``places_per_slot`` is how many rows of the
+    host are a slot: the blocks of a chunk. Without them, a job that names a row which does not exist fails.
+    """
+
+    def __init__(
+        self,
+        device: Words,
+        host: Words,
+        *,
+        worker: Worker,
+        blocks_per_poll: int | None = None,
+        limits: Limits | None = None,
+        places_per_slot: int = 1,
+    ) -> None:
         for name, tensor in (("device", device), ("host", host)):
             if tensor.ndim != 2 or tensor.dtype != np.uint64:
                 raise MisuseError(f"cpu copier: {name} is {tensor.ndim}-d {tensor.dtype} (give 2-d uint64)")
@@ -80,6 +95,8 @@ class CpuCopier:
             raise MisuseError(f"cpu copier: places of {device.shape[1]} and {host.shape[1]} words (make them equal)")
         if blocks_per_poll is not None and blocks_per_poll < 1:
             raise MisuseError(f"cpu copier: {blocks_per_poll} blocks a poll never end a job (grant 1 or more, or None)")
+        if limits is not None:
+            check_sizes("cpu copier", len(device), len(host), limits, places_per_slot)
         self._device = device
         self._host = host
         self._worker = worker

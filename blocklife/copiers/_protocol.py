@@ -18,7 +18,26 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from blocklife.errors import MisuseError
+from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import Completion, JobId, Transfer, Worker
+
+
+def check_sizes(who: str, num_blocks: int, num_places: int, limits: Limits, places_per_slot: int) -> None:
+    """Refuse memory that is smaller than the ledger with these limits; *who* is the copier, for the error."""
+    if places_per_slot < 1:
+        raise MisuseError(f"{who}: places_per_slot must be at least 1, not {places_per_slot}")
+    if num_blocks < limits.num_blocks:
+        raise MisuseError(
+            f"{who}: the device has {num_blocks} blocks, and the ledger {limits.num_blocks}: num_blocks, with the null block "
+            "(make the device's memory larger, or the ledger smaller)"
+        )
+    if num_places < (needed := limits.num_slots * places_per_slot):
+        each = f", with {places_per_slot} places each" if places_per_slot > 1 else ""
+        raise MisuseError(
+            f"{who}: the host has {num_places} places, and the ledger needs {needed}: num_slots={limits.num_slots}{each} "
+            "(make the host's memory larger, or the ledger smaller)"
+        )
 
 
 class Copier(Protocol):

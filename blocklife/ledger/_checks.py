@@ -39,6 +39,16 @@ def _are_counts(values: list[int]) -> bool:
     return _INT.issuperset(map(type, values)) and min(values, default=0) >= 0
 
 
+def _no_lives(values: list[int], verb: str, num_blocks: int) -> MisuseError:
+    """The error for values of which at least one is no life."""
+    bare = [value for value in values if NULL < value < num_blocks]
+    if bare:  # lives begin above every number of a block
+        return MisuseError(
+            f"{verb}: {bare[0]} is the number of a block, not a life (use what allocate returned, or ledger.life({bare[0]}))"
+        )
+    return MisuseError(f"{verb}: {values[:4]} are no lives of blocks, which are 1 to {num_blocks - 1}")
+
+
 class Checks:
     """The checks of one ledger. A method is named after what it checks."""
 
@@ -55,7 +65,7 @@ class Checks:
             found = None
         if found is None:
             edge.text(request, "request")
-            raise MisuseError(f"request {request}: it is not known (add it first; a request that is over is forgotten)")
+            raise edge.unknown(request)
         return found
 
     def groups(self, groups: int | Sequence[int], count: int) -> list[int]:
@@ -162,7 +172,7 @@ class Checks:
         return ids
 
     def _lives(self, lives: Lives, verb: str) -> Ids:
-        """The block ids of lives. Refuses invalid lives: negative, or of the null block or a block that does not exist."""
+        """The block ids of lives. Refuses what is none: a bare or negative number, the null block, an unknown block."""
         ids = ids_of(lives)
         if len(ids) == 0:
             return ids
@@ -170,8 +180,8 @@ class Checks:
             low, high, lowest, highest = min(ids), max(ids), min(lives), max(lives)
         else:
             low, high, lowest, highest = int(np.min(ids)), int(np.max(ids)), int(np.min(lives)), 0
-        if lowest < 0 or highest >> 63 or low == NULL or high >= len(self._blocks):
-            raise MisuseError(f"{verb}: {listed(lives)[:4]} are no lives of blocks, which are 1 to {len(self._blocks) - 1}")
+        if lowest <= ID_MASK or highest >> 63 or low == NULL or high >= len(self._blocks):
+            raise _no_lives(listed(lives), verb, len(self._blocks))
         return ids
 
     def distinct(self, lives: Lives, verb: str) -> Ids:

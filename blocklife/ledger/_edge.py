@@ -51,6 +51,11 @@ class NotCopied:
         )
 
 
+def unknown(request: object) -> MisuseError:
+    """The error for a request that is not known."""
+    return MisuseError(f"request {request}: it is not known (add it first; a request that is over is forgotten)")
+
+
 def refuse(name: str, wanted: str, value: object) -> NoReturn:
     """Raise the one error of this file."""
     raise MisuseError(f"{name} must be {wanted}, not {reprlib.repr(value)}")

@@ -6,7 +6,8 @@ Rules of this file:
 * Nothing here depends on columns, states or tables.
 
 A *life* is one integer: the epoch in the upper 32 bits, the block id in the lower ones. A reference is stale exactly if its
-epoch is not the block's own. The null block has id 0; as an entry of a table, 0 stands for "outside the window".
+epoch is not the block's own. Epochs begin at 1, so that a bare block id is never a life. The null block has id 0 and no life;
+as an entry of a table, 0 stands for "outside the window".
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ Lives: TypeAlias = list[int] | NDArray[np.int64]
 
 EPOCH_SHIFT = 32
 ID_MASK = (1 << EPOCH_SHIFT) - 1
-EPOCH_MASK = (1 << 31) - 1
-"""An epoch has 31 bits, so that a life is a positive 64-bit integer; after 2^31 lives of one block it starts again."""
+FIRST_EPOCH = 1
+"""The epoch of the first life of a block. It is not 0, so that the number of a block is never one of its lives."""
+LAST_EPOCH = (1 << 31) - 1
+"""An epoch has 31 bits, so that a life is a positive 64-bit integer; the life after this one is `FIRST_EPOCH` again."""
 NULL = 0
 """The null block, and the entry of a table that stands for it."""
 

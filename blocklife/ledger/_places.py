@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocklife.errors import CapacityError, InvariantError, RefusedError
-from blocklife.ledger._ids import EPOCH_MASK, EPOCH_SHIFT, ID_MASK, Ids, Lives, batch, listed
+from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, LAST_EPOCH, NULL, Ids, Lives, batch, listed
 from blocklife.ledger._refusals import Refusals
 from blocklife.ledger._ring import Ring
 from blocklife.ledger._rules import (
@@ -161,7 +161,8 @@ class Blocks(Places):
 
     def __init__(self, num_blocks: int, num_groups: int, *, indexed: bool = True) -> None:
         super().__init__(BlockLife.table, num_blocks, num_groups, BLOCK_MEANING, indexed=indexed)
-        self.epoch = array("I", [0]) * num_blocks
+        self.epoch = array("I", [FIRST_EPOCH]) * num_blocks
+        self.epoch[NULL] = 0  # the null block has no lives; 0 stands for it in a table
         self.epoch_view = np.frombuffer(self.epoch, dtype=np.uint32)
         self.refs = array("H", [0]) * num_blocks
         self.refs_view = np.frombuffer(self.refs, dtype=np.uint16)
@@ -376,7 +377,7 @@ class Blocks(Places):
             self.queue.push_front(empty)
 
     def _end_life(self, place: int, refs: int, orphaned: list[int]) -> None:
-        self._epoch[place] = (self._epoch[place] + 1) & EPOCH_MASK
+        self._epoch[place] = self._epoch[place] % LAST_EPOCH + 1
         self._refs[place] = refs
         if self.key[place] is not None:
             self.forget((place,))
@@ -385,7 +386,7 @@ class Blocks(Places):
             self._job[place] = 0
 
     def _end_lives(self, places: NDArray[np.int64], refs: int, orphaned: list[int]) -> None:
-        self.epoch_view[places] = (self.epoch_view[places] + np.uint32(1)) & np.uint32(EPOCH_MASK)
+        self.epoch_view[places] = self.epoch_view[places] % np.uint32(LAST_EPOCH) + np.uint32(1)
         self.refs_view[places] = refs
         self.forget(places.tolist())
         jobs = self.job_view[places]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from attrs import define
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, ids_of, listed, packed
+from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, NULL, Ids, Lives, ids_of, listed, packed
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import JobRow
 from blocklife.ledger.records import Direction
@@ -231,15 +231,16 @@ def _by_rank(order: tuple[int, ...], size: int) -> tuple[int, ...]:
 def _new_epochs(core: LedgerData, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
     """The present epoch of each block is the number of its older lives that are named; so are those, in their order."""
     epoch = core.blocks.epoch
-    lives = {life: new_blocks[life & ID_MASK] for life in named}
-    epochs = [0] * len(epoch)
+    lives = {life: FIRST_EPOCH << EPOCH_SHIFT | new_blocks[life & ID_MASK] for life in named}
+    epochs = [FIRST_EPOCH] * len(epoch)
+    epochs[NULL] = 0
     if over := [life for life in lives if epoch[life & ID_MASK] != life >> EPOCH_SHIFT]:
         older: dict[int, list[int]] = {}
         for life in sorted(over):
             older.setdefault(life & ID_MASK, []).append(life)
         for place, found in older.items():
-            epochs[place] = len(found)
-            for rank, life in enumerate([*found, epoch[place] << EPOCH_SHIFT | place]):
+            epochs[place] = FIRST_EPOCH + len(found)
+            for rank, life in enumerate([*found, epoch[place] << EPOCH_SHIFT | place], FIRST_EPOCH):
                 lives[life] = rank << EPOCH_SHIFT | new_blocks[place]
     lives[NULL] = NULL
     return epochs, lives

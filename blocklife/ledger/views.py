@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from blocklife.errors import MisuseError
+from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import BULK, EPOCH_SHIFT, ID_MASK, Ids, Lives, listed
 from blocklife.ledger._limits import Statistics
 from blocklife.ledger._places import SlotWatcher
@@ -445,7 +446,7 @@ class JobsView:
 
 
 class RequestsView:
-    """The requests that are not over, by name."""
+    """The requests that are not over, by name. Raises `MisuseError` for others."""
 
     def __init__(self, state: LedgerData) -> None:
         self._requests = state.requests
@@ -464,11 +465,17 @@ class RequestsView:
 
     def row(self, name: str) -> int:
         """The row of a request, which is the place in its transitions; it is reused once the request is over."""
-        return self._requests[name].row
+        try:
+            return self._requests[name].row
+        except KeyError:
+            raise edge.unknown(name) from None
 
     def at(self, name: str) -> Request:
         """The state of a request."""
-        return _REQUESTS[self._column.state[self._requests[name].row]]
+        try:
+            return _REQUESTS[self._column.state[self._requests[name].row]]
+        except KeyError:
+            raise edge.unknown(name) from None
 
     def rows(self) -> dict[int, str]:
         """The request in each row."""
@@ -476,15 +483,24 @@ class RequestsView:
 
     def load(self, name: str) -> int:
         """The number of the load that a request waits for; 0 for none."""
-        return self._requests[name].load
+        try:
+            return self._requests[name].load
+        except KeyError:
+            raise edge.unknown(name) from None
 
     def size(self, name: str, group: int) -> int:
         """The length of the block table of one group, nulls included."""
-        return len(self._requests[name].tables[group])
+        try:
+            return len(self._requests[name].tables[group])
+        except KeyError:
+            raise edge.unknown(name) from None
 
     def held(self, name: str, group: int, start: int = 0, stop: int | None = None) -> list[int]:
         """Some lives of the block table of one group; `NULL` for positions outside the window."""
-        return self._requests[name].tables[group][start:stop].tolist()
+        try:
+            return self._requests[name].tables[group][start:stop].tolist()
+        except KeyError:
+            raise edge.unknown(name) from None
 
     def row_counts(self) -> Iterator[tuple[Row, int]]:
         """How often each row of the table was taken."""

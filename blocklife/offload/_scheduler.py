@@ -78,8 +78,13 @@ class OffloadScheduler(edge.NotCopied):
         edge.function(keys, "keys")
         if edge.whole(prompt_tokens, "prompt_tokens") < 1:
             raise MisuseError(f"request {name}: a prompt has at least 1 token, not {prompt_tokens}")
+        if name in self._state.requests:
+            self._steps.check_held(name)
         self.ledger.add_request(name)
         row = self.ledger.requests.row(name)
+        if row in self._state.names:
+            self.ledger.finish(name)
+            raise self._steps.changed_beside(self._state.names[row])
         self._state.requests[name] = Tracked(row, keys)
         self._state.names[row] = name
         self._progress.enter(row, prompt_tokens)
@@ -299,6 +304,7 @@ class OffloadScheduler(edge.NotCopied):
         tracked = self._steps.tracked(name)
         if tracked.ending:
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
+        self._steps.check_held(name)
         if self.ledger.request_state(name) is Request.RUNNING:
             self._steps.offer(name, tracked, int(self._progress.computed[tracked.row]))
         self.ledger.preempt(name)

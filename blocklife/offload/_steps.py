@@ -272,7 +272,9 @@ class SchedulerSteps:
         for span in spans:
             group, row, start, stop = span
             name = names[row]
-            found.append((span, held(name, group, start, stop), keys_of(tracked[name], group, start, stop)))
+            if name not in self._ledger.requests or len(lives := held(name, group, start, stop)) < stop - start:
+                raise self.changed_beside(name)
+            found.append((span, lives, keys_of(tracked[name], group, start, stop)))
         return found
 
     def offer(self, name: str, tracked: Tracked, tokens: int) -> None:
@@ -287,7 +289,10 @@ class SchedulerSteps:
             self.offer_states(name, tracked.row)
 
     def offer_chunks(self, name: str, row: int, group: int, stop: int) -> None:
+        self.check_held(name)
         size, table = self._geometry.blocks_per_chunk, self._ledger.requests.held(name, group)
+        if len(table) < stop * size:
+            raise self.changed_beside(name)
         start, chunks = int(self._progress.offered[group, row]), list[Chunk]()
         if not self._state.lost:
             keys = keys_of(self._state.requests[name], group, start * size, stop * size)
@@ -416,6 +421,7 @@ class SchedulerSteps:
     def end(self, name: str, how: str) -> None:
         """Queue the last stores and release everything; delayed while an outstanding plan still writes for the request."""
         tracked = self.tracked(name)
+        self.check_held(name)
         row, table = tracked.row, self._progress
         if table.in_flight[row]:
             tracked.ending = how
@@ -538,8 +544,24 @@ class SchedulerSteps:
             found = None
         if found is None:
             edge.text(name, "name")
-            raise MisuseError(f"request {name}: it is not known (add it first; a request that is over is forgotten)")
+            raise edge.unknown(name)
         return found
+
+    def check_held(self, name: str) -> None:
+        """Refuse a call for a request that only the scheduler knows."""
+        if name not in self._ledger.requests:
+            raise self.changed_beside(name)
+
+    def changed_beside(self, name: str) -> MisuseError:
+        """The error for a request that a verb of the ledger has changed, which the scheduler does not hear of."""
+        requests = self._ledger.requests
+        what, whom = "it was finished", "it"
+        if name in requests:
+            what, whom = "its blocks were given back", f"them; it is {requests.at(name).name}"
+        return MisuseError(
+            f"request {name}: {what} beside the scheduler, which still counts on {whom} (call finish, abort, preempt and reset "
+            "of the scheduler, not of its ledger)"
+        )
 
     def check_open(self, *, awake: bool = True) -> None:
         """Refuse a call of a step while no step can be made."""
@@ -571,6 +593,7 @@ class SchedulerSteps:
         """Refuse a call for a request that does not wait, or while no step can be made."""
         if self._state.asleep or len(self._state.plans) > self._policies.plans_ahead:
             self.check_open()
+        self.check_held(name)
         state = self._ledger.requests.at(name)
         if state not in ADMISSIBLE:
             loads = state is Request.LOADING

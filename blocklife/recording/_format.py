@@ -21,7 +21,7 @@ from attrs import field, frozen
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 
-VERSION = 2
+VERSION = 3
 """Version of the format; `read_head` refuses any other."""
 
 CHUNK_BYTES = 1 << 20

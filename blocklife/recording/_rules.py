@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._ids import EPOCH_MASK
+from blocklife.ledger._ids import LAST_EPOCH
 from blocklife.recording._format import NAMED, Head, Line, number_of, spell_row
 from blocklife.recording._pending_effects import PendingEffects
 from blocklife.recording._traces import (
@@ -363,7 +363,7 @@ class Checker(PendingEffects):
 
     def _end_life(self, place: BlockTrace) -> None:
         """Raise the epoch; coupling *life-ends* for a store that is planned."""
-        place.epoch = (place.epoch + 1) & EPOCH_MASK
+        place.epoch = place.epoch % LAST_EPOCH + 1
         place.told = str(place.epoch)
         if place.store is not None:
             if place.store.state == 0:

@@ -14,6 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from attrs import define, field, frozen
 
+from blocklife.ledger._ids import FIRST_EPOCH
 from blocklife.lifecycle import Event, Row
 from blocklife.recording._format import number_of, spell_row
 from blocklife.states import COUPLINGS, MACHINES, Job, coupled, ends_life
@@ -62,8 +63,8 @@ class Trace:
 class BlockTrace(Trace):
     """Invariant: ``told`` spells ``epoch``, as a line of the next step must. ``store`` is the job whose source the life is."""
 
-    epoch: int = 0
-    told: str = "0"
+    epoch: int = FIRST_EPOCH
+    told: str = str(FIRST_EPOCH)
     refs: int = 0
     pins: int = 0
     writes: int = 0

@@ -1,6 +1,6 @@
 """The recorder: every committed transition as a JSON line, written while it happens.
 
-The first line says what was recorded: ``{"blocklife": "recording", "version": 2, ...}`` with the limits, the contract and the
+The first line says what was recorded: ``{"blocklife": "recording", "version": 3, ...}`` with the limits, the contract and the
 incarnation of the ledger. Every other line is one transition: ``n`` counts the commits (the places of one batch share it),
 ``of`` says how many lines the commit has, where it has several, ``plan`` is the number of the latest plan, ``machine`` and
 ``id`` name the place, ``epoch`` its life (blocks only), ``event``, ``from``, ``to`` and ``guard`` the row that was taken,

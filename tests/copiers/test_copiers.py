@@ -22,6 +22,7 @@ from blocklife.copiers._cpu import CpuCopier
 from blocklife.copiers._faults import FaultRates, FaultyCopier
 from blocklife.copiers._protocol import Copier
 from blocklife.errors import MisuseError
+from blocklife.ledger import Limits
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
@@ -293,6 +294,32 @@ class TestCpuCopier:
             CpuCopier(device, host[:, 1:], worker=RANK)
         with pytest.raises(MisuseError, match="2-d uint64"):
             CpuCopier(device, host[0], worker=RANK)
+
+    @pytest.mark.parametrize(
+        ("num_blocks", "num_slots", "each", "said"),
+        [
+            (17, 4, 1, "the device has 16 blocks, and the ledger 17"),
+            (8, 17, 1, "the host has 16 places, and the ledger needs 17"),
+            (8, 6, 3, "the host has 16 places, and the ledger needs 18: num_slots=6, with 3 places each"),
+        ],
+        ids=["blocks", "slots", "slots of chunks"],
+    )
+    def test_memory_that_is_smaller_than_the_ledger_is_refused(
+        self, num_blocks: int, num_slots: int, each: int, said: str
+    ) -> None:
+        """Before a thread starts; without this the first copy of a place that is not there would fail, long after."""
+        threads, limits = threading.active_count(), Limits(num_blocks=num_blocks, num_slots=num_slots)
+        with pytest.raises(MisuseError, match=said):
+            CpuCopier(*tensors(), worker=RANK, limits=limits, places_per_slot=each)
+        assert threading.active_count() == threads
+
+    def test_memory_as_large_as_the_ledger_is_taken(self) -> None:
+        CpuCopier(*tensors(), worker=RANK, limits=Limits(num_blocks=PLACES, num_slots=PLACES)).close()
+        CpuCopier(*tensors(), worker=RANK, limits=Limits(num_blocks=PLACES, num_slots=4), places_per_slot=4).close()
+
+    def test_slot_without_places_is_refused(self) -> None:
+        with pytest.raises(MisuseError, match="places_per_slot must be at least 1, not 0"):
+            CpuCopier(*tensors(), worker=RANK, limits=Limits(num_blocks=4, num_slots=4), places_per_slot=0)
 
     def test_busy_until_the_last_completion_was_polled(self, build: Build) -> None:
         copier = build(pace=1)

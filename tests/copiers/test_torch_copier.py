@@ -23,6 +23,7 @@ from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout
 from blocklife.copiers.torch._streams import DeviceLostError, HostDevice, device_for
 from blocklife.errors import MisuseError
+from blocklife.ledger import Limits
 from blocklife.ledger.records import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 from blocklife.testing._fake_device import FakeDevice, FakeEvent
 
@@ -633,6 +634,27 @@ def test_a_deadline_that_is_none_is_refused(deadline_s: float) -> None:
     cache = KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]])
     with pytest.raises(MisuseError, match="passes at once"):
         TorchCopier(cache, Rows([torch.zeros(4, 4, dtype=torch.uint8)]), worker=RANK, deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("limits", "places", "said"),
+    [
+        (Limits(num_blocks=5, num_slots=2), 1, "the device has 4 blocks, and the ledger 5"),
+        (Limits(num_blocks=4, num_slots=7), 1, "the host has 6 places, and the ledger needs 7"),
+        (
+            Limits(num_blocks=4, num_slots=4),
+            2,
+            "the host has 6 places, and the ledger needs 8: num_slots=4, with 2 places",
+        ),
+    ],
+    ids=["blocks", "slots", "slots of chunks"],
+)
+def test_tensors_that_are_smaller_than_the_ledger_are_refused(limits: Limits, places: int, said: str) -> None:
+    """Before a stream is made."""
+    cache, host = KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), Rows([torch.zeros(6, 4, dtype=torch.uint8)])
+    with pytest.raises(MisuseError, match=said):
+        TorchCopier(cache, host, worker=RANK, limits=limits, places_per_slot=places)
+    TorchCopier(cache, host, worker=RANK, limits=Limits(num_blocks=4, num_slots=3), places_per_slot=2).close()
 
 
 def test_a_cuda_device_wants_pinned_memory() -> None:

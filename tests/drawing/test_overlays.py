@@ -336,7 +336,7 @@ def test_chart_is_the_same_twice_and_has_two_themes(run: RunStatistics) -> None:
 def test_chart_of_a_long_run_stays_small(tmp_path: Path) -> None:
     """However many plans there are, an area has no more corners than can be seen."""
     limits = {"num_blocks": 2, "num_slots": 1, "max_jobs": 1, "max_requests": 1, "num_workers": 1}
-    lines: list[Mapping[str, object]] = [{"blocklife": "recording", "version": 2, "limits": limits, "contract": "fence"}]
+    lines: list[Mapping[str, object]] = [{"blocklife": "recording", "version": 3, "limits": limits, "contract": "fence"}]
     for n in range(1, 4_000):
         event, source, target = [("plan_store", "EMPTY", "WRITING"), ("cancel", "WRITING", "EMPTY")][n % 2 == 0]
         lines.append(
@@ -354,7 +354,7 @@ def test_chart_of_nothing_is_empty(tmp_path: Path) -> None:
     """No line tells of a job: there is nothing to draw."""
     limits = {"num_blocks": 2, "num_slots": 1, "max_jobs": 1, "max_requests": 1, "num_workers": 1}
     path = tmp_path / "run.jsonl"
-    path.write_text(json.dumps({"blocklife": "recording", "version": 2, "limits": limits, "contract": "fence"}))
+    path.write_text(json.dumps({"blocklife": "recording", "version": 3, "limits": limits, "contract": "fence"}))
     run = count_file(str(path))
 
     assert population_chart(run, "job") == ""

@@ -104,7 +104,7 @@ def test_life_ends_by_a_hand_out_cancels_the_store_of_both_blocks() -> None:
     assert [ledger.blocks.at(place) for place in (1, 2)] == [Block.ALLOCATED, Block.CACHED]
     assert list(ledger._state.blocks.pins) == [0, 0, 0]
     assert ledger.find_blocks(keys("k0")) == []
-    assert ledger.find_blocks(keys("k1")) == [2]
+    assert ledger.find_blocks(keys("k1")) == [ledger.life(2)]
 
 
 def test_life_ends_not_when_the_last_holder_of_final_content_lets_go() -> None:

@@ -31,7 +31,7 @@ from blocklife.ledger import (
     Seal,
     Worker,
 )
-from blocklife.ledger._ids import BULK, EPOCH_SHIFT, ID_MASK, NULL
+from blocklife.ledger._ids import BULK, EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, LAST_EPOCH, NULL
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import Allocated, GroupTransfer, Sealed, Storable, Store
 from blocklife.states import MACHINES, Block, Job, Request, Slot
@@ -186,8 +186,8 @@ def test_block_goes_through_its_life_without_copies(own_pool: bool) -> None:
     again = ledger.allocate("c", 1) if own_pool else ledger.observe_allocate("c", [1])
 
     assert (both, cached) == (2, Block.CACHED)
-    assert list(final.lives) == list(first.lives) == [1]
-    assert list(again.lives) == [1 << EPOCH_SHIFT | 1]
+    assert list(final.lives) == list(first.lives) == [FIRST_EPOCH << EPOCH_SHIFT | 1]
+    assert list(again.lives) == [FIRST_EPOCH + 1 << EPOCH_SHIFT | 1]
     assert ledger.find_blocks(keys("k")) == []
 
 
@@ -221,7 +221,7 @@ def test_release_leaves_a_hole_in_the_table() -> None:
     ledger.release("a", [1, 2])
 
     assert ledger.table("a") == [NULL, NULL, NULL]
-    assert [ledger.blocks.at(int(life)) for life in batch.lives] == [Block.CACHED] * 3
+    assert [ledger.blocks.of(int(life)) for life in batch.lives] == [Block.CACHED] * 3
 
 
 def test_seal_passes_over_a_life_that_is_over() -> None:
@@ -305,7 +305,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "acquire stale": (
         lambda x: x.acquire("b", [in_state(x, Block.SEALED)[0] + (1 << EPOCH_SHIFT)]),
         MisuseError,
-        r"cannot acquire its life 1, which is over; it is SEALED in life 0",
+        r"cannot acquire its life 2, which is over; it is SEALED in life 1",
     ),
     "release beyond": (lambda x: x.release("a", [99]), MisuseError, "positions must be distinct and below"),
     "release twice": (lambda x: x.release("a", [0, 0]), MisuseError, "positions must be distinct"),
@@ -506,7 +506,7 @@ def test_foreign_pool_frees_and_evicts() -> None:
 
     assert ledger.table("a") == [NULL, NULL]
     assert states(ledger) == ["FREED", "FREED", "SEALED", "FREED", "FREED"]
-    assert ledger.life(5) == 1 << EPOCH_SHIFT | 5
+    assert ledger.life(5) == FIRST_EPOCH + 1 << EPOCH_SHIFT | 5
 
 
 # --- handles ------------------------------------------------------------------------------------------------------------
@@ -550,10 +550,10 @@ def test_stale_life_is_refused(use: Callable[[Ledger, int], object]) -> None:
     with refuses(ledger, CapacityError, "2 blocks wanted"):
         ledger.allocate("a", 2)
     ledger.allocate("a", 1)
-    with refuses(ledger, MisuseError, r"block 1: cannot \w+ its life 0, which is over; it is ALLOCATED in life 1"):
+    with refuses(ledger, MisuseError, r"block 1: cannot \w+ its life 1, which is over; it is ALLOCATED in life 2"):
         use(ledger, old)
     ledger.finish("a")
-    with refuses(ledger, MisuseError, r"which is over; it is FREED in life 2"):
+    with refuses(ledger, MisuseError, r"which is over; it is FREED in life 3"):
         use(ledger, old)
 
 
@@ -992,7 +992,7 @@ SETTLE_REFUSALS: dict[str, tuple[Callable[[JobId, JobId, Batch[Allocated]], dict
         "named twice",
     ),
     "not open": (
-        lambda busy, _, __: {"completions": [report(busy)], "seals": [Seal(0, [1], keys("q"))]},
+        lambda busy, _, __: {"completions": [report(busy)], "seals": [Seal(0, [FIRST_EPOCH << EPOCH_SHIFT | 1], keys("q"))]},
         RefusedError,
         "block 1: cannot SEAL while IN_FLIGHT",
     ),
@@ -1063,7 +1063,7 @@ def test_listener_hears_the_committed_steps_in_order() -> None:
     ]
     numbers = [record.sequence for record in heard]
     assert numbers == list(range(numbers[0], numbers[0] + len(heard)))
-    assert [record.epochs for record in heard if record.machine == "block"] == [[0]] * 5
+    assert [record.epochs for record in heard if record.machine == "block"] == [[FIRST_EPOCH]] * 5
     assert [record.job for record in heard] == [0, 0, 1, 1, 1, 1, 1, 1, 1]
 
 
@@ -1245,7 +1245,7 @@ def test_a_listener_cannot_put_a_ledger_back() -> None:
     ledger.allocate("a", 1)
 
     assert refused == ["restore: a hook cannot call the ledger (note it, and call after the verb)"]
-    assert ledger.table("a") == [1]
+    assert ledger.table("a") == [ledger.life(1)]
 
 
 @pytest.mark.parametrize(
@@ -1435,7 +1435,7 @@ def test_many_places_are_refused_like_few() -> None:
     with refuses(ledger, MisuseError, "which is over"):
         ledger.acquire("b", [*lives[:-1], lives[-1] + (1 << EPOCH_SHIFT)])
     with refuses(ledger, RefusedError, f"block {MANY + 1}: cannot ACQUIRE while FREED"):
-        ledger.acquire("b", [*lives, MANY + 1])
+        ledger.acquire("b", [*lives, ledger.life(MANY + 1)])
     with refuses(ledger, MisuseError, f"slot {MANY}"):
         ledger.evict(range(1, MANY + 1))
     with refuses(ledger, MisuseError, "slot 9: it is named twice"):
@@ -1566,15 +1566,51 @@ def test_refused_bulk_release_leaves_the_table_able_to_grow() -> None:
 
 @pytest.mark.parametrize("count", [1, 60], ids=["scalar", "bulk"])
 def test_epoch_starts_again_before_a_life_could_turn_negative(count: int) -> None:
-    """After 2^31 lives the epoch of a block is 0 again, on both paths."""
+    """The last epoch is followed by the first, on both paths."""
     ledger = make_ledger(num_blocks=80, requests=("a", "b"))
-    ledger._state.blocks.epoch_view[1:] = (1 << 31) - 1
+    ledger._state.blocks.epoch_view[1:] = LAST_EPOCH
     lives = ledger.allocate("a", count).lives
     ledger.release("a", range(count))
 
-    assert min(lives) > 0
-    assert {int(ledger._state.blocks.epoch[int(life) & ID_MASK]) for life in lives} == {0}
+    assert min(lives) == LAST_EPOCH << EPOCH_SHIFT | 1
+    assert {ledger.blocks.epochs[int(life) & ID_MASK] for life in lives} == {FIRST_EPOCH}
     assert check(ledger) == []
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("epochs", [0, 1], ids=["first tenancy", "second tenancy"])
+def test_number_of_a_block_is_not_one_of_its_lives(epochs: int, many: bool) -> None:
+    """It is refused wherever lives are taken, in the first tenancy, too, and whatever the block's state."""
+    ledger = make_ledger(num_blocks=2 * MANY, num_slots=MANY, requests=("a", "b"))
+    blocks = list(range(1, MANY + 1 if many else 2))
+    for _ in range(epochs):
+        ledger.allocate("a", len(blocks))
+        ledger.finish("a")
+        ledger.add_request("a")
+    named = keys(*blocks)
+    held = ledger.allocate("a", len(blocks))
+    bare = Batch[Any](blocks)
+    match = r"^\w+: 1 is the number of a block, not a life \(use what allocate returned, or ledger\.life\(1\)\)$"
+
+    acts: list[Callable[[], object]] = [
+        lambda: ledger.seal(bare, named),
+        lambda: ledger.seal_many([Seal(0, blocks, named)]),
+        lambda: ledger.acquire("b", blocks),
+        lambda: ledger.drop(blocks),
+        lambda: ledger.demote(blocks),
+        lambda: ledger.plan_store(bare, range(len(blocks)), named),
+        lambda: ledger.plan_group_load("b", [GroupTransfer(bare, list(range(len(blocks))), named)]),
+    ]
+    plan = ledger.dispatch(0.0).number
+    acts.append(lambda: ledger.settle(plan, 0.0, seals=[Seal(0, blocks, named)]))
+    for act in acts:
+        with refuses(ledger, MisuseError, match):
+            act()
+
+    assert ledger.blocks.of(1) is None
+    assert not ledger.blocks.is_current(1)
+    final = ledger.seal(held, named)
+    assert sorted(final.lives) == sorted(held.lives) == [ledger.life(block) for block in blocks]
 
 
 @pytest.mark.parametrize("life", [999, 1 << 20, -5], ids=["unknown", "far", "negative"])
@@ -1793,3 +1829,20 @@ def test_request_that_never_fits_is_told_so() -> None:
         r"a: 6 blocks wanted, and the device has 5 \(it never fits: ask for less, or refuse the request\)",
     ):
         ledger.allocate("a", 6)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda view: view.row("z"),
+        lambda view: view.at("z"),
+        lambda view: view.load("z"),
+        lambda view: view.size("z", 0),
+        lambda view: view.held("z", 0),
+    ],
+    ids=["row", "at", "load", "size", "held"],
+)
+def test_view_of_requests_names_the_one_that_is_unknown(ask: Callable[[Any], object]) -> None:
+    """As the verbs do."""
+    with pytest.raises(MisuseError, match=r"^request z: it is not known \(add it first"):
+        ask(make_ledger().requests)

@@ -38,7 +38,6 @@ from blocklife.states import Block, Job, Request, Slot
 from tests.worlds import (
     BOTH,
     behind_fence,
-    block_of,
     in_flight,
     keys,
     make_ledger,
@@ -641,7 +640,7 @@ def test_skip_puts_nulls_where_nothing_is_kept() -> None:
     """They stand for places in the order of the table, in their group only, and a release passes them over."""
     ledger = make_ledger(groups=2)
     ledger.skip("a", 2, 1)
-    first = block_of(ledger.allocate("a", 1, 1))
+    (first,) = ledger.allocate("a", 1, 1).lives
     ledger.skip("a", 1, 1)
     table = ledger.table("a", 1)
     ledger.release("a", [0, 2], 1)

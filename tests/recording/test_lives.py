@@ -324,7 +324,7 @@ def test_block_that_is_handed_out_under_its_copy_tells_all_of_it(tmp_path: Path)
 
     assert [span.state for span in old.spans] == ["ALLOCATED", "SEALED", "PENDING_STORE", "IN_FLIGHT"]
     assert [span.state for span in new.spans] == ["FLUSHED", "ALLOCATED"]
-    assert (old.epoch, new.epoch, new.end, old.jobs, new.jobs) == (0, 1, None, (1,), (1,))
+    assert (old.epoch, new.epoch, new.end, old.jobs, new.jobs) == (1, 2, None, (1,), (1,))
     assert reasons(lives, "block", 1)[2:] == [
         ("plan_store", "because store 1 was planned"),
         ("submit", "because store 1 was submitted"),
@@ -479,7 +479,7 @@ def test_job_that_is_only_planned_has_a_life(tmp_path: Path) -> None:
 
 HEAD = {
     "blocklife": "recording",
-    "version": 2,
+    "version": 3,
     "limits": {"num_blocks": 4, "num_slots": 4, "max_jobs": 4, "max_requests": 4, "num_workers": 1},
     "contract": "fence",
 }

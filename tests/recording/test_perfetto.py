@@ -34,7 +34,7 @@ Events = list[dict[str, Any]]
 UNIX = 1_700_000_000_000_000_000
 
 HEAD = (
-    '{"blocklife":"recording","version":2,"limits":{"num_blocks":4,"num_slots":2,"max_jobs":2,"max_requests":2,"num_workers":1},'
+    '{"blocklife":"recording","version":3,"limits":{"num_blocks":4,"num_slots":2,"max_jobs":2,"max_requests":2,"num_workers":1},'
     '"contract":"fence"}'
 )
 

@@ -269,7 +269,7 @@ SPOILED: dict[str, tuple[dict[str, str], Callable[[Lines, int], Lines], str, str
     "block too high": (BLOCK, change(id=100), "limits", "block 100: ids are 1 to 99"),
     "slot too high": (SLOT, change(id=60), "limits", "slot 60: ids are 0 to 59"),
     "epoch not raised": ({**BLOCK, "event": "allocate", "source": "CACHED"}, add("epoch", -1), "epoch", "this row ends a life"),
-    "epoch raised": ({**BLOCK, "event": "seal"}, add("epoch", 1), "epoch", "its epoch is 0 after"),
+    "epoch raised": ({**BLOCK, "event": "seal"}, add("epoch", 1), "epoch", "its epoch is 1 after"),
     "epoch missing": (BLOCK, change(epoch=None), "epoch", "a block has an epoch"),
     "epoch of a slot": (SLOT, change(epoch=1), "epoch", "nothing else has"),
     "job missing": ({**BLOCK, "event": "land"}, change(job=None), "coupling", "the line does not name it"),
@@ -633,8 +633,8 @@ def test_check_wants_every_job_ended_in_a_whole_run(lines: Lines) -> None:
         (b"\x7fELF" + bytes(100_000), "not the head of a recording"),
         (b"timestamp,length\n1,2\n", "not the head of a recording"),
         (b'{"n":1}\n', "not the head of a recording"),
-        (b'{"blocklife":"recording","version":1}\n', "it is of version 1, and 2 can be read"),
-        (b'{"blocklife":"recording","version":2,"contract":"fence"}\n', "its head has no limits"),
+        (b'{"blocklife":"recording","version":1}\n', "it is of version 1, and 3 can be read"),
+        (b'{"blocklife":"recording","version":3,"contract":"fence"}\n', "its head has no limits"),
     ],
 )
 def test_check_refuses_what_is_no_recording(data: bytes, complaint: str) -> None:

@@ -76,7 +76,7 @@ def parsed(path: Path) -> Lines:
 def head(**limits: int) -> dict[str, Any]:
     """A head that can be read."""
     sizes = {"num_blocks": 5, "num_slots": 3, "max_jobs": 4, "max_requests": 2, "num_workers": 1, **limits}
-    return {"blocklife": "recording", "version": 2, "limits": sizes, "contract": "fence"}
+    return {"blocklife": "recording", "version": 3, "limits": sizes, "contract": "fence"}
 
 
 def written(path: Path, *lines: Mapping[str, object]) -> str:

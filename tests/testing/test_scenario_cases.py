@@ -186,6 +186,54 @@ def test_policy_that_an_engine_cannot_answer_is_left_out() -> None:
     assert run("[end]\npolicy.out = []").outcome is Outcome.OTHER_POLICY
 
 
+# --- a driver that names wrong owners ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda job: None, "EngineStep.owners must map the job of each copy to its request, not None"),
+        (lambda job: ["a"], "EngineStep.owners must map the job of each copy to its request, not ['a']"),
+        (
+            lambda job: {"a": job},
+            "EngineStep.owners names copy 'a', and the copies of this step are 1 (map the job of each order to its request)",
+        ),
+        (
+            lambda job: {job: "req-0"},
+            "EngineStep.owners says that copy 1 is of request 'req-0', and the requests are 'a' (use the name that arrive was "
+            "given, and '' for a copy of no request)",
+        ),
+    ],
+    ids=["nothing", "list", "reversed", "other names"],
+)
+def test_wrong_owner_is_named(wrong: Callable[[int], Mapping[int, str]], said: str) -> None:
+    """At the step that names it, and not where the scenario asks for a copy of that request."""
+
+    class Misnaming(OurDriver):
+        def step(self, **told: object) -> EngineStep:
+            found = super().step(**told)  # type: ignore[arg-type]
+            return evolve(found, owners=wrong(found.orders.stores[0].job)) if found.orders.stores else found
+
+    verdict = run("", Misnaming)
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.message.endswith(f": the driver is wrong: {said}"), verdict.message
+    assert verdict.message.startswith("x.toml:16: step 3 (tick)"), verdict.message
+
+
+def test_copy_without_an_owner_is_hinted_at() -> None:
+    """Where the scenario asks for a copy of a request, and there is one of which no request is known."""
+
+    class Silent(OurDriver):
+        def step(self, **told: object) -> EngineStep:
+            return evolve(super().step(**told), owners={})  # type: ignore[arg-type]
+
+    verdict = run('[[step]]\ndo = "check"\nexpect.state = { "the store of a" = "DONE" }', Silent)
+    assert (
+        "no such copy as the store of a: 0 stores of a were planned by now; 1 store has no request (EngineStep.owners)"
+        in str(verdict)
+    )
+
+
 # --- an engine that copies block by block -----------------------------------------------------------------------------------
 
 

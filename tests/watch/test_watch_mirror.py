@@ -1111,8 +1111,8 @@ def test_a_violation_is_a_story() -> None:
 
     assert text.splitlines()[0].startswith("I1 at step 2: ")
     assert RULES["I1"] in text
-    assert "step 1, life 0: handed out to a (group 0, position 0)" in text
-    assert "step 1, life 0: job 7 stores it of request a" in text
+    assert "step 1, life 1: handed out to a (group 0, position 0)" in text
+    assert "step 1, life 1: job 7 stores it of request a" in text
     assert "step 2: the prefix cache is reset" in text
     assert text.endswith("to draw it: draw --block 1")
 

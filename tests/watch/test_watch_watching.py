@@ -93,7 +93,7 @@ def test_log_writes_one_line(caplog: pytest.LogCaptureFixture) -> None:
     line = caplog.records[0].getMessage()
     assert "\n" not in line
     assert "I1 at step 2" in line
-    assert line.endswith("(block 1, life 0, request b, job 0)")
+    assert line.endswith("(block 1, life 1, request b, job 0)")
 
 
 def test_a_flood_of_one_rule_is_one_line_in_a_while(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,10 +30,12 @@ from itertools import islice
 
 from attrs import define, frozen
 
+from blocklife.copiers._protocol import check_sizes
 from blocklife.copiers.torch._layout import CopyLayout, KvCache, Regions
 from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
 from blocklife.copiers.torch._streams import DeviceLostError, Stream, StreamDevice, Timer, device_for
 from blocklife.errors import MisuseError
+from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
 _USE = {Direction.STORE: Use.STORE, Direction.LOAD: Use.LOAD}
@@ -96,7 +98,9 @@ class _GpuShare:
 class TorchCopier:
     """A `Copier` between the tensors of a cache and the host's regions. It owns its streams; cache and host are the caller's.
 
-    ``deadline_s`` bounds how long a job may take, from its launch, before it is suspect; None for never.
+    ``deadline_s`` bounds how long a job may take, from its launch, before it is suspect; None for never. With the ``limits`` of
+    the ledger, a cache or regions too small for it are refused; ``places_per_slot`` is how many places of the host are a slot:
+    the blocks of a chunk. Without them, a job that names a place which does not exist fails.
     """
 
     def __init__(
@@ -108,12 +112,16 @@ class TorchCopier:
         device: StreamDevice | None = None,
         deadline_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        limits: Limits | None = None,
+        places_per_slot: int = 1,
     ) -> None:
         if deadline_s is not None and not deadline_s > 0:
             raise MisuseError(f"torch copier: a deadline of {deadline_s} s passes at once (give more than 0, or None)")
         if cache.device.type == "cuda" and not host.pinned:
             raise MisuseError("torch copier: copies from a CUDA device to pageable memory block the host (give pinned memory)")
         self._layout = CopyLayout(cache, host)
+        if limits is not None:
+            check_sizes("torch copier", cache.num_blocks, self._layout.num_places, limits, places_per_slot)
         self._device = device_for(self._layout, clock) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
         self._streams = {use: self._device.stream(use.name.lower()) for use in Use}

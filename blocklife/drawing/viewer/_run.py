@@ -20,6 +20,7 @@ from blocklife.drawing._picture import picture
 from blocklife.drawing._theme import state_colours
 from blocklife.drawing.viewer._packing import packed
 from blocklife.errors import MisuseError
+from blocklife.ledger._ids import FIRST_EPOCH
 from blocklife.recording._checking import CheckVerdict, Illegal
 from blocklife.recording._format import show_name
 from blocklife.recording._lives import LETS_GO, Lives, StepKind
@@ -216,7 +217,7 @@ class _ShownRun:
             start = int(self.targets[lives.kind[before[place]]]) if place in before else 0
             said = list(machine.states.values())[start]
             if place in moved or (place in before and not (said["initial"] or said["final"])):
-                epoch = max(lives.epoch[before[place]], 0) if place in before else 0
+                epoch = max(lives.epoch[before[place]], 0) if place in before else FIRST_EPOCH
                 come = born.get(number, 0) if name == "job" and place not in before else 0
                 chosen.append((names.index(name), number, start, epoch, come, place))
         chosen.sort()

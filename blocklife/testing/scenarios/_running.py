@@ -39,7 +39,7 @@ from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._random_walk import WalkingStage
 from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, SAFETY, SETTINGS, Value
-from blocklife.testing.scenarios._stage import Stage, StageError, UnmetError
+from blocklife.testing.scenarios._stage import AnswerError, Stage, StageError, UnmetError
 from blocklife.testing.worlds._device import DeviceFault
 
 __all__ = [
@@ -345,6 +345,8 @@ class _ScenarioRun:
             raise _Over(outcome, f"{where}: a rule is broken: {stage.in_words(str(fault))}") from fault
         except StageError as problem:
             raise _Over(Outcome.OTHER_POLICY, f"{where}: {problem}") from problem
+        except AnswerError as problem:
+            raise _Over(Outcome.FAILED, f"{where}: the driver is wrong: {problem}") from problem
         except UnmetError as problem:
             raise self.not_so(f"{where}: {problem}") from problem
         except _refusals(stage.driver) as refusal:

@@ -14,8 +14,10 @@ plan that settles. A forward pass runs until its plan settles.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from attrs import define, field
@@ -39,6 +41,8 @@ LIMIT = 64
 PLACES_MAX = 10_000_000
 """Blocks and host places of all workers: the device has each of them."""
 GARBAGE = "garbage"
+_FEW = 8
+"""How many values an error lists."""
 AnswerT = TypeVar("AnswerT")
 
 
@@ -47,8 +51,22 @@ def worded(content: Content) -> str:
     return GARBAGE if content is None else str(content)
 
 
+def _listed(values: Iterable[object]) -> str:
+    """The first few, in words."""
+    first = [repr(value) for value in islice(values, _FEW + 1)]
+    return ", ".join(first[:_FEW]) + (", ..." if len(first) > _FEW else "")
+
+
+def _some(count: int, kind: str) -> str:
+    return f"1 {kind} has" if count == 1 else f"{count} {kind}s have"
+
+
 class StageError(Exception):
     """The scenario asks for something that does not exist: this engine did not get as far as the case."""
+
+
+class AnswerError(Exception):
+    """What a method of the driver returned does not fit what it did: the driver is wrong, whatever the engine does."""
 
 
 class UnmetError(Exception):
@@ -113,7 +131,8 @@ class Stage:
         self.happened = StepOutcome()
         self.pictures: dict[str, object] = {}
         self._passes = 0
-        self._prepared = 0
+        self._prepared: list[str] = []
+        """The requests that `prepare` adds by itself."""
         driver.start(world)
 
     # --- names --------------------------------------------------------------------------------------------------------------
@@ -144,7 +163,9 @@ class Stage:
         own = self.copies_of(request, stores=kind == "store")
         at = ORDINALS.index(which) if which else -1
         if len(own) <= max(at, 0):
-            raise StageError(f"there is no such copy as {text}: {len(own)} {kind}s of {request} were planned by now")
+            unowned = sum(not each.owner and each.order.stores is (kind == "store") for each in self.copies.values())
+            more = f"; {_some(unowned, kind)} no request (EngineStep.owners)" if unowned else ""
+            raise StageError(f"there is no such copy as {text}: {len(own)} {kind}s of {request} were planned by now{more}")
         return own[at]
 
     def copies_of(self, owner: str, *, stores: bool) -> list[tuple[int, ...]]:
@@ -318,6 +339,7 @@ class Stage:
     def carry_out(self, found: EngineStep, *, failing: bool) -> None:
         """Let the workers carry a plan out; launches are reported when the plan settles."""
         orders, what = found.orders, self.happened
+        self.check_owners(found)
         for order in (*orders.loads, *orders.stores):
             owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, order.sizes)
             self.copies[order.job] = SeenCopy(order, owner, sizes, orders.plan)
@@ -337,6 +359,24 @@ class Stage:
         now = [(job, worker) for job, worker, _ in self.device.running()]
         self.launched += [each for each in now if each not in self.begun]
         self.begun.update(now)
+
+    def check_owners(self, found: EngineStep) -> None:
+        """Every owner is a request of the scenario, and has a copy in the orders. Raises `AnswerError`."""
+        owners: object = found.owners
+        if not isinstance(owners, Mapping):
+            raise AnswerError(f"EngineStep.owners must map the job of each copy to its request, not {reprlib.repr(owners)}")
+        planned, known = [order.job for order in (*found.orders.loads, *found.orders.stores)], [*self.requests, *self._prepared]
+        for job, owner in owners.items():
+            if job not in planned:
+                there = f"the copies of this step are {_listed(planned)}" if planned else "this step has no copies"
+                raise AnswerError(
+                    f"EngineStep.owners names copy {reprlib.repr(job)}, and {there} (map the job of each order to its request)"
+                )
+            if owner != "" and owner not in known:
+                raise AnswerError(
+                    f"EngineStep.owners says that copy {job} is of request {reprlib.repr(owner)}, and the requests are "
+                    f"{_listed(known)} (use the name that arrive was given, and '' for a copy of no request)"
+                )
 
     def as_it_lies(self, reads: Iterable[tuple[int, Content]]) -> Iterator[tuple[int, Content]]:
         """The reads of a pass, with partly filled blocks as they really are on the device.
@@ -576,8 +616,8 @@ class Stage:
 
     def do_prepare(self, prompt: str, stride: int | None = None) -> None:
         """Let an extra request compute the prompt and one more token, finish it, and empty the device."""
-        self._prepared += 1
-        name = f"prepared~{self._prepared}"
+        name = f"prepared~{len(self._prepared) + 1}"
+        self._prepared.append(name)
         self.driver.arrive(name, prompt, None)
         self.run_step({}, {name: min(stride or len(prompt), len(prompt))})
         best = idle = 0

@@ -14,7 +14,7 @@ from typing import Protocol
 from attrs import define, field
 
 from blocklife.ledger import Ledger
-from blocklife.ledger._ids import EPOCH_MASK, EPOCH_SHIFT
+from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, LAST_EPOCH, NULL
 from blocklife.ledger.jobs import Allocated, Batch
 from blocklife.states import Block, BlockLife, Request
 
@@ -82,7 +82,8 @@ class PlainLives:
     """Lives in columns, without a ledger. Invariant: a block has a reference exactly while it is ALLOCATED or SEALED."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.epoch = array("I", [0]) * num_blocks
+        self.epoch = array("I", [FIRST_EPOCH]) * num_blocks
+        self.epoch[NULL] = 0
         self.state = bytearray([FREED]) * num_blocks
         self.group = bytearray(num_blocks)
         self._refs = array("I", [0]) * num_blocks
@@ -92,7 +93,7 @@ class PlainLives:
         state, refs, groups = self.state, self._refs, self.group
         for block in blocks:
             if state[block] == CACHED:
-                self.epoch[block] = (self.epoch[block] + 1) & EPOCH_MASK
+                self.epoch[block] = self.epoch[block] % LAST_EPOCH + 1
             state[block], refs[block], groups[block] = ALLOCATED, 1, group
         holder.held.update(dict.fromkeys(blocks, 0))
 
@@ -116,7 +117,7 @@ class PlainLives:
                 state[block] = CACHED
             else:
                 state[block] = FREED
-                self.epoch[block] = (self.epoch[block] + 1) & EPOCH_MASK
+                self.epoch[block] = self.epoch[block] % LAST_EPOCH + 1
 
     def fill(self, blocks: Sequence[int]) -> None:
         """As `FollowedLives` says."""
