@@ -1597,7 +1597,7 @@ def test_number_of_a_block_is_not_one_of_its_lives(epochs: int, many: bool) -> N
         lambda: ledger.seal_many([Seal(0, blocks, named)]),
         lambda: ledger.acquire("b", blocks),
         lambda: ledger.drop(blocks),
-        lambda: ledger.demote(blocks),
+        lambda: ledger.hand_out_first(blocks),
         lambda: ledger.plan_store(bare, range(len(blocks)), named),
         lambda: ledger.plan_group_load("b", [GroupTransfer(bare, list(range(len(blocks))), named)]),
     ]
