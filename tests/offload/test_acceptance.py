@@ -40,8 +40,8 @@ NOT_APPLICABLE: Mapping[str, str] = {
     "A10": "places are never swapped between tiers: a job copies, and both ends stay pinned until it is over",
     "A11": "the copier makes an event for each batch of its own and shares none",
     "A41": "there are no nodes to split: keys name single blocks or chunks, and what a copy holds is pinned place by place",
-    "A42": "there are no parents: content is filed by key alone, and a lookup asks for every key of the prefix itself, so that "
-    "a child without its parent is never a hit",
+    "A42": "there are no parents: content is indexed by key alone, and a lookup asks for every key of the prefix itself, so "
+    "that a child without its parent is never a hit",
     "A47": "there is one ledger and it has listeners; a composite of drivers would be two of them, and each hears every step",
 }
 """Why a case cannot be shown here."""

@@ -131,8 +131,8 @@ def test_driver_is_named_by_module_and_class() -> None:
         (":Naive", "--driver :Naive: write module:Class"),
         ("tests.none:Naive", "cannot be imported (ModuleNotFoundError: No module named 'tests.none')"),
         ("tests.naive:None_", "cannot be imported (AttributeError"),
-        ("tests.naive:SIZE", "SIZE is no class"),
-        ("blocklife.testing.worlds._device:CopyOrder", "CopyOrder is no driver"),
+        ("tests.naive:SIZE", "SIZE is not a class"),
+        ("blocklife.testing.worlds._device:CopyOrder", "CopyOrder is not a driver"),
     ],
 )
 def test_driver_that_cannot_be_is_refused(name: str, said: str) -> None:

@@ -229,7 +229,7 @@ def test_copy_without_an_owner_is_hinted_at() -> None:
 
     verdict = run('[[step]]\ndo = "check"\nexpect.state = { "the store of a" = "DONE" }', Silent)
     assert (
-        "no such copy as the store of a: 0 stores of a were planned by now; 1 store has no request (EngineStep.owners)"
+        "no such copy as the store of a: 0 stores of a were planned so far; 1 store has no request (EngineStep.owners)"
         in str(verdict)
     )
 
@@ -507,5 +507,5 @@ def test_fault_that_cannot_be_seen_is_not_applicable() -> None:
 
     assert {each.outcome for each in verdicts if each.variant["events"] == "shared"} == {Outcome.NOT_APPLICABLE}
     assert {each.message for each in verdicts if each.variant["events"] == "shared"} == {
-        "whether I6 breaks is not seen: Claimless has no claims"
+        "breaking I6 cannot be seen: Claimless has no claims"
     }

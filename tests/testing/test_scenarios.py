@@ -272,7 +272,7 @@ NOT_SO: dict[str, tuple[str, str]] = {
     "hit = { a = 8 }": ("hit", "expected 8 for a; found no lookup"),
     'handed_out = ["block 0 of a"]': ("handed_out", "block 0 of a was not handed out (handed out: none)"),
     'no_room = ["a"]': ("no_room", "expected a; found none"),
-    'state = { "block 5 of a" = "FREED" }': ("state", "there is no block 5 of a: it has had 3 blocks by now"),
+    'state = { "block 5 of a" = "FREED" }': ("state", "there is no block 5 of a: it has had 3 blocks so far"),
     'state = { "the load of a" = "DONE" }': ("state", "there is no such copy as the load of a: 0 loads of a were planned"),
     'holds = { "block 2 of a" = "block 60 of a" }': ("holds", "block 60 of a has no content: a has 209 tokens"),
 }
@@ -299,7 +299,7 @@ UNFIT: dict[str, tuple[str, str]] = {
     'do = "wake"': ("wake", "the engine refuses: the scheduler does not sleep (put it to sleep first)"),
     'do = "wake"\nrefused = "capacity"': ("wake", "expected a refusal for capacity; it was misuse: the scheduler does"),
     'do = "wake"\nrefused = "misuse"\nsays = "no bed"': ("wake", "expected a refusal with 'no bed'; it said: the scheduler"),
-    'do = "tick"\nfault = "I1"': ("tick", "expected that I1 breaks; every rule holds"),
+    'do = "tick"\nfault = "I1"': ("tick", "expected I1 to be broken; every rule holds"),
     'do = "tick"\nuntil = { loaded = ["a"] }': ("tick", "still not after 64 steps: loaded: expected a; found none"),
     'do = "tick"\nexpect.same_as = "stored"\n[[step]]\ndo = "land"\n[[step]]\ndo = "tick"\nexpect.same_as = "stored"': (
         "tick",
@@ -354,7 +354,7 @@ class Forgetful(OurDriver):
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
-        (Clumsy, "it was refused, and has changed something all the same"),
+        (Clumsy, "it was refused, but has changed something"),
         (Broken, "a rule is broken: I4: refs of place 1 say 2, counted 1"),
         (Odd, "the engine raises ZeroDivisionError: of 3 by 0"),
     ],
@@ -383,7 +383,7 @@ def test_rule_that_a_fault_does_not_break_is_told() -> None:
 
     assert verdict.outcome is Outcome.UNSAFE
     assert (
-        "expected that I1 breaks; what broke is I2: worker 0: copy 3 (the load of w) does not wait for the event of step"
+        "expected I1 to be broken; instead: I2: worker 0: copy 3 (the load of w) does not wait for the event of step"
         in verdict.message
     )
 
@@ -707,8 +707,8 @@ def test_variants_are_bounded(values: int, tmp_path: Path) -> None:
         ('do = "pass_time"\nsteps = 9999999999', "'steps' must be at most 1,000,000,000, not 9999999999"),
         (f'do = "arrive"\nrequest = "a"\nprompt = "{"x" * 5000}"', "a prompt has at most 4,096 letters, not 5,000"),
         ('do = "check"\nexpect.count = { free = "< 99999999999" }', "'free' must be a whole number, or a text like '>= 2'"),
-        (f'do = "check"\nexpect.on_device = ["{"9" * 5000}:a"]', "is no content"),
-        (f'do = "check"\nexpect.state = {{ "block {"9" * 5000} of a" = "FREED" }}', "is no block, slot, copy or request"),
+        (f'do = "check"\nexpect.on_device = ["{"9" * 5000}:a"]', "is not content"),
+        (f'do = "check"\nexpect.state = {{ "block {"9" * 5000} of a" = "FREED" }}', "is not a block, slot, copy or request"),
     ],
     ids=lambda each: each[:30],
 )
@@ -800,7 +800,7 @@ def test_driver_that_cannot_tell_what_happened_fails_the_run() -> None:
 
 def test_driver_that_exits_is_unusable() -> None:
     """It does not end the program of others with a status of its own."""
-    with pytest.raises(DriverError, match=r"^x\.toml:10: step 2 \(lookup\): the driver exits with 0 \(a driver raises"):
+    with pytest.raises(DriverError, match=r"^x\.toml:10: step 2 \(lookup\): the driver exits with 0 \(a driver must raise"):
         run_text("", ARRIVE, LOOKUP, driver=Exits)
 
 

@@ -1,9 +1,9 @@
-"""Which scenario files are meant: those that come with the package, and those of a user; and what each asks of a driver.
+"""Finds scenario files, those of the package and those of a user, and tells what each needs of a driver.
 
 Rules of this file:
 
 * The files in `cases/` are package data: a checkout and an installed wheel have the same ones, and there is no second copy.
-* What a scenario needs is computed from its steps and from the tables of `_schema`; nothing here knows any scenario by name.
+* What a scenario needs is computed from its steps and the tables of `_schema`; no scenario is named here.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ SHIPPED = Path(__file__).parent / "cases"
 METHODS = tuple(name for name, each in vars(Driver).items() if inspect.isfunction(each) and not name.startswith("_"))
 """Every method of a driver, in the order of the protocol."""
 REQUIRED = ("start", "arrive", "step", "settle", "table")
-"""Those that every driver has."""
+"""The methods that every driver must have."""
 _SIZES = ("blocks", "slots", "jobs", "lazy_blocks", "seed")
-"""Settings that no engine lacks."""
+"""Settings that every engine has."""
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------
 
 
 def files_of(paths: Sequence[str]) -> list[Path]:
-    """The given files, and all scenario files of the given folders; those of the package where nothing is given.
+    """The given files, and all scenario files of the given folders; those of the package if nothing is given.
 
-    What is neither may be the name of one of the package's, such as ``A01``, ``vllm`` or ``vllm/V1``. Raises `MisuseError` for
-    folders that have none.
+    A path that does not exist may be the name of a scenario of the package, such as ``A01``, ``vllm`` or ``vllm/V1``. Raises
+    `MisuseError` if there is no scenario.
     """
     found: list[Path] = []
     for path in map(_meant, paths or [str(SHIPPED)]):
@@ -75,7 +75,7 @@ def run_files(
 
 
 def needs(scenario: Scenario) -> tuple[str, ...]:
-    """The methods of a driver without which it is not applicable, besides those that every driver has."""
+    """The methods of a driver without which the scenario is not applicable, besides the required ones."""
     asked = _Asked(Geometry.parse(str(scenario.world.get("groups", SETTINGS["groups"].default))).block_tokens)
     for step in scenario.steps:
         asked.step(step)
@@ -85,9 +85,9 @@ def needs(scenario: Scenario) -> tuple[str, ...]:
 
 @define(eq=False)
 class _Asked:
-    """What the steps so far have asked of a driver.
+    """What the steps so far need of a driver.
 
-    Invariant: ``kinds`` has the kind of each name, and ``prompts`` what each request came with.
+    Invariant: ``kinds`` has the kind of each name, and ``prompts`` the prompt of each request.
     """
 
     block_tokens: Sequence[int]
@@ -96,7 +96,7 @@ class _Asked:
     prompts: dict[str, str] = field(factory=dict)
 
     def step(self, step: ScenarioStep) -> None:
-        """What one step calls and asks."""
+        """Add what one step needs."""
         verb = VERBS[step.verb]
         self.methods.update(verb.methods)
         for parameter in verb.parameters:
@@ -118,7 +118,7 @@ class _Asked:
         self.expected(step.expect)
 
     def expected(self, expected: Mapping[str, Value]) -> None:
-        """What expectations ask."""
+        """Add what expectations need."""
         for key, value in expected.items():
             self.methods.update(EXPECTATIONS[key].asks)
             if EXPECTATIONS[key].kind is ValueKind.CONTENTS:
@@ -129,14 +129,14 @@ class _Asked:
                 self.methods.update([f"{self.kind(name)}_state" for name in value])
 
     def contents(self, value: Value) -> None:
-        """Content that has sampled tokens can be named only if the driver tells them."""
+        """Add `tokens` for content with sampled tokens, which only the driver can name."""
         for text in value if isinstance(value, Sequence) else ():
             found = BLOCK.fullmatch(str(text))
             if found and (int(found[1]) + 1) * self.block_tokens[int(found[3] or 0)] > len(self.prompts.get(found[2], "")):
                 self.methods.add("tokens")
 
     def kind(self, text: str) -> str:
-        """What a name stands for; a slot is looked for by its content."""
+        """The kind of thing that a name stands for; a slot is found by its content."""
         if text in self.kinds:
             return self.kinds[text]
         if SLOT.fullmatch(text):
@@ -146,7 +146,7 @@ class _Asked:
 
 
 def worlds(scenario: Scenario) -> dict[str, tuple[Value, ...]]:
-    """The settings that an engine may lack, with the values that some variant gives them."""
+    """The settings that an engine may lack, with their values in all variants."""
     given = {**{key: (value,) for key, value in scenario.world.items()}, **scenario.variants}
     usual = {key: each.default for key, each in SETTINGS.items() if key not in _SIZES}
     return {key: tuple(given[key]) for key in usual if key in given and set(given[key]) != {usual[key]}}

@@ -32,7 +32,7 @@ NOBODY = 0
 """The number of a job that does not exist: a report of it is a stray one."""
 
 
-class Unsupported(Exception):  # noqa: N818 - it is an answer, and no error
+class Unsupported(Exception):  # noqa: N818 - it is an answer, not an error
     """This engine cannot do what a scenario asks for; the message says why."""
 
 
@@ -128,7 +128,7 @@ class SettledPlan:
 
 @frozen
 class RequestProgress:
-    """How far a request is, in tokens."""
+    """The progress of a request, in tokens."""
 
     known: int
     computed: int
@@ -138,7 +138,7 @@ class RequestProgress:
 
 @frozen
 class Problem:
-    """A rule that the engine itself finds broken."""
+    """A rule that the engine itself finds violated."""
 
     rule: str
     """`I1` to `I15`."""
@@ -176,7 +176,7 @@ class Driver:
 
     @staticmethod
     def only(world: EngineSetup, **settings: str | int | bool) -> None:
-        """For `start`: raises `Unsupported` where the world is set up otherwise than the engine always is."""
+        """For `start`: raises `Unsupported` unless the world has these settings, which the engine cannot change."""
         for name, value in settings.items():
             if getattr(world, name) != value:
                 raise Unsupported(f"{name} is always {value} here")
@@ -371,7 +371,7 @@ class Driver:
         self._not("publish")
 
     def attach(self, other: str) -> None:
-        """Add a second connector beside the present one."""
+        """Add a second connector beside the first."""
         self._not("attach")
 
     # --- queries ------------------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ class Driver:
         self._not("tokens")
 
     def progress(self, request: str) -> RequestProgress:
-        """How far a request is."""
+        """The progress of a request."""
         self._not("progress")
 
     def pending(self) -> bool:
@@ -421,7 +421,7 @@ class Driver:
         self._not("windows")
 
     def left_behind(self) -> list[str]:
-        """Everything that differs from the start, content apart."""
+        """Everything that differs from the start, except content."""
         self._not("left_behind")
 
     def picture(self) -> Hashable:
@@ -429,7 +429,7 @@ class Driver:
         self._not("picture")
 
     def problems(self, device: Device) -> Iterable[Problem]:
-        """Rules that the engine itself finds broken, and wrong claims about places that *device* touches."""
+        """Rules that the engine itself finds violated, and wrong claims about places that *device* touches."""
         self._not("problems")
 
     def transitions(self) -> list[str]:

@@ -1,12 +1,12 @@
-"""Scenario files: read with every word checked, and written.
+"""Reading scenario files, with every word checked, and writing them.
 
 Rules of this file:
 
 * A file is refused as a whole, before its first step is taken, in one line that begins with file and line.
-* Nothing is run here, and no engine is known. A `Scenario` is data; `write_scenario` gives back a file that reads as the same.
+* This file runs nothing and knows no engine. A `Scenario` is data; `write_scenario` makes a file that reads as the same.
 
-Theory. `tomllib` says where TOML itself is wrong, and nothing else about lines. `_Lines` therefore finds headers and keys in
-the text a second time; it needs to be right only about files that `tomllib` has accepted.
+Theory. `tomllib` gives line numbers only for errors of TOML itself. So `_Lines` finds headers and keys in the text again; it
+needs to be right only for files that `tomllib` has accepted.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "lazy_blocks": (1, 100_000),
     "deadline": (1, 10**9),
 }
-"""The least and the most of settings that cannot be any number from 0 on."""
+"""The minimum and maximum of settings that cannot be any number from 0 on."""
 COMPARED = re.compile(r"(>=|<=|>|<) ([0-9]{1,9})")
 VARIANTS_MAX = 1000
-"""How often one file is run at most: once for each combination of its variants."""
+"""The most runs of one file: one for each combination of its variants."""
 LETTERS_MAX = 4096
-"""Of a prompt, and of a reply."""
+"""The most letters of a prompt, and of a reply."""
 NUMBER_MAX = 10**9
 MOST: Mapping[str, int] = {"times": 10_000, "actions": 100_000, "slots": 100_000}
-"""The most of what a verb does one after the other, by parameter; of other numbers it is `NUMBER_MAX`."""
+"""The maximum of parameters that repeat something; for other numbers it is `NUMBER_MAX`."""
 
 
 class ScenarioError(MisuseError):
-    """A file that is no scenario; the message begins with the file, and the line where it could be read."""
+    """A file that is not a scenario; the message begins with the file, and the line if it is known."""
 
 
 @frozen(kw_only=True)
@@ -112,7 +112,7 @@ class Scenario:
     end_line: int = field(default=0, eq=False)
 
     def each_variant(self) -> Iterator[dict[str, Value]]:
-        """Every combination of what the variants say; one empty one where there are none."""
+        """Every combination of the variants; a single empty one if there are none."""
         for values in product(*self.variants.values()):
             yield dict(zip(self.variants, values, strict=True))
 
@@ -131,13 +131,13 @@ def _path(text: str) -> tuple[str, ...]:
 
 @define(eq=False)
 class _Lines:
-    """Where headers and keys of a TOML text stand: by section (``step``, which one) and path of keys."""
+    """The lines of headers and keys of a TOML text, by section (``step``, its number) and path of keys."""
 
     where: dict[tuple[str, int, tuple[str, ...]], int] = field(factory=dict)
 
     @classmethod
     def of(cls, text: str) -> _Lines:
-        """Read the text once more, for its lines alone."""
+        """Read the text again, only for its lines."""
         found = cls()
         section, count, prefix = "", 0, tuple[str, ...]()
         numbers: dict[str, int] = {}
@@ -194,7 +194,7 @@ def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
 
 
 def read_scenario(path: str | Path) -> Scenario:
-    """The scenario of a file. Raises `ScenarioError`: no such file, no TOML, or no scenario."""
+    """The scenario of a file. Raises `ScenarioError` if there is no such file, or it is not TOML or not a scenario."""
     try:
         text = read_text(path, "name a scenario file, or a folder of them")
     except MisuseError as problem:
@@ -212,7 +212,7 @@ def parse_scenario(text: str, path: str = "scenario") -> Scenario:
 
 
 def _known(word: str, words: Iterable[str], what: str) -> str:
-    """The words that would have been right, the nearest first."""
+    """A hint with the nearest known word, or all of them."""
     names = list(words)
     near = difflib.get_close_matches(word, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"known {what}: {', '.join(names)}"
@@ -235,7 +235,7 @@ class _ScenarioReader:
     labels: set[str] = field(factory=set)
     groups: int = 1
     workers: int = 1
-    """As many as there are in the variant that has most."""
+    """The number of workers in the variant with the most."""
     variants: Mapping[str, tuple[Value, ...]] = field(factory=dict)
 
     def fail(self, message: str, *path: str) -> NoReturn:
@@ -246,7 +246,7 @@ class _ScenarioReader:
     # --- the file -----------------------------------------------------------------------------------------------------------
 
     def scenario(self, data: Mapping[str, object]) -> Scenario:
-        """Everything, in the order in which a reader meets it."""
+        """Read everything, in the order of the file."""
         for key in data:
             if key not in TOP:
                 if isinstance(data[key], dict | list):
@@ -293,7 +293,7 @@ class _ScenarioReader:
         )
 
     def what_it_tests(self, found: object) -> str:
-        """Safety, or a policy; every file says which."""
+        """What the scenario tests: safety, or a policy."""
         if not isinstance(found, str) or found not in TESTS:
             known = " or ".join(f"'{each}'" for each in TESTS)
             if found is None:
@@ -305,7 +305,7 @@ class _ScenarioReader:
         """What engines may do otherwise, in a scenario that tests safety."""
         policy = self.table(found, "policy")
         if policy and self.tests != SAFETY:
-            self.fail(f"it tests a {self.tests}, so that all it expects is one: write 'expect', not 'policy'", "policy")
+            self.fail(f"it tests a {self.tests}, so every expectation is one: write 'expect', not 'policy'", "policy")
         self.expectations(policy, "policy")
         return policy
 
@@ -339,7 +339,7 @@ class _ScenarioReader:
                 self.fail(f"{key} must be {least} to {most}, not {value}", *path)
 
     def read_variants(self, found: object) -> Mapping[str, tuple[Value, ...]]:
-        """What is run in turn: settings, and words of the file's own that steps name in ``when``."""
+        """The variants: settings, and words of the file's own for ``when``."""
         self.section, self.count = "variants", 0
         variants = self.table(found)
         for key, values in variants.items():
@@ -361,7 +361,7 @@ class _ScenarioReader:
     # --- a step -------------------------------------------------------------------------------------------------------------
 
     def step(self, found: object) -> ScenarioStep:
-        """One step, and what it makes known to later ones."""
+        """One step, and the names that it defines for later ones."""
         step = self.table(found)
         if "do" not in step:
             self.fail(f'it does nothing: write do = "VERB" (known verbs: {", ".join(VERBS)})')
@@ -409,7 +409,7 @@ class _ScenarioReader:
         )
 
     def judged(self, step: Mapping[str, Value]) -> None:
-        """How the step is to end: well, refused, or in a fault."""
+        """How the step must end: successfully, refused, or in a fault."""
         if (refused := step.get("refused", "misuse")) not in COMMON["refused"].choices:
             self.fail(f"refused must be one of {', '.join(COMMON['refused'].choices)}, not {_said(refused)}", "refused")
         if "says" in step and "refused" not in step:
@@ -431,7 +431,7 @@ class _ScenarioReader:
         return values
 
     def bind(self, step: Mapping[str, Value], binds: str, verb: str) -> tuple[str, ...]:
-        """The names under which later steps speak of what this one makes."""
+        """The names of what the step makes, for later steps."""
         if "as" not in step:
             return ()
         if not binds:
@@ -446,19 +446,19 @@ class _ScenarioReader:
         return tuple(map(str, names))
 
     def remember(self, found: Mapping[str, Value]) -> Mapping[str, str]:
-        """Names for what other names lead to."""
+        """Further names for things that have one."""
         for name, value in found.items():
             text = self.check_type(value, str, "a text", "remember", name)
             kind = self.kind_of(text)
             if kind not in ("block", "job", "slot"):
-                self.fail(f"{text!r} is no block, copy or slot", "remember", name)
+                self.fail(f"{text!r} is not a block, copy or slot", "remember", name)
             self.new_name(name, kind, "remember", name)
         return {name: str(value) for name, value in found.items()}
 
     def new_name(self, name: Value, kind: str, *path: str) -> None:
         """A name that no request has; it may move to another thing of its kind."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            self.fail(f"{_said(name)} is no name (letters, digits and . _ ~ -)", *path)
+            self.fail(f"{_said(name)} is not a name (letters, digits and . _ ~ -)", *path)
         if name in self.requests or self.names.get(name, kind) != kind:
             self.fail(f"{name!r} is the name of something else", *path)
         self.names[name] = kind
@@ -466,7 +466,7 @@ class _ScenarioReader:
     # --- values -------------------------------------------------------------------------------------------------------------
 
     def parameter(self, parameter: Parameter, value: Value) -> None:
-        """What a verb takes."""
+        """A parameter of a verb."""
         if parameter.kind is ValueKind.EXPECTATIONS:
             self.expectations(self.table(value, parameter.name), parameter.name)
             return
@@ -474,7 +474,7 @@ class _ScenarioReader:
         if parameter.choices and value not in parameter.choices:
             self.fail(f"{parameter.name} must be one of {', '.join(parameter.choices)}, not {_said(value)}", parameter.name)
         if parameter.name == "request" and parameter.kind is ValueKind.TEXT and not NAME.fullmatch(str(value)):
-            self.fail(f"{_said(value)} is no name for a request (letters, digits and . _ ~ -)", parameter.name)
+            self.fail(f"{_said(value)} is not a name for a request (letters, digits and . _ ~ -)", parameter.name)
         if parameter.name in ("prompt", "reply") and not re.fullmatch(r"[^\s:]+", str(value)):
             self.fail(f"a {parameter.name} has letters without spaces, one for each token, not {_said(value)}", parameter.name)
         if parameter.name in ("prompt", "reply") and len(str(value)) > LETTERS_MAX:
@@ -529,20 +529,20 @@ class _ScenarioReader:
             self.fail(f"{path[-1]!r} must be {bound}, not {value}", *path)
 
     def worker(self, value: Value, *path: str) -> None:
-        """One of those that there are in some variant."""
+        """A worker that exists in some variant."""
         self.number(value, *path)
         if isinstance(value, int) and value >= self.workers:
             self.fail(f"there is no worker {value}: they are numbered from 0 to {self.workers - 1}", *path)
 
     def request(self, value: Value, *path: str) -> None:
-        """A request that has arrived by now."""
+        """A request that has arrived so far."""
         text = self.check_type(value, str, ValueKind.REQUEST.value, *path)
         if text not in self.requests:
             known = ", ".join(sorted(self.requests)) or "none"
-            self.fail(f"no request {text!r} has arrived by now (known requests: {known})", *path)
+            self.fail(f"no request {text!r} has arrived so far (known requests: {known})", *path)
 
     def kind_of(self, text: str, *path: str) -> str:
-        """What a text names: ``block``, ``job``, ``slot``, ``request``, or ```` for nothing; requests in it are checked."""
+        """The kind that a text names: ``block``, ``job``, ``slot``, ``request``, or empty; requests in it are checked."""
         if text in self.names:
             return self.names[text]
         if found := BLOCK.fullmatch(text):
@@ -563,11 +563,11 @@ class _ScenarioReader:
         text = self.check_type(value, str, said, *path)
         found = self.kind_of(text, *path)
         if found != kind:
-            other = f"it is the name of a {found}" if found else f"nothing has this name by now{self.near(text)}"
+            other = f"it is the name of a {found}" if found else f"nothing has this name so far{self.near(text)}"
             self.fail(f"{text!r} is not {said} ({other})", *path)
 
     def near(self, text: str) -> str:
-        """A name that was perhaps meant."""
+        """A hint with the name that may have been meant."""
         close = difflib.get_close_matches(text, [*self.names, *self.requests], 1)
         return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -586,7 +586,7 @@ class _ScenarioReader:
         if BLOCK.fullmatch(text):
             self.kind_of(text, *path)
         elif not (found := CONTENT.fullmatch(text)):
-            self.fail(f"{text!r} is no content (letters, 'GROUP:letters', or 'block 0 of a')", *path)
+            self.fail(f"{text!r} is not content (letters, 'GROUP:letters', or 'block 0 of a')", *path)
         elif int(found[1] or 0) >= self.groups:
             self.fail(f"there is no group {found[1]}: they are numbered from 0 to {self.groups - 1}", *path)
 
@@ -632,7 +632,7 @@ def _request_number(reader: _ScenarioReader, key: str, value: Value, *path: str)
 
 def _state(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
     if not reader.kind_of(key, *path):
-        reader.fail(f"{key!r} is no block, slot, copy or request{reader.near(key)}", *path)
+        reader.fail(f"{key!r} is not a block, slot, copy or request{reader.near(key)}", *path)
     for each in value if isinstance(value, list) else [value]:
         reader.text(each, *path)
 
@@ -703,7 +703,7 @@ _TABLES: Mapping[ValueKind, _Check] = {
 
 
 def _said(value: object) -> str:
-    """A value as the file has it."""
+    """A value as it is in the file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):

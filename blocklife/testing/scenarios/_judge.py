@@ -1,4 +1,4 @@
-"""Checks what a scenario expects; where it does not hold, a sentence says what was expected and what is there."""
+"""Checks the expectations of a scenario; a sentence says what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 def judge(stage: Stage, expected: Mapping[str, Value]) -> str:
-    """The first expectation that does not hold, as a sentence; empty where all do.
+    """The first unmet expectation, as a sentence; empty if all are met.
 
-    Raises `StageError` where one of them names what there is not.
+    Raises `StageError` if one of them names something that does not exist.
     """
     for key, value in expected.items():
         try:
@@ -35,7 +35,7 @@ def judge(stage: Stage, expected: Mapping[str, Value]) -> str:
 
 
 def missing(stage: Stage, wanted: Mapping[str, Value]) -> str:
-    """The same for what is waited for: what there is not may yet come."""
+    """The same for awaited conditions: what does not exist may still come."""
     try:
         return judge(stage, wanted)
     except StageError as problem:
@@ -55,7 +55,7 @@ def _table(value: Value) -> Mapping[str, Value]:
 
 
 def _exactly(wanted: Iterable[int], found: Iterable[int], say: Callable[[int], str]) -> str:
-    """Whether two sets of numbers are one."""
+    """How two sets of numbers differ; empty if they are equal."""
     left, right = set(wanted), set(found)
     if left == right:
         return ""
@@ -63,7 +63,7 @@ def _exactly(wanted: Iterable[int], found: Iterable[int], say: Callable[[int], s
 
 
 def _copies(stage: Stage, names: Iterable[str], found: Sequence[int]) -> str:
-    """Whether these jobs belong to just these copies; of a copy in several jobs, one is enough."""
+    """How these jobs differ from these copies; empty if they are the same. Of a copy in several jobs, one is enough."""
     wanted = list(map(stage.jobs, names))
     if all(set(jobs) & set(found) for jobs in wanted) and set(found) <= {job for jobs in wanted for job in jobs}:
         return ""
@@ -101,7 +101,7 @@ def _hits(stage: Stage, value: Value, length: Callable[[LookedUp], int]) -> str:
     for request, wanted in _table(value).items():
         hit = stage.happened.hits.get(request)
         found: object = "no lookup" if hit is None else "deferred" if hit.deferred else length(hit)
-        if found != wanted and (hit is not None or wanted != 0):  # who does not look up finds nothing
+        if found != wanted and (hit is not None or wanted != 0):  # without a lookup nothing is found
             return f"expected {wanted} for {request}; found {found}"
     return ""
 

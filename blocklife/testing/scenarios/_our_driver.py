@@ -2,8 +2,7 @@
 
 Rules of this file:
 
-* It translates calls, and decides nothing. What the engine of the worlds lacks (single blocks, a full host) goes to the ledger
-  directly.
+* It only translates calls. What the engine of the worlds lacks (single blocks, a full host) goes directly to the ledger.
 * Its refusals have the package's own messages.
 """
 
@@ -50,7 +49,7 @@ from blocklife.testing.worlds._device import Device, Landing
 from blocklife.testing.worlds._engine import Engine, Settings
 
 _SAID = 200
-"""Tokens that a request samples where no end is given."""
+"""Tokens that a request samples if no end is given."""
 _ALIEN = "alien"
 _FREE = states_with(Trait.FREE, Block)
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
@@ -172,7 +171,7 @@ class OurDriver(Driver):
         return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
 
     def table(self, request: str, group: int) -> list[int]:
-        """The blocks of a request; none where it is unknown."""
+        """The blocks of a request; none if it is unknown."""
         if request not in self.ledger.requests:
             return []
         return [life & ID_MASK for life in self.ledger.table(request, group)]
@@ -279,7 +278,7 @@ class OurDriver(Driver):
         self.ledger.unpin("somebody", range(len(self.ledger.slots)))
 
     def crowd_host(self, slots: int) -> bool:
-        """Make room in the tier as for a store, which does not follow."""
+        """Make room in the tier, as for a store."""
         self._crowd += 1
         wanted = [(0, _key(f"0:{_ALIEN}-{self._crowd}-{number}")) for number in range(slots)]
         return self.engine.tier.reserve(wanted) is not None
@@ -345,7 +344,7 @@ class OurDriver(Driver):
         self.ledger.abandon(self._jobs(job))
 
     def submit(self, job: int) -> None:
-        """Submit a job without a plan. The device does not carry it out, so that only its refusal can be tested."""
+        """Submit a job without a plan. The device does not carry it out, so only its refusal can be tested."""
         self.ledger.submit(self._jobs(job))
 
     def flush(self, jobs: Sequence[int]) -> None:
@@ -403,7 +402,7 @@ class OurDriver(Driver):
     def publish(self, content: str) -> None:
         """Not supported."""
         raise Unsupported(
-            "there are no parents: content is filed by key alone, and a lookup asks for every key of the prefix, so that a "
+            "there are no parents: content is indexed by key alone, and a lookup asks for every key of the prefix, so that a "
             "child without its parent is never a hit"
         )
 
@@ -411,7 +410,7 @@ class OurDriver(Driver):
         """Not supported."""
         raise Unsupported("there is one ledger and it has hooks; a second connector would be a second ledger")
 
-    # --- questions ----------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------------
 
     def block_state(self, block: int) -> str:
         """The state in the ledger."""
@@ -434,7 +433,7 @@ class OurDriver(Driver):
         return self.ledger.slots.find(_group(content), _key(content))
 
     def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
-        """What the indexes find; of a slot as many blocks as a load would read."""
+        """What the indexes find; for a slot as many blocks as a load would read."""
         ledger, size = self.ledger, self.world.blocks_per_chunk
         blocks = {place: self._content(key) for _, key, place in ledger.blocks.named()}
         places: dict[int, str] = {}

@@ -55,7 +55,7 @@ class Walk:
         self.stage.check()
 
     def make_room(self) -> None:
-        """A request ran out of blocks and nothing was preempted: preempt the running request that came last."""
+        """If there was no room for a request, preempt the running request that arrived last."""
         running = [name for name in self.alive if self.state(name) == "RUNNING"]
         if self.stage.happened.no_room and len(running) > 1:
             self.stage.driver.preempt(running[-1])
@@ -120,10 +120,10 @@ class Walk:
 
 
 class WalkingStage(Stage):
-    """A stage with all verbs: those of `Stage`, and the one that takes them at random."""
+    """A stage with all verbs: those of `Stage`, and `walk`, which takes them at random."""
 
     def do_walk(self, actions: int) -> None:
-        """Take so many random actions, and then end everything."""
+        """Take *actions* random actions, and then end everything."""
         going = Walk(self, random.Random(self.world.seed))
         for _ in range(actions):
             try:

@@ -2,15 +2,15 @@
 
 Rules of this file:
 
-* A run holds, is unsafe, shows another policy, fails, or is not applicable; where it does not hold, one sentence says why.
-  Nothing passes silently.
-* Whatever an engine raises is an answer: `Unsupported` says that it cannot, a misuse or capacity error that it refuses, a fault
-  of the device that a rule is broken, and any other exception that it has failed.
-* A broken rule of memory is unsafe, whatever the scenario tests. An expectation that is not so is unsafe in a scenario that
-  tests safety, and another policy in one that tests a policy. So is an engine that does not get as far as the case.
+* A run holds, is unsafe, shows another policy, fails, or is not applicable; if it does not hold, one sentence says why. Nothing
+  passes silently.
+* Every exception of an engine has a meaning: `Unsupported`, that it cannot do this; a misuse or capacity error, that it
+  refuses; a fault of the device, that a rule is broken; any other, that it has failed.
+* A broken memory rule is unsafe, whatever the scenario tests. An unmet expectation is unsafe in a scenario that tests safety,
+  and another policy in one that tests a policy. An engine that does not reach the case shows another policy, too.
 
-`specs/scenarios/README.md` tells the format. `read_scenario` reads a file, `write_scenario` makes one, `run_scenario` runs one
-in one variant.
+`specs/scenarios/README.md` describes the format. `read_scenario` reads a file, `write_scenario` makes one, `run_scenario` runs
+one in one variant.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ __all__ = [
 ]
 
 SEEN_IN_CLAIMS = "I6"
-"""The rule that is held against what the engine says can be hit, and against nothing else."""
+"""The rule that is checked only against what the engine claims can be hit."""
 
 
 class DriverError(MisuseError):
-    """A driver that cannot be used, since it raises an error or exits where it must not; the error is the cause."""
+    """A driver that cannot be used, because it raises an error or exits where it must not; the error is the cause."""
 
 
 class Outcome(enum.Enum):
-    """How a run of a scenario ended; the value is what a verdict says."""
+    """How a run of a scenario ended; the value is the word in its verdict."""
 
     HELD = "holds"
-    """All that was expected is so."""
+    """All expectations are met."""
     UNSAFE = "UNSAFE"
-    """A rule of memory is broken, or something that safety rests on is not so."""
+    """A memory rule is broken, or an expectation that safety depends on is not met."""
     OTHER_POLICY = "another policy"
-    """The engine decides otherwise; nothing unsafe was seen."""
+    """The engine decides differently; nothing unsafe was seen."""
     FAILED = "FAILS"
-    """The engine raises an error, or refuses what it has to do."""
+    """The engine raises an error, or refuses what it must do."""
     NOT_APPLICABLE = "not applicable"
     """The engine cannot do what the scenario is about."""
 
@@ -82,7 +82,7 @@ class Outcome(enum.Enum):
 WRONG = frozenset({Outcome.UNSAFE, Outcome.OTHER_POLICY, Outcome.FAILED})
 """The outcomes of a run that did not hold."""
 NOT_SO = {SAFETY: Outcome.UNSAFE, POLICY: Outcome.OTHER_POLICY}
-"""What an expectation that is not so comes to, by what the scenario tests."""
+"""The outcome of an unmet expectation, by what the scenario tests."""
 
 
 @frozen(kw_only=True)
@@ -97,9 +97,9 @@ class ScenarioVerdict:
     variant: Mapping[str, Value]
     outcome: Outcome
     message: str = ""
-    """Where it failed and why; empty where everything held."""
+    """Where it failed and why; empty if it holds."""
     reason: str = ""
-    """Why it is not applicable, without the place; the same for every run that has the same reason."""
+    """Why it is not applicable, without the place, so that equal reasons can be counted."""
     steps: int = 0
     """Steps that were taken."""
     log: tuple[str, ...] = field(default=(), repr=False)
@@ -111,7 +111,7 @@ class ScenarioVerdict:
         return f"{self.scenario}{f' ({which})' if which else ''}: {self.outcome.value}{said}"
 
     def record(self) -> dict[str, object]:
-        """For machines."""
+        """The verdict as data for JSON."""
         return {**asdict(self), "outcome": self.outcome.name.lower(), "variant": dict(self.variant), "log": list(self.log)}
 
 
@@ -120,7 +120,7 @@ def _plain(value: Value) -> str:
 
 
 class _Over(Exception):  # noqa: N818 - how a run ends
-    """The run is over, and how."""
+    """The run is over, with this outcome."""
 
     def __init__(self, outcome: Outcome, message: str = "", reason: str = "") -> None:
         super().__init__(message)
@@ -166,7 +166,7 @@ def run_scenario(
     )
 
 
-_RAISES = "a driver raises what is wrong, and ends no program"
+_RAISES = "a driver must raise an error and not exit"
 
 
 def _in_words(problem: BaseException) -> str:
@@ -174,7 +174,7 @@ def _in_words(problem: BaseException) -> str:
 
 
 def _traceback(problem: BaseException) -> list[str]:
-    """The traceback of what an engine has raised, from where the runner has called it."""
+    """The traceback of an engine's error, from the point where the runner called the engine."""
     frames = list(traceback.walk_tb(problem.__traceback__))
     ours = {_ScenarioRun.all.__code__.co_filename, Stage.take.__code__.co_filename}
     first = next((at for at, (frame, _) in enumerate(frames) if frame.f_code.co_filename not in ours), 0)
@@ -200,11 +200,11 @@ class _ScenarioRun:
         self.lines: list[str] = []
         self.taken = 0
         self.differs: list[str] = []
-        """What the engine decides otherwise, in a scenario that tests safety."""
+        """Unmet policies, in a scenario that tests safety."""
         self.where = scenario.path
 
     def all(self, make: Callable[[], Driver]) -> None:
-        """Every step that this variant takes, and the end. Raises `_Over` where that is not all."""
+        """Take every step of this variant, and check the end. Raises `_Over` if the run ends early."""
         stage = self.stage(make)
         for number, step in enumerate(self.scenario.steps, start=1):
             if all(self.variant[key] in values for key, values in step.when.items()):
@@ -220,7 +220,7 @@ class _ScenarioRun:
         self.guarded(stage, where, lambda: self.compare(stage, self.scenario.end_policy, where))
 
     def stage(self, make: Callable[[], Driver]) -> Stage:
-        """A new engine and its device."""
+        """Make a new engine and its device."""
         try:
             driver = make()
         except Unsupported as reason:
@@ -239,18 +239,18 @@ class _ScenarioRun:
             raise self.raised(f"{self.scenario.path}: the engine cannot be made: it raises", problem) from problem
 
     def noted(self, stage: Stage, step: ScenarioStep, where: str) -> None:
-        """One step; if it fails, its note is part of the message."""
+        """Take one step; if it fails, its note becomes part of the message."""
         try:
             self.one(stage, step, where)
         except _Over as over:
             if over.outcome in WRONG and step.note:
                 over.message += f" (the step: {step.note})"
-            with contextlib.suppress(Exception):  # the step is what has failed, whatever the engine still says
+            with contextlib.suppress(Exception):  # the failed step is what counts, whatever else the engine raises
                 self.tell(stage)
             raise
 
     def one(self, stage: Stage, step: ScenarioStep, where: str) -> None:
-        """One step, which succeeds, is refused or breaks a rule, as expected; then its expectations."""
+        """Take one step, which must succeed, be refused or break a rule; then check its expectations."""
         if step.refused:
             self.guarded(stage, where, lambda: self.refused(stage, step, where))
         elif step.fault:
@@ -263,7 +263,7 @@ class _ScenarioRun:
         self.guarded(stage, where, lambda: self.compare(stage, step.policy, where))
 
     def take(self, stage: Stage, step: ScenarioStep) -> None:
-        """The verb, with the names of what it is told to wait for."""
+        """Take the verb; ``until`` becomes a function that tells what is missing."""
         until = step.arguments.get("until")
         if isinstance(until, Mapping):
             waited = {**step.arguments, "until": lambda: missing(stage, until)}
@@ -288,7 +288,7 @@ class _ScenarioRun:
         else:
             raise self.not_so(f"{where}: expected a refusal; it was done")
         if before is not None and stage.picture() != before:
-            raise self.not_so(f"{where}: it was refused, and has changed something all the same")
+            raise self.not_so(f"{where}: it was refused, but has changed something")
         stage.check()
 
     def fault(self, stage: Stage, step: ScenarioStep, where: str) -> None:
@@ -298,7 +298,7 @@ class _ScenarioRun:
         except DeviceFault as fault:
             if fault.rule != step.fault:
                 raise _Over(
-                    Outcome.UNSAFE, f"{where}: expected that {step.fault} breaks; what broke is {stage.in_words(str(fault))}"
+                    Outcome.UNSAFE, f"{where}: expected {step.fault} to be broken; instead: {stage.in_words(str(fault))}"
                 ) from fault
             self.say(f"    as expected: {stage.in_words(str(fault))}")
             return
@@ -306,16 +306,16 @@ class _ScenarioRun:
             try:
                 stage.driver.claims()
             except Unsupported as reason:
-                raise _Over(Outcome.NOT_APPLICABLE, f"whether {step.fault} breaks is not seen: {reason}", str(reason)) from None
-        raise self.not_so(f"{where}: expected that {step.fault} breaks; every rule holds")
+                raise _Over(Outcome.NOT_APPLICABLE, f"breaking {step.fault} cannot be seen: {reason}", str(reason)) from None
+        raise self.not_so(f"{where}: expected {step.fault} to be broken; every rule holds")
 
     def expect(self, stage: Stage, expected: Mapping[str, Value], where: str) -> None:
-        """What must hold now."""
+        """Check expectations."""
         if problem := judge(stage, expected):
             raise self.not_so(f"{where}: {problem}")
 
     def compare(self, stage: Stage, policy: Mapping[str, Value], where: str) -> None:
-        """What the engine may do otherwise; what it cannot answer is left out."""
+        """Check policies; those that the engine cannot answer are skipped."""
         for key, value in policy.items():
             try:
                 problem = missing(stage, {key: value})
@@ -327,7 +327,7 @@ class _ScenarioRun:
                 self.say(f"    another policy: {problem}")
 
     def not_so(self, message: str) -> _Over:
-        """The end of a run in which something is not as the scenario expects."""
+        """The end of a run with an unmet expectation."""
         return _Over(NOT_SO[self.scenario.tests], message)
 
     def guarded(self, stage: Stage, where: str, act: Callable[[], None], *, faults: bool = False) -> None:
@@ -352,12 +352,12 @@ class _ScenarioRun:
         except _refusals(stage.driver) as refusal:
             raise _Over(Outcome.FAILED, f"{where}: the engine refuses: {refusal}") from refusal
         except InvariantError as broken:
-            raise self.raised(f"{where}: the engine finds itself broken:", broken, Outcome.UNSAFE) from broken
+            raise self.raised(f"{where}: the engine reports a broken invariant:", broken, Outcome.UNSAFE) from broken
         except Exception as problem:
             raise self.raised(f"{where}: the engine raises", problem) from problem
 
     def raised(self, said: str, problem: Exception, outcome: Outcome = Outcome.FAILED) -> _Over:
-        """The end of a run in which the engine has raised an error: the traceback goes into the log, if there is one."""
+        """The end of a run in which the engine raised an error; the traceback goes into the log, if there is one."""
         name = "" if isinstance(problem, InvariantError) else f" {type(problem).__name__}:"
         self.lines += [f"    {line}" for line in _traceback(problem)] if self.log else []
         return _Over(outcome, f"{said}{name} {problem}" + ("" if self.log else " (-v shows the traceback)"))
@@ -375,7 +375,7 @@ class _ScenarioRun:
 
 
 def _refusals(driver: Driver) -> tuple[type[Exception], ...]:
-    """What an engine refuses with; a driver need not be a `Driver`."""
+    """The errors by which an engine refuses; a driver need not be a subclass of `Driver`."""
     own: tuple[type[Exception], ...] = getattr(driver, "refusals", ())
     return (MisuseError, CapacityError, *own)
 
@@ -397,7 +397,7 @@ def _value(value: Value) -> str:
 
 
 def driver_named(name: str) -> Callable[[], Driver]:
-    """The driver that ``module:Class`` names, from the present folder too. Raises `MisuseError` with the reason."""
+    """The driver that ``module:Class`` names, also from the current folder. Raises `MisuseError` with the reason."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise MisuseError(f"--driver {name}: write module:Class")
@@ -410,11 +410,11 @@ def driver_named(name: str) -> Callable[[], Driver]:
     except Exception as problem:
         raise DriverError(f"--driver {name}: it cannot be imported ({_in_words(problem)})") from problem
     if not callable(found):
-        raise MisuseError(f"--driver {name}: {attribute} is no class")
+        raise MisuseError(f"--driver {name}: {attribute} is not a class")
     missing = [each for each in ("start", "arrive", "step", "settle", "table") if not hasattr(found, each)]
     if missing:
         raise MisuseError(
-            f"--driver {name}: {attribute} is no driver (it has no {missing[0]}; see blocklife/testing/scenarios/_driver.py)"
+            f"--driver {name}: {attribute} is not a driver (it has no {missing[0]}; see blocklife/testing/scenarios/_driver.py)"
         )
     driver: Callable[[], Driver] = found
     return driver

@@ -2,12 +2,12 @@
 
 Rules of this file:
 
-* Each method ``do_VERB`` is one verb; it takes the names of the file, and turns them into places, jobs and contents.
-* The device gets what the driver told the workers, and nothing else. It judges every step; `check` judges the rest.
-* A scenario that asks for what does not exist (a copy that does not run) raises a `StageError`, which is never a refusal.
+* Each method ``do_VERB`` is one verb; it translates the names of the file into places, jobs and contents.
+* The device gets only what the driver told the workers. It checks every step; `check` checks the rest.
+* A scenario that refers to something that does not exist (a copy that does not run) raises a `StageError`, never a refusal.
 
-Theory. What the file calls a copy is all that one step plans for a request in one direction: one job of many blocks, or a job
-for each block, as the engine likes. A plan is carried out when it is made. Reports of copies that have landed wait for the next
+Theory. A copy in a file is all that one step plans for a request in one direction: one job of many blocks, or a job for each
+block, as the engine chooses. A plan is executed when it is made. Reports of copies that have landed wait for the next
 plan that settles. A forward pass runs until its plan settles.
 """
 
@@ -37,9 +37,9 @@ from blocklife.testing.scenarios._format import BLOCK, CONTENT, JOB, ORDINALS, S
 from blocklife.testing.worlds._device import Content, CopyOrder, Device, DeviceFault, Landing, Pass
 
 LIMIT = 64
-"""How many steps an awaited condition may take."""
+"""The most steps to wait for a condition."""
 PLACES_MAX = 10_000_000
-"""Blocks and host places of all workers: the device has each of them."""
+"""The most blocks and host places of all workers together: the device simulates each of them."""
 GARBAGE = "garbage"
 _FEW = 8
 """How many values an error lists."""
@@ -47,7 +47,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 def worded(content: Content) -> str:
-    """The content of a place, in words."""
+    """The content of a place, for messages."""
     return GARBAGE if content is None else str(content)
 
 
@@ -62,7 +62,7 @@ def _some(count: int, kind: str) -> str:
 
 
 class StageError(Exception):
-    """The scenario asks for something that does not exist: this engine did not get as far as the case."""
+    """The scenario refers to something that does not exist: this engine does not reach the case."""
 
 
 class AnswerError(Exception):
@@ -70,7 +70,7 @@ class AnswerError(Exception):
 
 
 class UnmetError(Exception):
-    """What a verb expects by itself is not so: nothing comes to an end, or there is room where there must be none."""
+    """A condition of a verb itself is not met: copies do not end, or there is room where there must be none."""
 
 
 @define(eq=False)
@@ -90,7 +90,7 @@ class SeenCopy:
 
 @define(eq=False)
 class StepOutcome:
-    """The outcome of one step of a scenario, with all of its engine steps."""
+    """The outcome of one step of a scenario, over all of its engine steps."""
 
     stores: list[int] = field(factory=list)
     loads: list[int] = field(factory=list)
@@ -105,7 +105,7 @@ class StepOutcome:
 
 
 class Stage:
-    """One run of one scenario in one variant: every verb of a scenario is a method, but for `walk`, which plays the others."""
+    """One run of one scenario in one variant. Every verb is a method, except `walk`, which is in `WalkingStage`."""
 
     def __init__(self, driver: Driver, world: EngineSetup) -> None:
         self.driver = driver
@@ -147,7 +147,7 @@ class Stage:
         table = self.seen.get((found[2], int(found[3] or 0)), [])
         position = int(found[1])
         if position >= len(table) or not table[position]:
-            raise StageError(f"there is no {text}: it has had {sum(map(bool, table))} blocks by now")
+            raise StageError(f"there is no {text}: it has had {sum(map(bool, table))} blocks so far")
         return table[position]
 
     def jobs(self, text: str) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ class Stage:
         if len(own) <= max(at, 0):
             unowned = sum(not each.owner and each.order.stores is (kind == "store") for each in self.copies.values())
             more = f"; {_some(unowned, kind)} no request (EngineStep.owners)" if unowned else ""
-            raise StageError(f"there is no such copy as {text}: {len(own)} {kind}s of {request} were planned by now{more}")
+            raise StageError(f"there is no such copy as {text}: {len(own)} {kind}s of {request} were planned so far{more}")
         return own[at]
 
     def copies_of(self, owner: str, *, stores: bool) -> list[tuple[int, ...]]:
@@ -190,7 +190,7 @@ class Stage:
             return f"{group}:{said[:end]}"
         parts = CONTENT.fullmatch(text)
         if parts is None:
-            raise StageError(f"{text!r} is no content")
+            raise StageError(f"{text!r} is not content")
         return f"{int(parts[1] or 0)}:{parts[2]}"
 
     def slot(self, text: str) -> int:
@@ -200,7 +200,7 @@ class Stage:
         found = SLOT.fullmatch(text)
         slot = self.driver.slot_of(self.content(found[1])) if found else None
         if slot is None:
-            raise StageError(f"{text} is nowhere: no slot has that content, or is to get it")
+            raise StageError(f"{text} does not exist: no slot has or will get this content")
         return slot
 
     def kind(self, text: str) -> str:
@@ -311,7 +311,7 @@ class Stage:
                     if there[place] != content:
                         name = self.said(place) if what == "block" else f"{what} {place}"
                         raise DeviceFault(
-                            "I6", f"{name} is found as {content}, and holds {worded(there[place])} on worker {worker.rank}"
+                            "I6", f"{name} is found as {content}, but holds {worded(there[place])} on worker {worker.rank}"
                         )
         for problem in self.asked(lambda: list(self.driver.problems(self.device)), none):
             raise DeviceFault(problem.rule, problem.message)
@@ -379,7 +379,7 @@ class Stage:
                 )
 
     def as_it_lies(self, reads: Iterable[tuple[int, Content]]) -> Iterator[tuple[int, Content]]:
-        """The reads of a pass, with partly filled blocks as they really are on the device.
+        """The reads of a pass, with partly filled blocks as they are on the device.
 
         Tokens that were computed and rolled back stay there, behind the valid ones; a pass reads the valid ones only.
         """
@@ -478,7 +478,7 @@ class Stage:
             end = now.computed + now.in_flight
             more = min(tokens - end, max(1, now.known - end))
             self.run_step({request: more} if more > 0 else {}, {})
-        raise StageError(f"{request} stands at {self.driver.progress(request)} after {LIMIT} steps")
+        raise StageError(f"{request} is at {self.driver.progress(request)} after {LIMIT} steps")
 
     def do_lookup(self, request: str) -> None:
         """Look a request up; the hit becomes the outcome of the step."""
@@ -565,7 +565,7 @@ class Stage:
         self.driver.wake()
 
     def do_lose_worker(self, worker: int) -> None:
-        """Lose a worker with its memory. Here and below the engine is asked first: what it refuses has not happened."""
+        """Lose a worker with its memory. Here and below the engine comes first: what it refuses does not happen."""
         self.driver.lose_worker(self.worker(worker))
         self.device.lose(worker)
 
@@ -584,7 +584,7 @@ class Stage:
         self.prove_quiet(self.out() if copies is None else [job for text in copies for job in self.jobs(text)])
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
-        """Stop the copies on the device, and then tell the engine, so that the proof is true."""
+        """Stop the copies on the device first and then tell the engine, so that the proof is true."""
         for worker in self.device.workers:
             for job in jobs:
                 if job in worker.copies:

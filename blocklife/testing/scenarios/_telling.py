@@ -1,4 +1,4 @@
-"""What the command line says of scenarios: how runs ended, what there is, and what a driver has to have for which."""
+"""The output of the command line for scenarios: results of runs, lists of scenarios, and the methods that they need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict
 from blocklife.testing.scenarios._schema import TESTS
 
 _NAMED = 8
-"""Scenarios that a line names; of more it says how many there are."""
+"""The most scenarios that a line names; the others are counted."""
 _COUNTED: Mapping[Outcome, str] = {
     Outcome.HELD: "hold",
     Outcome.UNSAFE: "unsafe",
@@ -26,7 +26,7 @@ _COUNTED: Mapping[Outcome, str] = {
 
 
 def told(verdicts: Iterable[ScenarioVerdict], *, log: bool = False, as_json: bool = False) -> Iterator[str]:
-    """What ``scenario run`` prints: every run that did not hold, all of them with *log*, and a summary."""
+    """The output of ``scenario run``: every run that did not hold, with *log* all runs, and a summary."""
     found = []
     for each in verdicts:
         found.append(each)
@@ -41,7 +41,7 @@ def told(verdicts: Iterable[ScenarioVerdict], *, log: bool = False, as_json: boo
 
 
 def summary(verdicts: Sequence[ScenarioVerdict]) -> Iterator[str]:
-    """Why runs were not applicable, each reason once; how many scenarios hold, by what they test; how many runs ended how."""
+    """Each reason why runs were not applicable; how many scenarios hold, by what they test; the number of each outcome."""
     reasons = Counter(each.reason for each in verdicts if each.outcome is Outcome.NOT_APPLICABLE)
     for reason, count in reasons.most_common():
         names = dict.fromkeys(each.scenario for each in verdicts if each.reason == reason)
@@ -55,7 +55,7 @@ def summary(verdicts: Sequence[ScenarioVerdict]) -> Iterator[str]:
 
 
 def _scenarios(verdicts: Sequence[ScenarioVerdict]) -> str:
-    """A scenario holds if a run of it does and no run does not; runs that are not applicable say nothing."""
+    """Counts of scenarios. One holds if some run of it holds and none fails; runs that are not applicable do not count."""
     by_name: dict[str, set[Outcome]] = {}
     for each in verdicts:
         by_name.setdefault(each.scenario, set()).add(each.outcome)
@@ -76,11 +76,11 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------------
+# --- lists --------------------------------------------------------------------------------------------------------------------
 
 
 def list_files(paths: Sequence[str]) -> Iterator[str]:
-    """Two lines for each scenario: what it is about and what it tests; the worlds and the methods that it needs."""
+    """Two lines per scenario: its title and what it tests; the worlds and the methods that it needs."""
     for each in _read(paths):
         runs = sum(1 for _ in each.each_variant())
         source = f" ({each.source})" if each.source else ""
@@ -96,7 +96,7 @@ def _plain(value: object) -> str:
 
 
 def list_methods(paths: Sequence[str]) -> Iterator[str]:
-    """One line for each method of a driver: by how many scenarios it is needed, and by which."""
+    """One line per method of a driver: how many scenarios need it, and which."""
     scenarios = list(_read(paths))
     using = {method: [each.id for each in scenarios if method in needs(each)] for method in METHODS if method not in REQUIRED}
     width = max(map(len, METHODS))
@@ -106,7 +106,7 @@ def list_methods(paths: Sequence[str]) -> Iterator[str]:
 
 
 def record(scenario: Scenario) -> dict[str, object]:
-    """For machines."""
+    """A scenario as data for JSON."""
     return {
         "scenario": scenario.id,
         "title": scenario.title,
@@ -120,7 +120,7 @@ def record(scenario: Scenario) -> dict[str, object]:
 
 
 def list_records(paths: Sequence[str]) -> Iterator[str]:
-    """One JSON line for each scenario."""
+    """One line of JSON per scenario."""
     yield from (json.dumps(record(each)) for each in _read(paths))
 
 
