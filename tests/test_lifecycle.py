@@ -521,6 +521,36 @@ def test_guard_says_in_its_own_words_what_is_in_the_way() -> None:
         column.fire(BerthLife.scrap.event, [0])
 
 
+@pytest.mark.parametrize(
+    "ids", [[0, 2, 3], np.array([0, 2, 3]), slice(0, 4), slice(3, None, -1)], ids=["list", "array", "slice", "backwards"]
+)
+def test_column_fills_the_payload_of_fire_into_the_refusal(ids: list[int] | NDArray[np.int64] | slice) -> None:
+    """One value for all, or the value of the place that refuses."""
+    column = Column(BerthLife.table, 4)
+    column.fire(BerthLife.dock.event, slice(0, 4))
+    order = list(range(4))[ids] if isinstance(ids, slice) else list(ids)
+    facts = np.array([place != 2 for place in order], dtype=np.uint8)
+    crew, ship = np.array([3 * (place == 2) for place in order]), np.array([f"Argo {place}" for place in order])
+    event = BerthLife.scrap.event
+
+    with pytest.raises(
+        RefusedError, match=r"^berth 2: cannot SCRAP while TAKEN: 3 sailors are still on board of Argo 2 "
+    ) as one:
+        column.fire(event, ids, facts, {"crew": crew, "ship": ship})
+    assert one.value.place == 2
+    assert one.value.__cause__ is None
+    with pytest.raises(RefusedError, match=r"TAKEN: 5 sailors are still on board of Argo "):
+        column.fire(event, ids, facts, {"crew": 5, "ship": "Argo"})
+    assert column.count()[Berth.TAKEN] == 4
+
+
+def test_column_that_has_no_row_says_so_whatever_the_payload() -> None:
+    """The guard is not asked where no row has it."""
+    column = Column(BerthLife.table, 1)
+    with pytest.raises(RefusedError, match=r"^berth 0: cannot SCRAP while EMPTY: no ship in it"):
+        column.fire(BerthLife.scrap.event, [0], 1, {"crew": 0, "ship": "Argo"})
+
+
 def test_refusal_of_several_guards_names_each() -> None:
     """A docstring becomes a part of the sentence, unless it begins with a name; without one the guard's name stands there."""
     berth = BerthLife()

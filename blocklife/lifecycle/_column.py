@@ -95,8 +95,15 @@ class Column:
                 self.taken[row] += times
 
     def fire(self, event: Event, ids: Ids, facts: Facts = 0, payload: Mapping[str, object] = NO_PAYLOAD) -> None:
-        """Ask, commit and call the hooks, where one column moves alone. *payload* is passed on to the hooks."""
-        rows = self.ask(event, ids, facts)
+        """Ask, commit and call the hooks, where one column moves alone.
+
+        *payload* is passed on to the hooks, and to the text of a guard that fails; a value that is an array has one entry for
+        each place.
+        """
+        try:
+            rows = self.ask(event, ids, facts)
+        except RefusedError as refusal:
+            raise self.refusal_among(event, ids, refusal, payload) from None
         self.commit(ids, rows)
         if self._hooks is not None:
             self.tell(event, ids, rows, payload)
@@ -168,6 +175,16 @@ class Column:
     def refusal(self, event: Event, place: int, payload: Mapping[str, object] = NO_PAYLOAD) -> RefusedError:
         """The error to raise when one place refuses *event*, with what is known of its payload."""
         return self.table.refusal(self.thing(place), self.at(place), event.name, place, payload)
+
+    def refusal_among(self, event: Event, ids: Ids, refusal: RefusedError, payload: Mapping[str, object]) -> RefusedError:
+        """The same refusal by one of some places, with the payload of a batch; of its arrays, the entry of that place."""
+        place = int(refusal.place or 0)
+        if isinstance(ids, slice):
+            at = range(*ids.indices(len(self.state))).index(place)
+        else:
+            at = ids.index(place) if type(ids) is list else int(np.flatnonzero(np.asarray(ids) == place)[0])
+        own = {name: value[at] if isinstance(value, np.ndarray) else value for name, value in payload.items()}
+        return self.refusal(event, place, own)
 
     def thing(self, place: int) -> str:
         """What messages call one place."""

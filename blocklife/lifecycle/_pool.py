@@ -153,10 +153,7 @@ class Pool:
         try:
             rows = column.ask(fired.event, ids, facts)
         except RefusedError as refusal:
-            place = int(refusal.place or 0)
-            at = int(np.flatnonzero(ids == place)[0])
-            own = {name: value[at] if isinstance(value, np.ndarray) else value for name, value in payload.items()}
-            raise column.refusal(fired.event, place, own) from None
+            raise column.refusal_among(fired.event, ids, refusal, payload) from None
         column.commit(ids, rows)
         self._stamps[ids] += np.uint32(1)
         moved: Handle[TargetT] = Handle(ids, self._stamps[ids], self)

@@ -7,6 +7,7 @@ each of which must give one line that begins with the file and the line; and fil
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import attrs
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocklife.testing.scenarios._cases import SHIPPED
+from blocklife.testing.scenarios._cases import METHODS, REQUIRED, SHIPPED, needs
 from blocklife.testing.scenarios._driver import EngineSetup
 from blocklife.testing.scenarios._format import (
     Scenario,
@@ -306,6 +307,21 @@ def test_page_prints_the_vocabulary() -> None:
     assert "\n".join(tables()) in page, "replace what stands below 'All words' by what _schema.tables() gives"
     for words in (VERBS, EXPECTATIONS, COUNTS, COMMON, SETTINGS):
         assert all(f"`{word}`" in page for word in words)
+
+
+def test_page_says_what_each_method_of_a_driver_opens() -> None:
+    """Row by row, the scenarios whose last missing methods are those of the row."""
+    page = (FOLDER.parent / "scenario-driver.md").read_text(encoding="utf-8")
+    needed = {path.stem: set(needs(read_scenario(path))) for path in SHIPPED.glob("*.toml")}
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    have: set[str] = set()
+
+    assert re.findall(r"\w+", rows[0][0]) == list(REQUIRED)
+    for methods, scenarios in rows:
+        missing = [name for name, wanted in needed.items() if not wanted <= have] if have else list(needed)
+        have |= set(re.findall(r"\w+", methods))
+        assert scenarios == ", ".join(sorted(name for name in missing if needed[name] <= have)), f"after {methods}"
+    assert have <= set(METHODS)
 
 
 def test_page_shows_files_that_are_right() -> None:
