@@ -88,7 +88,7 @@ class Naive(Driver):
         """What was prefilled is final; what has landed can be found."""
         for name in [each for each, at in self.state.items() if at == "PREFILLING"]:
             self.state[name] = "PREFILLED"
-        for job, _, ok in reports:
+        for job, _, ok, _ in reports:
             if job not in self.jobs:
                 self.counts["duplicate" if job in self.over else "unknown"] += 1
                 continue

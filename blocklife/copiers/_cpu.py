@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from blocklife.copiers._protocol import check_sizes
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
-from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
 Words = NDArray[np.uint64]
 """The bytes of all places of one tier, ``(num_places, words_per_place)``."""
@@ -106,7 +106,7 @@ class CpuCopier:
         self._changed = threading.Condition()
         # Invariant: a job is in `_out` exactly while its share is in a queue. `_landed` holds what no poll has reported yet.
         # Initially all are empty.
-        self._queues: dict[Direction, deque[_CpuShare]] = {direction: deque() for direction in Direction}
+        self._queues: dict[Direction, deque[_CpuShare]] = {direction: deque() for direction in ON_DEVICE}
         self._out: set[JobId] = set()
         self._landed: list[tuple[int, Completion]] = []
         self._turn = Direction.STORE

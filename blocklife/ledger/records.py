@@ -45,6 +45,10 @@ class Direction(enum.Enum):
         return self is Direction.STORE or self is Direction.PROMOTE
 
 
+ON_DEVICE = (Direction.STORE, Direction.LOAD)
+"""The directions that a copier between device and host moves."""
+
+
 class Result(enum.Enum):
     """How a worker's share of a job ended."""
 
@@ -82,6 +86,8 @@ class Transfer:
     @group_sizes.validator
     def _adds_up(self, _attribute: object, sizes: tuple[int, ...]) -> None:
         count = len(self.source)
+        if self.direction not in ON_DEVICE:
+            raise MisuseError(f"job {self.job}: a {self.direction.name} touches no block (give a TierTransfer)")
         if count == 0:
             raise MisuseError(f"job {self.job}: a transfer with nothing to copy cannot be built")
         if len(self.target) != count or sum(sizes) != count:

@@ -23,7 +23,7 @@ from blocklife.copiers._faults import FaultRates, FaultyCopier
 from blocklife.copiers._protocol import Copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Limits
-from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import ON_DEVICE, Completion, Direction, JobId, Result, Transfer, Worker
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 RANK = Worker(3)
@@ -455,7 +455,7 @@ class NaiveCopier:
     def poll(self) -> list[JobId]:
         reported = [name for _, name in sorted(self.landed)]
         self.landed.clear()
-        for direction in Direction:
+        for direction in ON_DEVICE:
             for _ in range(self.pace):
                 self.move(direction)
         return reported

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from blocklife.copiers.torch._layout import CopyLayout, KvCache, Pages
 from blocklife.copiers.torch._moves import RunMover, flat_bytes
 from blocklife.errors import MisuseError
-from blocklife.ledger.records import Direction, JobId, Transfer
+from blocklife.ledger.records import ON_DEVICE, Direction, JobId, Transfer
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
@@ -95,7 +95,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     cuts = sorted(draw(st.lists(st.integers(0, count), min_size=len(groups) - 1, max_size=len(groups) - 1)))
     pairs = [*zip(blocks, places, strict=True)]
     parts = [pairs[start:stop] for start, stop in zip([0, *cuts], [*cuts, count], strict=True)]
-    return Shape(groups, num_blocks, num_places, parts, draw(st.sampled_from(Direction)))
+    return Shape(groups, num_blocks, num_places, parts, draw(st.sampled_from(ON_DEVICE)))
 
 
 def copy_page_by_page(shape: Shape, cache: KvCache, host: Rows) -> tuple[list[Bytes], list[Bytes]]:
@@ -147,7 +147,7 @@ def fewest_runs(shape: Shape, cache: KvCache) -> int:
     return count
 
 
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", ON_DEVICE)
 def test_runs_of_neighbours_are_one_for_each_layer(direction: Direction) -> None:
     """A thousand blocks in a row, given in any order, are one run in each layer."""
     cache = KvCache([[layer(1_000, 4, torch.float16), layer(1_000, 2, torch.float32)]])
@@ -189,7 +189,7 @@ def test_ends_are_copies_of_the_callers_arrays() -> None:
         ([0, 1], [0, -1], "host place -1 does not exist"),
     ],
 )
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", ON_DEVICE)
 def test_ends_that_do_not_exist_are_refused(direction: Direction, blocks: list[int], places: list[int], match: str) -> None:
     """Behind the layout there are only addresses: nothing may reach them that lies outside."""
     cache = KvCache([[layer(8, 4, torch.uint8)]])

@@ -33,7 +33,7 @@ from blocklife.copiers.torch._moves import (
 )
 from blocklife.copiers.torch._streams import CudaDevice, CudaStream
 from blocklife.errors import MisuseError
-from blocklife.ledger.records import Direction, Ids
+from blocklife.ledger.records import ON_DEVICE, Direction, Ids
 from tests.copiers.test_torch_layout import Rows, noise
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
@@ -332,7 +332,7 @@ def test_the_number_and_the_size_of_the_runs_decide(direction: Direction, count:
     assert asked == order[:1]
 
 
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", ON_DEVICE)
 @pytest.mark.parametrize("count", [1, 2, 40, 5_000])
 def test_without_the_others_everything_goes_by_slices(direction: Direction, count: int) -> None:
     """Whatever the number of runs, and without batches many go by the kernel."""
@@ -348,7 +348,7 @@ def test_the_choices_end_with_slices_for_everything() -> None:
     last = {choice.direction: choice for choice in CHOICES}
 
     assert {(choice.mover, choice.runs_min, choice.mean_bytes_below) for choice in last.values()} == {("slices", 0, math.inf)}
-    assert last.keys() == set(Direction)
+    assert last.keys() == set(ON_DEVICE)
 
 
 def test_a_mover_that_raises_is_left_out_and_its_runs_go_by_the_next() -> None:
@@ -484,7 +484,7 @@ def test_a_batch_goes_to_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory.moved(*runs)
 
 
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", ON_DEVICE)
 def test_a_choosing_mover_moves_what_slices_would(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel fails after half of its runs: the batch behind it brings all bytes."""
 

@@ -18,7 +18,7 @@ from blocklife.copiers.torch import _memory as memory
 from blocklife.copiers.torch._layout import Pages
 from blocklife.copiers.torch._moves import Mover
 from blocklife.errors import CapacityError
-from blocklife.ledger.records import Direction
+from blocklife.ledger.records import ON_DEVICE, Direction
 from tests.gpu.movers import NAMES, is_cuda
 from tests.gpu.play import Play
 from tests.gpu.rigs import FAILED, LOAD, OK, STORE, rigged, transfer
@@ -216,7 +216,7 @@ class Forgetful:
 def test_the_shadow_sees_a_single_byte(where: torch.device) -> None:
     """A mover that forgets one is found, at either end."""
     found = []
-    for direction in Direction:
+    for direction in ON_DEVICE:
         with rigged([[layer(where, 512)]], PLACES, "slices", wrap=Forgetful) as rig:
             rig.launch(direction, [2], [3])
             rig.close()
@@ -348,7 +348,7 @@ class Stumbling:
         raise RuntimeError("the driver refuses to copy")
 
 
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", ON_DEVICE)
 def test_a_launch_that_raises_fails_its_job_and_no_other(direction: Direction, where: torch.device) -> None:
     """Half of it is under way when it raises: that half arrives, the job is FAILED, and the next ones are good."""
     with rigged([[layer(where, 2 * KIB)]], PLACES, "slices", wrap=Stumbling) as rig:

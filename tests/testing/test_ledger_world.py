@@ -14,9 +14,10 @@ import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Ledger
+from blocklife.ledger import Completion, Ledger
 from blocklife.ledger._places import Blocks, Slots
 from blocklife.ledger._steps import Steps
+from blocklife.ledger.jobs import NONE_MISSING, JobRow
 from blocklife.states import MACHINES, Slot
 from blocklife.testing.exploring._explore import Bounds, Exploration, Kind, Property, Verdict, explore
 from blocklife.testing.worlds._ledger_world import LedgerAction, LedgerSettings, LedgerState, LedgerWorld
@@ -50,6 +51,20 @@ SLOW_COUNTS: dict[str, tuple[int, int]] = {
     "twins,contract=hold": (7_370, 3_822),
 }
 """The same for larger worlds."""
+
+BELOW_COUNTS: dict[str, int] = {
+    "below,verbs=evict": 824,
+    "below,verbs=evict,contract=hold": 670,
+    "below,verbs=abandon+cancel+evict+reset": 1_524,
+    "below,verbs=abandon+cancel+evict+reset,contract=hold": 1_216,
+    "below,losses=1,verbs=evict+expire+quiesce": 4_160,
+    "below,losses=1,verbs=evict+expire+quiesce,contract=hold": 3_502,
+    "below,jobs=2,failures=1,verbs=evict": 13_044,
+    "below,jobs=2,failures=1,verbs=evict,contract=hold": 5_946,
+    "below,workers=2,failures=1,verbs=evict": 14_080,
+    "below,workers=2,failures=1,verbs=evict,contract=hold": 11_266,
+}
+"""Worlds with a store below the slots, which SPIN's model does not have: their states."""
 
 COVERING = (
     "verbs",
@@ -116,6 +131,15 @@ def check_counts(text: str, counts: tuple[int, int]) -> None:
 def test_ledger_world_keeps_its_promises_and_its_size(text: str) -> None:
     """All rules hold in every state, everything drains, and there are as many states as ever."""
     check_counts(text, COUNTS[text])
+
+
+@pytest.mark.parametrize("text", list(BELOW_COUNTS))
+def test_ledger_world_with_a_store_below_keeps_its_promises_and_its_size(text: str) -> None:
+    """Content goes below and comes back, vanishes there, fails on the way, or is missing on one of two workers."""
+    _, found = explored(text)
+
+    assert described(found) == []
+    assert (found.verdict, found.states) == (Verdict.HOLDS, BELOW_COUNTS[text])
 
 
 @pytest.mark.slow
@@ -234,6 +258,30 @@ def credulous(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Steps, "_land_slots", lambda core, slots, ok: real(core, slots, True))
 
 
+def trusting(patch: pytest.MonkeyPatch) -> None:
+    """A promotion that is DONE publishes all that was asked for, also what did not come."""
+    real = Steps.end
+
+    def end(core: Steps, job: JobRow, event: str, facts: int) -> None:
+        job.missing = NONE_MISSING
+        real(core, job, event, facts)
+
+    patch.setattr(Steps, "end", end)
+
+
+def forgetful(patch: pytest.MonkeyPatch) -> None:
+    """Of several workers only the last one to report decides what a promotion has brought."""
+    real = Steps.count_report
+
+    def count_report(core: Steps, completion: Completion) -> object:
+        job = core._jobs.by_number.get(completion.job.number)
+        if job is not None:
+            job.missing = NONE_MISSING
+        return real(core, completion)
+
+    patch.setattr(Steps, "count_report", count_report)
+
+
 def deaf(patch: pytest.MonkeyPatch) -> None:
     """The end of a job is not noted, so that nothing drains."""
     real = Steps.count_report
@@ -251,6 +299,8 @@ def deaf(patch: pytest.MonkeyPatch) -> None:
         pytest.param(early, "smallest", "ledger", marks=pytest.mark.interpreted),
         (hasty, "verbs=evict", "refusals"),
         (deaf, "smallest", "drains"),
+        (trusting, "below,verbs=evict", "claims"),
+        (forgetful, "below,workers=2,verbs=evict", "claims"),
     ],
 )
 def test_ledger_world_finds_a_planted_bug(
@@ -267,7 +317,9 @@ def test_ledger_world_finds_a_planted_bug(
 # --- settings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["smallest", "deadlines,contract=hold", "blocks=2,shared,verbs=all,repeats=3", "loads=no"])
+@pytest.mark.parametrize(
+    "text", ["smallest", "deadlines,contract=hold", "blocks=2,shared,verbs=all,repeats=3", "loads=no", "below,bulk,loads"]
+)
 def test_ledger_settings_are_read_as_they_are_written(text: str) -> None:
     """A world can be said in a line, and says itself so."""
     settings = LedgerSettings.parse(text)

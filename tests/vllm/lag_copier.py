@@ -18,6 +18,7 @@ from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import RunMover
 from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import ON_DEVICE
 from tests.vllm.worlds import Lag
 
 
@@ -45,7 +46,7 @@ class LagCopier:
         """How likely a copy fails, by direction."""
         self._rng = rng
         self._step = 0
-        self._queues: dict[Direction, deque[_Copy]] = {direction: deque() for direction in Direction}
+        self._queues: dict[Direction, deque[_Copy]] = {direction: deque() for direction in ON_DEVICE}
         self._landed: list[Completion] = []
         self.waits = 0
         """Copies that somebody had to wait for."""

@@ -36,7 +36,7 @@ from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
 from blocklife.copiers.torch._streams import DeviceLostError, Stream, StreamDevice, Timer, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
-from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
 _USE = {Direction.STORE: Use.STORE, Direction.LOAD: Use.LOAD}
 
@@ -130,7 +130,7 @@ class TorchCopier:
         self._clock = clock
         # Invariant: a job is in `_out` exactly while its share is in a queue; `_landed` holds what no poll has reported yet.
         # `_knows` tells whether a mark covers all that the engine has queued. Initially nothing was computed or launched.
-        self._queues: dict[Direction, deque[_GpuShare]] = {direction: deque() for direction in Direction}
+        self._queues: dict[Direction, deque[_GpuShare]] = {direction: deque() for direction in ON_DEVICE}
         self._out: dict[JobId, _GpuShare] = {}
         self._landed: list[tuple[int, Completion]] = []
         self._took: dict[JobId, float] = {}
@@ -218,7 +218,7 @@ class TorchCopier:
 
     def poll(self) -> list[Completion]:
         """Report the jobs that are over and quiet since the last poll, in launch order. Queries the device without blocking."""
-        for direction in Direction:
+        for direction in ON_DEVICE:
             self._advance(direction)
         completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
         self._landed.clear()
@@ -267,7 +267,7 @@ class TorchCopier:
 
         Every outstanding job is over: FAILED, unless its event had passed.
         """
-        for direction in Direction:
+        for direction in ON_DEVICE:
             self._advance(direction)
             for share in self._queues[direction]:
                 share.why = share.why or f"job {share.job}: still out when the device was proven quiet"

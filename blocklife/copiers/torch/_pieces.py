@@ -22,7 +22,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.copiers.torch._layout import CopyLayout, Pages
-from blocklife.ledger.records import Direction, Ids
+from blocklife.ledger.records import ON_DEVICE, Direction, Ids
 
 WORDS = (16, 8, 4, 1)
 """Sizes of the word that a thread copies at once, in bytes."""
@@ -122,7 +122,7 @@ class CopyTables:
         self._new_event = new_event or (torch.cuda.Event if device.type == "cuda" else _Passed)
         # Invariant: each direction's tables are in the order of their use, so that the first is free before all others. A table
         # whose readers may never end is in `_lost` and is not reused: a kernel that reads other numbers would write anywhere.
-        self._tables: dict[Direction, deque[_CopyTable]] = {direction: deque() for direction in Direction}
+        self._tables: dict[Direction, deque[_CopyTable]] = {direction: deque() for direction in ON_DEVICE}
         self._lost: list[_CopyTable] = []
 
     @contextmanager

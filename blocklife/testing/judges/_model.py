@@ -78,13 +78,14 @@ class ModelSettings:
         if parts and parts[0] in WORLDS:
             named = WORLDS[parts.pop(0)]
             found = {each.name: getattr(named, each.name) for each in fields(ModelSettings)}
-        found |= dict(map(_read, parts))
+        kinds = {each.name: each.type for each in fields(cls)}
+        found |= dict(_read(part, kinds) for part in parts)
         return cls(**found)  # type: ignore[arg-type]  # `_read` gives each part the type of its field
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
         parts = []
-        for each in fields(ModelSettings):
+        for each in fields(type(self)):
             value = getattr(self, each.name)
             if isinstance(value, bool):
                 value = "yes" if value else "no"
@@ -96,19 +97,19 @@ class ModelSettings:
         return ",".join(parts)
 
 
-def _read(part: str) -> tuple[str, object]:
-    """Read one part of a world's text."""
+def _read(part: str, kinds: Mapping[str, object]) -> tuple[str, object]:
+    """Read one part of a world's text; *kinds* are the types of its parts."""
     name, _, value = part.partition("=")
-    kinds = {each.name: each.type for each in fields(ModelSettings)}
+    flag = kinds.get(name) in (bool, "bool")
     if name not in kinds:
         raise MisuseError(f"{name!r} is not a part of a world (known: {', '.join((*WORLDS, *kinds))})")
     if name == "contract" and value.upper() in Contract.__members__:
         return name, Contract[value.upper()]
     if name == "verbs":
         return name, frozenset(VERBS if value == "all" else filter(None, value.split("+")))
-    if name in ("shared", "loads") and value in ("", "yes", "no"):
+    if flag and value in ("", "yes", "no"):
         return name, value != "no"
-    if name not in ("contract", "shared", "loads") and value.isdecimal():
+    if name != "contract" and not flag and value.isdecimal():
         return name, int(value)
     raise MisuseError(f"{part!r} cannot be read (write blocks=2, contract=hold, loads, verbs=drop+evict)")
 

@@ -139,9 +139,10 @@ _IN_BULK = ("clients-fence", "overdue-fence", "upheavals", "ledger verbs")
 _OF_VERBS = (
     "smallest", "verbs", "verbs=drop+evict+pin", "requests=2", "requests=2,contract=hold",
     "requests=2,contract=hold,verbs=drop", "loads", "failures", "ahead", "echoes", "windows", "deadlines,contract=hold",
-    "deadlines", "rivals,verbs=expire",
+    "deadlines", "rivals,verbs=expire", "below,verbs=abandon+cancel+evict+reset", "below,verbs=expire+quiesce+evict,losses=1",
+    "below,jobs=2,failures=1,verbs=evict", "below,workers=2,failures=1,verbs=evict",
 )  # fmt: skip
-"""Worlds of the ledger's verbs, as `ModelSettings.parse` reads them: they do all that the tables allow, and take every row."""
+"""Worlds of the ledger's verbs, as `LedgerSettings.parse` reads them: they do all that the tables allow, and take every row."""
 
 
 def in_bulk(ground: Ground) -> Ground:

@@ -256,6 +256,8 @@ _CAUSED_IN = {
     "block.allocate": (Steps, "hand_out"),
     "job.plan(store)": (Steps, "plan_stores"),
     "job.plan(load)": (Steps, "plan_load"),
+    "job.plan(demote)": (Steps, "plan_below"),
+    "job.plan(promote)": (Steps, "plan_below"),
     "job.submit": (Steps, "submit"),
     "request.preempt|finish|load_failed": (Steps, "give_up"),
     "ledger.reset": (Steps, "reset"),

@@ -51,10 +51,14 @@ class CopyOrder(NamedTuple):
     target: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     """How many of them belong to each group."""
+    below: bool = False
+    """Whether entries of the store below stand where blocks stand otherwise."""
 
     @property
     def blocks(self) -> tuple[int, ...]:
         """The blocks that it touches."""
+        if self.below:
+            return ()
         return self.source if self.stores else self.target
 
     @property
@@ -78,6 +82,8 @@ class Orders(NamedTuple):
     loads: tuple[CopyOrder, ...]
     stores: tuple[CopyOrder, ...]
     forward: Pass = Pass()
+    below: tuple[CopyOrder, ...] = ()
+    """Copies between host places and the store below."""
 
 
 class Landing(NamedTuple):
@@ -86,6 +92,8 @@ class Landing(NamedTuple):
     job: int
     worker: int
     ok: bool
+    missing: bool = False
+    """Whether the store below did not have what it was asked for."""
 
 
 class Touched(NamedTuple):
@@ -122,6 +130,8 @@ class Worker:
     """Stores that are launched when the next plan is carried out."""
     passes: dict[int, Touched] = field(factory=dict)
     """Forward passes that may still run, by plan."""
+    below: list[Content] = field(factory=list)
+    """What the store below has of this worker's parts, by number of the entry; None if nothing. It outlives the worker."""
     lost: bool = False
     """The worker is gone: it runs nothing, and its memory is empty."""
 
@@ -142,8 +152,9 @@ class Worker:
                     raise DeviceFault("I2", f"{who} does not wait for the event of step {plan}, which touches block {block}")
         source, target = self._sides(order)
         running = Running(order, tuple(source[place] for place in order.source))
-        for place in order.target:
-            target[place] = None
+        if order.stores or not order.below:  # a store below replaces an entry at once or not at all
+            for place in order.target:
+                target[place] = None
         self.copies[order.job] = running
 
     def forward(self, plan: int, forward: Pass) -> None:
@@ -172,18 +183,21 @@ class Worker:
         running = self.copies.pop(job)
         order = running.order
         source, target = self._sides(order)
-        for place, was in zip(order.source, running.reads, strict=True):
+        from_below = order.below and order.stores
+        for place, was in () if from_below else zip(order.source, running.reads, strict=True):
             if (now := source[place]) != was:
                 raise DeviceFault(
                     "I1",
                     f"worker {self.rank}: copy {job} read place {place} while it changed from {said(was)} to {said(now)}",
                 )
         for place, content in zip(order.target, running.reads, strict=True):
-            target[place] = content if ok else None
-        return Landing(job, self.rank, ok)
+            if ok or not order.below or order.stores:
+                target[place] = content if ok else None
+        return Landing(job, self.rank, ok, ok and from_below and None in running.reads)
 
     def _sides(self, order: CopyOrder) -> tuple[list[Content], list[Content]]:
-        return (self.blocks, self.places) if order.stores else (self.places, self.blocks)
+        near = self.below if order.below else self.blocks
+        return (near, self.places) if order.stores else (self.places, near)
 
 
 class FrozenWorker(NamedTuple):
@@ -195,6 +209,7 @@ class FrozenWorker(NamedTuple):
     held_back: tuple[CopyOrder, ...]
     passes: tuple[tuple[int, Touched], ...]
     lost: bool
+    below: tuple[Content, ...] = ()
 
 
 class FrozenDevice(NamedTuple):
@@ -221,15 +236,12 @@ class DeviceNames:
         """The same copy under other names."""
         if order.job not in self.jobs:
             raise DeviceFault("I1", f"copy {order.job} still runs, although its job is over")
-        blocks, places = self.blocks, self.places
-        source, target = (blocks, places) if order.stores else (places, blocks)
-        return CopyOrder(
-            self.jobs[order.job],
-            order.stores,
-            tuple([source[each] for each in order.source]),
-            tuple([target[each] for each in order.target]),
-            order.sizes,
-        )
+        far = tuple([self.places[each] for each in order.places])
+        near = order.source if order.stores else order.target
+        if not order.below:
+            near = tuple([self.blocks[each] for each in near])
+        source, target = (near, far) if order.stores else (far, near)
+        return CopyOrder(self.jobs[order.job], order.stores, source, target, order.sizes, order.below)
 
     def touched(self, touched: Touched) -> Touched:
         """The same blocks under other names."""
@@ -239,10 +251,14 @@ class DeviceNames:
 class Device:
     """All workers. *num_places* counts host places: slots times blocks of a chunk."""
 
-    def __init__(self, num_blocks: int, num_places: int, num_workers: int = 1, *, events: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, num_places: int, num_workers: int = 1, *, events: bool = True, num_entries: int = 0
+    ) -> None:
         if num_blocks < 1 or num_places < 1 or num_workers < 1:
             raise MisuseError(f"a device has blocks, places and workers, not {num_blocks}, {num_places} and {num_workers}")
-        self.workers = [Worker(rank, [None] * num_blocks, [None] * num_places) for rank in range(num_workers)]
+        self.workers = [
+            Worker(rank, [None] * num_blocks, [None] * num_places, below=[None] * num_entries) for rank in range(num_workers)
+        ]
         self.events = events
         """Whether copies wait for the forward passes before them."""
         self.awaited: dict[int, None] = {}
@@ -266,7 +282,7 @@ class Device:
         landed: list[Landing] = []
         present = self.present
         for worker in present:
-            for order in worker.held_back:
+            for order in (*orders.below, *worker.held_back):
                 self._launch(worker, order)
             worker.held_back = []
             for job in orders.flushes:
@@ -329,11 +345,15 @@ class Device:
     def lose(self, rank: int) -> None:
         """Lose a worker, with everything that ran there and all its memory."""
         gone = self.workers[rank]
-        self.workers[rank] = Worker(rank, [None] * len(gone.blocks), [None] * len(gone.places), lost=True)
+        self.workers[rank] = Worker(rank, [None] * len(gone.blocks), [None] * len(gone.places), below=gone.below, lost=True)
 
     def regain(self, rank: int) -> None:
         """Bring a worker back, with empty memory."""
         self.workers[rank].lost = False
+
+    def vanish(self, entry: int, worker: int) -> None:
+        """The store below evicts one worker's part of an entry, or loses it."""
+        self.workers[worker].below[entry] = None
 
     def forget_blocks(self) -> None:
         """Lose all device memory, as after a sleep. Host memory stays."""
@@ -371,7 +391,8 @@ class Device:
             copies = tuple([(each.order, each.reads, each.hung) for each in worker.copies.values()]) if worker.copies else ()
             blocks, places = tuple(worker.blocks), tuple(worker.places)
             held_back, passes = tuple(worker.held_back), tuple(worker.passes.items())
-            workers.append(FrozenWorker(blocks, places, copies, held_back, passes, worker.lost))
+            below = tuple(worker.below) if worker.below else ()
+            workers.append(FrozenWorker(blocks, places, copies, held_back, passes, worker.lost, below))
         return FrozenDevice(tuple(workers), tuple(self.awaited), tuple(sorted(self.begun)))
 
     def thaw(self, frozen_device: FrozenDevice) -> None:
@@ -383,6 +404,7 @@ class Device:
             worker.held_back = list(saved.held_back)
             worker.passes = dict(saved.passes)
             worker.lost = saved.lost
+            worker.below = list(saved.below)
         self.awaited = dict.fromkeys(frozen_device.awaited)
         self.begun = dict.fromkeys(frozen_device.begun)
 
@@ -449,13 +471,13 @@ def renamed(frozen_device: FrozenDevice, names: DeviceNames, readable: Iterable[
             held_back = tuple(map(names.order, worker.held_back))
             for order in (*[order for order, _, _ in copies], *held_back):
                 if order.stores:
-                    blocks = blocks.union(order.source)
+                    blocks = blocks.union(() if order.below else order.source)
                 else:
                     places = places.union(order.source)
         if worker.passes:
             passes = tuple([(plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes])
         own = _moved(worker.blocks, names.blocks, blocks), _moved(worker.places, names.places, places)
-        workers.append(FrozenWorker(*own, copies, held_back, passes, worker.lost))
+        workers.append(FrozenWorker(*own, copies, held_back, passes, worker.lost, worker.below))
     awaited = tuple(sorted([names.jobs[job] for job in frozen_device.awaited])) if frozen_device.awaited else ()
     begun: tuple[tuple[int, int], ...] = ()
     if frozen_device.begun:

@@ -31,18 +31,24 @@ from blocklife.ledger import (
     Plan,
     Result,
     Snapshot,
+    TierTransfer,
     Transfer,
     Worker,
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import MACHINES, TERMINAL, JobLife, Request
 from blocklife.testing.judges._model import ModelSettings
-from blocklife.testing.judges._rules import LOAD, NONE, STORE
+from blocklife.testing.judges._rules import FAILED, LANDED, LOAD, NONE, STORE
 from blocklife.testing.worlds._device import CopyOrder, Orders
 
 DEADLINE = 8.0
 """Every deadline starts at time 0 and ends here; it runs for the jobs whose launch was reported."""
 OVER = frozenset(1 + JobLife.table.index[state] for state in TERMINAL)
+DEMOTE, PROMOTE = max(STORE, LOAD) + 1, max(STORE, LOAD) + 2
+"""Kinds of jobs that the model for SPIN does not have."""
+MISSING = max(LANDED, FAILED) + 1
+"""A report that a promotion has landed, and the store below did not have the content."""
+_KIND = {Direction.STORE: STORE, Direction.LOAD: LOAD, Direction.DEMOTE: DEMOTE, Direction.PROMOTE: PROMOTE}
 _HOLDER = "lookup"
 _REQUEST, _JOB = MACHINES["request"].index, MACHINES["job"].index
 _MAY_GROW = frozenset(_REQUEST[each] for each in (Request.WAITING, Request.RUNNING, Request.PREEMPTED))
@@ -54,6 +60,8 @@ class LedgerSettings(ModelSettings):
 
     bulk: bool = False
     """Whether a plan can also be settled together with all reports not yet made."""
+    below: bool = False
+    """Whether there is a store below the slots: content goes there and comes back, and vanishes there at any time."""
 
 
 class LedgerAction(NamedTuple):
@@ -66,8 +74,8 @@ class LedgerAction(NamedTuple):
         return " ".join([self.verb, *map(str, self.places)])
 
 
-Report: TypeAlias = tuple[int, int, bool]
-"""Job, worker, and whether the copy succeeded."""
+Report: TypeAlias = tuple[int, int, int]
+"""Job, worker, and what is reported: `LANDED`, `FAILED`, or `MISSING`."""
 
 
 class NamedJob(NamedTuple):
@@ -75,6 +83,8 @@ class NamedJob(NamedTuple):
 
     number: int = 0
     over: int = 0
+    promotes: bool = False
+    """A report of it may say that content was missing, even when it is over."""
 
 
 class JobValue(NamedTuple):
@@ -124,7 +134,7 @@ class Verbs:
     Invariant: ``names[job].number`` is the job of the ledger, 0 for none; ``over`` its last state, once it is terminal.
     """
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: LedgerSettings) -> None:
         self.settings = settings
         limits = Limits(
             num_blocks=settings.blocks + 1,
@@ -137,8 +147,13 @@ class Verbs:
         )
         self.ledger = Ledger(limits, contract=settings.contract, deadline=DEADLINE, own_pool=False)
         self.names: tuple[NamedJob, ...] = (NamedJob(),) * settings.jobs
-        self._gone = {over: JobValue(over, reported=(0,) * settings.workers) for over in (0, *OVER)}
-        self.quiet = self._gone[0]
+        none_reported = (0,) * settings.workers
+        self._gone = {
+            (over, promotes): JobValue(over, PROMOTE * promotes, reported=none_reported)
+            for over in (0, *OVER)
+            for promotes in (False, True)
+        }
+        self.quiet = self._gone[0, False]
         """The value of an unused job."""
         self._keys = [b"%c" % (ord("a") + number) for number in range(settings.requests)]
         self._letters: dict[bytes | None, int] = {None: 0} | {key: 1 + at for at, key in enumerate(self._keys)}
@@ -174,6 +189,11 @@ class Verbs:
 
     def _job_candidates(self, at: LedgerValue, free: int) -> Iterator[LedgerAction]:
         settings = self.settings
+        for slot in range(settings.slots) if settings.below else ():
+            for letter in {self.letter(request) for request in range(settings.requests)}:
+                yield LedgerAction("promote", (slot, letter, free))
+            if at.skey[slot]:
+                yield LedgerAction("demote", (slot, free))
         for slot in range(settings.slots):
             for block in range(settings.blocks):
                 if at.bkey[block]:
@@ -227,6 +247,12 @@ class Verbs:
                 self._do_request(action.verb, *places)
             case "store" | "pledge" | "load":
                 self._do_plan(action.verb, places)
+            case "promote":
+                slot, letter, job = places
+                self._rename(job, NamedJob(ledger.plan_promotion([slot], [self._keys[letter - 1]]).ids[0].number, 0, True))
+            case "demote":
+                slot, job = places
+                self._rename(job, NamedJob(ledger.plan_demotion([slot]).ids[0].number))
             case "drop" | "evict" | "pin" | "unpin":
                 self._do_place(action.verb, places[0])
             case verb:
@@ -298,8 +324,9 @@ class Verbs:
         return JobId(self.ledger.incarnation, self.names[job].number)
 
     def _completion(self, report: Report) -> Completion:
-        job, worker, good = report
-        return Completion(self._id(job), Worker(worker), Result.OK if good else Result.FAILED)
+        job, worker, outcome = report
+        result = Result.FAILED if outcome == FAILED else Result.OK
+        return Completion(self._id(job), Worker(worker), result, (0,) if outcome == MISSING else ())
 
     def _rename(self, job: int, named: NamedJob) -> None:
         self.names = (*self.names[:job], named, *self.names[job + 1 :])
@@ -321,13 +348,24 @@ class Verbs:
             return CopyOrder(own[each.job.number], each.direction is Direction.STORE, source, target)
 
         flushes = tuple(own[each.number] for each in plan.flushes)
-        return Orders(plan.number, flushes, tuple(map(order, plan.loads)), tuple(map(order, plan.stores)))
+        stores, below = tuple(map(order, plan.stores)), tuple(map(self._order_below, (*plan.promotes, *plan.demotes)))
+        return Orders(plan.number, flushes, tuple(map(order, plan.loads)), stores, below=below)
+
+    def _order_below(self, each: TierTransfer) -> CopyOrder:
+        """A copy between the slots and the store below, under the names of the world."""
+        job = next(job for job, named in enumerate(self.names) if named.number == each.job.number)
+        slots, letters = tuple(each.slots.tolist()), tuple([self._letters[key] for key in each.keys])
+        promotes = each.direction is Direction.PROMOTE
+        source, target = (letters, slots) if promotes else (slots, letters)
+        return CopyOrder(job, promotes, source, target, below=True)
 
     def order_of(self, at: LedgerValue, job: int) -> CopyOrder:
         """The order for a job that is submitted outside of any plan."""
-        block, slot = (at.jobs[job].jblock + 1,), (at.jobs[job].jslot,)
-        stores = at.jobs[job].kind == STORE
-        return CopyOrder(job, stores, block if stores else slot, slot if stores else block)
+        block, slot, kind = (at.jobs[job].jblock + 1,), (at.jobs[job].jslot,), at.jobs[job].kind
+        if below := kind in (DEMOTE, PROMOTE):
+            block = (at.jobs[job].jkey,)
+        fills = kind in (STORE, PROMOTE)
+        return CopyOrder(job, fills, block if fills else slot, slot if fills else block, below=below)
 
     # --- the ledger as a value ----------------------------------------------------------------------------------------------
 
@@ -369,6 +407,7 @@ class Verbs:
                 tuple([own[number] for number in out]),
                 tuple([own[number] for number in saved.to_flush if number in out]),
                 tuple([tuple([own[number] for number in plan if number in out]) for plan in waits]),
+                tuple([own[each.number] for each in saved.jobs if each.number in out and each.missing]),
             ),
         )
 
@@ -382,15 +421,15 @@ class Verbs:
 
     def _job_value(self, named: NamedJob, saved: Snapshot) -> JobValue:
         if not named.number or named.over:
-            return self._gone[named.over]
+            return self._gone[named.over, named.promotes]
         number, waits = named.number, [numbers for _, numbers in saved.waiting]
         (job,) = [each for each in saved.jobs if each.number == number]
-        life = job.payload.lives[0]
+        life = job.payload.lives[0] if job.payload.lives else 0
         return JobValue(
             1 + job.state,
-            STORE if job.direction is Direction.STORE else LOAD,
-            (life & ID_MASK) - 1,
-            int(saved.blocks.epochs()[life & ID_MASK] == life >> EPOCH_SHIFT),
+            _KIND[job.direction],
+            max((life & ID_MASK) - 1, 0),
+            int(life > 0 and saved.blocks.epochs()[life & ID_MASK] == life >> EPOCH_SHIFT),
             job.payload.slots[0],
             self._letters[job.payload.keys[0]],
             int(job.failed),

@@ -39,7 +39,7 @@ from blocklife.testing.worlds._device import (
     Pass,
     renamed,
 )
-from blocklife.testing.worlds._ledger_verbs import LedgerAction, LedgerSettings, LedgerValue, NamedJob, Report, Verbs
+from blocklife.testing.worlds._ledger_verbs import MISSING, LedgerAction, LedgerSettings, LedgerValue, NamedJob, Report, Verbs
 from blocklife.testing.worlds._row_counts import RowCounts
 
 __all__ = ["LedgerAction", "LedgerSettings", "LedgerState", "LedgerWorld"]
@@ -70,7 +70,7 @@ class LedgerState(NamedTuple):
     ledger: int
     device: int
     reports: tuple[int, ...]
-    """For each job and worker, the report not yet made: `LANDED`, `FAILED`, or 0."""
+    """For each job and worker, the report not yet made: `LANDED`, `FAILED`, `MISSING`, or 0."""
     left: tuple[int, int, int]
     """How many failures, losses and repetitions may still happen."""
 
@@ -201,7 +201,8 @@ class DevicePart(DeviceMemo):
         self._settings = settings
         self._names = DeviceNames(range(settings.blocks + 1), range(settings.slots), {job: job for job in range(settings.jobs)})
         self._cleaned: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
-        super().__init__(Device(settings.blocks + 1, settings.slots, settings.workers))
+        entries = (settings.requests + 1) * settings.below
+        super().__init__(Device(settings.blocks + 1, settings.slots, settings.workers, num_entries=entries))
 
     def do(
         self, number: int, what: tuple[object, ...], act: Callable[[Device], Sequence[Landing]]
@@ -302,7 +303,7 @@ class LedgerWorld:
         if value.plans < settings.plans:
             made = self.ledger.call(state.ledger, _DISPATCH)
             orders = made and made.orders
-            if orders and (orders.flushes or orders.loads or orders.stores or HELD_BACK in shares):
+            if orders and (orders.flushes or orders.loads or orders.stores or orders.below or HELD_BACK in shares):
                 yield _DISPATCH
         if value.plans:
             yield _SETTLE
@@ -319,6 +320,8 @@ class LedgerWorld:
                     yield LedgerAction("lose", divmod(at, workers))
                 if state.left[2]:
                     yield LedgerAction("repeat", divmod(at, workers))
+        for rank, worker in enumerate(self.devices.values[state.device].workers):
+            yield from (LedgerAction("vanish", (entry, rank)) for entry, at in enumerate(worker.below) if at is not None)
         yield from self._hard(state, value, shares)
 
     def step(self, state: LedgerState, action: LedgerAction) -> LedgerState:
@@ -332,6 +335,9 @@ class LedgerWorld:
             reports = self._under_way(state)
             made = self.ledger.call(state.ledger, _SETTLE, reports)
             return self._after(state, made, state.device, (0,) * len(state.reports))
+        if verb == "vanish":
+            device, _ = self.devices.do(state.device, action, lambda device: _vanish(device, *places))
+            return state._replace(device=device)
         made = self.ledger.call(state.ledger, action)
         device, reports_after = self._follow(state, action, made)
         return self._after(state, made, device, reports_after)
@@ -413,19 +419,19 @@ class LedgerWorld:
 
     def _under_way(self, state: LedgerState) -> tuple[Report, ...]:
         workers = self.settings.workers
-        return tuple((*divmod(at, workers), kind == LANDED) for at, kind in enumerate(state.reports) if kind)
+        return tuple((*divmod(at, workers), kind) for at, kind in enumerate(state.reports) if kind)
 
     # --- taking a step ------------------------------------------------------------------------------------------------------
 
     def _land(self, state: LedgerState, job: int, worker: int, *, good: bool) -> LedgerState:
         def act(device: Device) -> Sequence[Landing]:
-            device.land(job, worker, ok=good)
+            landing = device.land(job, worker, ok=good)
             _forget_wait(device, job)
-            return ()
+            return (landing,)
 
-        device, _ = self.devices.do(state.device, ("land", job, worker, good), act)
+        device, (landing,) = self.devices.do(state.device, ("land", job, worker, good), act)
         at = job * self.settings.workers + worker
-        reports = (*state.reports[:at], LANDED if good else FAILED, *state.reports[at + 1 :])
+        reports = (*state.reports[:at], _told(landing), *state.reports[at + 1 :])
         left = state.left if good else (state.left[0] - 1, *state.left[1:])
         return LedgerState(state.ledger, self._clean(device, state.ledger), reports, left)
 
@@ -438,7 +444,7 @@ class LedgerWorld:
             made = self.ledger.call(state.ledger, _NOTHING)
         else:
             left = (left[0], left[1], left[2] - (verb == "repeat"))
-            made = self.ledger.call(state.ledger, _REPORT, ((job, worker, kind == LANDED),))
+            made = self.ledger.call(state.ledger, _REPORT, ((job, worker, kind),))
         return self._after(state._replace(left=left), made, state.device, reports)
 
     def _follow(self, state: LedgerState, action: LedgerAction, made: Made | None) -> tuple[int, tuple[int, ...]]:
@@ -459,7 +465,7 @@ class LedgerWorld:
             number, landed = devices.do(number, (verb, orders), lambda device: _carry_out(device, orders))
             reports = list(state.reports)
             for each in landed:
-                reports[each.job * self.settings.workers + each.worker] = LANDED
+                reports[each.job * self.settings.workers + each.worker] = _told(each)
             return number, tuple(reports)
         return number, state.reports
 
@@ -503,6 +509,18 @@ class LedgerWorld:
 _DISPATCH, _SETTLE, _EXPIRE, _REPORT, _NOTHING = (
     LedgerAction(verb) for verb in ("dispatch", "settle", "expire", "report", "report")
 )
+
+
+def _told(landing: Landing) -> int:
+    """What the worker reports."""
+    if landing.missing:
+        return MISSING
+    return LANDED if landing.ok else FAILED
+
+
+def _vanish(device: Device, entry: int, worker: int) -> Sequence[Landing]:
+    device.vanish(entry, worker)
+    return ()
 
 
 def _hand_out(device: Device, block: int, fence: bool) -> Sequence[Landing]:

@@ -864,7 +864,7 @@ def _no_keys(group: int, start: int, stop: int) -> list[bytes]:
 
 def _told_again(landings: tuple[Landing, ...], jobs: Mapping[int, int]) -> tuple[Landing, ...]:
     """Reports under the new names of jobs."""
-    return tuple(sorted([Landing(jobs.get(job, LONG_OVER), worker, ok) for job, worker, ok in landings])) if landings else ()
+    return tuple(sorted([each._replace(job=jobs.get(each.job, LONG_OVER)) for each in landings])) if landings else ()
 
 
 def _closing(action: Action) -> bool:

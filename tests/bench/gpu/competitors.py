@@ -13,7 +13,7 @@ import torch
 from blocklife.copiers.torch import TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout
 from blocklife.copiers.torch._moves import ChoosingMover, Mover
-from blocklife.ledger.records import Direction, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import ON_DEVICE, Direction, JobId, Result, Transfer, Worker
 from tests.bench.gpu.arena import LOAD, STORE, Arena, Work
 from tests.bench.gpu.records import EACH, GATHER, LIMIT, NEIGHBOURS
 from tests.gpu.movers import ForcedCuda, forced
@@ -70,7 +70,7 @@ class Ours:
         self._device = forced(self._layout, mover)
         self.copier = TorchCopier(arena.cache, arena.rows, worker=Worker(0), device=self._device)
         cut = arena.neighbours if name == NEIGHBOURS else arena.scattered
-        self._work = {direction: cut(direction) for direction in Direction}
+        self._work = {direction: cut(direction) for direction in ON_DEVICE}
         self._jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self._work.items()}
         self._out: set[JobId] = set()
         self._num_jobs = 0
@@ -135,9 +135,9 @@ class _Peer:
         self.arena = arena
         cuda, where = arena.buffers.cuda, arena.buffers.where
         self._streams: dict[Direction, torch.cuda.Stream | None] = {
-            direction: torch.cuda.Stream(device=where) if cuda else None for direction in Direction
+            direction: torch.cuda.Stream(device=where) if cuda else None for direction in ON_DEVICE
         }
-        self.work = {direction: arena.scattered(direction) for direction in Direction}
+        self.work = {direction: arena.scattered(direction) for direction in ON_DEVICE}
         self.jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self.work.items()}
 
     def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
@@ -217,7 +217,7 @@ class Gather(_Peer):
         }
         self._staging = {
             direction: torch.zeros(arena.job_blocks * arena.block // 8, dtype=torch.int64, device=where)
-            for direction in Direction
+            for direction in ON_DEVICE
         }
 
     def queue(self, direction: Direction, number: int) -> None:
