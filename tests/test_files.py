@@ -156,7 +156,7 @@ def test_line_that_is_too_much_is_refused(command: str, text: str, tmp_path: Pat
 def test_line_that_is_nested_as_deeply_as_can_be_read_is_damaged() -> None:
     """There is a depth at which a line can just be read and not be spelt any more."""
     for depth in range(sys.getrecursionlimit() - 200, sys.getrecursionlimit()):
-        with pytest.raises(DamagedError, match=r"^(n must be a whole number, not a list|it is no JSON)$"):
+        with pytest.raises(DamagedError, match=r"^(n must be a whole number, not a list|it is not JSON)$"):
             read_line(f'{{"n": {"[" * depth}{"]" * depth}}}')
 
 

@@ -30,7 +30,7 @@ _LINE = 17.0
 
 
 def population_chart(run: RunStatistics, machine: str, theme: Theme | None = None) -> str:
-    """The chart of one machine; empty where the recording has none of its places."""
+    """The chart of one machine; empty if the recording has none of its places."""
     told = run.machine(machine)
     areas = _Areas.of(told, run.plans)
     if areas is None:
@@ -63,10 +63,10 @@ def population_chart(run: RunStatistics, machine: str, theme: Theme | None = Non
 
 @frozen(eq=False)
 class _Areas:
-    """What is drawn.
+    """The areas of a chart.
 
-    Invariant: ``tops`` has one line for each of ``plans`` and one column for each of ``states``, none below the one before; the
-    area of a state lies between the two.
+    Invariant: ``tops`` has one line for each of ``plans`` and one column for each of ``states``, none below the previous one;
+    the area of a state lies between the two.
     """
 
     states: tuple[str, ...]
@@ -79,7 +79,7 @@ class _Areas:
 
     @classmethod
     def of(cls, told: MachineStatistics, plans: NDArray[np.int64]) -> _Areas | None:
-        """The states that had any place, at no more plans than pixels can show."""
+        """The areas of the states that had any place, with at most as many plans as there are pixels."""
         finals = {state.name for state in told.table.finals}
         kept = [at for at, state in enumerate(told.dwell) if state not in finals and told.population[:, at].any()]
         if not kept:
@@ -142,7 +142,7 @@ def _axes(areas: _Areas, plot: Box, name: str) -> Iterator[str]:
 
 
 def _round_step(least: float) -> int:
-    """The least of 1, 2, 5, 10, 20, ... that is not below a number."""
+    """The smallest of 1, 2, 5, 10, 20, ... that is at least a number."""
     size = 1
     while True:
         for step in (size, 2 * size, 5 * size):
@@ -152,7 +152,7 @@ def _round_step(least: float) -> int:
 
 
 def _legend(states: Sequence[str], name: str, top: float) -> tuple[list[str], float]:
-    """What each colour means, in as many lines as it takes, and where it ends."""
+    """The legend of the colours, in as many lines as needed, and the y coordinate where it ends."""
     parts: list[str] = []
     x, y = _GAP, top
     for state in states:

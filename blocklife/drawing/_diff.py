@@ -5,8 +5,8 @@ Rules of this file:
 * States are identified by their names. Rows are compared within one state and one event, because only there does their order
   count: the first whose guard holds is taken.
 * Guards are compared by their names and inputs. A predicate that was rewritten under the same name is not noticed here.
-* The picture that is given back is the second one, with what only the first has added to it, so that nothing is hidden. The
-  numbers of removed rows go on behind the last row of the second.
+* The resulting picture is the second one plus everything that only the first has, so that nothing is hidden. Removed rows are
+  numbered after the last row of the second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORDS = {Emphasis.ADDED: "added", Emphasis.REMOVED: "removed", Emphasis.CHANGED
 
 @frozen
 class Rung:
-    """One row of a picture, with where it leads from and to."""
+    """One row of a picture, with its source and target."""
 
     source: str
     target: str
@@ -36,7 +36,7 @@ class Rung:
 
 @frozen
 class LifecycleChange:
-    """One difference. What was added or removed has one side only."""
+    """One difference. An added or removed state or row has only one side."""
 
     kind: Emphasis
     name: str
@@ -73,7 +73,7 @@ class Difference:
 
     @property
     def summary(self) -> str:
-        """How many of which kind, in one line."""
+        """The number of differences by kind, in one line."""
         if self.equal:
             rows = sum(len(arrow.labels) for arrow in self.picture.arrows)
             return f"equal: {len(self.picture.nodes)} states, {rows} rows"
@@ -96,7 +96,7 @@ class Difference:
 
 
 def compare(before: Picture, after: Picture, names: tuple[str, str] | None = None) -> Difference:
-    """What was added, removed and changed from one picture to another; *names* are what the two are called in the text."""
+    """The states and rows added, removed and changed from one picture to another; *names* name the two in texts."""
     names = names or (before.name, after.name)
     states = tuple(_state_changes(before, after))
     last = max((rung.label.row for rung in _rungs(after)), default=0)
@@ -154,7 +154,7 @@ def _by_situation(picture: Picture) -> dict[tuple[str, str], list[Rung]]:
 
 
 def _row_changes(before: Picture, after: Picture, last: int) -> Iterator[LifecycleChange]:
-    """Those of the second picture in its order, then what it no longer has, numbered from behind *last*."""
+    """The rows of the second picture in its order, then the removed ones, numbered after *last*."""
     old, new = _by_situation(before), _by_situation(after)
     reads = {word.name: word.reads for word in before.guards}
     reread = {word.name: reads[word.name] for word in after.guards if reads.get(word.name, word.reads) != word.reads}
@@ -179,7 +179,7 @@ def _row_changes(before: Picture, after: Picture, last: int) -> Iterator[Lifecyc
 
 
 def _pairs(ours: Sequence[Rung], theirs: Sequence[Rung]) -> list[tuple[Rung, Rung]]:
-    """Pairs of corresponding rows: equal ones, else those with the same guard, the same target, or the same position."""
+    """Pairs of corresponding rows: equal ones first, then those with the same guard, the same target, or the same position."""
     alike: Sequence[Callable[[Rung, Rung], bool]] = (
         lambda was, now: (was.label.guard, was.target) == (now.label.guard, now.target),
         lambda was, now: was.label.guard == now.label.guard,
@@ -208,7 +208,7 @@ def _rung_differs(was: Rung, now: Rung, reread: Mapping[str, Sequence[str]]) -> 
 
 
 def _overtakes(was: Rung, now: Rung, pairs: Iterable[tuple[Rung, Rung]]) -> Iterator[str]:
-    """The rows before which a row is tried now; rows to the same state do not count, since their order has no effect."""
+    """The rows before which a row is tried now; those to the same state do not count, since their order has no effect."""
     for other, there in pairs:
         if other.label.row < was.label.row and there.label.row > now.label.row and there.target != now.target:
             guard = "the one without a guard" if there.label.guard is None else f"[{there.label.guard}]"
@@ -219,7 +219,7 @@ def _overtakes(was: Rung, now: Rung, pairs: Iterable[tuple[Rung, Rung]]) -> Iter
 
 
 def _drawn(change: LifecycleChange) -> Rung:
-    """The row that stands for a change in the picture."""
+    """The row that represents a change in the picture."""
     found = change.after or change.before
     if not isinstance(found, Rung):
         raise TypeError(f"{change} is about no row")
@@ -227,7 +227,7 @@ def _drawn(change: LifecycleChange) -> Rung:
 
 
 def _merged(before: Picture, after: Picture, changed: Iterable[Node | Rung | None]) -> Picture:
-    """The second picture, with what only the first has."""
+    """The second picture plus everything that only the first has."""
     known = {node.name for node in after.nodes}
     nodes = [*after.nodes, *(attrs.evolve(node, initial=False) for node in before.nodes if node.name not in known)]
     present = {rung.label.row for rung in _rungs(after)}
@@ -251,7 +251,7 @@ def _merged(before: Picture, after: Picture, changed: Iterable[Node | Rung | Non
 
 
 def _united(words: Sequence[Explained], others: Sequence[Explained]) -> tuple[Explained, ...]:
-    """The first, and those of the others whose names are new."""
+    """The first ones, and those of the others whose names are new."""
     return tuple({**{each.name: each for each in others}, **{each.name: each for each in words}}.values())
 
 

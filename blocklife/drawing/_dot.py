@@ -1,6 +1,6 @@
 """Lifecycles as DOT, the language of Graphviz: plain text, for readers who want a layout of their own.
 
-Several machines become clusters. Names are quoted, and in a label a backslash would begin an escape, so that it is doubled.
+Several machines become clusters. Names are quoted; in labels a backslash begins an escape, so it is doubled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from blocklife.drawing._theme import Palette, Theme, Tint
 
 
 def dot(panels: Sequence[Panel], theme: Theme | None = None) -> str:
-    """One graph: an edge for each pair of states, a line of its label for each row. Without a theme it is light."""
+    """One graph: an edge for each pair of states, with one label line for each row. Without a theme it is light."""
     palette = (theme or Theme.LIGHT).value
     name = " ".join(panel.picture.name for panel in panels)
     lines = [

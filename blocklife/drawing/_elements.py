@@ -13,7 +13,7 @@ from blocklife.states import Tone
 FIXED_FONT = "'Fira Mono',ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
 PROSE_FONT = "FiraGO,system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
 
-# Without what XML 1.0 cannot hold at all: control characters and halves of surrogate pairs.
+# Removes what XML 1.0 cannot hold: control characters and halves of surrogate pairs.
 _FORBIDDEN = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)), "\ufffd")
 _ESCAPES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): "&quot;"}
 
@@ -30,7 +30,7 @@ def number(value: float) -> str:
 
 
 def element(name: str, content: str | None = None, /, **attributes: object) -> str:
-    """One element; *content* is markup already; None closes it at once. ``class_`` becomes ``class``, ``data_x`` ``data-x``."""
+    """One element; *content* is markup, None for an empty element. ``class_`` becomes ``class``, ``data_x`` ``data-x``."""
     words = [name]
     for key, value in attributes.items():
         if value is not None:
@@ -65,7 +65,7 @@ def curve(points: tuple[Point, ...], class_: str, style: str | None = None) -> s
 
 
 def head(end: Point, tip: Point, class_: str) -> str:
-    """The head of an arrow, from where its line ends to where it points."""
+    """The head of an arrow, from the end of its line to its tip."""
     along_x, along_y = tip.x - end.x, tip.y - end.y
     length = (along_x**2 + along_y**2) ** 0.5 or 1.0
     across_x, across_y = -along_y / length * 3.2, along_x / length * 3.2
@@ -86,7 +86,7 @@ def pill_width(said: str) -> float:
 
 
 def loop(x: float, y: float, class_: str) -> str:
-    """The sign of an arrow that leads back to its own state; x and y are its upper left corner."""
+    """The sign for an arrow that leads back to its own state; x and y are its upper left corner."""
     told = f"M{number(x + 3.2)} {number(y + 3.4)}A3.4 3.4 0 1 0 {number(x + 7)} {number(y + 4.2)}"
     corners = ((x + 5, y + 4.9), (x + 8.9, y + 5.1), (x + 7.7, y + 1.7))
     tip = element("polygon", points=" ".join(f"{number(a)},{number(b)}" for a, b in corners), class_=f"{class_} bl-head")
@@ -94,7 +94,7 @@ def loop(x: float, y: float, class_: str) -> str:
 
 
 def piece(one: TextPiece, class_: str, *, faint: bool = False) -> str:
-    """One piece of a label; *class_* colours the event, and the guard too where the whole is *faint*."""
+    """One piece of a label; *class_* colours the event, and the guard too if the whole is *faint*."""
     if one.role in (Role.CAUSES, Role.FOLLOWS):
         return pill(one.text, one.box.x, one.box.y, causes=one.role is Role.CAUSES)
     if one.role is Role.LOOP:
@@ -117,17 +117,17 @@ def tone_class(tone: Tone) -> str:
 
 
 def emphasis_class(emphasis: Emphasis) -> str:
-    """The class of what is marked so."""
+    """The class of an emphasis."""
     return f"bl-{emphasis.name.lower()}"
 
 
 def style(theme: Theme | None) -> str:
-    """The style sheet: light, with the dark colours for readers whose system is dark, or those of one theme alone."""
+    """The style sheet: of one theme, or, without one, of both, chosen by the reader's system."""
     return themed(_SHAPES, lambda each: _colours(each.value), theme)
 
 
 def themed(shapes: str, colours: Callable[[Theme], str], theme: Theme | None) -> str:
-    """A style sheet of what all themes share and of what each has; without a theme the reader's system chooses."""
+    """A style sheet from what all themes share and what each adds; without a theme the reader's system chooses."""
     if theme is not None:
         return shapes + colours(theme)
     return f"{shapes}{colours(Theme.LIGHT)}@media (prefers-color-scheme:dark){{\n{colours(Theme.DARK)}}}\n"

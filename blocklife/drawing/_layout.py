@@ -3,14 +3,14 @@
 Rules of this file:
 
 * Sizes come from here, never from an installed font; Graphviz only places empty boxes of given sizes.
-* Since Graphviz lets no boxes overlap, nothing overlaps here: a label is a box like any other, and its arrow runs through it.
+* Graphviz keeps boxes from overlapping, so nothing overlaps here: a label is a box, too, and its arrow runs through it.
 * The same picture gives the same layout. Coordinates are rounded to a tenth of a pixel.
 
 Theory. An arrow is two lines: from its source to its label, and from there to its target. So it is clear which arrow a label
-belongs to, and an arrow crosses the label of another only where there is no way around it. For that the graph must be acyclic,
-or a label would be placed beyond one of the ends of its arrow. A first layout, of the states only, gives their vertical order;
-in the second one, with the labels, every arrow runs downwards, and those that lead upwards are drawn in reverse. Arrows that
-lead back to their own state need no line: they are a list inside it.
+belongs to, and an arrow crosses another's label only if there is no way around it. This needs an acyclic graph, since otherwise
+a label could be placed beyond an end of its arrow. A first layout, of the states only, gives their vertical order; in the
+second, with the labels, every arrow runs downwards, and those that lead upwards are drawn in reverse. Arrows that lead back to
+their own state need no line: they are a list inside it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INSET = 3.0
 """Between the two borders of a terminal state."""
 
 WIDTH_MAX = 880.0
-"""Desired maximum width of a drawing; it is exceeded where a machine has too many arrows."""
+"""Desired maximum width of a drawing; a machine with too many arrows exceeds it."""
 
 
 class Point(NamedTuple):
@@ -139,7 +139,7 @@ class MachineLayout:
 
 @frozen
 class _Set:
-    """Some pieces, set from their own corner."""
+    """Some pieces, positioned from their own corner."""
 
     width: float
     height: float
@@ -277,10 +277,10 @@ _STYLES = (
     _Style(narrow=True, beside=0.14, below=0.14),
     _Style(narrow=True, beside=0.08, below=0.14),
 )
-"""From roomy to tight; the first whose drawing is narrow enough is taken."""
+"""From roomy to tight; the first one whose drawing is narrow enough is used."""
 
 MANY = 80
-"""Arrows; with more no drawing is narrow enough. The tightest style is taken at once, and Graphviz searches less long."""
+"""With more arrows than this no drawing is narrow enough: the tightest style is used right away, with a shorter search."""
 
 
 class _Object(TypedDict):
@@ -423,7 +423,7 @@ def _down(arrow: Arrow, order: Mapping[str, int]) -> bool:
 
 
 def _runs_of(arrow: Arrow, label: str, ids: Mapping[str, str], order: Mapping[str, int], weight: int) -> list[_EdgeRun]:
-    """The two edges of an arrow, both of which lead downwards; the arrow's head is where the arrow says."""
+    """The two edges of an arrow, both leading downwards; the arrow says at which end the head is."""
     down = _down(arrow, order)
     above, below = (arrow.source, arrow.target) if down else (arrow.target, arrow.source)
     head, plain = 'arrowsize="0.7"', 'dir="none"'
@@ -434,7 +434,7 @@ def _runs_of(arrow: Arrow, label: str, ids: Mapping[str, str], order: Mapping[st
 
 
 class _Reading:
-    """What Graphviz found, with y turned to grow downwards."""
+    """The positions from Graphviz, with y growing downwards."""
 
     def __init__(self, graph: _Graph, sizes: Mapping[str, tuple[float, float]]) -> None:
         left, below, right, above = (float(each) for each in graph.get("bb", "0,0,0,0").split(","))

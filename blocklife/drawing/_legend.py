@@ -84,7 +84,7 @@ def _known(panels: Sequence[Panel]) -> Iterable[_Sign]:
             "if it holds; tried in the table's order",
         )
         yield guard
-    for role, means in ((Role.CAUSES, "takes others along"), (Role.FOLLOWS, "is taken along by another machine's step")):
+    for role, means in ((Role.CAUSES, "causes steps of other machines"), (Role.FOLLOWS, "caused by another machine's step")):
         if any(label.causes if role is Role.CAUSES else label.follows for label in labels):
             yield _Sign(elements.pill_width("1"), _pill(causes=role is Role.CAUSES), means)
 

@@ -1,8 +1,8 @@
 """Lifecycles as a Mermaid state diagram, which GitHub and most Markdown viewers draw.
 
 In that grammar a label ends at a colon, a semicolon or the end of the line, a number sign begins a comment or an entity, and
-keywords are read in any case. So every such character is written as an entity, and a state whose name is a keyword, or no
-word at all, gets another id. Marks become classes of states; an arrow cannot have one, so that its label says it.
+keywords are recognised in any case. So such characters are written as entities, and a state whose name is a keyword, or not a
+word, gets another id. Marks become classes of states; an arrow cannot have a class, so its label names the mark.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNS: Mapping[Emphasis, str] = {
     Emphasis.CHANGED: "(~) ",
     Emphasis.ALARM: "(!) ",
 }
-"""What a label says before its event where it is marked so."""
+"""What a label with this mark says before its event."""
 
 
 def mermaid(panels: Sequence[Panel], *, meanings: bool = True) -> str:
@@ -99,19 +99,19 @@ def escaped(text: str) -> str:
 
 
 def _ids(picture: Picture, prefix: str, taken: set[str]) -> dict[str, str]:
-    """An id for each state: its name, unless the grammar means something else by it."""
+    """An id for each state: its name, unless it means something else in the grammar."""
     names = sorted((node.name for node in picture.nodes), key=lambda name: prefix + name != _word(name, prefix))
     return {name: _free(_word(name, prefix), taken) for name in names}
 
 
 def _word(name: str, prefix: str = "") -> str:
-    """A name as a word of the grammar: letters, digits and underscores, and no keyword."""
+    """A name as a word of the grammar: letters, digits and underscores, but not a keyword."""
     word = prefix + (re.sub(r"[^A-Za-z0-9_]", "_", name) or "_")
     return word + "_" if word.lower() in KEYWORDS else word
 
 
 def _free(word: str, taken: set[str]) -> str:
-    """The word, or the next one that no other has taken."""
+    """The word, with a number added if it is already taken."""
     while word in taken:
         word += "_"
     taken.add(word)

@@ -2,10 +2,9 @@
 
 Rules of this file:
 
-* `SAID` is the whole mapping. What a coupling makes happen is not said by anybody: it shows as a change of state below what
-  caused it.
-* A recording tells what the ledger did. That a plan is carried to the copiers, and that workers report, is what a submitted and
-  a finished job mean; when a copy began and ended on the device is not told, and not drawn.
+* `SAID` is the whole mapping. The effects of a coupling are not messages: they show as changes of state below their cause.
+* A recording contains what the ledger did. A submitted job stands for a plan sent to the copiers, a finished one for the
+  workers' reports; when a copy began and ended on the device is not recorded, and not drawn.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
 )
 
 ENTRIES_DRAWN_MAX = 60
-"""How many steps are drawn at most where there are several lives; older lives are left out."""
+"""The most steps drawn of several lives; older lives are left out."""
 ENTRIES_MAX = 40
-"""A life with more steps than this shows so many, from its two ends together."""
+"""A life with more steps than this shows only this many, from its two ends together."""
 LOOPS_MIN = 4
-"""From so many consecutive steps on that lead back to their own state, a count is shown instead."""
+"""This many consecutive steps that lead back to their own state, or more, are shown as a count."""
 
 
 # --- messages ------------------------------------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ class Saying:
     text: str
     way: Way = Way.ASKS
     after: bool = False
-    """The message follows the change of state, and does not cause it."""
+    """Whether the message follows the change of state instead of causing it."""
 
 
 _PLANNED = Saying(SCHEDULER, LEDGER, "plan {job} ({size})")
@@ -202,7 +201,7 @@ def _first(entry: int | Fold) -> int:
 class _DiagramItems:
     """The items of a sequence diagram: some lives of one place, oldest first.
 
-    Invariant: ``told`` are the steps that were told; ``asked`` what was said, with its commit (0: it is said once).
+    Invariant: ``told`` are the steps already drawn; ``asked`` the messages sent, with their commits (0: sent only once).
     """
 
     lives: Lives
@@ -276,7 +275,7 @@ class _DiagramItems:
         yield Note((LEDGER.key,), (changed(step, name, many=len(alike) > 1),), tone_at(step), when), own
 
     def _alike(self, step: RecordedStep) -> list[int]:
-        """In the story of a job: all its places that take this step together."""
+        """In the story of a job: all its places that take the same step together."""
         lives = self.lives
         story = lives.job_story(self.chosen[0].id) if self.chosen[0].machine == "job" else None
         if story is None or step.machine == "job":

@@ -2,14 +2,14 @@
 
 Rules of this file:
 
-* The trunk knows nothing of this: `Lifecycle` and `Ledger` have the methods that a notebook asks for, and those ask
+* The core does not depend on this: `Lifecycle` and `Ledger` have the methods that a notebook calls, and those ask
   `lifecycle.painters`, which is empty until this module is imported.
-* What cannot be drawn, because the drawing extra is not installed, is shown as a table. Nothing here raises into a notebook.
-* IPython is never imported. It hands itself over (``%load_ext blocklife.drawing._notebook``), or is found running by
-  ``import blocklife``, which does the same.
+* Without the drawing extra, a table is shown instead of a drawing. Nothing here raises into a notebook.
+* IPython is never imported. It passes itself in (``%load_ext blocklife.drawing._notebook``), or ``import blocklife`` finds it
+  running, to the same effect.
 
-IPython asks no methods of a *class*: for ``DoorLife`` without parentheses it is told once how to show classes (`enable`), and
-shows all that are no lifecycles as before.
+IPython calls no display methods of *classes*, such as ``DoorLife`` without parentheses. So it is told once how to show classes
+(`enable`); classes that are not lifecycles are shown as before.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def show_svg(thing: object) -> str | None:
 
 
 def show_html(thing: object) -> str | None:
-    """A ledger as a table of counts; a lifecycle as a table where it cannot be drawn; None for anything else."""
+    """A ledger as a table of counts; a lifecycle as a table if it cannot be drawn; None for anything else."""
     if isinstance(thing, Ledger):
         return _ledger(thing)
     found = _lifecycle(thing)
@@ -82,7 +82,7 @@ class Formatter(Protocol):
     """The used part of IPython's formatter for one MIME type."""
 
     def for_type(self, typ: type, func: Show | None = None) -> Show | None:
-        """Show things of a type with a function; gives the one before."""
+        """Show objects of a type with a function; returns the previous function."""
 
 
 class _Display(Protocol):
@@ -95,7 +95,7 @@ class Shell(Protocol):
 
     @property
     def display_formatter(self) -> _Display:
-        """Where the formatters are, by MIME type."""
+        """The formatters by MIME type."""
 
 
 def enable(shell: Shell) -> None:
@@ -108,7 +108,7 @@ def enable(shell: Shell) -> None:
 
 
 def disable(shell: Shell) -> None:
-    """Take back what `enable` did."""
+    """Undo `enable`."""
     for mime in ("image/svg+xml", "text/html"):
         formatter = shell.display_formatter.formatters[mime]
         before = formatter.for_type(type, _nothing)
@@ -126,7 +126,7 @@ def unload_ipython_extension(shell: Shell) -> None:
 
 
 class _Classes:
-    """Shows classes: lifecycles as they are shown, all others as before."""
+    """Shows classes: lifecycles as drawings, all others as before."""
 
     def __init__(self, show: Show) -> None:
         self.show = show
@@ -170,12 +170,12 @@ def _ledger(ledger: Ledger) -> str:
 
 
 def _bars(title: str, machine: str, counts: Mapping[str, int]) -> Iterator[Sequence[tuple[str, str]]]:
-    """A line for all of one kind, and one for each state that some are in, its bar as long as their share."""
+    """A line for all places of one kind, and one for each state that has any, with a bar as long as their share."""
     table, total = MACHINES[machine], sum(counts.values())
     yield (_CELL, f"<b>{title}</b>"), (_NUMBER, f"<b>{total:,}</b>"), (_BAR, "")
     for state in table.states:
         if count := counts.get(state.name, 0):
-            tint = Theme.LIGHT.value.tones[tone_of(table, state)].line  # strong enough on a dark ground too
+            tint = Theme.LIGHT.value.tones[tone_of(table, state)].line  # visible on a dark background, too
             style = f"height:10px;border-radius:2px;background:{tint};width:{max(2, round(_BAR_PIXELS * count / total))}px"
             bar = f'<div style="{style}" title="{escaped(str(state.value))}"></div>'
             yield (_CELL, f"<code>{state.name}</code>"), (_NUMBER, f"{count:,}"), (_BAR, bar)

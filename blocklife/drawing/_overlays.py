@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* Files of others are read as they were written down, never by the code that wrote them; what is no such file, or is one of
-  another version of the tables, is refused in one line.
+* Files are read by their format, without the code that wrote them; a file of another kind, or for another version of the
+  tables, is refused in one line.
 * A mark says in words what its colour says, so that a format without colours loses nothing.
 """
 
@@ -28,7 +28,7 @@ _JUDGE = "write it anew: blocklife check --mutants --json"
 
 
 def check_machine(name: str, what: str) -> Table:
-    """The table of a machine of which *what* can tell; `MisuseError` for any other."""
+    """The table of a machine that *what* covers; `MisuseError` for any other."""
     found = MACHINES.get(name)
     if found is None:
         raise MisuseError(f"{name}: {what} tells of {', '.join(MACHINES)} only (draw it without)")
@@ -84,7 +84,7 @@ def _state_mark(told: MachineStatistics, state: str, dwell: Dwell) -> Mark:
 
 
 def _dwell(dwell: Dwell, *, final: bool) -> Iterator[str]:
-    """What is known of the time that places spent in a state."""
+    """The time that places spent in a state, as far as it is known."""
     if final:
         yield f"{dwell.open:,} ended there"
         return
@@ -100,13 +100,13 @@ def _dwell(dwell: Dwell, *, final: bool) -> Iterator[str]:
 
 
 def _plans(stay: Stay) -> str:
-    """Median and 99th percentile, as short as it goes."""
+    """Median and 99th percentile, as short as possible."""
     both = dict.fromkeys((f"{stay.median:,.0f}", f"{stay.p99:,.0f}"))
     return "/".join(both) + (" plan" if list(both) == ["1"] else " plans")
 
 
 def _file(name: str) -> str:
-    """A file without its folders: what is drawn does not depend on where it lay."""
+    """A file's name without folders: a drawing does not depend on where the file was."""
     return Path(name).name or name
 
 
@@ -136,18 +136,18 @@ def _notes(run: RunStatistics, told: MachineStatistics) -> Iterator[str]:
 
 @frozen
 class CoverageReport:
-    """What ``pytest --blocklife-report=FILE.json`` writes."""
+    """The report of ``pytest --blocklife-report=FILE.json``."""
 
     name: str
     ledgers: int
     rows: Mapping[str, Mapping[str, int]]
-    """How often each row was taken, by machine and by how it is spelt."""
+    """How often each row was taken, by machine and by its text."""
     states: Mapping[str, Mapping[str, int]]
-    """The same of how often each state was entered."""
+    """How often each state was entered, likewise."""
 
 
 def read_coverage(path: str) -> CoverageReport:
-    """Read a report; `MisuseError` where it is none."""
+    """Read a report; `MisuseError` if it is not one."""
     try:
         said = parse_json(read_text(path))
     except ValueError:
@@ -169,7 +169,7 @@ def read_coverage(path: str) -> CoverageReport:
 
 
 def marks_of_coverage(report: CoverageReport, machine: str) -> Marks:
-    """Which rows and states of a machine the ledgers of a test run have covered."""
+    """The marks of test coverage: which rows and states of a machine the ledgers of a test run have covered."""
     table = check_machine(machine, "a coverage report")
     rows, states = report.rows.get(machine), report.states.get(machine)
     spelt = {str(row) for row in table.rows}
@@ -205,9 +205,9 @@ class Judged:
     steps: int = 0
     """Of a shortest counterexample; 0 where no world finds it."""
     where: str = ""
-    """The world or the test that finds it, with what breaks there; empty where nothing does."""
+    """The world or the test that finds it, with the rule that breaks; empty if nothing finds it."""
     fate: str = ""
-    """What it was judged, where nothing finds it."""
+    """The verdict on it, if nothing finds it."""
 
     @property
     def survives(self) -> bool:
@@ -217,14 +217,14 @@ class Judged:
 
 @frozen
 class JudgedMutants:
-    """What ``blocklife check --mutants`` has found, from its JSON or its page."""
+    """The results of ``blocklife check --mutants``, from its JSON or its page."""
 
     name: str
     mutants: Sequence[Judged]
 
 
 def read_mutants(path: str) -> JudgedMutants:
-    """Read judged mutants, as JSON or as the page of them; `MisuseError` where it is neither."""
+    """Read mutant results, as JSON or from the page; `MisuseError` if the file is neither."""
     text = read_text(path)
     try:
         said = parse_json(text)
@@ -270,7 +270,7 @@ def _from_page(text: str) -> Iterator[Judged]:
 
 
 def marks_of_mutants(judged: JudgedMutants, machine: str) -> Marks:
-    """How soon a switched-off guard of a machine is found, and which guards no world or test needs."""
+    """The marks of mutants: how soon a switched-off guard of a machine is found, and which guards nothing needs."""
     table = check_machine(machine, "a list of mutants")
     by_name = {each.mutant: each for each in judged.mutants}
     guarded = {name: row for row in table.rows if (name := _without_guard(machine, row))}
@@ -298,7 +298,7 @@ def marks_of_mutants(judged: JudgedMutants, machine: str) -> Marks:
 
 
 def _without_guard(machine: str, row: Row) -> str:
-    """The name of the mutant that takes a row whether its guard holds or not; empty where it has none."""
+    """The name of the mutant that ignores the guard of a row; empty if it has none."""
     if row.guard is None:
         return ""
     return f"{machine}.{row.event} from {row.source.name} to {row.target.name} without {row.guard.name}"

@@ -1,6 +1,6 @@
-"""A page for one or several lifecycles: the drawing, and below it everything in words.
+"""A page for one or several lifecycles: the drawing, and below it tables that say the same in words.
 
-It is one file without scripts and without external resources, so that it can be mailed and printed.
+It is one file without scripts and external resources, so that it can be mailed and printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_CHARTS: Mapping[str, str] = {}
 def page(panels: Sequence[Panel], theme: Theme | None = None, charts: Mapping[str, str] = _NO_CHARTS) -> str:
     """One page; without a theme the reader's system chooses between light and dark.
 
-    *charts* are SVG that stand with the marks of a lifecycle, by its name.
+    *charts* are SVG to show with the marks of a lifecycle, by its name.
     """
     title = "Lifecycle: " + ", ".join(panel.picture.name for panel in panels)
     sections = "\n".join(_section(panel, charts.get(panel.picture.name, "")) for panel in panels)
@@ -75,7 +75,7 @@ def _rows(panel: Panel) -> str:
         ]
         for label, arrow in found
     ]
-    return _table(["row", "from", "event", "to", "takes along", "is taken along by", "mark", "about"], cells)
+    return _table(["row", "from", "event", "to", "causes", "caused by", "mark", "about"], cells)
 
 
 def _couplings(panels: Sequence[Panel]) -> str:
@@ -145,14 +145,14 @@ def _titled(title: str, table: str) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls by itself where it is too wide; columns without a word in them are left out."""
+    """A table that scrolls if it is too wide; empty optional columns are left out."""
     kept = [at for at, title in enumerate(heading) if title not in _OPTIONAL or any(row[at] for row in rows)]
     head = "".join(f'<th scope="col">{elements.escaped(heading[at])}</th>' for at in kept)
     body = "\n".join(f"<tr>{''.join(f'<td>{row[at]}</td>' for at in kept)}</tr>" for row in rows)
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
-_OPTIONAL = ("mark", "about", "takes along", "is taken along by")
+_OPTIONAL = ("mark", "about", "causes", "caused by")
 
 
 def _mark_cells(mark: Mark) -> tuple[str, str]:

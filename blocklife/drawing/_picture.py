@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* A picture is a value. It is read off a compiled table and the couplings, and knows no format: renderers turn it into text.
-* What a run, a proof or a comparison adds are *marks*, laid over the picture. No renderer knows where they come from.
-* Order is the order of the tables, so that the same input gives the same bytes.
+* A picture is a value, made from a compiled table and the couplings. It knows no format: renderers turn it into text.
+* Runs, proofs and comparisons add *marks* to a picture. No renderer knows where they come from.
+* Everything is in the order of the tables, so that the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blocklife.states import NATURES, Coupling, Tone, ends_life
 
 
 def tone_of(table: Table, state: enum.Enum) -> Tone:
-    """The tone of one state; in a lifecycle of a user's own the first state is at rest and the final ones are over."""
+    """The tone of one state; in a user's own lifecycle the first state is at rest and the final ones are over."""
     if (nature := NATURES.get(state)) is not None:
         return nature.tone
     return Tone.OVER if state in table.finals else Tone.REST if state is table.initial else Tone.USE
@@ -31,7 +31,7 @@ class Node:
 
     name: str
     about: str
-    """What it means, in one line; empty where the table does not say."""
+    """What it means, in one line; empty if the table does not say."""
     initial: bool = False
     final: bool = False
     tone: Tone = Tone.USE
@@ -43,13 +43,13 @@ class Explained:
 
     name: str
     reads: tuple[str, ...]
-    """What of the payload it takes, by name."""
+    """The fields of the payload that it takes, by name."""
     about: str
 
 
 @frozen
 class Label:
-    """One row, as it stands on an arrow."""
+    """One row, as written on an arrow."""
 
     row: int
     """Its number in the table."""
@@ -74,7 +74,7 @@ class Arrow:
 
     @property
     def loop(self) -> bool:
-        """Whether it leads back to where it began."""
+        """Whether it leads back to its own state."""
         return self.source == self.target
 
 
@@ -90,12 +90,12 @@ class Picture:
     nodes: tuple[Node, ...]
     arrows: tuple[Arrow, ...]
     couplings: tuple[Coupling, ...] = ()
-    """Those that a label names, in the order of their table."""
+    """The couplings that a label names, in the order of their table."""
     events: tuple[Explained, ...] = ()
     guards: tuple[Explained, ...] = ()
 
     def rows_of(self, state: str, event: str) -> list[tuple[str, Label]]:
-        """Where an event leads from a state, as targets and labels, in the order in which they are tried."""
+        """The targets of an event from a state, with labels, in the order in which they are tried."""
         found = [
             (arrow.target, label)
             for arrow in self.arrows
@@ -120,15 +120,15 @@ class Emphasis(enum.Enum):
 
 @frozen
 class Mark:
-    """What is laid over one state or one row."""
+    """The mark of one state or one row."""
 
     emphasis: Emphasis = Emphasis.PLAIN
     note: str = ""
-    """A few words that stand beside it, such as a count."""
+    """A few words to show beside it, such as a count."""
     about: str = ""
     """More, shown where there is room: a tooltip, a table."""
     weight: float = 0.0
-    """0 to 1: how much, compared with the most."""
+    """From 0 to 1, compared with the largest."""
 
 
 @frozen
@@ -136,20 +136,20 @@ class Marks:
     """Marks by the name of a state, and by the number of a row."""
 
     title: str = ""
-    """What they tell, in a few words: "taken in run.jsonl"."""
+    """What they show, in a few words: "taken in run.jsonl"."""
     states: Mapping[str, Mark] = field(factory=dict)
     rows: Mapping[int, Mark] = field(factory=dict)
     notes: Sequence[str] = ()
     """Whole sentences for below the drawing."""
     meanings: Mapping[Emphasis, str] = field(factory=dict)
-    """What an emphasis says here, where `Emphasis` does not say it well enough."""
+    """What an emphasis means here, if more specific than in `Emphasis`."""
 
     def state(self, node: Node) -> Mark:
-        """The mark of a state; a plain one where there is none."""
+        """The mark of a state; an empty one by default."""
         return self.states.get(node.name, _PLAIN)
 
     def row(self, label: Label) -> Mark:
-        """The mark of a row; a plain one where there is none."""
+        """The mark of a row; an empty one by default."""
         return self.rows.get(label.row, _PLAIN)
 
 
@@ -164,23 +164,23 @@ UNMARKED = Marks()
 
 @frozen
 class Panel:
-    """One lifecycle with what is laid over it; a drawing has one or several."""
+    """One lifecycle with its marks; a drawing has one or several."""
 
     picture: Picture
     marks: Marks = UNMARKED
 
     @property
     def marked(self) -> bool:
-        """Whether anything is laid over it."""
+        """Whether it has any marks."""
         return bool(self.marks.states or self.marks.rows)
 
     def mark_of(self, arrow: Arrow) -> Mark:
-        """The mark of a whole arrow: the strongest of its rows, as heavy as the heaviest."""
+        """The mark of a whole arrow: the strongest emphasis of its rows, with the largest weight."""
         marks = [self.marks.row(label) for label in arrow.labels]
         found = {mark.emphasis for mark in marks}
         strongest = max(found, key=_STRENGTH.index)
         if len(found) > 1 and strongest in (Emphasis.ADDED, Emphasis.REMOVED):
-            strongest = Emphasis.CHANGED  # some rows of it are in both
+            strongest = Emphasis.CHANGED  # some of its rows are in both
         return Mark(strongest, weight=max(mark.weight for mark in marks))
 
     def emphases(self) -> set[Emphasis]:
@@ -193,7 +193,7 @@ class Panel:
 def picture(table: Table, name: str = "", couplings: Sequence[Coupling] = ()) -> Picture:
     """The picture of a compiled table, with those of the couplings that touch it.
 
-    *name* is what the couplings call the machine; without one it is the name of the class.
+    *name* is the machine's name in the couplings; by default the name of the class.
     """
     name = name or table.name
     nodes = tuple(
@@ -219,7 +219,7 @@ def _guards(table: Table) -> Sequence[Guard[...]]:
 
 
 def _line(text: object) -> str:
-    """The first line of a text; nothing where a state's value is no text."""
+    """The first line of a text; empty if a state's value is not a text."""
     return " ".join(text.strip().split("\n\n")[0].split()) if isinstance(text, str) else ""
 
 

@@ -16,13 +16,13 @@ from blocklife.drawing._theme import Theme
 from blocklife.errors import MisuseError, to_install
 
 SCALE = 2.0
-"""Pixels for each unit of the drawing, so that it is sharp on a dense screen."""
+"""Pixels for each unit of the drawing, to be sharp on a high-resolution screen."""
 
 _FONTS = {"fimo": "Fira Mono", "fimbo": "Fira Mono Bold", "figo": "FiraGO", "figbo": "FiraGO Bold"}
 
 
 def png(panels: Sequence[Panel], theme: Theme | None = None) -> bytes:
-    """Draw lifecycles as PNG; without a theme it is light, because pixels cannot follow the reader's settings."""
+    """Draw lifecycles as PNG; without a theme it is light, because an image of pixels cannot follow the reader's settings."""
     return pixels(svg(panels, theme or Theme.LIGHT))
 
 
@@ -47,4 +47,4 @@ def pixels(drawn: str) -> bytes:
                 sans_serif_family="FiraGO",
             )
         except ValueError as problem:
-            raise MisuseError(f"the drawing cannot be made into pixels: {problem}") from problem
+            raise MisuseError(f"the drawing cannot be rendered as PNG: {problem}") from problem

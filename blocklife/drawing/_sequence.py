@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* A sequence knows no format and no machine. Who makes one decides what is said; `sequence_svg` draws it.
-* In Mermaid a text ends at a semicolon or the end of the line, and a number sign begins an entity: `mermaid.escaped` writes all
-  of them as entities. What is no ASCII becomes one as well, so that no locale can spoil it.
+* A sequence knows no format and no machine: its maker decides what it says, and `_sequence_svg` draws it.
+* In Mermaid a text ends at a semicolon or the end of the line, and a number sign begins an entity: `_mermaid.escaped` writes
+  all of them as entities, and everything outside ASCII, too, so that no locale can garble it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blocklife.states import Tone
 
 
 class Way(enum.Enum):
-    """How something is said; the value is its arrow in Mermaid."""
+    """The kinds of messages; the value is the arrow in Mermaid."""
 
     ASKS = "->>"
     ANSWERS = "-->>"
@@ -44,7 +44,7 @@ class Message:
     text: str
     way: Way = Way.ASKS
     when: str = ""
-    """Shown where it changes; empty: as before."""
+    """Shown where it changes; empty if it is as before."""
 
 
 @frozen
@@ -59,7 +59,7 @@ class Note:
 
 @frozen
 class Band:
-    """A line across everything: what follows is another part, or something was left out."""
+    """A line across everything: another part begins, or something was left out."""
 
     text: str
     faint: bool = False

@@ -2,10 +2,10 @@
 
 Rules of this file:
 
-* Text is measured by `text_width`, which takes widths that no usual font exceeds, and is broken into lines that fit. Each item
-  has rows of its own, so that no text can lie upon another.
-* Colours are those of every other drawing (`theme`); a drawing for both themes has both, and the reader's system chooses.
-* Same sequence, same bytes; nothing but ASCII.
+* Text is measured by `_text_width`, with widths that no usual font exceeds, and is broken into lines that fit. Each item has
+  rows of its own, so that texts cannot overlap.
+* Colours are those of all drawings (`_theme`); a drawing for both themes has both, and the reader's system chooses.
+* The same sequence gives the same bytes, all of them ASCII.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SIZE, LINE = 12.0, 16.0
 """Size of the letters, and from one line of text to the next."""
 TITLE_SIZE = 15.0
 COLUMN, COLUMN_MAX, PARTY = 172.0, 300.0, 124.0
-"""From one party to the next; where there are few of them; and the width of the box of one."""
+"""The distance from one party to the next, the same if there are few of them, and the width of a party's box."""
 NOTE_WIDTH_MAX = 320.0
 PAD, MARGIN, HEAD = 8.0, 12.0, 7.0
 LONG = 700.0
-"""A drawing higher than this has the names of the parties at its foot as well."""
+"""A drawing higher than this repeats the names of the parties at its foot."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
@@ -39,7 +39,7 @@ def svg(sequence: PartySequence, theme: Theme | None = None) -> str:
 
 @define(eq=False)
 class _Drawing:
-    """One drawing. Invariant: everything so far stands above ``y``."""
+    """One drawing. Invariant: everything so far is above ``y``."""
 
     sequence: PartySequence
     theme: Theme | None

@@ -1,8 +1,8 @@
-"""The generated parts of ``specs/``: whether they are fresh, and how to make them so.
+"""The generated parts of ``specs/``: checking whether they are up to date, and updating them.
 
-A part stands between two lines of its own, ``<!-- generated: block.states -->`` and ``<!-- end -->``. Everything between them
-is made from the tables; everything outside is written by hand and never touched. The files in ``specs/drawings/`` are
-generated as a whole; they have to be there wherever that folder is.
+A part is between two lines, ``<!-- generated: block.states -->`` and ``<!-- end -->``. Everything between them is made from the
+tables; everything outside is written by hand and never touched. The files in ``specs/drawings/`` are generated as a whole; if
+the folder exists, all of them must.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ def generated() -> dict[str, str]:
 
 @functools.cache
 def drawings() -> Mapping[str, str]:
-    """Every file that is drawn, by its name: each machine with its couplings, and the block as if it were alone."""
+    """Every generated drawing, by file name: each machine with its couplings, and the block without any."""
     drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, COUPLINGS))]) for machine, table in MACHINES.items()}
     drawn["life.svg"] = svg([Panel(picture(MACHINES["block"], "block"))])
     return drawn
 
 
 def stale(root: Path) -> list[str]:
-    """What is wrong with the generated parts below *root*, one line each; nothing where all are fresh.
+    """What is wrong with the generated parts below *root*, one line each; nothing if all are up to date.
 
     Finds parts that are out of date, markers that are unknown, malformed, unclosed or without a beginning, parts that no
-    file has, and drawings that are missing, out of date, or of nothing that there is.
+    file has, and drawings that are missing, out of date, or unknown.
     """
     wanted = generated()
     found: list[str] = []
@@ -99,7 +99,7 @@ def stale(root: Path) -> list[str]:
 
 
 def _stale_drawings(folder: Path) -> list[str]:
-    """What is wrong with the drawings in a folder; nothing where there is none."""
+    """What is wrong with the drawings in a folder; nothing if there is no such folder."""
     if not folder.is_dir():
         return []
     found = []
@@ -114,14 +114,14 @@ def _stale_drawings(folder: Path) -> list[str]:
 
 
 def _is(path: Path, data: bytes) -> bool:
-    """Whether a file holds these bytes; one of another size is not read."""
+    """Whether a file holds these bytes; a file of another size is not read."""
     return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
 def write(root: Path) -> list[str]:
-    """Bring every generated part below *root* up to date; returns the files that changed.
+    """Update every generated part below *root*; returns the files that changed.
 
-    A file is replaced as a whole or not at all. A file with broken markers is left as it is; `stale` names it.
+    A file is replaced as a whole or not at all. A file with broken markers is left as it is; `stale` reports it.
     """
     wanted = generated()
     changed: list[str] = []

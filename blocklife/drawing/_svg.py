@@ -3,8 +3,8 @@
 Rules of this file:
 
 * Nothing here depends on the machine or the moment: the same panels give the same bytes.
-* No script, no network, no font of its own. It can be an image, stand in a page, or be read aloud: states and rows have an id
-  and say what they mean.
+* No script, no network, no font of its own. It works as an image, inside a page, and with a screen reader: states and rows have
+  an id and say what they mean.
 * Lines are drawn first, then labels, then states, so that no line runs across text.
 """
 
@@ -195,7 +195,7 @@ def _row(panel: Panel, arrow: Arrow, line: RowLine, tone: Tone, *, marked: bool)
 def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
     """A state: its box, a second border if it is final, its name, and its loops."""
     node, mark = placed.node, panel.marks.state(placed.node)
-    emphasised = marked and mark.emphasis not in (Emphasis.PLAIN, Emphasis.USED)  # what is used keeps its own colour
+    emphasised = marked and mark.emphasis not in (Emphasis.PLAIN, Emphasis.USED)  # a used state keeps its own colour
     class_ = elements.emphasis_class(mark.emphasis) if emphasised else elements.tone_class(node.tone)
     style = f"stroke-width:{elements.number(1.2 + 2.5 * mark.weight)}" if mark.weight > 0 else None
     drawn = [
@@ -239,8 +239,8 @@ def row_told(panel: Panel, arrow: Arrow, label: Label) -> str:
     told.append(f"{label.event}: {events.get(label.event) or 'an event'}")
     if label.guard is not None:
         told.append(f"[{label.guard}]: {guards.get(label.guard) or 'a guard'}")
-    told += [f"takes along, {name}: {why.get(name, '')}" for name in label.causes]
-    told += [f"is taken along, {name}: {why.get(name, '')}" for name in label.follows]
+    told += [f"causes {name}: {why.get(name, '')}" for name in label.causes]
+    told += [f"caused by {name}: {why.get(name, '')}" for name in label.follows]
     return "\n".join(filter(None, [*told, _mark_told(panel.marks.row(label))]))
 
 

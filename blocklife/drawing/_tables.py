@@ -16,7 +16,7 @@ LINE = "<br>"
 
 
 def state_event_table(table: Table) -> str:
-    """The whole matrix: where each event leads from each state, in the order in which its rows are tried."""
+    """The whole matrix: the targets of each event from each state, in the order in which the rows are tried."""
     events = list(table.events.values())
     return markdown(
         ["state", *(f"`{event.name}`" for event in events)],
@@ -53,7 +53,7 @@ def event_table(table: Table) -> str:
 
 
 def guard_table(table: Table) -> str:
-    """Every guard, what it reads of the payload, and when it holds."""
+    """Every guard, the fields of the payload that it reads, and when it holds."""
     guards = dict.fromkeys(row.guard for row in table.rows if row.guard is not None)
     if not guards:
         return "No row of this table has a guard.\n"
@@ -115,7 +115,7 @@ def _document(panel: Panel) -> list[str]:
 
 
 def _panel_cell(panel: Panel, state: str, event: str) -> str:
-    """The targets of one event from one state, with marks; a refusal stands last where all rows can say no."""
+    """The targets of one event from one state, with marks; a refusal comes last if every row has a guard."""
     rows = panel.picture.rows_of(state, event)
     written = []
     for target, label in rows:
@@ -151,7 +151,7 @@ def plain(text: str) -> str:
 
 
 def _cell(event: Event, state: enum.Enum) -> str:
-    """The targets of one event from one state; a refusal stands last where no row is without a guard."""
+    """The targets of one event from one state; a refusal comes last if every row has a guard."""
     rows = event.rows_of(state)
     written = [f"`{row.target.name}`" if row.guard is None else f"`{row.target.name}` [{row.guard.name}]" for row in rows]
     if all(row.guard is not None for row in rows):
@@ -168,7 +168,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _mark(table: Table, state: enum.Enum) -> str:
-    """Where the life begins and ends."""
+    """The states in which a life begins and ends."""
     if state is table.initial:
         return " (initial)"
     return " (final)" if state in table.finals else ""

@@ -1,4 +1,4 @@
-"""Lifecycles as text: state by event, in bands of as many events as the line holds, and what the guards mean."""
+"""Lifecycles as text: tables of state by event, as many events at a time as fit on a line, and what the guards mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BETWEEN = 3
 """Between two columns."""
 
 COLUMNS = 120
-"""Of text that goes to no terminal."""
+"""The width of text that does not go to a terminal."""
 
 _SIGNS: Mapping[Emphasis, str] = {
     Emphasis.UNUSED: "never ",
@@ -28,14 +28,14 @@ _SIGNS: Mapping[Emphasis, str] = {
     Emphasis.CHANGED: "~ ",
     Emphasis.ALARM: "! ",
 }
-"""In words, too: colours do not reach every reader."""
+"""In words, too, for readers without colours."""
 
 
 def terminal(panels: Sequence[Panel], *, columns: int | None = None) -> str:
-    """Text of that many columns, with colours; without a number it is plain."""
+    """Text in this many columns, with colours; plain text without a number."""
     from rich.console import Console
 
-    shown = io.StringIO()  # it knows every letter, whatever standard output can show
+    shown = io.StringIO()  # it accepts every character, whatever standard output can show
     if columns is None:
         console = Console(file=shown, width=COLUMNS, color_system=None, highlight=False)
     else:
@@ -61,7 +61,7 @@ def _tell(console: Console, panel: Panel, width: int) -> None:
 
 
 def _bands(panel: Panel, width: int) -> list[list[str]]:
-    """Events in groups, each of which fits beside the states."""
+    """Events in groups that fit beside the states."""
     bands: list[list[str]] = []
     left = max(_widest(_state(panel, node)) for node in panel.picture.nodes) + _BETWEEN
     room = 0
@@ -103,7 +103,7 @@ def _state(panel: Panel, node: Node) -> Text:
 
 
 def _cell(panel: Panel, node: Node, event: str) -> Text:
-    """The targets of one event from one state, one below the other; a refusal stands last where all rows can say no."""
+    """The targets of one event from one state, one below the other; a refusal comes last if every row has a guard."""
     from rich.text import Text
 
     tones = {each.name: each.tone for each in panel.picture.nodes}

@@ -1,7 +1,7 @@
-"""The width of text, whichever font the reader has.
+"""The width of text in any font that the reader may have.
 
 A drawing is laid out before its font is known. Fixed-width fonts agree closely (0.6 of the size); for prose the widths of a
-wide font are taken, so that usual fonts need less.
+wide font are used, so that common fonts need less.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 from blocklife.errors import DefinitionError
 
 FIXED = 0.605
-"""Width of a character of a fixed-width font, as a part of its size: the widest of the usual ones."""
+"""Width of a character in the widest common fixed-width font, relative to the font size."""
 
 BOLD = 1.15
 """How much wider bold prose is, at most."""
@@ -35,12 +35,12 @@ def fixed_width(text: str, size: float) -> float:
 
 
 def prose_width(text: str, size: float, *, bold: bool = False) -> float:
-    """Width of text in a font for reading; no usual font needs more."""
+    """Width of text in a proportional font; no common font needs more."""
     return round(sum(_WIDTHS.get(each, _OTHER) for each in text) * size * (BOLD if bold else 1), 2)
 
 
 def wrapped(text: str, size: float, width: float) -> list[str]:
-    """Prose in lines of that width; a word that is longer than a line is broken."""
+    """Prose in lines of that width; a word longer than a line is broken."""
     if width < 2 * size:
         raise DefinitionError(f"no text of size {size} can be set in {width}")
     lines = [""]

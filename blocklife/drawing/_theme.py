@@ -1,7 +1,7 @@
-"""Every colour of every drawing, page and terminal. No other file names one; a test reads them all.
+"""All colours of drawings, pages and terminals. No other file names a colour; a test checks this.
 
-A drawing of a lifecycle colours a state by its `Tone`, of which there are five. A page or a chart of a run tells all states of
-one machine apart, so there each name of a state has a colour of its own.
+A drawing of a lifecycle colours a state by its `Tone`, of which there are five. Pages and charts of a run must tell all states
+of a machine apart, so there each state name has a colour of its own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Tint:
 
 @frozen
 class Palette:
-    """All colours of one theme. Text keeps a contrast of at least 4.5 to 1 on the ground that it stands on."""
+    """All colours of one theme. Text has a contrast of at least 4.5 to 1 on its background."""
 
     ground: str
     panel: str
-    """What the states of one machine stand on."""
+    """The background of one machine's states."""
     text: str
     faint: str
-    """Text and lines of less weight."""
+    """Secondary text and lines."""
     rule: str
     guard: str
     alarm: str
@@ -119,7 +119,7 @@ TERMINAL_EMPHASES: Mapping[Emphasis, str] = {
     Emphasis.CHANGED: "yellow",
     Emphasis.ALARM: "bold reverse red",
 }
-"""Colours that the terminal chooses, by name."""
+"""Colours by name; the terminal chooses the shades."""
 
 STATE_COLOURS: Mapping[str, tuple[str, str]] = {
     "FREED": ("#e6ecf2", "#272c31"),
@@ -147,11 +147,12 @@ STATE_COLOURS: Mapping[str, tuple[str, str]] = {
     "PREEMPTED": ("#ea8000", "#e97e00"),
     "FINISHED": ("#a7c3e3", "#484f56"),
 }
-"""One colour for each name of a state, on a light and on a dark page.
+"""One colour for each state name, on a light and on a dark page.
 
-The same name has the same colour in every machine, and related names have related colours: grey is rest, blue final content,
-green use, yellow a plan, orange a copy that runs, violet a load, brown and purple what a copy may still touch. Two states of
-one machine stay apart for readers who do not see red, green or blue; `tests/drawing/test_viewer.py` computes it.
+The same name has the same colour in every machine, and related names have related colours: grey for rest, blue for final
+content, green for use, yellow for a plan, orange for a running copy, violet for a load, brown and purple for places that a copy
+may still touch. Readers who do not see red, green or blue can still tell the states of one machine apart;
+`tests/drawing/test_viewer.py` checks this.
 """
 
 if _bare := {state.name for state in NATURES} - STATE_COLOURS.keys():
@@ -159,7 +160,7 @@ if _bare := {state.name for state in NATURES} - STATE_COLOURS.keys():
 
 
 def state_colours(name: str) -> tuple[str, str]:
-    """The light and the dark colour of a state; a name that no machine has gets one of its own, always the same."""
+    """The light and the dark colour of a state; an unknown name gets a fixed colour of its own."""
     return STATE_COLOURS.get(name) or (_made(name, 0.55), _made(name, 0.65))
 
 

@@ -1,7 +1,7 @@
-"""Check a recorded run: is every line legal, and if not, which is the first illegal one, and what led to it?
+"""Check a recorded run: find the first illegal line, if any, and what led to it.
 
-The format and what is checked are told in `specs/recording.md`. A recording comes from ``blocklife replay --record``, from a
-`Recorder` on the ledger of an engine, or from an engine without this ledger that writes the same lines.
+`specs/recording.md` describes the format and the checks. A recording comes from ``blocklife replay --record``, from a
+`Recorder` on an engine's ledger, or from an engine without this ledger that writes the same lines.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Illegal:
     """``table``, ``epoch``, ``commit``, ``coupling``, ``limits``, or the number of an invariant."""
     message: str
     machine: str
-    """Empty where no single place is concerned."""
+    """The machine of the place; empty if the rule is not about a single place."""
     place: int
     history: tuple[str, ...]
     """The latest steps of the place, this one included, oldest first."""
     places: tuple[str, ...]
-    """What the job of the line held, or the job itself."""
+    """The places of the line's job with their states, or the job itself."""
 
 
 @frozen
@@ -50,9 +50,9 @@ class CheckVerdict:
 
     name: str
     lines: int
-    """Lines that were read, head and end included."""
+    """Lines read, including head and end."""
     events: int
-    """Transitions that were found legal."""
+    """Transitions found legal."""
     commits: int
     plans: int
     jobs: int
@@ -60,9 +60,9 @@ class CheckVerdict:
     """The recording has the line that marks a complete run."""
     illegal: Illegal | None
     further: int
-    """Transitions after the first illegal one whose source is not the state in which the line before left their place."""
+    """Transitions after the first illegal one whose source is not the state in which the previous line left their place."""
     damage: str | None
-    """Where and why the rest could not be read."""
+    """Where and why the rest could not be read; empty if everything was read."""
     notes: tuple[str, ...]
     interrupted: bool
     seconds: float
@@ -107,9 +107,9 @@ class CheckVerdict:
 
 
 def check_file(path: str, *, whole: bool = False, progress: Progress | None = None) -> CheckVerdict:
-    """Check the recording in a file; ``-`` is standard input. `MisuseError` where there is none.
+    """Check the recording in a file; ``-`` is standard input. Raises `MisuseError` if there is none.
 
-    ``whole`` says that the run was recorded to its end, also where the recording does not say so itself.
+    ``whole`` says that the run was recorded to its end, even if the recording does not say so itself.
     """
     with ExitStack() as stack:
         if path == "-":
@@ -130,7 +130,7 @@ def check_file(path: str, *, whole: bool = False, progress: Progress | None = No
 def check_recording(
     stream: IO[bytes], name: str = "recording", *, whole: bool = False, progress: Progress | None = None
 ) -> CheckVerdict:
-    """`check_file` of a stream of bytes. Ctrl-C ends it with what was found so far."""
+    """`check_file` for a stream of bytes. Ctrl-C ends it with the result so far."""
     run = _CheckRun(Source(stream), name, whole)
     started = time.perf_counter()
     interrupted = False
@@ -159,7 +159,7 @@ class _CheckRun:
     notes: list[str] = field(factory=list)
 
     def read(self, progress: Progress | None) -> None:
-        """Read it to its end, or to what cannot be read."""
+        """Read it to its end, or to the first line that cannot be read."""
         size = 0
         cut = False
         try:
@@ -176,7 +176,7 @@ class _CheckRun:
                     progress(size, self.checker.events)
         except DamagedError as problem:
             ends = "it is cut off" if cut and problem.cut else str(problem)
-            self.damage = f"line {self.number}: {ends} (what stands before it was checked, nothing behind it)"
+            self.damage = f"line {self.number}: {ends} (everything before it was checked, nothing after it)"
             if self.checker is not None:
                 self._count(self.checker)
             return
@@ -185,7 +185,7 @@ class _CheckRun:
         self._close(self.checker)
 
     def _take(self, checker: Checker, lines: list[str]) -> list[str]:
-        """Check lines; at the first illegal one, return those that follow it."""
+        """Check lines. At the first illegal one, returns those after it."""
         take, before = checker.take, self.number
         number = before
         line = ""
@@ -213,7 +213,7 @@ class _CheckRun:
                 return
         line = read_line(text)
         if self.end is not None:
-            raise DamagedError("something stands behind the end of the recording")
+            raise DamagedError("there is something after the end of the recording")
         if isinstance(line, (At, Refused)):
             return  # nothing has changed
         if isinstance(line, End):
@@ -223,7 +223,7 @@ class _CheckRun:
             self._count(checker)
             if (line.n, line.lines) != (checker.n, self.events):
                 problem = (
-                    f"the end counts {line.n} commits with {line.lines} lines, and here are {checker.n} with {self.events}"
+                    f"the end counts {line.n} commits with {line.lines} lines, but there are {checker.n} with {self.events}"
                 )
                 raise IllegalError("commit", "", 0, problem)
         elif not checker.take(line.spelt()):
@@ -259,7 +259,7 @@ class _CheckRun:
             self.notes.append(f"{len(out)} jobs are still out where it ends")
 
     def _blame(self, checker: Checker, problem: IllegalError, text: str) -> None:
-        """Note the first illegal line, with what led to it."""
+        """Record the first illegal line, with what led to it."""
         self._count(checker)
         self.follower = Follower(checker)
         history: tuple[str, ...] = ()
@@ -282,7 +282,7 @@ class _CheckRun:
         self.events = checker.total
 
     def verdict(self, seconds: float, interrupted: bool) -> CheckVerdict:
-        """What was found."""
+        """The result."""
         checker = self.checker
         if checker is not None and self.illegal is None:
             self._count(checker)

@@ -1,10 +1,10 @@
-"""The format of a recording: its head, its lines in their canonical spelling, and how a file is read in large pieces.
+"""The format of a recording: its head, its lines in their canonical spelling, and reading a file in large pieces.
 
 Rules of this file:
 
-* Nothing here knows what is legal. A line that cannot be read is *damaged*; whether a readable line is legal is checked
+* Nothing here checks what is legal. A line that cannot be read is *damaged*; whether a readable line is legal is checked
   elsewhere.
-* One spelling is checked, the recorder's own. A line of another writer is brought into it first, so that its keys may be in any
+* Only one spelling is checked, the recorder's own. A line of another writer is converted first, so its keys may be in any
   order, with any white space.
 """
 
@@ -26,7 +26,7 @@ VERSION = 3
 
 CHUNK_BYTES = 1 << 20
 LINE_BYTES_MAX = 1 << 16
-"""Longer than any legal line; anything longer is not a line."""
+"""The limit of a line's length; no legal line is as long."""
 WINDOW_BYTES = 32 << 20
 """How much of a pipe, which cannot be read twice, is kept for the history of a place."""
 
@@ -34,16 +34,16 @@ _NUMBER = r"(0|[1-9]\d{0,18})"
 _NAME = r'"(?:[ !#-\[\]-~]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 """A text as the recorder writes it: ASCII."""
 NAMED = re.compile(_NAME + r"\}", re.ASCII)
-"""How a line ends behind the key of its name."""
+"""How a line ends after the key of its name."""
 _AT = re.compile(rf'\{{"blocklife":"at","ns":{_NUMBER}\}}', re.ASCII)
 _LINE = re.compile(
     rf'\{{"n":{_NUMBER},(?:"of":{_NUMBER},)?"plan":{_NUMBER},"machine":"(\w+)","id":{_NUMBER}(?:,"epoch":{_NUMBER})?,'
     rf'"event":"(\w+)","from":"(\w+)","to":"(\w+)"(?:,"guard":"(\w+)")?(?:,"job":{_NUMBER})?(?:,"name":({_NAME}))?\}}',
     re.ASCII,
 )
-"""A line as the recorder writes it: read several times faster than any JSON."""
+"""A line as the recorder writes it: several times faster to read than JSON in general."""
 NAME_SHOWN = 48
-"""Characters of a name that are displayed; names that are equal up to here are told apart by their rows."""
+"""Characters of a name that are displayed; names equal up to here are distinguished by their rows."""
 _KEYS = ("num_blocks", "num_slots", "max_jobs", "max_requests", "num_workers")
 
 
@@ -60,7 +60,7 @@ class DamagedError(Exception):
 
 @frozen
 class Head:
-    """The first line, as far as a check needs it."""
+    """The fields of the first line that a check needs."""
 
     num_blocks: int
     num_slots: int
@@ -103,7 +103,7 @@ class Refused:
 
 
 def read_head(name: str, line: str) -> Head:
-    """Read the first line; `MisuseError` where this is no recording, or not one that can be checked."""
+    """Read the first line. Raises `MisuseError` if this is not a recording, or not one that can be checked."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
@@ -111,10 +111,10 @@ def read_head(name: str, line: str) -> Head:
     if not isinstance(said, dict) or said.get("blocklife") != "recording":
         raise MisuseError(f"{name}: its first line is not the head of a recording (write one with blocklife replay --record)")
     if said.get("version") != VERSION or type(said["version"]) is not int:
-        raise MisuseError(f"{name}: it is of version {_said(said.get('version'))}, and {VERSION} can be read (record again)")
+        raise MisuseError(f"{name}: it is of version {_said(said.get('version'))}, but only {VERSION} is read (record again)")
     limits = said.get("limits")
     if not isinstance(limits, dict):
-        raise MisuseError(f"{name}: its head has no limits (write what the ledger was made with)")
+        raise MisuseError(f"{name}: its head has no limits (write those of the ledger)")
     for key in _KEYS:
         if type(limits.get(key)) is not int or limits[key] < 1:
             raise MisuseError(f"{name}: {key} of its limits must be a whole number of at least 1, not {_said(limits.get(key))}")
@@ -150,7 +150,7 @@ class Line:
     guard: str | None
     job: int | None
     name: str | None = None
-    """The name of the request, where the line has it; it is chosen by the client."""
+    """The name of the request, if the line has it; clients choose it."""
 
     def spelt(self) -> str:
         """The line as the recorder writes it."""
@@ -170,18 +170,18 @@ class Line:
 
 
 def show_name(name: str) -> str:
-    """A name that is safe in any terminal and page: unprintable characters become question marks, and a long name is cut."""
+    """A name that any terminal or page can show: unprintable characters become question marks, and a long name is cut."""
     plain = "".join(each if each.isprintable() else "?" for each in name[: NAME_SHOWN + 1])
     return plain if len(plain) <= NAME_SHOWN else plain[: NAME_SHOWN - 1] + "…"
 
 
 def spell_row(event: str, source: str, target: str, guard: str | None) -> str:
-    """The row of a line as the recorder writes it, from behind the key of the event on."""
+    """The row of a line as the recorder writes it, from after the key of the event."""
     return f'"{event}","from":"{source}","to":"{target}"' + ("" if guard is None else f',"guard":"{guard}"')
 
 
 def read_line(line: str) -> Line | At | Refused | End:
-    """Read a line of any writer; raises `DamagedError`. Keys that are not known are passed over."""
+    """Read a line of any writer; raises `DamagedError`. Unknown keys are ignored."""
     found = _LINE.fullmatch(line)
     if found is not None:
         n, of, plan, machine, place, epoch, event, source, target, guard, job, name = found.groups()
@@ -208,11 +208,11 @@ def _read_any(line: str) -> Line | At | Refused | End:
         said = json.loads(line)
         line.encode()
     except UnicodeEncodeError:
-        raise DamagedError("it holds bytes that are no UTF-8") from None
+        raise DamagedError("it holds bytes that are not UTF-8") from None
     except (ValueError, RecursionError):
-        raise DamagedError("it is no JSON", cut=True) from None
+        raise DamagedError("it is not JSON", cut=True) from None
     if not isinstance(said, dict):
-        raise DamagedError("it is no JSON object")
+        raise DamagedError("it is not a JSON object")
     if said.get("blocklife") == "end":
         return End(_whole(said, "n"), _whole(said, "lines"))
     if said.get("blocklife") == "at":
@@ -221,7 +221,7 @@ def _read_any(line: str) -> Line | At | Refused | End:
         place = _word(said, "machine"), _whole(said, "id")
         return Refused(_whole(said, "plan"), *place, _word(said, "event"), _word(said, "from"), _name(said))
     if "blocklife" in said:
-        raise DamagedError("a second head stands here; one file holds one recording")
+        raise DamagedError("there is a second head; one file holds one recording")
     return Line(
         _whole(said, "n"),
         None if said.get("of") is None else _whole(said, "of"),
@@ -239,12 +239,12 @@ def _read_any(line: str) -> Line | At | Refused | End:
 
 
 def tells_time(line: str) -> bool:
-    """Whether this is an `At` as the recorder writes it: a fast check that comes first, since each commit may have one."""
+    """Whether this is an `At` as the recorder writes it: a fast check, since each commit may have one."""
     return _AT.fullmatch(line) is not None
 
 
 def respell(line: str) -> str:
-    """A line in the recorder's spelling, by a fast path; where anything is unusual, the result is empty or no valid line."""
+    """A line converted to the recorder's spelling by a fast path; for anything unusual, the result is empty or not valid."""
     try:
         said = json.loads(line)
         n, plan, place, epoch, job, of = said["n"], said["plan"], said["id"], said.get("epoch"), said.get("job"), said.get("of")
@@ -291,7 +291,7 @@ def _name(said: Mapping[str, object]) -> str | None:
 
 
 def number_of(text: str) -> int | None:
-    """The number that *text* spells, where it is the one spelling of it."""
+    """The number that *text* spells; None if that is not its canonical spelling."""
     return int(text) if text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0") and len(text) < 20 else None
 
 
@@ -300,7 +300,7 @@ def number_of(text: str) -> int | None:
 
 @frozen(eq=False)
 class Source:
-    """A stream of lines, numbered from 1, earlier lines of which can be read again."""
+    """A stream of lines, numbered from 1, whose earlier lines can be read again."""
 
     stream: IO[bytes]
     _window: deque[tuple[int, list[str], int]] = field(factory=deque, init=False)
@@ -357,7 +357,7 @@ def _pieces(stream: IO[bytes]) -> Iterator[tuple[list[str], int, bool]]:
         whole, newline, rest = (rest + chunk).rpartition(b"\n")
         if newline:
             yield _text(whole).split("\n"), len(chunk), False
-        elif len(rest) > LINE_BYTES_MAX:  # no line is so long: do not look for its end
+        elif len(rest) > LINE_BYTES_MAX:  # no legal line is so long: do not look for its end
             yield [_text(rest[:LINE_BYTES_MAX])], len(chunk), False
             return
     if rest:

@@ -2,32 +2,32 @@
 
 Rules of this file:
 
-* Nothing is invented. A link exists only where the lines have it: lines count the requests that hold a block and the workers
-  that have reported, and do not name them (`specs/recording.md`), so these links do not exist here.
-* Like `reading`, it does not check what it reads; a step that is in no table becomes a `StepKind` of its own, with row 0.
-* One pass. A step is one entry in each of a few columns; `RecordedStep`, `Life` and `Span` are made on request.
+* Nothing is invented. A link exists only if the lines have it: lines count the requests that hold a block and the workers that
+  have reported, but do not name them (`specs/recording.md`), so these links do not exist here.
+* Like `_reading`, it does not check what it reads; a step that is in no table becomes a `StepKind` of its own, with row 0.
+* It takes one pass. A step is one entry in each of a few columns; `RecordedStep`, `Life` and `Span` are made on request.
 
-The layout. All steps are in the order of the file and numbered from 0; that number is called *index* everywhere here. The
+The layout. All steps are in the order of the file and numbered from 0; this number is called *index* everywhere here. The
 columns of `Lives` are arrays of whole numbers, one entry for each step, ready for ``json.dumps(column.tolist())``:
 
 =========  =============================================================================================================
 line       the line of the file, from 1 (the head is line 1)
 n          the commit: steps of one commit have the same
 plan       the number of the latest plan
-ns         nanoseconds, where the recording tells the time (`Lives.timed`); -1 before the first time told; else empty
-at         which place: an index of `Lives.places`
-kind       which row: an index of `Lives.kinds`
+ns         nanoseconds, if the recording has times (`Lives.timed`); -1 before the first time; otherwise empty
+at         the place: an index of `Lives.places`
+kind       the row: an index of `Lives.kinds`
 job        the job that the line names; 0 for none
 epoch      the epoch after the step (blocks only); -1 elsewhere
-cause      index of the step of another machine that caused it; -1 where no line names one. It can be a *later* step: a request
+cause      index of the step of another machine that caused it; -1 if no line names one. It can be a *later* step: a request
            that gives up writes its own line last.
 coupling   an index of `Lives.couplings`, whose first is empty: no coupling. A cause without a coupling means only that the two
            are adjacent: a block is released in the commit right before a request ends.
 =========  =============================================================================================================
 
-Lives: of a block from one ``allocate`` to the next, or until it is FREED (what an old copy still does to a place whose life is
-over belongs to that life, until the place is handed out again); of a slot from EMPTY to EMPTY; of a row of requests until
-FINISHED; a job has one, which begins where its first place was reserved.
+A life of a block lasts from one ``allocate`` to the next, or until it is FREED (what an old copy still does to a place after
+its life belongs to that life, until the place is handed out again). A life of a slot lasts from EMPTY to EMPTY, that of a row
+of requests until FINISHED. A job has one life, which begins where its first place was reserved.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NUMBER = {name: number for number, name in enumerate(_NAMES)}
 
 @frozen
 class StepKind:
-    """A row as recorded. ``row`` is its number in the table; 0 where the table has no such row."""
+    """A row as recorded. ``row`` is its number in the table; 0 if the table has no such row."""
 
     machine: str
     event: str
@@ -73,7 +73,7 @@ class StepKind:
     guard: str | None
     row: int
     ends: bool
-    """It ends the life of a block."""
+    """Whether it ends the life of a block."""
 
 
 @frozen
@@ -96,11 +96,11 @@ class RecordedStep:
     cause: int | None
     coupling: str
     name: str | None = None
-    """The name of the request, where the recording has it."""
+    """The name of the request, if the recording has it."""
 
     @property
     def place(self) -> str:
-        """The place as text: ``block 17``; a request by its name, where it has one."""
+        """The place as text: ``block 17``; a request by its name, if it has one."""
         return f"{self.machine} {self.id if self.name is None else show_name(self.name)}"
 
 
@@ -128,7 +128,7 @@ class RecordedRefusal:
 
 @frozen
 class Span:
-    """The time between two steps that a place spends in one state. ``stop`` is None where the recording ends first."""
+    """The time between two steps that a place spends in one state. ``stop`` is None if the recording ends first."""
 
     state: str
     start: int
@@ -152,41 +152,41 @@ class Life:
     """The epoch, of a block."""
     steps: Sequence[int]
     end: int | None
-    """Index of the step that ended it; None where it is not over when the recording ends."""
+    """Index of the step that ended it; None if it is not over when the recording ends."""
     spans: tuple[Span, ...]
     jobs: tuple[int, ...]
     """The jobs that its steps name, in order, each once."""
     refused: tuple[RecordedRefusal, ...]
     name: str | None = None
-    """What the request is called, where the recording says it."""
+    """The name of the request, if the recording has it."""
 
 
 @define(eq=False)
 class JobStory:
-    """What the lines say about one job.
+    """One job, from the lines.
 
     ``first`` are line, commit, plan and time of the first line that names it, in which its first block was reserved (-1 ns
-    where no time is told). ``blocks`` has ids with their epochs then. ``steps`` are indices of its own steps; ``effects`` of
-    the steps of places that name it, as far as they are kept; ``between`` of those that move its places while it holds them,
-    and are not its own: a seal, say.
+    without times). ``blocks`` has ids with their epochs at that time. ``steps`` are indices of its own steps; ``effects`` of
+    the steps of places that name it, as far as they are kept; ``between`` of other steps that move its places while it holds
+    them, for example a seal.
     """
 
     number: int
     first: tuple[int, int, int, int] = (0, 0, 0, -1)
     kind: str = ""
-    """``store``, ``load``, ``demote`` or ``promote``; empty where no line has reserved anything for it."""
+    """``store``, ``load``, ``demote`` or ``promote``; empty if no line has reserved anything for it."""
     state: str = "PLANNED"
     blocks: dict[int, int] = field(factory=dict)
     slots: dict[int, None] = field(factory=dict)
     request: int | None = None
     """The row of the request that waits for it; loads only."""
     owner: str = ""
-    """That request, by its name where it has one."""
+    """That request's name, if it has one."""
     steps: array[int] = field(factory=lambda: array("q"))
     effects: array[int] = field(factory=lambda: array("q"))
     between: array[int] = field(factory=lambda: array("q"))
     wanted: bool = False
-    """It belongs to the requested story."""
+    """Whether it belongs to the requested story."""
 
     @property
     def moves(self) -> Sequence[int]:
@@ -200,7 +200,7 @@ class JobStory:
 
     @property
     def name(self) -> str:
-        """``store 5``, ``load 7``; ``job 9`` where its kind is not known."""
+        """``store 5``, ``load 7``; ``job 9`` if its kind is not known."""
         return f"{self.kind or 'job'} {self.number}"
 
 
@@ -210,9 +210,9 @@ class JobStory:
 class Lives:
     """The contents of a recording, by place.
 
-    With *only*, a pair of machine and id, what is kept is the story of that one place: its own steps, those of the jobs that
-    touched it, and what caused them. Columns, places and jobs then hold nothing else; indices are of what is kept. A request
-    can be asked for by its name; one that spells a number is also that of a row, for recordings that tell no names.
+    With *only*, a pair of machine and id, only the story of that one place is kept: its own steps, those of the jobs that
+    touched it, and their causes. Columns, places and jobs then hold nothing else, and indices count only what is kept. A
+    request can be given by its name; a name that spells a number also means that row, for recordings without names.
     """
 
     couplings: Sequence[str] = _NAMES
@@ -222,7 +222,7 @@ class Lives:
         self.head = head
         self.only = only
         self.whole = False
-        """The recording says that it is whole."""
+        """Whether the recording says that it is complete."""
         self.lines = 0
         """Steps that were read, kept or not."""
         self.plans = (0, 0)
@@ -231,7 +231,7 @@ class Lives:
         """The highest number of a job that any line names."""
         self.timed = False
         self.times = (-1, -1)
-        """The first and the last time told, in nanoseconds."""
+        """The first and the last recorded time, in nanoseconds."""
         self.line, self.n, self.plan, self.ns = array("q"), array("q"), array("q"), array("q")
         self.at, self.kind, self.job, self.epoch = array("q"), array("q"), array("q"), array("q")
         self.cause, self.coupling = array("q"), array("b")
@@ -246,7 +246,7 @@ class Lives:
 
     @classmethod
     def of(cls, recording: Recording, progress: Progress | None = None, only: tuple[str, int | str] | None = None) -> Lives:
-        """Read a recording to its end. Raises `MisuseError` at what cannot be read."""
+        """Read a recording to its end. Raises `MisuseError` for a line that cannot be read."""
         lives = cls(recording.name, recording.head, only)
         reader = _LivesReader(lives)
         for number, line in recording.lines(progress):
@@ -260,7 +260,7 @@ class Lives:
         return len(self.line)
 
     def steps_of(self, machine: str, place: int) -> Sequence[int]:
-        """Indices of the steps of a place, oldest first; none where it never moved."""
+        """Indices of the steps of a place, oldest first; empty if it never moved."""
         return self._steps.get((machine, place), array("q"))
 
     def step(self, index: int) -> RecordedStep:
@@ -287,7 +287,7 @@ class Lives:
         )
 
     def jobs(self) -> Iterator[JobStory]:
-        """Every job that is kept, in the order in which they were made."""
+        """All kept jobs, in the order of their creation."""
         yield from self._jobs.values()
 
     def job_story(self, number: int) -> JobStory | None:
@@ -295,7 +295,7 @@ class Lives:
         return self._jobs.get(number)
 
     def place(self, machine: str, place: int) -> list[Life]:
-        """The lives of one place, oldest first; none where it never moved. A job has one, also while it is only planned."""
+        """The lives of one place, oldest first; empty if it never moved. A job has one, even while it is only planned."""
         steps = self.steps_of(machine, place)
         if machine == "job":
             return list(self._whole_job(place, steps))
@@ -321,11 +321,11 @@ class Lives:
         return sorted(found, key=lambda life: life.steps[0])
 
     def spans(self, machine: str, place: int) -> Iterator[Span]:
-        """In which states a place stood one after another, over all its lives, from its first step on."""
+        """The successive states of a place over all its lives, from its first step on."""
         yield from self._spans(self.steps_of(machine, place), None)
 
     def because(self, index: int) -> str:
-        """Why a step happened, in words: "because store 5 landed"; empty where the lines do not show it."""
+        """Why a step happened, in words: "because store 5 landed"; empty if the lines do not show it."""
         step = self.step(index)
         cause = None if step.cause is None else self.step(step.cause)
         if not step.coupling:
@@ -341,7 +341,7 @@ class Lives:
         return f"because {who} {did}"
 
     def refusals(self, machine: str, place: int) -> Sequence[RecordedRefusal]:
-        """The refused events of a place, oldest first, also from when it had no life."""
+        """The refused events of a place, oldest first, including those while it had no life."""
         return self._refused.get((machine, place), ())
 
     def _whole_job(self, number: int, steps: Sequence[int]) -> Iterator[Life]:
@@ -418,7 +418,7 @@ def _coupled(event: str, kind: str, into: str) -> Mapping[tuple[str, str], int]:
 
 @functools.cache
 def _table_row(machine: str, event: str, source: str, target: str, guard: str | None) -> Row | None:
-    """The table's row for a line; None where there is none."""
+    """The table's row for a line; None if there is none."""
     named = (event, source, target, guard)
     return next(
         (
@@ -438,7 +438,7 @@ class _LivesReader:
     Invariant: ``source`` has, by block, the store whose copy may still read it; ``cancels``, by job, the step that ended the
     life of its source while it was planned; ``handed``, by block, the steps that the latest hand-out has put behind a fence.
     Invariant: ``loads`` has, by request, the load that it waits for; ``gives_up``, by request, steps that its own will explain.
-    Invariant: ``names`` has, by row, the name of the current request, where a line has it.
+    Invariant: ``names`` has, by row, the name of the current request, if a line has it.
     Invariant: ``holds`` has, by place, the jobs that have pinned it and not unpinned it.
     Invariant: ``released`` are the releases that are kept of commit ``released_in``, the latest one that released blocks.
     """
@@ -502,7 +502,7 @@ class _LivesReader:
     def _step(self, number: int, line: Line) -> None:
         lives, only = self.lives, self.lives.only
         if self.gives_up and line.plan != lives.plans[1]:
-            self.gives_up.clear()  # the request never came: no lawful run
+            self.gives_up.clear()  # the request was never added: not a legal run
         lives.plans = (lives.plans[0] if lives.lines else line.plan, line.plan)
         lives.lines += 1
         job = self._job(number, line) if line.job else None
@@ -594,7 +594,7 @@ class _LivesReader:
         return [each for each in found if each is not job and only in (None, ("job", each.number))]
 
     def _hold(self, line: Line, job: JobStory) -> None:
-        """Note where a job pins a place, and where it unpins it."""
+        """Record where a job pins a place, and where it unpins it."""
         place = line.machine, line.id
         held = self.holds.get(place, [])
         if line.event in LETS_GO:

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* What is pending comes from the rows of `states.COUPLINGS`. By hand are written only the three whose cause is no step of a job:
-  *life-ends*, *hand-out-flushes* and *request-gives-up*.
+* Pending effects come from the rows of `states.COUPLINGS`. Only three couplings, whose cause is not a step of a job, are
+  written by hand: *life-ends*, *hand-out-flushes* and *request-gives-up*.
 * While anything is pending, a commit that carries out none of it is illegal; the effects of one job come in the order of its
   coupling.
 """
@@ -110,7 +110,7 @@ class PendingEffects:
             self._forget(job)
 
     def _forget(self, job: JobTrace) -> None:
-        """Drop a job that is over and has nothing pending: of its places nothing is needed."""
+        """Drop a job that is over and has nothing pending: its places are not needed any more."""
         if job.over and not job.due:
             self.ended[job.number] = job.state
             self.jobs.pop(f"{job.number}}}", None)
@@ -142,7 +142,7 @@ class PendingEffects:
             raise self.missing()
 
     def missing(self) -> IllegalError:
-        """What is pending, and why, as the error that it is when something else comes first."""
+        """The error for a commit that comes before a pending effect: what is pending, and why."""
         for job in self._pending:
             due = job.due[-1]
             machine, _, event = due.event.partition(".")

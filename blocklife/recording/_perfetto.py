@@ -2,21 +2,21 @@
 
 Rules of this file:
 
-* Events are written while lines are read. Kept are one entry for each place that has moved and each job in flight, and the
-  lines of one plan where the recording has no times.
-* Events are in the order of time, and every slice that is begun is ended, also where the recording stops in the middle.
+* Events are written while lines are read. Memory holds one entry for each place that has moved and each job in flight, and, if
+  the recording has no times, the lines of one plan.
+* Events are in the order of time, and every slice that begins also ends, even if the recording stops in the middle.
 * Nothing is invented: a place has no slice before the first line that names it.
 
-What becomes what. A machine is a process. A place is a thread of it, with one slice for each stay in one state; a step that
-stays in its state is an instant, and so is a refusal and the end of a life. A job is an asynchronous slice with one inside it
-for each of its states; arrows lead from there to the slices of places that begin in its name. How many places are in each state
+The mapping. A machine is a process. A place is one of its threads, with one slice for each stay in a state; a step that stays
+in its state is an instant, and so are a refusal and the end of a life. A job is an asynchronous slice with one inside it for
+each of its states; arrows lead from there to the slices of places that begin in its name. The number of places in each state
 is a counter.
 
-Time. Where the recording tells times (`At`), they are taken as they are, from the first one on. Where it tells none, a plan is
-a millisecond, and its commits are spread evenly over it. The traces of ``torch.profiler`` count from 1970 and say with
-``baseTimeNanoseconds`` what their zero is. A recorder with ``time.time_ns`` as its clock lines up with them; one with another
-clock does so once the difference is given as *offset_ns*. Times that count from 1970 begin at zero here too, and for the same
-reason: as microseconds in a double they would lose their last digits.
+Time. If the recording has times (`At`), they are used as they are, from the first one on. Otherwise a plan takes a millisecond,
+and its commits are spread evenly over it. The traces of ``torch.profiler`` count from 1970 and give their zero as
+``baseTimeNanoseconds``. A recorder with ``time.time_ns`` as its clock lines up with them; one with another clock does so if the
+difference is given as *offset_ns*. Times that count from 1970 begin at zero here, too, and for the same reason: as microseconds
+in a double they would lose their last digits.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from blocklife.recording._reading import NUMBER_MAX, Progress, Recording
 from blocklife.states import MACHINES
 
 PLAN_NS = 1_000_000
-"""How long a plan lasts where the recording has no times."""
+"""The duration of a plan if the recording has no times."""
 
 _SINCE_1970 = 10**18
-"""Nanoseconds; a clock that shows more can only count from 1970."""
+"""Nanoseconds; a clock with larger values must count from 1970."""
 _ORDER = ("request", "job", "block", "slot")
 _PID = 10_000_000
 _TID = 100_000_000
-"""Above the numbers that a system gives to processes and threads, so that another trace can be merged. Threads of two processes
-must not share a number either, because viewers name threads by number only."""
+"""Above the numbers that systems give to processes and threads, so that another trace can be merged. Threads of different
+processes must not share a number either, because viewers identify threads by number alone."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -54,13 +54,13 @@ Args: TypeAlias = Mapping[str, str | int]
 
 @frozen
 class Traced:
-    """What was written, in numbers."""
+    """The numbers of lines and events written."""
 
     lines: int
     """Steps and refusals."""
     events: int
     timed: bool
-    """The recording has times; else a plan is a millisecond."""
+    """Whether the recording has times; otherwise a plan is a millisecond."""
 
     def __str__(self) -> str:
         clock = "its own times" if self.timed else "no times: a plan is 1 ms"
@@ -76,7 +76,7 @@ def write_perfetto(
 ) -> Traced:
     """Write a recording as one JSON object.
 
-    Raises `MisuseError` where the recording cannot be read, and where its times go back or begin below zero.
+    Raises `MisuseError` if the recording cannot be read, or if its times go back or begin below zero.
     """
     if abs(offset_ns) > NUMBER_MAX:
         raise MisuseError(f"--offset-ns must be from {-NUMBER_MAX} to {NUMBER_MAX}")
@@ -99,7 +99,7 @@ def write_perfetto(
 
 
 def _zero(clock: _Clock, first: tuple[int, Item] | None) -> int:
-    """Which time is zero in the trace."""
+    """The time that is zero in the trace."""
     if first is not None and first[0] < 0:
         early = f"with --offset-ns {clock.offset_ns} it begins {-first[0]} ns below zero"
         raise MisuseError(f"{clock.recording.name}: {early} (give at least {clock.offset_ns - first[0]})")
@@ -119,7 +119,7 @@ class _Clock:
     timed: bool = False
     end: int = 0
     late: int = 0
-    """The first line with a time, where steps had been drawn without one before it."""
+    """The first line with a time, if steps had been drawn without one before it."""
 
     def items(self) -> Iterator[tuple[int, Item]]:
         """Every step and refusal with its time in nanoseconds, which never goes back."""
@@ -145,7 +145,7 @@ class _Clock:
         return held
 
     def _told(self, held: list[Numbered], rest: Iterable[Numbered]) -> Iterator[tuple[int, Item]]:
-        """By the recorded times; what comes before the first of them is drawn at that time."""
+        """By the recorded times; steps before the first of them are drawn at that time."""
         now = next(line.ns for _, line in held if isinstance(line, At))
         for number, line in itertools.chain(held, rest):
             if not isinstance(line, At):
@@ -212,7 +212,7 @@ class _Writer:
 
 @define(eq=False)
 class _OpenSlice:
-    """Invariant: a slice for ``state`` is open on thread ``tid``. ``epoch`` is None but for blocks."""
+    """Invariant: a slice for ``state`` is open on thread ``tid``. ``epoch`` is None except for blocks."""
 
     tid: int
     state: str
@@ -233,7 +233,7 @@ class _TraceWriter:
     """The time of the latest line, once there is one."""
     places: dict[tuple[str, int], _OpenSlice] = field(factory=dict)
     threads: set[int] = field(factory=set)
-    """The threads that were named."""
+    """The threads already named."""
     jobs: dict[int, str] = field(factory=dict)
     names: dict[int, str] = field(factory=dict)
     born: int = 0
@@ -304,7 +304,7 @@ class _TraceWriter:
         flow: dict[str, str | int] = {"bind_id": hex(line.job), "flow_in": True} if line.job else {}
         self.out.write("B", line.target, self.now, pid, tid, cat=line.machine, args=_args(line), **flow)
         self._count(line.machine, line.target, 1)
-        if _final(line.machine, line.target):  # its row is another request's from here on
+        if _final(line.machine, line.target):  # the row belongs to another request from here on
             self._end(line.machine, line.id)
 
     def _end(self, machine: str, number: int) -> None:
@@ -314,7 +314,7 @@ class _TraceWriter:
         self._count(machine, place.state, -1)
 
     def _thread(self, machine: str, number: int) -> int:
-        """The thread of a place, with its name when it is met first."""
+        """The thread of a place; its first use writes its name."""
         tid = _TID * (1 + _ORDER.index(machine)) + number
         if tid not in self.threads:
             self.threads.add(tid)

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* Whether a step was legal is not checked here, but by `checking`. A line that cannot be read, or is cut off, is refused, so
-  that half a run is never drawn as a whole one.
+* Whether a step was legal is checked by `_checking`, not here. A line that cannot be read, or is cut off, is refused, so that
+  half a run is never drawn as a whole one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blocklife.errors import MisuseError
 from blocklife.recording._format import At, DamagedError, End, Head, Line, Refused, Source, read_head, read_line
 
 NUMBER_MAX = (1 << 62) - 1
-"""Larger numbers fit no column, and do not occur."""
+"""Larger numbers do not fit a column, and do not occur."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes and of lines read."""
@@ -28,17 +28,17 @@ Progress = Callable[[int, int], None]
 
 @define(eq=False)
 class Recording:
-    """A recording whose head has been read; `lines` can be asked once."""
+    """A recording whose head has been read; `lines` can be called once."""
 
     name: str
     head: Head
     _pieces: Iterator[tuple[list[str], int, bool]]
     _first: tuple[list[str], int, bool]
     end: End | None = field(default=None, init=False)
-    """Its last line, once `lines` was read to the end; None where the mark of a complete run is missing."""
+    """Its last line, once `lines` was read to the end; None if the mark of a complete run is missing."""
 
     def lines(self, progress: Progress | None = None) -> Iterator[tuple[int, Line | At | Refused]]:
-        """Every line with its number, the head and the end left out. Raises `MisuseError` at what cannot be read."""
+        """Every line with its number, except the head and the end. Raises `MisuseError` for a line that cannot be read."""
         number, size = 1, 0
         commit = missing = 0
         for texts, more, cut in self._all():
@@ -71,7 +71,7 @@ class Recording:
     def _read(self, number: int, text: str, *, cut: bool) -> Line | At | Refused | End:
         try:
             if self.end is not None:
-                raise DamagedError("something stands behind the end of the recording")
+                raise DamagedError("there is something after the end of the recording")
             line = read_line(text)
             if _largest(line) > NUMBER_MAX:
                 raise DamagedError(f"a number in it is larger than {NUMBER_MAX}")
@@ -92,7 +92,7 @@ def _largest(line: Line | At | Refused | End) -> int:
 
 @contextmanager
 def open_recording(path: str, name: str = "") -> Iterator[Recording]:
-    """Open the recording in a file; ``-`` is standard input. Raises `MisuseError` where none can be read.
+    """Open the recording in a file; ``-`` is standard input. Raises `MisuseError` if it cannot be read.
 
     *name* is the name in messages, if it is not the path.
     """

@@ -2,14 +2,14 @@
 
 Rules of this file:
 
-* The ledger is not used. Refs, pins, writes, overdue pins and reports are counted again from the lines, and every guard is
+* The ledger is not used. Refs, pins, writes, overdue pins and reports are recounted from the lines, and every guard is
   evaluated with these counts: the row that a line claims must be the row that the table gives.
-* A line in the recorder's own spelling is cut, never parsed: its parts are looked up as text. A line that is not found so is
-  brought into that spelling once; if it is still not found, an error explains why.
+* A line in the recorder's own spelling is split, not parsed: its parts are looked up as text. A line that is not found this way
+  is converted to that spelling once; if it is still not found, an error explains why.
 * The first broken rule ends the check of counts, because later counts are not reliable. `Checker.follow` goes on with the
-  tables alone, from the state in which the line before has left each place.
+  tables alone, from the state in which the previous line left each place.
 
-The effects that couplings demand are in `pending_effects`.
+The effects of couplings are in `_pending_effects`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Checker(PendingEffects):
     # --- lines ------------------------------------------------------------------------------------------------------------
 
     def take(self, line: str) -> bool:
-        """Check one line in the recorder's spelling; False where it has another, and must be brought into this one first."""
+        """Check one line in the recorder's spelling; False if it has another, and must be converted first."""
         head, _, rest = line.partition(',"id":')
         if head != self._head and not self._begin(head):
             return False
@@ -190,7 +190,7 @@ class Checker(PendingEffects):
         job = (self.jobs.get(who) or self._job(who)) if named else None
         if step is None or place is None or (named and job is None):
             return False
-        if self.requests.table.states[place.state] is Request.FINISHED:  # the row is another request's from here on
+        if self.requests.table.states[place.state] is Request.FINISHED:  # the row belongs to another request from here on
             place.state = 0
         self._arrive("request", place, step, job)
         self._request_step(place, job, step)
@@ -199,7 +199,7 @@ class Checker(PendingEffects):
         return True
 
     def _begin(self, head: str) -> bool:
-        """Go on to another commit; False where *head* is not in the recorder's spelling."""
+        """Begin the next commit; False if *head* is not in the recorder's spelling."""
         found = _COMMIT.fullmatch(head)
         if found is None or found[4] not in self._takes:
             return False
@@ -217,9 +217,7 @@ class Checker(PendingEffects):
 
     def _check_commit(self, n: int, plan: int) -> None:
         if self.n == 0 and n != 1:
-            raise MisuseError(
-                f"it begins with commit {n}, and what was before is not known (record from the start of a ledger)"
-            )
+            raise MisuseError(f"it begins with commit {n}, and earlier commits are missing (record from the start of a ledger)")
         if n == self.n:
             raise IllegalError("commit", "", 0, f"commit {n} goes on with another plan, machine or number of lines")
         self.check_whole()
@@ -231,14 +229,14 @@ class Checker(PendingEffects):
             raise IllegalError("commit", "", 0, f"plan {plan} comes after plan {self.plan}")
 
     def check_whole(self) -> None:
-        """Refuse a commit that has not all of its lines, or more."""
+        """Refuse a commit with missing or surplus lines."""
         if self._of is not None and self._count != self._of:
             machine = self._head.rpartition(":")[2].strip('"')
             problem = f"commit {self.n}, {machine} {self._event}, has {self._count} of its {self._of} lines"
             raise IllegalError("commit", "", 0, problem)
 
     def _job(self, who: str) -> JobTrace | None:
-        """The job that the end of a line names, where it is a new one, or one that is over; None where it names none."""
+        """The job named at the end of a line, if it is new or over; None if the line names none."""
         number = number_of(who[:-1]) if who[-1:] == "}" else None
         if not number:
             return None
@@ -249,13 +247,13 @@ class Checker(PendingEffects):
     # --- the order of lines ------------------------------------------------------------------------------------------------
 
     def _arrive(self, machine: str, place: Trace, step: TraceStep[TraceT], job: JobTrace | None) -> None:
-        """Check what holds for all: pending effects first, one event and no place twice a commit, a place leaves its state."""
+        """Check rules of all lines: pending effects come first, a commit has one event and each place once, sources match."""
         if not self._event:
             self._event = step.event
             if self._pending or self._wanted:
                 self._check_service(machine, place, step.event, job)
         elif step.event != self._event:
-            raise illegal("commit", machine, place, f"commit {self.n} is a {self._event}, and no {step.event}")
+            raise illegal("commit", machine, place, f"commit {self.n} is {self._event}, not {step.event}")
         if place.seen == self.n:
             raise illegal("commit", machine, place, f"it takes two steps in commit {self.n} (a line comes twice)")
         if place.state != step.source:
@@ -289,7 +287,7 @@ class Checker(PendingEffects):
     def _release(self, place: BlockTrace, _: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
         refs = place.refs - 1
         if refs < 0:
-            raise illegal("I4", "block", place, "it is released, and nobody holds it")
+            raise illegal("I4", "block", place, "it is released, but no request holds it")
         situation = (refs > 0) | (place.overdue > 0) << 3
         if self._releases[place.state << 7 | situation] != step.row.index:
             raise self._misjudged("block", place, step, situation)
@@ -344,7 +342,7 @@ class Checker(PendingEffects):
         if self._lands[place.state << 7 | situation] != step.row.index:
             raise self._misjudged("block", place, step, situation)
         if step.ends:
-            place.refs = 0  # the life has ended under its holder
+            place.refs = 0  # the life ended while it was held
         if own and not load:
             place.store = None
         self._check_touched(place, step)
@@ -376,7 +374,7 @@ class Checker(PendingEffects):
             raise illegal("I1", "block", place, problem)
 
     def _refuse_epoch(self, place: BlockTrace, epoch: str, step: TraceStep[BlockTrace]) -> None:
-        told = f"its epoch is {place.told} after {step.row}, and the line says {epoch}"
+        told = f"its epoch is {place.told} after {step.row}, but the line says {epoch}"
         raise illegal("epoch", "block", place, told + (" (this row ends a life)" if step.ends else ""))
 
     # --- slots --------------------------------------------------------------------------------------------------------------
@@ -414,7 +412,7 @@ class Checker(PendingEffects):
         if job is None:
             place.held -= 1
             if place.held < 0:
-                raise illegal("I4", "slot", place, "it is let go, and no holder has pinned it")
+                raise illegal("I4", "slot", place, "it is unpinned, but no holder has pinned it")
         else:
             self._serve(job, "slot", place, "unpin")
         place.pins -= 1
@@ -483,7 +481,7 @@ class Checker(PendingEffects):
 
     @property
     def total(self) -> int:
-        """How many transitions were taken."""
+        """How many transitions were checked."""
         return self.events + self._count
 
     def check_end(self) -> None:
@@ -503,7 +501,7 @@ class Checker(PendingEffects):
     # --- errors -------------------------------------------------------------------------------------------------------------
 
     def _misjudged(self, machine: str, place: Trace, step: TraceStep[TraceT], situation: int) -> IllegalError:
-        """The error of a line that claims another row than the guards give with the present counts."""
+        """The error for a line that claims another row than the guards give with the present counts."""
         table = MACHINES[machine]
         index = rows_by_situation(table.events[step.event])[place.state << 7 | situation]
         event = table.events[step.event]
@@ -518,7 +516,7 @@ class Checker(PendingEffects):
         return illegal(rule, machine, place, f"{step.row} is claimed, and with {counted} it {given}")
 
     def explain(self, line: Line) -> IllegalError:
-        """The error of a line in the recorder's spelling that no table has."""
+        """The error for a line in the recorder's spelling that is in no table."""
         if line.machine not in MACHINES:
             return IllegalError("table", "", 0, f"there is no machine {line.machine} ({', '.join(MACHINES)})")
         tracks: Mapping[str, Track[BlockTrace] | Track[SlotTrace] | Track[JobTrace] | Track[RequestTrace]]
@@ -539,13 +537,13 @@ class Checker(PendingEffects):
             stands = f" (it stands {table.states[place.state].name})" if place else ""
             problem = f"{who}: there is no row {line.source} --{line.event}{condition}--> {line.target}{stands}"
         elif (line.epoch is None) == (line.machine == "block"):
-            problem, rule = f"{who}: a block has an epoch, and nothing else has", "epoch"
+            problem, rule = f"{who}: blocks have an epoch, and nothing else does", "epoch"
         elif line.job is None or line.machine == "job":
-            problem, rule = f"{who}: {line.event} happens in the name of a job, and the line does not name it", "coupling"
+            problem, rule = f"{who}: {line.event} happens in the name of a job, but the line names none", "coupling"
         elif line.job < 1:
             problem, rule = f"{who}: jobs are numbered from 1", "I3"
         elif row not in track.steps:
-            problem, rule = f"{who}: {line.event} happens in the name of no job, and the line names job {line.job}", "coupling"
+            problem, rule = f"{who}: {line.event} happens without a job, but the line names job {line.job}", "coupling"
         return IllegalError(rule, line.machine, line.id, problem)
 
 

@@ -2,10 +2,10 @@
 
 Rules of this file:
 
-* One pass, and no more memory for a longer run: it grows with the places and the jobs in flight, never with the lines.
-  Durations are counted in buckets, and at most `POINTS_MAX` plans are kept.
-* Lines are not checked. A line whose source is not the state of its place is counted as astray; `checking` explains it.
-* Nothing is guessed. How long a request was WAITING, and how long anything took without recorded times, are unknown.
+* It takes one pass, and memory grows with the places and the jobs in flight, never with the lines. Durations are counted in
+  buckets, and at most `POINTS_MAX` plans are kept.
+* Lines are not checked. A line whose source is not the state of its place is counted as astray; `_checking` explains it.
+* Nothing is guessed. How long a request was WAITING is unknown, and without recorded times so are all durations.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from blocklife.recording._reading import Progress, Recording, open_recording
 from blocklife.states import MACHINES
 
 POINTS_MAX = 512
-"""The numbers of places in each state are kept for at most so many plans; whenever there are more, every second one is dropped.
+"""The numbers of places in each state are kept for at most this many plans; if there are more, every second one is dropped.
 
 One more is kept for the end of the run."""
 
 _EXACT_BITS = 8
-"""Spans below two to this power are counted exactly, longer ones in buckets of the same relative size: below one per cent."""
+"""Spans below two to this power are counted exactly, longer ones in buckets with a relative size below one per cent."""
 _SECOND = 1_000_000_000
 _PLANNING = {"block": ("plan_store", "plan_load"), "slot": ("reserve", "pin"), "job": (), "request": ()}
 """The events with which a place is reserved for a job, by machine."""
@@ -57,7 +57,7 @@ class Spans:
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
     def quantile(self, share: float) -> int:
-        """The quantile of this share; 0 where there is no span."""
+        """The quantile of this share; 0 if there are no spans."""
         wanted, seen = share * self.count, 0
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
@@ -94,7 +94,7 @@ class Stay:
 
 @frozen
 class Dwell:
-    """The visits to one state that have ended, and how many have not.
+    """The visits to one state that have ended, and the number of those that have not.
 
     A step that leads back to its own state does not end a visit.
     """
@@ -103,9 +103,9 @@ class Dwell:
     open: int
     """Places in this state at the end of the recording; for a terminal state, all that ever entered it."""
     plans: Stay | None
-    """In plans; None where no visit has ended."""
+    """In plans; None if no visit has ended."""
     seconds: Stay | None
-    """In seconds; None where no ended visit has times."""
+    """In seconds; None if no ended visit has times."""
 
 
 @frozen(eq=False)
@@ -127,7 +127,7 @@ class MachineStatistics:
     refused: Mapping[tuple[str, str], int]
     """How often an event was refused in a state."""
     shares: Mapping[str, float]
-    """Of all places that were not over, over all plans, the share that was in each state; 0 for a terminal state."""
+    """The share of all places in each state, over all plans, not counting places that were over; 0 for a terminal state."""
 
     @property
     def never(self) -> tuple[str, ...]:
@@ -167,20 +167,20 @@ class RunStatistics:
     commits: int
     last_plan: int
     complete: bool
-    """The recording says itself that it is whole."""
+    """Whether the recording says that it is complete."""
     astray: int
-    """Steps whose source is not the state of their place, or whose job no line has made."""
+    """Steps whose source is not the state of their place, or whose job no line has created."""
     seconds: float | None
     """From the first recorded time to the last."""
     plans: NDArray[np.int64]
-    """The plans at whose end places were counted: all, or as many as are kept."""
+    """The plans at whose end places were counted: all of them, or those that are kept."""
     machines: Mapping[str, MachineStatistics]
 
     def machine(self, name: str) -> MachineStatistics:
         """The statistics of one machine. Raises `MisuseError` for a name that no machine has."""
         found = self.machines.get(name)
         if found is None:
-            raise MisuseError(f"{self.name}: a recording tells of {', '.join(self.machines)}, and not of {name}")
+            raise MisuseError(f"{self.name}: a recording covers {', '.join(self.machines)}, not {name}")
         return found
 
     def record(self) -> Record:
@@ -199,7 +199,7 @@ class RunStatistics:
 
 
 def count_file(path: str, progress: Progress | None = None) -> RunStatistics:
-    """The statistics of the recording in a file; ``-`` is standard input. Raises `MisuseError` where it cannot be read."""
+    """The statistics of the recording in a file; ``-`` is standard input. Raises `MisuseError` if it cannot be read."""
     with open_recording(path) as recording:
         return count_recording(recording, progress)
 
@@ -235,7 +235,7 @@ class _CountedMachine:
     """One machine while it is counted.
 
     Invariant: ``places`` has every place that a line has named and that is not over, with its state, and the plan and the time
-    at which it came there; -1 where that is not known. ``population`` counts the places by state.
+    at which it entered it; -1 if unknown. ``population`` counts the places by state.
     """
 
     def __init__(self, name: str, lowest: int, stop: int) -> None:
@@ -263,7 +263,7 @@ class _CountedMachine:
         """The sum over all plans of how many places were in each state."""
 
     def explain(self, line: Line) -> MisuseError:
-        """Why a line is no step of this machine."""
+        """Why a line is not a step of this machine."""
         if not self.lowest <= line.id < self.stop:
             return MisuseError(f"{self.name} {line.id}: ids are {self.lowest} to {self.stop - 1} (limits of the head)")
         condition = "" if line.guard is None else f" [{line.guard}]"
@@ -284,9 +284,9 @@ class _Count:
     commits: int = 0
     plan: int = 0
     ns: int = -1
-    """The latest time that was told; -1 for none."""
+    """The latest recorded time; -1 for none."""
     began: int = -1
-    """The time that was told before the first step."""
+    """The time recorded before the first step."""
     first_ns: int = -1
     astray: int = 0
     # Invariant: every ``stride``-th plan before the present one is in ``points``, with the populations of all machines.
@@ -317,7 +317,7 @@ class _Count:
         self.ns = max(ns, self.ns)
 
     def refuse(self, refused: Refused) -> None:
-        """Count what was refused."""
+        """Count a refused event."""
         track = self.tracks.get(refused.machine)
         if track is None:
             raise MisuseError(f"there is no machine {refused.machine} ({', '.join(self.tracks)})")
@@ -358,7 +358,7 @@ class _Count:
             self._move(track, line.id, place, target)
 
     def _first_seen(self, track: _CountedMachine, source: int) -> tuple[int, int, int] | None:
-        """The state of a place before its first line; None for a job that no line has made, or that is over."""
+        """The state of a place before its first line; None for a job that no line has created, or that is over."""
         if track.name == "job":
             return None
         if track.name == "request":  # its arrival is not recorded
@@ -402,14 +402,14 @@ class _Count:
         self.plan = plan
 
     def _new_points(self, plan: int) -> range:
-        """The plans before *plan* that are to be kept and are not there yet."""
+        """The plans before *plan* that should be kept and are not there yet."""
         return range(self.plan + -self.plan % self.stride, plan, self.stride)
 
     def _stands(self) -> list[list[int]]:
         return [list(track.population) for track in self.tracks.values()]
 
     def result(self, name: str, *, complete: bool) -> RunStatistics:
-        """What was counted, once every line was."""
+        """The statistics, once every line was counted."""
         last = self.plan
         self._go_on(last + 1)
         if self.points[-1][0] != last:

@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* Nothing is decided here: places are records, and rows come from the compiled tables.
+* It makes no decisions: places are records, and rows come from the compiled tables.
 * A place is made when a line first names it, so that large limits in a head cost nothing.
 """
 
@@ -28,14 +28,14 @@ _NAMED = {
     "slot": frozenset({"reserve", "cancel", "land", "expire"}),
     "request": frozenset({"plan_load", "loaded"}),
 }
-"""Events that happen in the name of a job. The others never do, but for these:"""
+"""Events that happen in the name of a job. The others never do, except for these:"""
 _EITHER = frozenset({("slot", "pin"), ("slot", "unpin"), ("slot", "drop")})
 
 
 class IllegalError(Exception):
-    """A line that breaks a rule. ``rule`` names which, ``machine`` and ``place`` the place it is about, if one.
+    """A line that breaks a rule: ``rule``, at the place given by ``machine`` and ``place``, if it is about one.
 
-    ``job`` is the job whose effect did not come; 0 for none.
+    ``job`` is the job whose effect is missing; 0 for none.
     """
 
     def __init__(self, rule: str, machine: str, place: int, problem: str, job: int = 0) -> None:
@@ -51,7 +51,7 @@ class IllegalError(Exception):
 
 @define(eq=False)
 class Trace:
-    """One place, as the lines have left it."""
+    """One place, as the lines so far left it."""
 
     number: int
     state: int = 0
@@ -61,7 +61,7 @@ class Trace:
 
 @define(eq=False)
 class BlockTrace(Trace):
-    """Invariant: ``told`` spells ``epoch``, as a line of the next step must. ``store`` is the job whose source the life is."""
+    """Invariant: ``told`` spells ``epoch``, as the next line must. ``store`` is the job that reads the life, if any."""
 
     epoch: int = FIRST_EPOCH
     told: str = str(FIRST_EPOCH)
@@ -94,7 +94,7 @@ class RequestTrace(Trace):
 
 @define(eq=False)
 class Due:
-    """A pending effect of a job: one event to each of these places; any places of one commit where they are not known yet."""
+    """A pending effect of a job: one event for each of these places, or for any places of one commit if they are unknown."""
 
     event: str
     places: set[Trace] | None
@@ -103,9 +103,9 @@ class Due:
 
 @define(eq=False)
 class JobTrace(Trace):
-    """Invariant: ``blocks`` has the places with the epochs that they had when they were reserved, and is empty before.
+    """Invariant: ``blocks`` has the places with their epochs at reservation, and is empty before.
 
-    ``kind`` is *store*, *load*, *demote* or *promote*, or empty where no line has reserved anything for it yet. ``over``: its
+    ``kind`` is *store*, *load*, *demote* or *promote*, or empty if no line has reserved anything for it yet. ``over``: its
     number was used up.
     """
 
@@ -119,7 +119,7 @@ class JobTrace(Trace):
     expired: bool = False
     request: RequestTrace | None = None
     due: list[Due] = field(factory=list)
-    """What comes next stands last."""
+    """The pending effects; the next one is last."""
 
 
 TraceT = TypeVar("TraceT", bound=Trace)
@@ -139,7 +139,7 @@ class TraceStep(Generic[TraceT]):
 
 
 def illegal(rule: str, machine: str, place: Trace, problem: str) -> IllegalError:
-    """The error of one place, which its message names first."""
+    """The error for one place, which the message names first."""
     return IllegalError(rule, machine, place.number, f"{machine} {place.number}: {problem}")
 
 
@@ -197,7 +197,7 @@ class Track(Generic[TraceT]):
                 self.steps[spelt(row) + "}"] = step
 
     def place(self, name: str) -> TraceT | None:
-        """The place that *name* spells, seen for the first time; None where it is none."""
+        """The place that *name* spells, seen for the first time; None if there is no such place."""
         number = number_of(name)
         if number is None or not self.lowest <= number < self.stop:
             return None

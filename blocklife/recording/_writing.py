@@ -2,11 +2,11 @@
 
 The first line says what was recorded: ``{"blocklife": "recording", "version": 3, ...}`` with the limits, the contract and the
 incarnation of the ledger. Every other line is one transition: ``n`` counts the commits (the places of one batch share it),
-``of`` says how many lines the commit has, where it has several, ``plan`` is the number of the latest plan, ``machine`` and
+``of`` says how many lines the commit has, if it has several, ``plan`` is the number of the latest plan, ``machine`` and
 ``id`` name the place, ``epoch`` its life (blocks only), ``event``, ``from``, ``to`` and ``guard`` the row that was taken,
-``job`` the job in whose name it happened (absent where there was none), ``name`` the name of a request. A refused event gets a
+``job`` the job in whose name it happened (absent if there was none), ``name`` the name of a request. A refused event gets a
 line of another kind, and with a clock so does the time. The last line, ``{"blocklife": "end", ...}``, marks a complete run.
-`specs/recording.md` has the whole format.
+`specs/recording.md` describes the whole format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blocklife.recording._format import VERSION
 from blocklife.states import MACHINES
 
 NAME_MAX = 200
-"""Characters of a name that are written; a client may have chosen it."""
+"""The most characters of a name that are written; clients may choose names."""
 
 
 class BusyError(MisuseError):
@@ -35,8 +35,8 @@ class BusyError(MisuseError):
 def open_file(path: str) -> TextIO:
     """An empty file for one recording, locked until it is closed or its process ends.
 
-    Raises `BusyError` where another recording is being written to it, and `OSError` or ValueError as `open` does. Pipes,
-    devices and files of a file system without locks are not locked.
+    Raises `BusyError` if another recording is being written to it, and `OSError` or ValueError as `open` does. Pipes, devices
+    and files on a file system without locks are not locked.
     """
     stream = open(path, "w", encoding="utf-8", opener=_keeping)  # noqa: SIM115 - it is the caller's
     try:
@@ -69,13 +69,13 @@ def _lock(stream: TextIO, path: str) -> None:
 
 
 class Recorder:
-    """A hook that writes a recording. An error of the stream (a full disk, say) reaches the caller of the verb, after the
-    commit; an error while a refusal is written becomes a note of the refusal.
+    """A hook that writes a recording. An error of the stream (for example a full disk) reaches the caller of the verb, after
+    the commit; an error while a refusal is written becomes a note of the refusal.
 
     *clock* returns nanoseconds and never goes back, as `time.monotonic_ns` does. With a clock, a line with the time comes
     before the next transition whenever the clock has advanced.
 
-    *names* returns the outside name of a request, where the ledger uses another one.
+    *names* returns the outside name of a request, if the ledger uses another one.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Recorder:
         self._now = -1
         self._last = 0
         self._lines = 0
-        # The part of a line that only depends on the row is made once: a line costs one format, not one json.dumps.
+        # The part of a line that depends only on the row is made once: a line costs one format, not one json.dumps.
         self._rows = {
             name: [
                 "",
@@ -135,7 +135,7 @@ class Recorder:
         self._lines += count
 
     def refused(self, refusal: Refusal) -> None:
-        """Write what a table has refused."""
+        """Write a refused event."""
         if self._clock is not None:
             self._tell_time(self._clock())
         self._stream.write(
@@ -144,7 +144,7 @@ class Recorder:
         )
 
     def _spell_name(self, name: str) -> str:
-        """The last key of a line about a request; empty where it has no name."""
+        """The last key of a line about a request; empty if it has no name."""
         known = self._names(name) if self._names is not None and name else name
         if not known:
             return ""

@@ -339,7 +339,7 @@ def test_recording_that_cannot_be_read_is_refused(show: Run, path: Path, tmp_pat
     other.write_text('{"blocklife":"recording","version":99}\n')
 
     refused(show("--block", "17", file=str(cut)), f"line {len(lines)}: it is cut off here")
-    refused(show("--block", "17", file=str(odd)), "line 6: it is no JSON")
+    refused(show("--block", "17", file=str(odd)), "line 6: it is not JSON")
     refused(show("--block", "17", file=str(empty)), "it is empty")
     refused(show("--block", "17", file=str(other)), "version 99")
     refused(show("--block", "17", file=str(tmp_path / "none")), "No such file")

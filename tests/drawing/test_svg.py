@@ -84,7 +84,7 @@ def test_svg_tells_what_a_row_is_about() -> None:
     assert told[0].endswith("IN_FLIGHT → FLUSHED")
     assert told[1] == "allocate: Hand the place to a new tenant."
     assert told[2] == "[lendable]: The contract is fence, nobody holds the life, and no load writes the place."
-    assert [line.partition(":")[0] for line in told[3:]] == ["takes along, life-ends", "takes along, hand-out-flushes"]
+    assert [line.partition(":")[0] for line in told[3:]] == ["causes life-ends", "causes hand-out-flushes"]
 
 
 @every_machine

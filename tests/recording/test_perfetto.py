@@ -384,7 +384,7 @@ BAD_TIMES = {
         [step(1, 4, "slot 0", "EMPTY reserve WRITING"), step(2, 3, "slot 0", "WRITING cancel EMPTY")],
         "plan 3 comes after plan 4",
     ),
-    "a line that is none": (["{"], "line 2: it is no JSON"),
+    "a line that is none": (["{"], "line 2: it is not JSON"),
 }
 
 

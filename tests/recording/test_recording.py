@@ -247,9 +247,9 @@ def test_damaged_name_is_damage(name: str, tmp_path: Path) -> None:
     text = path.read_text().replace('"name":"a"}', f'"name":{name}', 1)
     path.write_text(text)
 
-    with pytest.raises(MisuseError, match="line 2: it is no JSON"), open_recording(str(path)) as recording:
+    with pytest.raises(MisuseError, match="line 2: it is not JSON"), open_recording(str(path)) as recording:
         list(recording.lines())
-    assert "line 2: it is no JSON" in str(check_file(str(path)).damage)
+    assert "line 2: it is not JSON" in str(check_file(str(path)).damage)
 
 
 @pytest.mark.parametrize("spelt", ["", ',"name":7', ',"name":null', ',"name":["a"]', ', "name" : ""'])
@@ -572,7 +572,7 @@ def test_check_takes_nothing_behind_the_end(other: bytes) -> None:
     verdict = check_recording(io.BytesIO(stored() + other + b"\n"))
 
     assert verdict.status == 2
-    assert "something stands behind the end" in str(verdict.damage)
+    assert "there is something after the end" in str(verdict.damage)
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_check_takes_nothing_behind_the_end(other: bytes) -> None:
         (b'{"blocklife":"at"}', "it has no ns"),
         (b'{"blocklife":"at","ns":-1}', "ns must be a whole number"),
         (b'{"blocklife":"at","ns":1.5}', "ns must be a whole number"),
-        (b'{"blocklife":"at","ns":007}', "it is no JSON"),
+        (b'{"blocklife":"at","ns":007}', "it is not JSON"),
         (b'{"blocklife":"refused","plan":0,"machine":"block","id":1,"event":"seal"}', "it has no from"),
         (b'{"blocklife":"refused","plan":0,"machine":7,"id":1,"event":"seal","from":"FREED"}', "machine must be a word"),
     ],

@@ -270,9 +270,9 @@ SPOILED: dict[str, tuple[dict[str, str], Callable[[Lines, int], Lines], str, str
     "slot too high": (SLOT, change(id=60), "limits", "slot 60: ids are 0 to 59"),
     "epoch not raised": ({**BLOCK, "event": "allocate", "source": "CACHED"}, add("epoch", -1), "epoch", "this row ends a life"),
     "epoch raised": ({**BLOCK, "event": "seal"}, add("epoch", 1), "epoch", "its epoch is 1 after"),
-    "epoch missing": (BLOCK, change(epoch=None), "epoch", "a block has an epoch"),
-    "epoch of a slot": (SLOT, change(epoch=1), "epoch", "nothing else has"),
-    "job missing": ({**BLOCK, "event": "land"}, change(job=None), "coupling", "the line does not name it"),
+    "epoch missing": (BLOCK, change(epoch=None), "epoch", "blocks have an epoch"),
+    "epoch of a slot": (SLOT, change(epoch=1), "epoch", "nothing else does"),
+    "job missing": ({**BLOCK, "event": "land"}, change(job=None), "coupling", "the line names none"),
     "job too many": ({**BLOCK, "event": "allocate"}, change(job=1), "coupling", "the line names job 1"),
     "job unknown": ({**BLOCK, "event": "land"}, change(job=10**6), "coupling", "has had no land in the name of job"),
     "job never planned": ({**JOB, "event": "submit"}, change(id=10**6, job=10**6), "I3", "before anything was reserved"),
@@ -401,7 +401,7 @@ def test_check_counts_holders(lines: Lines) -> None:
     illegal = blamed(spoiled)
 
     assert (illegal.rule, illegal.place) == ("I4", held_by)
-    assert "nobody holds it" in illegal.message
+    assert "no request holds it" in illegal.message
 
 
 def test_check_counts_pins_of_lookups(lines: Lines) -> None:
@@ -453,7 +453,7 @@ def test_check_wants_one_event_in_a_commit() -> None:
     illegal = blamed(lines)
 
     assert (illegal.rule, illegal.line) == ("commit", len(lines))
-    assert "is a seal, and no allocate" in illegal.message
+    assert "is seal, not allocate" in illegal.message
 
 
 def test_check_refuses_more_jobs_than_there_may_be(lines: Lines) -> None:
@@ -527,7 +527,7 @@ def test_check_says_that_a_line_was_cut_off(run: bytes) -> None:
     verdict = check(run[: run.index(b"\n", 20_000) - 7])
 
     assert verdict.status == 2
-    assert verdict.damage == f"line {verdict.lines}: it is cut off (what stands before it was checked, nothing behind it)"
+    assert verdict.damage == f"line {verdict.lines}: it is cut off (everything before it was checked, nothing after it)"
     assert verdict.events == verdict.lines - 2
 
 
@@ -560,7 +560,7 @@ def test_every_command_tells_damage_on_standard_error(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert err.startswith(f"blocklife: {path}: ")
-    assert {"cut off": "it is cut off", "no JSON": "it is no JSON", "no recording": "its first line is not"}[what] in err
+    assert {"cut off": "it is cut off", "no JSON": "it is not JSON", "no recording": "its first line is not"}[what] in err
     count = len(whole.splitlines()) + (what == "no JSON")
     assert what == "no recording" or f"line {count}: " in err
     assert not page.exists()
@@ -633,7 +633,7 @@ def test_check_wants_every_job_ended_in_a_whole_run(lines: Lines) -> None:
         (b"\x7fELF" + bytes(100_000), "not the head of a recording"),
         (b"timestamp,length\n1,2\n", "not the head of a recording"),
         (b'{"n":1}\n', "not the head of a recording"),
-        (b'{"blocklife":"recording","version":1}\n', "it is of version 1, and 3 can be read"),
+        (b'{"blocklife":"recording","version":1}\n', "it is of version 1, but only 3 is read"),
         (b'{"blocklife":"recording","version":3,"contract":"fence"}\n', "its head has no limits"),
     ],
 )
@@ -665,7 +665,7 @@ def test_check_refuses_a_recording_that_began_late() -> None:
     sealed(ledger, "a", keys("k"))
     Recorder(stream).begin(ledger)
     held(ledger, "a", 1)
-    with pytest.raises(MisuseError, match=r"it begins with commit \d+, and what was before is not known"):
+    with pytest.raises(MisuseError, match=r"it begins with commit \d+, and earlier commits are missing"):
         check(stream.getvalue().encode())
 
 
@@ -675,7 +675,7 @@ def test_check_refuses_lines_behind_the_end(run: bytes, lines: Lines) -> None:
     lines[-1]["lines"] += 1
 
     assert verdict.status == 2
-    assert "behind the end" in str(verdict.damage)
+    assert "after the end" in str(verdict.damage)
     assert "the end counts" in blamed(lines).message
 
 

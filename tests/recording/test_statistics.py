@@ -397,7 +397,7 @@ def test_statistics_refuse_what_no_table_has(case: str, tmp_path: Path) -> None:
 
 def test_statistics_know_four_machines(counted: RunStatistics) -> None:
     """Another name is refused with those that there are."""
-    with pytest.raises(MisuseError, match="tells of block, slot, job, request, and not of door"):
+    with pytest.raises(MisuseError, match="covers block, slot, job, request, not door"):
         counted.machine("door")
 
 

@@ -198,7 +198,7 @@ def test_what_vllm_decides_otherwise_is_not_expressible(step: str, why: str) -> 
 @pytest.mark.parametrize(
     ("world", "why"),
     [
-        ("deadline = 4", "deadline = 4 (vLLM gives no copy up)"),
+        ("deadline = 4", "deadline = 4 (vLLM has no deadline for copies)"),
         ('pool = "engine"', "pool = engine"),
         ('groups = "swa:4:8"\ncontract = "hold"', "SimpleCPUOffloadConnector needs a full group"),
         ('groups = "full:4,swa:8:16"', "blocks of one size"),
@@ -228,7 +228,7 @@ def test_wait_for_what_only_who_computes_brings_is_not_expressible() -> None:
     """The simple connector plans a store when its request computes again: in ticks it never does."""
     verdict = one(f'{TWO}\n[[step]]\ndo = "tick"\nuntil = {{ out = ["the store of a"] }}', 'contract = "hold"')
 
-    assert "not expressible: a copy that is planned while nobody computes" in verdict.message
+    assert "not expressible: a copy that is planned while no request computes" in verdict.message
 
 
 @pytest.mark.skipif(not RELEASE.startswith("0.33."), reason="older releases store nothing when a request has ended")

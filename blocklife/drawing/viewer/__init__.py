@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* The page is a template with three gaps: its style, its script, and the run as JSON. Nothing else is made of text here.
-* The script is `data.js`, `paint.js`, `page.js` and `panel.js`, one behind the other; `data.js` says how data flows.
+* The page is a template with three gaps: its style, its script, and the run as JSON.
+* The script is `data.js`, `paint.js`, `page.js` and `panel.js`, concatenated; `data.js` says how data flows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCRIPTS = ("data.js", "paint.js", "page.js", "panel.js")
 
 def view(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: Mapping[str, str] | None = None) -> str:
     """The page. *drawings* has an SVG for each machine, in which states are named by ``data-state`` and rows by ``data-row``;
-    a machine without one is shown as a list of its states. `MisuseError` where there is nothing, or too much, to show.
+    a machine without one is shown as a list of its states. Raises `MisuseError` if there is nothing, or too much, to show.
     """
     told = told_run(lives, verdict, settings, drawings or {})
     gaps = {

@@ -1,7 +1,7 @@
 """Columns of whole numbers as text: differences, zigzag, seven bits a byte, base64; `data.js` reads them.
 
-Neighbours in a recording are alike, so that most differences fit a byte: 100 000 steps are about one megabyte, and nothing has
-to be unpacked by a library.
+Neighbouring values in a recording are close, so that most differences fit a byte: 100 000 steps take about one megabyte, and
+unpacking needs no library.
 """
 
 from __future__ import annotations

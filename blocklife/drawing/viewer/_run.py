@@ -1,10 +1,10 @@
-"""What the page needs of a run: the lives of its places as packed columns, with the tables that explain them.
+"""The data of a run for the page: the lives of its places as packed columns, with the tables that explain them.
 
 Rules of this file:
 
-* It takes over what `lives` found and what `checking` judged, and adds no opinion of its own.
-* A row or a state that is in no table keeps its name and is marked as unknown, so that a damaged recording can be looked at.
-* Indices are cut to the plans that were asked for; what lies before them is kept as the state in which each place then stood.
+* It passes on the results of `recording._lives` and `recording._checking`, and adds no checks of its own.
+* A row or a state that is in no table keeps its name and is marked as unknown, so that a damaged recording can be viewed.
+* Steps are limited to the requested plans; of the time before them, only the state of each place at their start is kept.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from blocklife.recording._lives import LETS_GO, Lives, StepKind
 from blocklife.states import COUPLINGS, MACHINES
 
 MAX_EVENTS = 1_000_000
-"""More transitions than this make a page that no browser likes."""
+"""The default limit of transitions: browsers become slow with more."""
 
 Value = str | int | bool | None | Sequence["Value"] | Mapping[str, "Value"]
-"""What JSON can hold."""
+"""A value that JSON can hold."""
 Numbers = NDArray[np.int64]
 
 
 @frozen
 class ViewSettings:
-    """Which part of a run is meant, and how large it may be."""
+    """The part of a run to show, and how large it may be."""
 
     plans: tuple[int, int] | None = None
     max_events: int = MAX_EVENTS
@@ -44,7 +44,7 @@ class ViewSettings:
 
 @define(eq=False)
 class _Machine:
-    """One machine as the page knows it: its table first, then what the recording says besides."""
+    """One machine for the page: the contents of its table first, then additions from the recording."""
 
     name: str
     states: dict[str, Mapping[str, Value]] = field(factory=dict)
@@ -52,7 +52,7 @@ class _Machine:
 
     @classmethod
     def of(cls, name: str) -> _Machine:
-        """With everything that its table holds; nothing where there is no such machine."""
+        """A machine with the contents of its table; empty if there is no such machine."""
         made = cls(name)
         if name in MACHINES:
             table = MACHINES[name]
@@ -63,7 +63,7 @@ class _Machine:
         return made
 
     def add_state(self, name: str, *, about: str, initial: bool = False, final: bool = False) -> int:
-        """The number of a state, made where it is new."""
+        """The number of a state; a new one is added."""
         if name not in self.states:
             light, dark = state_colours(name)
             self.states[name] = {
@@ -77,7 +77,7 @@ class _Machine:
         return list(self.states).index(name)
 
     def add_row(self, event: str, source: str, target: str, guard: str, *, number: int) -> int:
-        """The number of a row, made where it is new."""
+        """The number of a row; a new one is added."""
         key = event, source, target, guard
         if key not in self.rows:
             unknown = "the table has no such state"
@@ -107,13 +107,13 @@ class _Machine:
 
 
 def told_run(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: Mapping[str, str]) -> Mapping[str, Value]:
-    """Everything that the page is told. `MisuseError` where that is too much, or nothing."""
+    """All data of the page. Raises `MisuseError` if it is too much, or nothing."""
     return _ShownRun(lives, verdict, settings).told(drawings)
 
 
 @define(eq=False)
 class _ShownRun:
-    """Invariant: steps ``low`` to ``high`` are shown, and ``lane_of`` numbers the places that are, in the order of the page."""
+    """Invariant: steps ``low`` to ``high`` are shown, and ``lane_of`` numbers the places shown, in the order of the page."""
 
     lives: Lives
     verdict: CheckVerdict
@@ -173,7 +173,7 @@ class _ShownRun:
         }
 
     def _cut(self) -> None:
-        """Find the steps that are meant."""
+        """Find the steps to show."""
         plan = _numbers(self.lives.plan)
         self.high = len(plan)
         if self.settings.plans is not None:
@@ -184,7 +184,7 @@ class _ShownRun:
             fits = f"{plan[self.low]}-{max(plan[self.low], plan[self.low + most] - 1)}"
             raise MisuseError(
                 f"{self.lives.name}: it has {self.high - self.low:,} transitions, and a page shows {most:,} "
-                f"(choose some with --plans {fits}, say, or raise --max-events)"
+                f"(choose some, for example with --plans {fits}, or raise --max-events)"
             )
         if self.low == self.high:
             told = f"its plans are {plan[0]} to {plan[-1]}" if len(plan) else "it holds none at all"
@@ -201,7 +201,7 @@ class _ShownRun:
         self.rows, self.targets = np.array(rows, np.int64), np.array(targets, np.int64)
 
     def _lanes(self) -> Mapping[str, Value]:
-        """The places that moved, or did not stand at rest, in the order of the page; what they were before the first step."""
+        """The places that moved, or were not at rest, in the order of the page, with their states before the first step."""
         lives, names = self.lives, [machine.name for machine in self.machines]
         before: dict[int, int] = {}  # the last step of each place before those that are shown
         for index, place in enumerate(lives.at[: self.low]):
@@ -228,7 +228,7 @@ class _ShownRun:
         return {"count": len(chosen), **columns}
 
     def _names(self) -> Mapping[str, Value]:
-        """What requests are called, as it can be shown, by step; step 0 of a lane is the one that led to where it began."""
+        """The displayable names of requests, by step; step 0 of a lane is the one that led to its first state."""
         lives = self.lives
         words: dict[str, int] = {}
         before: dict[int, int] = {}
@@ -246,7 +246,7 @@ class _ShownRun:
         return {"count": len(found), "words": list(words), **columns}
 
     def _touches(self) -> Mapping[str, Value]:
-        """From which step to which a job held a place: from the first that names both to the one that lets go."""
+        """The steps during which a job held a place: from the first that names both to the one that unpins it."""
         lives = self.lives
         found = []
         for story in lives.jobs():
@@ -266,7 +266,7 @@ class _ShownRun:
         return {"count": len(found), **{key: packed([each[i] for each in found]) for i, key in enumerate(keys)}}
 
     def _times(self) -> Mapping[str, Value]:
-        """Where the time changes: at which step, and to what, counted from the first time that was told."""
+        """The steps at which the time changes, with the new time, counted from the first recorded one."""
         if not self.lives.timed:
             return {"count": 0}
         ns = _numbers(self.lives.ns)
@@ -315,7 +315,7 @@ class _ShownRun:
         return -1
 
     def _broken(self) -> Mapping[str, Value]:
-        """Steps behind the first illegal one that do not go on from where their place was left."""
+        """Steps after the first illegal one whose source is not the state in which their place was left."""
         if self.verdict.illegal is None:
             return {"count": 0, "step": ""}
         lives = self.lives

@@ -1,13 +1,13 @@
-"""A forward pass as a device sees it: the block tables that a worker of vLLM keeps, and what a step reads and writes of them.
+"""A forward pass as a device sees it: the block tables of a vLLM worker, and which blocks a step reads and writes.
 
 Rules of this file:
 
-* A worker knows what the scheduler has sent it, and nothing else: the tables are built from `SchedulerOutput` alone.
-* It imports no vLLM; what it looks at is described below, the same in every release.
+* A worker knows only what the scheduler has sent it: the tables are built from `SchedulerOutput` alone.
+* It does not import vLLM; the protocols below describe what it uses, the same in every release.
 
 Theory. Full attention reads every token before it, a sliding window those that its first token sees, Mamba the one state that
-the step goes on from. A block that was a hit is full, although the request may compute its last token once more: the bytes that
-come again are those that lie there, and count as no write.
+the step continues from. A block that was a hit is full, although the request may compute its last token again: that writes the
+same bytes, and does not count as a write.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SchedulerRequest(Protocol):
 
 
 class NewRequest(Protocol):
-    """A request that is new to a worker, or comes again after it was preempted."""
+    """A request that is new to a worker, or resumed after it was preempted."""
 
     req_id: str
     prompt_token_ids: Sequence[int]
@@ -54,7 +54,7 @@ class NewRequest(Protocol):
 
 
 class RequestUpdates(Protocol):
-    """What changed in requests that a worker knows."""
+    """The changes to requests that a worker knows."""
 
     req_ids: Sequence[str]
     resumed_req_ids: Collection[str]
@@ -76,18 +76,18 @@ class Output(Protocol):
 
 @define(eq=False)
 class WorkerRow:
-    """What a worker knows of one request."""
+    """A worker's view of one request."""
 
     name: str
     num_prompt: int
     tables: list[list[int]]
     computed: int
     known: int
-    """Tokens that the model does not sample any more."""
+    """The number of tokens that are known, and not sampled."""
     is_fresh: bool = True
-    """Whether its first step since its admission is still to come: all blocks that it has before that are hits."""
+    """Whether its first step since its admission is still to come: until then, all its blocks are hits."""
     state_at: int | None = None
-    """Where in its table the state of the last step is; None while it is fresh."""
+    """The position in its table of the last step's state; None while it is fresh."""
 
 
 @frozen
@@ -99,7 +99,7 @@ class RequestTurn:
     stop: int
     is_fresh: bool
     state_from: int
-    """Where in its table the state at *start* is; negative where there is none."""
+    """The position in its table of the state at *start*; negative if there is none."""
     says: bool
     """Whether a token is sampled at its end."""
 
@@ -154,7 +154,7 @@ class WorkerBatch:
     def forward(self, output: Output, turns: Iterable[RequestTurn]) -> Pass:
         """The forward pass of a step."""
         if getattr(output, "kv_cache_block_copies", None):
-            raise Unsupported("not expressible: a copy from one block of the device to another (scenarios have no such thing)")
+            raise Unsupported("not expressible: a copy from one block of the device to another (scenarios have none)")
         reads: list[tuple[int, Content]] = []
         writes: list[tuple[int, Content]] = [(block, None) for block in getattr(output, "new_block_ids_to_zero", None) or ()]
         for turn in turns:

@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* Copies are what is in the metadata of a step, in the order in which vLLM's own workers go through it. What those would do
-  that a scenario's device cannot is `Unsupported`.
-* Copies are numbered as the watch numbers them, plus one: 0 is a copy that does not exist.
+* Copies come from the metadata of a step, in the order in which vLLM's own workers process it. What a scenario's device cannot
+  do is `Unsupported`.
+* Copies have the watch's numbers plus one: 0 is a copy that does not exist.
 
 Theory: what a worker does. `OffloadingConnector` launches a step's stores at the start of the next one, its loads at once, and
 reports a copy once, by its number. `SimpleCPUOffloadConnector` has one store and one load a step, for all requests together;
@@ -29,7 +29,7 @@ from blocklife.testing.worlds._device import CopyOrder, Landing
 
 
 class Ends(Protocol):
-    """One end of a job: block ids, and on the device's side how many of each group, and where the first of each stands."""
+    """One end of a job: block ids, and on the device's side how many of each group, and the position of the first of each."""
 
     block_ids: Sequence[int]
     group_sizes: Sequence[int]
@@ -61,9 +61,9 @@ def _checked(landings: Iterable[Landing]) -> Iterator[Landing]:
     """The reports that a worker of vLLM can send."""
     for each in landings:
         if each.job == NOBODY:
-            raise Unsupported("not expressible: a report of a copy that nobody made (vLLM's workers start with its scheduler)")
+            raise Unsupported("not expressible: a report of an unknown copy (vLLM's workers start with its scheduler)")
         if not each.ok:
-            raise Unsupported("not expressible: a copy that fails (vLLM's workers take it for granted that none does)")
+            raise Unsupported("not expressible: a copy that fails (vLLM's workers assume that none does)")
         yield each
 
 
@@ -78,7 +78,7 @@ class OffloadingCopies:
         self._num_workers = num_workers
         self._loads: dict[int, str] = {}
         self.written: dict[int, set[int]] = {}
-        """By slot: which blocks of the chunk the latest store into it writes."""
+        """By slot: the blocks of the chunk that the latest store into it writes."""
 
     def told(self, meta: object) -> WorkerOrders:
         """The jobs of a step."""
@@ -109,7 +109,7 @@ class OffloadingCopies:
         return CopyOrder(number + 1, stores, *ends, sizes)
 
     def _sides(self, device: Ends, host: Ends) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Blocks and host places of a job, one for the other. A group's first block may lie in the middle of a chunk."""
+        """Blocks and host places of a job, in pairs. A group's first block may be in the middle of a chunk."""
         chunks = iter([int(each) for each in host.block_ids])
         places: list[int] = []
         for size, index in zip(device.group_sizes, device.block_indices, strict=True):
@@ -118,7 +118,7 @@ class OffloadingCopies:
             places += [chunk * self._size + at for chunk in own for at in range(self._size)][skipped : skipped + size]
         blocks = tuple(int(each) for each in device.block_ids)
         if len(places) != len(blocks):
-            raise ValueError(f"a job has {len(blocks)} blocks, and {len(places)} places for them")
+            raise ValueError(f"a job has {len(blocks)} blocks, but {len(places)} places for them")
         return blocks, tuple(places), tuple(device.group_sizes)
 
     def answers(self, landings: Sequence[Landing], told: WorkerOrders) -> list[KVConnectorOutput]:

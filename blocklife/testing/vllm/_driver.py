@@ -7,13 +7,13 @@ The contract chooses the connector: `OffloadingConnector` hands blocks out and l
 Rules of this file:
 
 * vLLM decides. A scenario controls only its inputs: requests, the token budget of a step, whether it is paused, and the reports
-  of the workers. Where vLLM then does something else than the scenario says, the run ends as *not expressible*, with both.
+  of the workers. If vLLM then does something other than the scenario says, the run ends as *not expressible*, naming both.
 * No state is made up: that of blocks is read from the watch's mirror, everything else from vLLM.
 * vLLM is imported when a driver is made. Without it, one line says so.
 
-Theory: what a step of a scenario is in vLLM. A request is handed to vLLM when a step admits it. A *tick* computes nothing: the
-token budget is zero, as in an engine that is paused and still has metadata for its workers. An engine without work takes no
-step at all, so that reports which come then are processed with the next step: that is vLLM's loop.
+Theory: a step of a scenario in vLLM. A request is handed to vLLM when a step admits it. A *tick* computes nothing: the token
+budget is zero, as in an engine that is paused and still has metadata for its workers. As in vLLM's loop, an engine without work
+takes no step at all, and reports that come meanwhile are processed with the next step.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ RELEASES = ("0.21", "0.22", "0.23", "0.33")
 _SURROUNDINGS = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 """The environment of a scheduler without a device, without telemetry and without a network."""
 _SAID_MAX = 512
-"""Tokens that a request samples where no end is given."""
+"""Tokens that a request samples if no end is given."""
 _IDLE_MAX = 32
-"""Steps without activity after which waiting is given up."""
+"""Steps without activity after which waiting ends."""
 _LETTERS = 26
 _NEVER_SAID = 0x100
 """The first code point of letters that no scenario uses."""
@@ -65,31 +65,31 @@ ResultT = TypeVar("ResultT")
 
 _ONLY = {
     "pool": "vLLM's allocator hands out blocks",
-    "jobs": "vLLM has no limit on the copies that are out",
-    "deadline": "vLLM gives no copy up",
-    "lazy_blocks": "vLLM says itself how far ahead it stores",
+    "jobs": "vLLM has no limit on copies in flight",
+    "deadline": "vLLM has no deadline for copies",
+    "lazy_blocks": "vLLM decides itself how far ahead it stores",
     "full_hit": "vLLM drops the last block of a hit on the device, and computes the last token of one in the host",
     "partial_chunks": "each release of vLLM has its own way with holes",
-    "max_load_failures": "vLLM's workers take it for granted that no copy fails",
+    "max_load_failures": "vLLM's workers assume that no copy fails",
     "events": "vLLM's workers are not asked how they wait",
 }
 """Settings that cannot be changed here, and why."""
 _SINGLE = "vLLM's scheduler alone decides about single blocks and copies"
 _WHY = {
     "preempt": "vLLM preempts where blocks run out, and not on command",
-    "lookup": "vLLM looks up while it schedules, and at no other time",
-    "renew": "vLLM has no name for its weights; who changes them resets",
+    "lookup": "vLLM looks up only while it schedules",
+    "renew": "vLLM has no name for its weights; changing them takes a reset",
     "lose_worker": "vLLM ends when a worker does",
     "regain_worker": "vLLM ends when a worker does",
-    "prove_quiet": "vLLM takes no proof besides the workers' reports",
-    "agree": "vLLM's ranks are told by one scheduler",
+    "prove_quiet": "vLLM accepts no proof other than the workers' reports",
+    "agree": "vLLM's ranks have one scheduler",
     "swap": "vLLM's copies leave their source as it is",
-    "split": "vLLM has blocks, and no tree of them",
-    "publish": "vLLM has blocks, and no tree of them",
+    "split": "vLLM has no tree of blocks",
+    "publish": "vLLM has no tree of blocks",
     "attach": "one connector is driven",
 }
 _STATES = {"WAITING_FOR_REMOTE_KVS": "LOADING", "RUNNING": "RUNNING", "PREEMPTED": "PREEMPTED"}
-"""Statuses of vLLM's requests in the words of `specs/request.md`; others that are not over wait."""
+"""Statuses of vLLM's requests, as states of `specs/request.md`; all others that are not over are waiting."""
 
 
 class RaisedInside(Exception):  # noqa: N818 - vLLM's error, with the place where it came up
@@ -120,7 +120,7 @@ class VllmDriver(driver.Driver):
 
     def __init__(self) -> None:
         if importlib.util.find_spec("vllm") is None:
-            raise MisuseError("vLLM cannot be imported here (run this in an environment that has it, say vLLM 0.33)")
+            raise MisuseError("vLLM cannot be imported here (run this in an environment that has it, for example vLLM 0.33)")
         for name, value in _SURROUNDINGS.items():
             os.environ.setdefault(name, value)
         from blocklife.testing.vllm import _copies as copies
@@ -157,17 +157,17 @@ class VllmDriver(driver.Driver):
         self._door: dict[str, None] = {}
         """Requests that were not handed to vLLM yet."""
         self._contents: dict[bytes, str] = {}
-        """By the hash of a block, all text up to its end."""
+        """By the hash of a block: all text up to its end."""
         self._hashed: dict[str, int] = {}
         self._batch = WorkerBatch(self.engine.geometry, self._texts)
         self._plans: deque[_StepOut] = deque()
         self._num_plans = self._num_copies = self._num_told = self._num_idle = 0
         self._unheard: list[tuple[int, Landing]] = []
-        """Reports that were in no output yet, with the first plan whose output can have them."""
+        """Reports not in any output yet, with the first plan whose output can have them."""
         self._waited: dict[int, int] = {}
         """Copies with the first plan that waits for them."""
         self._out: dict[int, set[int]] = {}
-        """Copies that the workers have got, with those workers that have not reported to vLLM."""
+        """Copies that the workers have received, with the workers that have not reported to vLLM yet."""
         self._loaded: set[str] = set()
         self._seen = _SeenInStep()
         self._listen()
@@ -193,7 +193,7 @@ class VllmDriver(driver.Driver):
                 raise Unsupported(f"not expressible: {setting} = {getattr(world, setting)} ({name} has no such setting)")
         if "mamba" in world.groups and self.version.startswith(RELEASES[:2]):
             raise Unsupported(
-                f"not expressible: groups = {world.groups} (vLLM {self.version} asserts that none has a connector)"
+                f"not expressible: groups = {world.groups} (vLLM {self.version} asserts that there is no connector then)"
             )
         if simple and "full" not in world.groups:
             raise Unsupported(f"not expressible: contract = hold, groups = {world.groups} ({name} needs a full group)")
@@ -243,7 +243,7 @@ class VllmDriver(driver.Driver):
         return found
 
     def _asked(self, act: Callable[[], ResultT]) -> ResultT:
-        """Call vLLM. An error ends the run, under the rule that the watch has found broken before it, if any."""
+        """Call vLLM. An error ends the run, reported under the rule that the watch found broken before it, if any."""
         try:
             return act()
         except Exception as error:
@@ -257,7 +257,7 @@ class VllmDriver(driver.Driver):
     # --- verbs --------------------------------------------------------------------------------------------------------------
 
     def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
-        """Add a request, which is handed to vLLM when a step admits it. Without a reply it samples letters of its own."""
+        """Add a request, which is handed to vLLM when a step admits it. Without a reply it samples unique letters."""
         number = len(self._texts)
         own = chr(ord("A") + number) if number < _LETTERS else chr(_NEVER_SAID + number)
         num_said = len(reply) or (_SAID_MAX if tokens is None else tokens - len(prompt))
@@ -285,7 +285,7 @@ class VllmDriver(driver.Driver):
     def _end(self, request: str, *, aborted: bool) -> None:
         self._enter([request])
         if request not in self.scheduler.requests:
-            raise MisuseError(f"request {request}: it is over, or never came (end one that is there)")
+            raise MisuseError(f"request {request}: it is over, or was never added (end one that exists)")
         self._asked(lambda: self.engine.end(request, aborted=aborted))
         self._watch.mirror.catch_up()
 
@@ -302,9 +302,9 @@ class VllmDriver(driver.Driver):
             raise CapacityError("vLLM does not reset while blocks are in use (drain first)")
 
     def sleep(self) -> None:
-        """vLLM gives up the device when no request is left; its prefix cache forgets everything."""
+        """Let vLLM give up the device when no request is left; its prefix cache forgets everything."""
         if self.scheduler.requests or not self.scheduler.reset_prefix_cache():
-            raise Unsupported("not expressible: sleep while requests or copies are there (vLLM ends or waits for them first)")
+            raise Unsupported("not expressible: sleep while there are requests or copies (vLLM ends or waits for them first)")
         self._watch.mirror.catch_up()
 
     def wake(self) -> None:
@@ -320,15 +320,15 @@ class VllmDriver(driver.Driver):
         self._host.fill(self._present())
 
     def free_host(self) -> None:
-        """Give them up."""
+        """Abandon these stores."""
         self._host.free()
 
     def crowd_host(self, slots: int) -> bool:
-        """Begin such a store, and give it up."""
+        """Begin such a store, and abandon it."""
         return self._host.crowd(slots)
 
     def forget(self, contents: Sequence[str]) -> None:
-        """Make room in the host by evicting just these."""
+        """Make room in the host by evicting exactly these."""
         self._host.forget([self._key(each) for each in contents], self._present())
 
     def forget_on_device(self, contents: Sequence[str]) -> None:
@@ -337,7 +337,7 @@ class VllmDriver(driver.Driver):
         blocks = [block for block in found if block is not None]
         for block in blocks:
             if block.ref_cnt:
-                raise MisuseError(f"block {block.block_id}: somebody holds it (forget what nobody holds)")
+                raise MisuseError(f"block {block.block_id}: it is held (forget only blocks without a holder)")
         self._pool.evict_blocks({block.block_id for block in blocks})
 
     # --- the step -----------------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class VllmDriver(driver.Driver):
         is_idle = compute == {} and let_in == {} and not self._out
         self._num_idle = self._num_idle + 1 if is_idle else 0
         if self._num_idle > _IDLE_MAX and self._going():
-            raise Unsupported("not expressible: a copy that is planned while nobody computes (vLLM plans them for who does)")
+            raise Unsupported("not expressible: a copy that is planned while no request computes (vLLM plans none then)")
 
     def _going(self) -> set[str]:
         """Requests that compute in a step without being admitted in it."""
@@ -416,7 +416,7 @@ class VllmDriver(driver.Driver):
         loading = {name for name in self._seen.hits if self._state(name) == "WAITING_FOR_REMOTE_KVS"}
         for name in sorted((self._going() | loading) - before):
             if name not in let_in:
-                raise Unsupported(f"not expressible: a step in which {name} is not let in (vLLM lets it in)")
+                raise Unsupported(f"not expressible: a step in which {name} is not admitted (vLLM admits it)")
             if let_in[name] and got.get(name, let_in[name]) != let_in[name]:
                 raise Unsupported(
                     f"not expressible: a step in which {name} enters with {let_in[name]} tokens (vLLM schedules {got[name]})"
@@ -459,7 +459,7 @@ class VllmDriver(driver.Driver):
     # --- queries ------------------------------------------------------------------------------------------------------------
 
     def table(self, request: str, group: int) -> list[int]:
-        """The table that the group's manager has."""
+        """The table in the group's manager."""
         manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[group]
         return [int(block.block_id) for block in manager.req_to_blocks.get(request, ())]
 
@@ -510,7 +510,7 @@ class VllmDriver(driver.Driver):
         return self._texts[request]
 
     def progress(self, request: str) -> RequestProgress:
-        """The progress of vLLM's request, without what is still with the workers."""
+        """The progress of vLLM's request, not counting tokens still with the workers."""
         found = self._requests[request]
         in_flight = sum(plan.output.num_scheduled_tokens.get(request, 0) for plan in self._plans if plan.output is not None)
         in_flight = min(in_flight, found.num_computed_tokens)
@@ -523,7 +523,7 @@ class VllmDriver(driver.Driver):
         return bool(self._out or self.scheduler.has_finished_requests())
 
     def count(self, what: str) -> int:
-        """A count of vLLM's, or one of the driver's own."""
+        """A count that vLLM keeps, or the driver."""
         counts = {
             "free": self._pool.get_num_free_blocks,
             "jobs_made": lambda: self._num_copies,
@@ -542,7 +542,7 @@ class VllmDriver(driver.Driver):
 
     def left_behind(self) -> list[str]:
         """Held blocks, requests, and jobs that the connector waits for."""
-        held = [f"block {block.block_id}, which somebody holds" for block in self._pool.blocks[1:] if block.ref_cnt]
+        held = [f"block {block.block_id}, which is held" for block in self._pool.blocks[1:] if block.ref_cnt]
         return [*held, *(f"request {name}" for name in self.scheduler.requests), *self._host.jobs()]
 
     def problems(self, device: Device) -> Iterator[Problem]:
@@ -555,7 +555,7 @@ class VllmDriver(driver.Driver):
     # --- names --------------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """Note the text behind each new block hash."""
+        """Record the text of each new block hash."""
         size = self.engine.hash_tokens
         for name, request in self._requests.items():
             hashes, known = request.block_hashes, self._hashed[name]
@@ -564,7 +564,7 @@ class VllmDriver(driver.Driver):
             self._hashed[name] = len(hashes)
 
     def _keys(self) -> dict[bytes, tuple[int, str]]:
-        """Every name that content can have by now, with its group and text."""
+        """Every name that content can have so far, with its group and text."""
         groups = range(len(self.engine.geometry.groups))
         return {value + group.to_bytes(4, "big"): (group, text) for value, text in self._contents.items() for group in groups}
 
@@ -572,7 +572,7 @@ class VllmDriver(driver.Driver):
         group, _, text = content.partition(":")
         found = [value for value, known in self._contents.items() if known == text]
         if not found:
-            raise MisuseError(f"{content}: no request of vLLM has had it by now")
+            raise MisuseError(f"{content}: no request of vLLM has had it so far")
         return found[0] + int(group).to_bytes(4, "big")
 
     def _present(self) -> list[bytes]:
@@ -588,12 +588,12 @@ def _frames(error: Exception) -> list[traceback.FrameSummary]:
 
 
 def _is_theirs(error: Exception) -> bool:
-    """Whether the error is vLLM's own, and not the watch's."""
+    """Whether the error is vLLM's own, not the watch's."""
     return not Path(_frames(error)[-1].filename).is_relative_to(_PACKAGE)
 
 
 def _told(error: Exception) -> str:
-    """An error of vLLM, and the innermost place of it."""
+    """An error of vLLM, with its innermost location."""
     place = _frames(error)[-1]
     said = type(error).__name__ + (f" ({error})" if str(error) else "")
     return f"{said} in {Path(place.filename).name}:{place.lineno} {place.name}"

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * It imports vLLM, and is imported only by `driver`, when a driver is made.
-* A difference between releases is found by looking at what is there. Nothing of vLLM is replaced.
+* Differences between releases are detected by inspection. Nothing of vLLM is replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_RUNNING = 64
 
 
 class VllmEngine:
-    """vLLM's scheduler for a world. *simple* says which of the two connectors it offloads with."""
+    """vLLM's scheduler for a world. *simple* chooses between the two connectors."""
 
     def __init__(self, world: EngineSetup, *, simple: bool) -> None:
         self.geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
@@ -50,7 +50,7 @@ class VllmEngine:
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, world.workers)
 
     def request(self, name: str, prompt: Sequence[int], num_said: int) -> Request:
-        """A request that ends by its length only."""
+        """A request that ends only by its length."""
         return making.request_of(name, prompt, num_said, self._hasher)
 
     def end(self, request: str, *, aborted: bool) -> None:
@@ -59,7 +59,7 @@ class VllmEngine:
         self.scheduler.finish_requests([request], status)
 
     def schedule(self, budget: int | None, *, newcomers: bool) -> SchedulerOutput:
-        """One step with at most so many tokens, and without new requests unless *newcomers*."""
+        """One step with at most this many tokens, and without new requests unless *newcomers*."""
         scheduler, most = self.scheduler, self.scheduler.max_num_scheduled_tokens
         pause = PauseState.PAUSED_ALL if budget == 0 else PauseState.UNPAUSED if newcomers else PauseState.PAUSED_NEW
         scheduler.set_pause_state(pause)

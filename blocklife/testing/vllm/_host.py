@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-* A tier is filled, crowded and emptied only by what its connector could do for other requests: stores that are begun and not
-  ended, or begun and given up. Lookups are made where the connector makes them.
-* A key is a block hash with four bytes for the group behind it; vLLM names content so on both sides.
+* A tier is filled, crowded and emptied only by what its connector could do for other requests: stores that are begun but not
+  ended, or begun and abandoned. Lookups use the connector's own functions.
+* A key is a block hash followed by four bytes for the group; vLLM names content this way on both sides.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OffloadingHost:
         return found
 
     def find(self, key: bytes) -> tuple[int, bool] | None:
-        """The slot that holds or will hold this content, and whether it has arrived; None where there is none."""
+        """The slot that holds or will hold this content, and whether it has arrived; None if there is none."""
         status = self._manager._policy.get(key)
         if status is None:
             return None
@@ -61,12 +61,12 @@ class OffloadingHost:
         return len(self._held)
 
     def free(self) -> None:
-        """Give these stores up."""
+        """Abandon these stores."""
         self._end(self._held)
         self._held = []
 
     def crowd(self, slots: int) -> bool:
-        """Make room for so many slots, if possible."""
+        """Make room for this many slots, if possible."""
         keys = self._aliens(slots)
         if not self._begin(keys):
             return False
@@ -79,7 +79,7 @@ class OffloadingHost:
         room = self._num_slots - len(present) - len(self._held)
         others = self._aliens(room + len(keys))
         if not self._begin([*kept, *others]):
-            raise MisuseError(f"{len(keys)} contents of the host cannot be forgotten: somebody counts on one of them")
+            raise MisuseError(f"{len(keys)} contents of the host cannot be forgotten: one of them is in use")
         self._end(others)
 
     def refuses_reset(self) -> bool:
@@ -114,7 +114,7 @@ class OffloadingHost:
 
 
 class SimpleHost:
-    """The tier of `SimpleCPUOffloadConnector`, a block pool. Slots are its blocks, but for the null block."""
+    """The tier of `SimpleCPUOffloadConnector`, a block pool. Slots are its blocks, except for the null block."""
 
     refused = 0
 
@@ -125,7 +125,7 @@ class SimpleHost:
         self._held: list[object] = []
 
     def find(self, key: bytes) -> tuple[int, bool] | None:
-        """The slot that holds or will hold this content, and whether it has arrived; None where there is none."""
+        """The slot that holds or will hold this content, and whether it has arrived; None if there is none."""
         block = self._pool.cached_block_hash_to_block.get_one_block(key)
         if block is not None:
             return int(block.block_id) - 1, True
@@ -153,7 +153,7 @@ class SimpleHost:
         self._held = []
 
     def crowd(self, slots: int) -> bool:
-        """Make room for so many slots, if possible."""
+        """Make room for this many slots, if possible."""
         if self._pool.get_num_free_blocks() < slots:
             return False
         self._pool.free_blocks(self._pool.get_new_blocks(slots))

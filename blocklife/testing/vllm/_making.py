@@ -1,9 +1,9 @@
-"""How vLLM's own scheduler is made without a model: a folder that stands for one, the layout of the cache, the configuration.
+"""Makes vLLM's own scheduler without a model: a stand-in model folder, the layout of the cache, the configuration.
 
 Rules of this file:
 
 * It imports vLLM, and is imported only by what drives it.
-* A difference between releases is found by looking at what is there. Nothing of vLLM is replaced.
+* Differences between releases are detected by inspection. Nothing of vLLM is replaced.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MODEL = {
     "torch_dtype": "float16",
     "eos_token_id": _END_OF_TEXT,
 }
-"""As much of a model as a scheduler's configuration asks for."""
+"""The parts of a model that a scheduler's configuration needs."""
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -80,7 +80,7 @@ def _model() -> str:
 
 @frozen(kw_only=True)
 class Shape:
-    """What the engine is made for."""
+    """The settings of the engine."""
 
     groups: tuple[Group, ...]
     num_blocks: int
@@ -94,12 +94,12 @@ class Shape:
     keeps_every_block: bool = False
     """Whether newer releases keep each block of a window in the prefix cache, as older ones do."""
     part_tokens: int = 0
-    """Tokens of one prompt that a step computes at most; 0: as many as it can."""
+    """The most tokens of one prompt that a step computes; 0 for no limit."""
     priority: bool = False
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block; equal in all groups, for blocks are handed from one to another."""
+        """Bytes of one block; equal in all groups, because they share one pool of blocks."""
         return max(group.block_tokens for group in self.groups) * TOKEN_BYTES
 
 
@@ -147,7 +147,7 @@ def config_of(shape: Shape) -> VllmConfig:
         model_config=ModelConfig(model=_model(), dtype="float16", seed=0, skip_tokenizer_init=True),
         kv_transfer_config=shape.transfer,
     )
-    # Said again, because a configuration changes with the platform that it finds.
+    # Set again, because a configuration changes with the platform that it finds.
     config.scheduler_config.async_scheduling = shape.asynchronous
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.parallel_config.world_size = shape.num_workers
@@ -162,7 +162,7 @@ def config_of(shape: Shape) -> VllmConfig:
 
 
 def chunk_bytes(shape: Shape, blocks_per_chunk: int) -> int:
-    """What vLLM's OffloadingConnector takes of the host, on all workers, for one chunk."""
+    """The host memory, on all workers, that vLLM's OffloadingConnector takes for one chunk."""
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
     alignment: int = getattr(CPUOffloadingSpec, "BLOCK_SIZE_ALIGNMENT", 1)
@@ -173,7 +173,7 @@ def scheduler_of(config: VllmConfig, cache: KVCacheConfig) -> tuple[Scheduler, i
     """vLLM's scheduler, and how many tokens one of its hashes covers."""
     with set_current_vllm_config(config):
         block_tokens, hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
-        if hasattr(cache, "prefix_cache_retention_interval"):  # what newer releases fill in once the engine knows it
+        if hasattr(cache, "prefix_cache_retention_interval"):  # newer releases fill this in once the engine knows it
             alignment = kv_cache_utils.resolve_cache_hit_alignment_tokens(cache, config, block_tokens, hash_tokens)
             cache.prefix_cache_retention_interval = config.cache_config.prefix_cache_retention_interval
             cache.hash_block_size, cache.cache_hit_alignment_tokens = hash_tokens, alignment
@@ -190,7 +190,7 @@ def scheduler_of(config: VllmConfig, cache: KVCacheConfig) -> tuple[Scheduler, i
 
 
 def hasher_of(hash_tokens: int) -> Callable[[Request], list[bytes]]:
-    """What names the content of a request, in hashes of so many tokens."""
+    """The function that computes a request's block hashes, each of this many tokens."""
     hasher: Callable[[Request], list[bytes]] = kv_cache_utils.get_request_block_hasher(hash_tokens, sha256)
     return hasher
 
@@ -198,7 +198,7 @@ def hasher_of(hash_tokens: int) -> Callable[[Request], list[bytes]]:
 def request_of(
     name: str, prompt: Sequence[int], num_said: int, hasher: Callable[[Request], list[bytes]], priority: int = 0
 ) -> Request:
-    """A request that ends by its length only. A smaller *priority* goes first."""
+    """A request that ends only by its length. A smaller *priority* goes first."""
     sampling = SamplingParams(max_tokens=num_said, ignore_eos=True)
     sampling.update_from_generation_config({}, _END_OF_TEXT)
     return Request(
