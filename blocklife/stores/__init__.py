@@ -6,20 +6,26 @@ from blocklife._doors import door
 
 if TYPE_CHECKING:
     from blocklife.stores._address import open_store
+    from blocklife.stores._breaker import BreakerStatistics, CircuitBreaker
     from blocklife.stores._entry import FORMAT_VERSION, HEADER_BYTES, EntryVerdict, Identity, check, pack
     from blocklife.stores._files import FileStore, FileStoreStatistics
+    from blocklife.stores._presence import Presence, PresenceStatistics
     from blocklife.stores._protocol import KEY_BYTES, ContentStore, Page, Removing, StoreOutcome
 
 __all__ = [
     "FORMAT_VERSION",
     "HEADER_BYTES",
     "KEY_BYTES",
+    "BreakerStatistics",
+    "CircuitBreaker",
     "ContentStore",
     "EntryVerdict",
     "FileStore",
     "FileStoreStatistics",
     "Identity",
     "Page",
+    "Presence",
+    "PresenceStatistics",
     "Removing",
     "StoreOutcome",
     "check",
@@ -32,8 +38,10 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
         __name__,
         {
             "_address": "open_store",
+            "_breaker": "BreakerStatistics CircuitBreaker",
             "_entry": "FORMAT_VERSION HEADER_BYTES EntryVerdict Identity check pack",
             "_files": "FileStore FileStoreStatistics",
+            "_presence": "Presence PresenceStatistics",
             "_protocol": "KEY_BYTES ContentStore Page Removing StoreOutcome",
         },
     )
