@@ -136,22 +136,28 @@ class FileStore:
 
     def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
         """As `ContentStore.exists`. It is no use: what is only asked for is evicted as before."""
-        return self._each(keys, self._exists)
+        for key in keys:
+            check_key(key)
+        with self._call() as is_open:
+            return [self._guarded(self._exists, key) for key in keys] if is_open else [_FAILED] * len(keys)
 
     def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
         """As `ContentStore.put`: FULL for a value above the bound, and where the disk is full."""
-        views = [self._areas.view(page) for page in pages]
         outcomes = [_FAILED] * len(pages)
         with self._call() as is_open:
             if is_open:
+                views = [self._areas.view(page) for page in pages]
                 for piece in self._pieces(pages):
                     self._put_piece(pages, views, piece, outcomes)
         return outcomes
 
     def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
         """As `ContentStore.get`: bytes go from the file into the page, and the entry counts as used."""
-        views = [self._areas.view(page) for page in pages]
-        return self._each([(page.key, view) for page, view in zip(pages, views, strict=True)], self._get)
+        with self._call() as is_open:
+            if not is_open:
+                return [_FAILED] * len(pages)
+            views = [(page.key, self._areas.view(page)) for page in pages]
+            return [self._guarded(self._get, each) for each in views]
 
     def remove(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
         """As `Removing.remove`."""
@@ -206,12 +212,6 @@ class FileStore:
                 self._calls -= 1
                 self._changed.notify_all()
 
-    def _each(self, things: Sequence[_Thing], what: Callable[[_Thing], StoreOutcome]) -> list[StoreOutcome]:
-        with self._call() as is_open:
-            if not is_open:
-                return [_FAILED] * len(things)
-            return [self._guarded(what, thing) for thing in things]
-
     def _guarded(self, what: Callable[[_Thing], StoreOutcome], thing: _Thing) -> StoreOutcome:
         """What a look at one entry gives; errors of the system become outcomes."""
         try:
@@ -235,7 +235,6 @@ class FileStore:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def _exists(self, key: bytes) -> StoreOutcome:
-        check_key(key)
         return _ABSENT if self._folder.size_of(key.hex()) is None else _OK
 
     def _get(self, wanted: tuple[bytes, memoryview]) -> StoreOutcome:

@@ -145,7 +145,6 @@ def test_closed_store_fails_every_call(store: FileStore, arena: Arena) -> None:
     page = arena.page("a", b"hello")
     store.put([page])
     store.close()
-    store.register(arena.address, 5)
 
     assert store.put([page]) == store.get([page]) == store.exists([page.key]) == store.remove([page.key]) == [FAILED]
     store.close()
