@@ -7,6 +7,7 @@ from blocklife._doors import door
 if TYPE_CHECKING:
     from blocklife.stores._address import open_store
     from blocklife.stores._breaker import BreakerStatistics, CircuitBreaker
+    from blocklife.stores._copier import StoreCopier, StoreCopierStatistics
     from blocklife.stores._entry import FORMAT_VERSION, HEADER_BYTES, EntryVerdict, Identity, check, pack
     from blocklife.stores._files import FileStore, FileStoreStatistics
     from blocklife.stores._presence import Presence, PresenceStatistics
@@ -27,6 +28,8 @@ __all__ = [
     "Presence",
     "PresenceStatistics",
     "Removing",
+    "StoreCopier",
+    "StoreCopierStatistics",
     "StoreOutcome",
     "check",
     "open_store",
@@ -39,6 +42,7 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
         {
             "_address": "open_store",
             "_breaker": "BreakerStatistics CircuitBreaker",
+            "_copier": "StoreCopier StoreCopierStatistics",
             "_entry": "FORMAT_VERSION HEADER_BYTES EntryVerdict Identity check pack",
             "_files": "FileStore FileStoreStatistics",
             "_presence": "Presence PresenceStatistics",
