@@ -43,7 +43,7 @@ _LOOK_EVERY_S = 0.05
 _OTHER = {Direction.DEMOTE: Direction.PROMOTE, Direction.PROMOTE: Direction.DEMOTE}
 
 
-class _Fate(enum.Enum):
+class _SlotFate(enum.Enum):
     """What became of one slot of a job."""
 
     MOVED = "it was copied"
@@ -56,12 +56,12 @@ class _Fate(enum.Enum):
     SKIPPED = "the store is down, and was not called"
 
 
-_PUT_FATES = {StoreOutcome.OK: _Fate.MOVED, StoreOutcome.FULL: _Fate.REFUSED}
-_GET_FATES = {StoreOutcome.ABSENT: _Fate.ABSENT, StoreOutcome.WRONG_SIZE: _Fate.DAMAGED}
+_PUT_FATES = {StoreOutcome.OK: _SlotFate.MOVED, StoreOutcome.FULL: _SlotFate.REFUSED}
+_GET_FATES = {StoreOutcome.ABSENT: _SlotFate.ABSENT, StoreOutcome.WRONG_SIZE: _SlotFate.DAMAGED}
 _CHECK_FATES = {
-    EntryVerdict.GOOD: _Fate.MOVED,
-    EntryVerdict.DAMAGED: _Fate.DAMAGED,
-    EntryVerdict.FOREIGN: _Fate.FOREIGN,
+    EntryVerdict.GOOD: _SlotFate.MOVED,
+    EntryVerdict.DAMAGED: _SlotFate.DAMAGED,
+    EntryVerdict.FOREIGN: _SlotFate.FOREIGN,
 }
 
 
@@ -177,7 +177,7 @@ class StoreCopier:
         self._landed: list[Completion] = []
         self._turn = Direction.PROMOTE
         self._closing = False
-        self._counts: Counter[tuple[Direction, _Fate]] = Counter()
+        self._counts: Counter[tuple[Direction, _SlotFate]] = Counter()
         self._hung_calls = 0
         self._last_error = ""
         self._threads = [
@@ -274,18 +274,18 @@ class StoreCopier:
     def statistics(self) -> StoreCopierStatistics:
         """Counts since the start."""
         with self._changed:
-            demoted = self._counts[Direction.DEMOTE, _Fate.MOVED]
-            promoted = self._counts[Direction.PROMOTE, _Fate.MOVED]
+            demoted = self._counts[Direction.DEMOTE, _SlotFate.MOVED]
+            promoted = self._counts[Direction.PROMOTE, _SlotFate.MOVED]
             return StoreCopierStatistics(
                 demoted=demoted,
                 promoted=promoted,
-                already_there=self._count(_Fate.THERE),
-                absent=self._count(_Fate.ABSENT),
-                damaged=self._count(_Fate.DAMAGED),
-                foreign=self._count(_Fate.FOREIGN),
-                refused=self._count(_Fate.REFUSED),
-                failed=self._count(_Fate.FAILED),
-                skipped=self._count(_Fate.SKIPPED),
+                already_there=self._count(_SlotFate.THERE),
+                absent=self._count(_SlotFate.ABSENT),
+                damaged=self._count(_SlotFate.DAMAGED),
+                foreign=self._count(_SlotFate.FOREIGN),
+                refused=self._count(_SlotFate.REFUSED),
+                failed=self._count(_SlotFate.FAILED),
+                skipped=self._count(_SlotFate.SKIPPED),
                 bytes_demoted=demoted * self._identity.slot_bytes,
                 bytes_promoted=promoted * self._identity.slot_bytes,
                 hung_calls=self._hung_calls,
@@ -293,7 +293,7 @@ class StoreCopier:
                 last_error=self._last_error,
             )
 
-    def _count(self, fate: _Fate) -> int:
+    def _count(self, fate: _SlotFate) -> int:
         return sum(self._counts[direction, fate] for direction in _OTHER)
 
     def _lost(self, lane: _Lane) -> bool:
@@ -324,7 +324,7 @@ class StoreCopier:
         queue = self._queues[share.transfer.direction]
         if share in queue:
             queue.remove(share)
-        self._counts[share.transfer.direction, _Fate.FAILED] += len(share.transfer.slots) - share.done
+        self._counts[share.transfer.direction, _SlotFate.FAILED] += len(share.transfer.slots) - share.done
         self._land_if_over(share)
 
     def _land_if_over(self, share: _TierShare) -> None:
@@ -346,7 +346,7 @@ class StoreCopier:
     def _run(self, lane: _Lane) -> None:
         while (taken := self._take(lane)) is not None:
             share, piece = taken
-            fates: Sequence[_Fate] = ()
+            fates: Sequence[_SlotFate] = ()
             try:
                 fates = self._move(lane, share, piece)
             except Exception as problem:  # ours; the job fails, and the lane goes on
@@ -372,7 +372,7 @@ class StoreCopier:
             lane.share = share
             return share, piece
 
-    def _account(self, lane: _Lane, share: _TierShare, piece: range, fates: Sequence[_Fate]) -> None:
+    def _account(self, lane: _Lane, share: _TierShare, piece: range, fates: Sequence[_SlotFate]) -> None:
         with self._changed:
             lane.share = None
             share.pieces -= 1
@@ -382,29 +382,29 @@ class StoreCopier:
                 share.done += len(piece)
                 for at, fate in zip(piece, fates, strict=False):
                     self._counts[direction, fate] += 1
-                    if fate is not _Fate.MOVED and fate is not _Fate.THERE:
+                    if fate is not _SlotFate.MOVED and fate is not _SlotFate.THERE:
                         share.missing.append(at)
             self._land_if_over(share)
 
-    def _move(self, lane: _Lane, share: _TierShare, piece: range) -> Sequence[_Fate]:
+    def _move(self, lane: _Lane, share: _TierShare, piece: range) -> Sequence[_SlotFate]:
         """Move one piece; what became of each of its slots."""
         if not self._breaker.allows():
-            return [_Fate.SKIPPED] * len(piece)
+            return [_SlotFate.SKIPPED] * len(piece)
         transfer, rank = share.transfer, self._worker
         names = [self._identity.name(transfer.space, transfer.groups[at], rank, transfer.keys[at]) for at in piece]
         if transfer.direction is Direction.DEMOTE:
             fates = self._demote(lane, share, piece, names)
         else:
             fates = self._promote(lane, share, piece, names)
-        if _Fate.FAILED in fates:
+        if _SlotFate.FAILED in fates:
             self._breaker.failed()
         else:
             self._breaker.succeeded()
         return fates
 
-    def _demote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_Fate]:
+    def _demote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_SlotFate]:
         there = self._call(lane, len(names), lambda: self._store.exists(names))
-        fates = [_Fate.THERE if outcome is StoreOutcome.OK else _Fate.FAILED for outcome in there]
+        fates = [_SlotFate.THERE if outcome is StoreOutcome.OK else _SlotFate.FAILED for outcome in there]
         lacking = [number for number, outcome in enumerate(there) if outcome not in (StoreOutcome.OK, StoreOutcome.FAILED)]
         if not lacking or not self._copy(lane, share, [(number, piece[number]) for number in lacking]):
             return fates
@@ -412,22 +412,22 @@ class StoreCopier:
             pack(lane.entries[number], self._identity, names[number])
         pages = self._pages(lane, names, lacking)
         for number, outcome in zip(lacking, self._call(lane, len(pages), lambda: self._store.put(pages)), strict=True):
-            fates[number] = _PUT_FATES.get(outcome, _Fate.FAILED)
+            fates[number] = _PUT_FATES.get(outcome, _SlotFate.FAILED)
         return fates
 
-    def _promote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_Fate]:
+    def _promote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_SlotFate]:
         pages = self._pages(lane, names, range(len(names)))
         outcomes = self._call(lane, len(pages), lambda: self._store.get(pages))
         fates = [
             _CHECK_FATES[check(entry, self._identity, name)]
             if outcome is StoreOutcome.OK
-            else _GET_FATES.get(outcome, _Fate.FAILED)
+            else _GET_FATES.get(outcome, _SlotFate.FAILED)
             for outcome, entry, name in zip(outcomes, lane.entries, names, strict=False)
         ]
-        good = [number for number, fate in enumerate(fates) if fate is _Fate.MOVED]
+        good = [number for number, fate in enumerate(fates) if fate is _SlotFate.MOVED]
         if good:
             self._copy(lane, share, [(number, piece[number]) for number in good])
-        spoilt = [name for name, fate in zip(names, fates, strict=True) if fate in (_Fate.DAMAGED, _Fate.FOREIGN)]
+        spoilt = [name for name, fate in zip(names, fates, strict=True) if fate in (_SlotFate.DAMAGED, _SlotFate.FOREIGN)]
         store = self._store
         if spoilt and isinstance(store, Removing):
             self._call(lane, len(spoilt), lambda: store.remove(spoilt))

@@ -40,7 +40,7 @@ _PIECE_BYTES = 32 << 20
 """How much a call writes before it takes the lock to make it visible; on the disk this comes on top of the bound."""
 _ROOM_SHARE = 16
 """An eviction frees this fraction of the bound besides what was asked for."""
-_TOUCH_NS = 1_000_000_000
+_TOUCH_NS = 10_000_000_000
 """A file whose last use is not older than this is not touched again."""
 _STALE_NS = 60_000_000_000
 """Unfinished files that are younger are never removed."""
@@ -235,7 +235,7 @@ class FileStore:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def _exists(self, key: bytes) -> StoreOutcome:
-        return _ABSENT if self._folder.size_of(key.hex()) is None else _OK
+        return _OK if self._folder.has(key.hex()) else _ABSENT
 
     def _get(self, wanted: tuple[bytes, memoryview]) -> StoreOutcome:
         key, view = wanted

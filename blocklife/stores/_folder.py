@@ -169,15 +169,20 @@ class Folder:
             return os.open(name, os.O_RDONLY | _OPEN, dir_fd=self.part(name))
 
     def size_of(self, name: str) -> int | None:
-        """The size of an entry; None if there is none."""
+        """The size of an entry; None if there is none, or none in the subfolder as it was opened."""
         try:
             status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
         except FileNotFoundError:
-            try:
-                return self.size_of(name) if self.part_again(name) else None
-            except FileNotFoundError:
-                return None
+            return None
         return status.st_size if is_own_file(status) else None
+
+    def has(self, name: str) -> bool:
+        """Whether there is an entry; looks for a new subfolder if the one that was opened is gone."""
+        if self.size_of(name) is not None:
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            return self.part_again(name) and self.size_of(name) is not None
+        return False
 
     def publish(self, unfinished: str, name: str) -> None:
         """Give an unfinished file the name of its entry."""
