@@ -30,7 +30,7 @@ class Called:
         return f"{first} {rest[0]}" if first in GROUPS else first
 
 
-GROUPS = ("scenario", "recording", "workload")
+GROUPS = ("scenario", "recording", "workload", "store")
 """Commands that have commands."""
 CALLED = (
     Called("--version", says="blocklife 0."),
@@ -52,6 +52,7 @@ CALLED = (
     Called("scenario list --methods", says="finish"),
     Called("scenario show A01", says='tests = "safety"'),
     Called("scenario run A01 vllm/V1", says="0 unsafe"),
+    Called("store check fs:store:1M --only small_values", says="1 passed, 0 failed"),
     Called("draw block", says="ALLOCATED"),
     Called("draw slot --format table"),
     Called("draw job --format mermaid -o job.mmd"),

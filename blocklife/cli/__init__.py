@@ -1,4 +1,4 @@
-"""The command line: `replay`, `check`, `scenario`, `recording`, `workload`, `draw`, `spec` and `doctor`, one module each.
+"""The command line: one module for each command.
 
 Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 3 a search hit a bound
 before it was finished, 130 after Ctrl-C. Errors go to standard error, in one line.
@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "workload": "generate request workloads",
     "draw": "draw lifecycles as pictures, pages or tables",
     "spec": "check or write the generated parts of specs/; print a model for SPIN",
+    "store": "check that a store for content below the host tier keeps its promises",
     "doctor": "show what is installed, what works on this machine, and what to install for more",
 }
 """Each command with its line in the help."""

@@ -155,7 +155,7 @@ class _Part:
 
 
 @frozen
-class _Page:
+class _SpecPage:
     """One file, split at its markers."""
 
     lines: list[str]
@@ -168,9 +168,9 @@ def _files(root: Path) -> list[Path]:
     return sorted(root.rglob("*.md"))
 
 
-def _read(path: Path) -> _Page:
+def _read(path: Path) -> _SpecPage:
     """Find the markers of one file; a marker is a line of its own."""
-    page = _Page(read_text(path).splitlines(keepends=True), [], [])
+    page = _SpecPage(read_text(path).splitlines(keepends=True), [], [])
     name, begun = "", 0
     for number, line in enumerate(page.lines, start=1):
         text = line.strip()
@@ -192,7 +192,7 @@ def _read(path: Path) -> _Page:
     return page
 
 
-def _troubles(page: _Page, wanted: Mapping[str, str]) -> list[tuple[int, str]]:
+def _troubles(page: _SpecPage, wanted: Mapping[str, str]) -> list[tuple[int, str]]:
     """What is wrong with one page, by line."""
     found = list(page.broken)
     for part in page.parts:

@@ -35,6 +35,16 @@ if TYPE_CHECKING:
     from blocklife.testing.scenarios._format import Scenario, parse_scenario
     from blocklife.testing.scenarios._our_driver import OurDriver
     from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, run_scenario
+    from blocklife.testing.stores._faults import FaultyStore, StoreFaultRates, StoreFaultStatistics
+    from blocklife.testing.stores._memory import MemoryStore
+    from blocklife.testing.stores._suite import (
+        StoreCheck,
+        StoreCheckVerdict,
+        assert_store,
+        check_address,
+        check_store,
+        store_checks,
+    )
     from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, FrozenDevice, Landing, Orders, Pass
     from blocklife.testing.worlds._pinned import pinned_world
     from blocklife.testing.worlds._world import Action, Faults, State, World, WorldSettings
@@ -55,12 +65,14 @@ __all__ = [
     "FakeEvent",
     "FakeStream",
     "Faults",
+    "FaultyStore",
     "FrozenDevice",
     "Kind",
     "Landing",
     "LookedUp",
     "MakeLedger",
     "MakeVisit",
+    "MemoryStore",
     "Model",
     "Orders",
     "OurDriver",
@@ -73,6 +85,10 @@ __all__ = [
     "ScenarioVerdict",
     "SettledPlan",
     "State",
+    "StoreCheck",
+    "StoreCheckVerdict",
+    "StoreFaultRates",
+    "StoreFaultStatistics",
     "Story",
     "StuckError",
     "Unsupported",
@@ -80,6 +96,9 @@ __all__ = [
     "Walked",
     "World",
     "WorldSettings",
+    "assert_store",
+    "check_address",
+    "check_store",
     "explore",
     "forward_pass",
     "parse_scenario",
@@ -87,6 +106,7 @@ __all__ = [
     "retell",
     "run_files",
     "run_scenario",
+    "store_checks",
     "tell",
     "walk",
 ]
@@ -106,6 +126,9 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
             "scenarios._format": "Scenario parse_scenario",
             "scenarios._our_driver": "OurDriver",
             "scenarios._running": "Outcome ScenarioVerdict run_scenario",
+            "stores._faults": "FaultyStore StoreFaultRates StoreFaultStatistics",
+            "stores._memory": "MemoryStore",
+            "stores._suite": "StoreCheck StoreCheckVerdict assert_store check_address check_store store_checks",
             "worlds._device": "CopyOrder Device DeviceFault FrozenDevice Landing Orders Pass",
             "worlds._pinned": "pinned_world",
             "worlds._world": "Action Faults State World WorldSettings",

@@ -1,0 +1,106 @@
+"""A circuit breaker: a store that keeps failing is left alone, and tried again at growing intervals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from attrs import frozen
+
+from blocklife.errors import MisuseError
+
+
+@frozen
+class BreakerStatistics:
+    """What a `CircuitBreaker` has seen so far."""
+
+    is_down: bool
+    """Whether the store counts as down now."""
+    failures: int
+    """Calls that failed."""
+    times_down: int
+    """How often the store was given up."""
+    probes: int
+    """Calls that were let through while it was down."""
+    refused: int
+    """Calls that were not made because it was down."""
+
+
+class CircuitBreaker:
+    """Says whether to call a store. Shared by all that call it; thread-safe.
+
+    After *max_failures* calls in a row that failed, the store counts as down: `allows` is False, but for one call (a probe)
+    after *first_wait_s* seconds, then after twice as long, up to *longest_wait_s*. One call that succeeds ends it. A probe that
+    hangs delays no other: the next is due at its own time.
+    """
+
+    def __init__(
+        self,
+        max_failures: int = 5,
+        *,
+        first_wait_s: float = 0.5,
+        longest_wait_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if max_failures < 1 or not 0 < first_wait_s <= longest_wait_s:
+            waits = f"{max_failures} failures, waits of {first_wait_s} to {longest_wait_s} s"
+            raise MisuseError(f"circuit breaker: {waits} make none (give at least 1, and growing waits above 0)")
+        self._max_failures = max_failures
+        self._first_wait_s = first_wait_s
+        self._longest_wait_s = longest_wait_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Invariant: while the store is up, `_in_a_row` < `_max_failures` and `_wait_s` is 0. While it is down, `_wait_s` is the
+        # current interval, at whose end `_next_probe` a call is let through. Initially it is up.
+        self._in_a_row = 0
+        self._wait_s = self._next_probe = 0.0
+        self._failures = self._times_down = self._probes = self._refused = 0
+
+    def allows(self) -> bool:
+        """Whether to make a call now. Who gets True makes it, and says how it ended."""
+        with self._lock:
+            if not self._wait_s:
+                return True
+            now = self._clock()
+            if now < self._next_probe:
+                self._refused += 1
+                return False
+            self._probes += 1
+            self._wait_s = min(2 * self._wait_s, self._longest_wait_s)
+            self._next_probe = now + self._wait_s
+            return True
+
+    def refuses(self) -> bool:
+        """Whether `allows` would be False now. Asking this is no call."""
+        with self._lock:
+            return self._wait_s > 0 and self._clock() < self._next_probe
+
+    def succeeded(self) -> None:
+        """A call ended as it should; what it found does not matter."""
+        with self._lock:
+            self._in_a_row = 0
+            self._wait_s = 0.0
+
+    def failed(self) -> None:
+        """A call failed, or did not come back in time."""
+        with self._lock:
+            self._failures += 1
+            if self._wait_s:
+                return
+            self._in_a_row += 1
+            if self._in_a_row >= self._max_failures:
+                self._times_down += 1
+                self._wait_s = self._first_wait_s
+                self._next_probe = self._clock() + self._wait_s
+
+    def statistics(self) -> BreakerStatistics:
+        """Counts since the start."""
+        with self._lock:
+            return BreakerStatistics(
+                is_down=self._wait_s > 0,
+                failures=self._failures,
+                times_down=self._times_down,
+                probes=self._probes,
+                refused=self._refused,
+            )

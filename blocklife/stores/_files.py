@@ -1,0 +1,415 @@
+"""A store of files in a folder: nothing but the standard library, for one machine and any number of processes.
+
+*Theory.* A value is written to an unfinished file, which is then renamed: so it is there whole or not at all, whoever is killed
+at whatever moment. Renames, removals and the count of bytes happen under the lock of the folder, so the entries never exceed
+the bound, however many processes there are. Reading takes no lock: an open file can still be read after it was evicted.
+
+*The count.* It is raised before files are renamed and lowered after they were removed. So a process that is killed in between
+leaves it too high, never too low; the next eviction counts anew, and so does every start.
+
+*Eviction.* By last use: a get sets the time of the file's last change, which unlike that of its last access is kept whatever
+the disk is mounted with. An eviction makes more room than was asked for, since it looks at every file.
+
+*What is not here, and why.* No ``fsync``: the file system may lose what was put before a power cut, or damage it, and an entry
+has a checksum for that. No direct I/O: the page cache makes what was just put cheap to get.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from attrs import define, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.stores._areas import RegisteredMemory, check_key
+from blocklife.stores._folder import ABSENT_ERRORS, Folder, FoundEntry, Lock, is_own_file
+from blocklife.stores._protocol import Page, StoreOutcome
+
+_Thing = TypeVar("_Thing")
+_OK, _ABSENT, _WRONG_SIZE = StoreOutcome.OK, StoreOutcome.ABSENT, StoreOutcome.WRONG_SIZE
+_FULL, _FAILED = StoreOutcome.FULL, StoreOutcome.FAILED
+
+_PIECE_BYTES = 32 << 20
+"""How much a call writes before it takes the lock to make it visible; on the disk this comes on top of the bound."""
+_ROOM_SHARE = 16
+"""An eviction frees this fraction of the bound besides what was asked for."""
+_TOUCH_NS = 10_000_000_000
+"""A file whose last use is not older than this is not touched again."""
+_STALE_NS = 60_000_000_000
+"""Unfinished files that are younger are never removed."""
+_COUNT_EVERY_NS = 600_000_000_000
+"""The entries are counted anew at the first put after this time."""
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@frozen
+class FileStoreStatistics:
+    """What a `FileStore` has seen and done in this process."""
+
+    max_bytes: int
+    used_bytes: int
+    """The bytes of all entries, of all processes, when this one last knew; on the disk, files take whole blocks."""
+    evicted: int
+    """Entries that this process has removed to make room."""
+    evicted_bytes: int
+    full: int
+    """Values that were not kept for lack of room: larger than the bound, or the disk is full."""
+    failed: int
+    """Values of calls that failed."""
+    last_error: str
+    """Why the latest of them failed; empty if none did."""
+
+
+@define(eq=False)
+class _Written:
+    """A value that lies in an unfinished file."""
+
+    at: int
+    name: str
+    unfinished: str
+    size: int
+    replaced: int
+    """The size of the value that was there before, which was another."""
+
+
+class FileStore:
+    """A `ContentStore` in a folder, with at most *max_bytes* of values; what was used longest ago is evicted.
+
+    The folder must be new, empty, or a store already; several processes may use it at once, each with its own bound. Without
+    *max_bytes* the bound is half of what is free on the disk, where this store's own entries count as free. *clock* gives the
+    time in nanoseconds, for last use; a call waits at most *lock_wait_s* for other processes, and its values then have FAILED.
+
+    Refuses: MisuseError for a folder that cannot be used, and for a bound below 1 or above the size of the disk.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        max_bytes: int | None = None,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        lock_wait_s: float = 10.0,
+    ) -> None:
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise MisuseError(f"{os.fspath(folder)}: a bound of {max_bytes!r} bytes keeps nothing (give at least 1)")
+        self._folder = Folder(os.fspath(folder), lock_wait_s)
+        self._clock = clock
+        self._areas = RegisteredMemory()
+        # Invariant: `_calls` is the number of calls that run; the folder is closed when `_closed` is set and it is 0.
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._closed = False
+        self._used = self._evicted = self._evicted_bytes = self._full = self._failed = 0
+        self._last_error = ""
+        self._counted_ns = clock()
+        self._max_bytes = 0
+        try:
+            self._max_bytes = self._bound(max_bytes)
+        except BaseException:
+            self._folder.close()
+            raise
+
+    def _bound(self, max_bytes: int | None) -> int:
+        disk = self._folder.disk()
+        size = disk.f_blocks * disk.f_frsize
+        if max_bytes is not None and max_bytes > size:
+            raise MisuseError(f"{self._folder.path}: a bound of {max_bytes:,} bytes on a disk of {size:,} (give less)")
+        try:
+            with self._folder.locked() as lock:
+                self._count(lock)
+        except OSError as problem:
+            raise MisuseError(f"{self._folder.path}: cannot be used as a store: {problem.strerror or problem}") from problem
+        return max_bytes or max(1, (disk.f_bavail * disk.f_frsize + self._used) // 2)
+
+    # --- the protocol --------------------------------------------------------------------------------------------------
+
+    def register(self, address: int, size: int) -> None:
+        """As `ContentStore.register`; files need it only to refuse pages that lie elsewhere."""
+        self._areas.add(address, size)
+
+    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        """As `ContentStore.exists`. It is no use: what is only asked for is evicted as before."""
+        for key in keys:
+            check_key(key)
+        with self._call() as is_open:
+            return [self._guarded(self._exists, key) for key in keys] if is_open else [_FAILED] * len(keys)
+
+    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        """As `ContentStore.put`: FULL for a value above the bound, and where the disk is full."""
+        outcomes = [_FAILED] * len(pages)
+        with self._call() as is_open:
+            if is_open:
+                views = [self._areas.view(page) for page in pages]
+                for piece in self._pieces(pages):
+                    self._put_piece(pages, views, piece, outcomes)
+        return outcomes
+
+    def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        """As `ContentStore.get`: bytes go from the file into the page, and the entry counts as used."""
+        with self._call() as is_open:
+            if not is_open:
+                return [_FAILED] * len(pages)
+            views = [(page.key, self._areas.view(page)) for page in pages]
+            return [self._guarded(self._get, each) for each in views]
+
+    def remove(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        """As `Removing.remove`."""
+        for key in keys:
+            check_key(key)
+        outcomes = [_FAILED] * len(keys)
+        with self._call() as is_open:
+            if is_open:
+                try:
+                    with self._folder.locked() as lock:
+                        outcomes = [self._guarded(partial(self._remove, lock), key) for key in keys]
+                except OSError as problem:
+                    self._note(problem, len(keys))
+        return outcomes
+
+    def close(self) -> None:
+        """As `ContentStore.close`."""
+        with self._changed:
+            first, self._closed = not self._closed, True
+            self._changed.wait_for(lambda: not self._calls)
+            if first:
+                self._areas.clear()
+                self._folder.close()
+
+    def statistics(self) -> FileStoreStatistics:
+        """Counts since the start."""
+        with self._changed:
+            return FileStoreStatistics(
+                max_bytes=self._max_bytes,
+                used_bytes=self._used,
+                evicted=self._evicted,
+                evicted_bytes=self._evicted_bytes,
+                full=self._full,
+                failed=self._failed,
+                last_error=self._last_error,
+            )
+
+    # --- calls ---------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[bool]:
+        """A call runs; whether the store is open."""
+        with self._changed:
+            if self._closed:
+                yield False
+                return
+            self._calls += 1
+        try:
+            yield True
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    def _guarded(self, what: Callable[[_Thing], StoreOutcome], thing: _Thing) -> StoreOutcome:
+        """What a look at one entry gives; errors of the system become outcomes."""
+        try:
+            return what(thing)
+        except OSError as problem:
+            if problem.errno in ABSENT_ERRORS:
+                return _ABSENT
+            return self._note(problem)
+
+    def _note(self, problem: OSError, count: int = 1) -> StoreOutcome:
+        """Count values that were not served, and say what their outcome is."""
+        full = problem.errno in _NO_ROOM
+        with self._changed:
+            if full:
+                self._full += count
+            else:
+                self._failed += count
+                self._last_error = str(problem)
+        return _FULL if full else _FAILED
+
+    # --- looking -------------------------------------------------------------------------------------------------------
+
+    def _exists(self, key: bytes) -> StoreOutcome:
+        return _OK if self._folder.has(key.hex()) else _ABSENT
+
+    def _get(self, wanted: tuple[bytes, memoryview]) -> StoreOutcome:
+        key, view = wanted
+        descriptor = self._folder.open_entry(key.hex())
+        try:
+            status = os.fstat(descriptor)
+            if not is_own_file(status):
+                return _ABSENT
+            if status.st_size != len(view):
+                return _WRONG_SIZE
+            read = 0
+            while read < len(view):
+                got = os.preadv(descriptor, [view[read:]], read)
+                if not got:  # it was cut while we read
+                    return _WRONG_SIZE
+                read += got
+            self._touch(descriptor, status.st_mtime_ns)
+            return _OK
+        finally:
+            os.close(descriptor)
+
+    def _touch(self, descriptor: int, last_ns: int) -> None:
+        now = self._clock()
+        if abs(now - last_ns) > _TOUCH_NS:
+            os.utime(descriptor, ns=(now, now))
+
+    # --- putting -------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, pages: Sequence[Page]) -> Iterator[list[int]]:
+        """The positions of pages, in pieces that are written at once; each fits into the bound, unless it is one page."""
+        piece: list[int] = []
+        room = limit = min(_PIECE_BYTES, self._max_bytes)
+        for at, page in enumerate(pages):
+            if piece and page.size > room:
+                yield piece
+                piece, room = [], limit
+            piece.append(at)
+            room -= page.size
+        if piece:
+            yield piece
+
+    def _put_piece(
+        self, pages: Sequence[Page], views: Sequence[memoryview], piece: Sequence[int], outcomes: list[StoreOutcome]
+    ) -> None:
+        written: list[_Written] = []
+        for at in piece:
+            try:
+                if pages[at].size > self._max_bytes:
+                    raise OSError(errno.ENOSPC, "a value above the bound")
+                fresh = self._write(at, pages[at].key.hex(), views[at])
+            except OSError as problem:
+                self._look_for_folder(problem)
+                outcomes[at] = self._note(problem)
+            else:
+                outcomes[at] = _OK
+                if fresh is not None:
+                    written.append(fresh)
+        if written:
+            try:
+                self._publish(written, outcomes)
+            finally:
+                self._drop(each for each in written if outcomes[each.at] is not _OK)
+
+    def _write(self, at: int, name: str, view: memoryview) -> _Written | None:
+        """Write a value to an unfinished file; None where it is kept already."""
+        before = self._folder.size_of(name)
+        if before == len(view):
+            self._folder.touch(name, self._clock())
+            return None
+        unfinished, descriptor = self._folder.begin(name)
+        try:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(descriptor, view[done:], done)
+            if self._clock is not time.time_ns:  # otherwise the system has set the same time already
+                now = self._clock()
+                os.utime(descriptor, ns=(now, now))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._folder.unlink(unfinished, name)
+            raise
+        finally:
+            os.close(descriptor)
+        return _Written(at, name, unfinished, len(view), before or 0)
+
+    def _publish(self, written: Sequence[_Written], outcomes: list[StoreOutcome]) -> None:
+        """Rename what was written, under the lock, after making room for it. The outcome of what could not be is set."""
+        pending = list(written)
+        needed = sum(each.size for each in written)
+        try:
+            with self._folder.locked() as lock:
+                used = self._make_room(lock, needed)
+                if used + needed > self._max_bytes:
+                    raise OSError(errno.ENOSPC, "no entry can be evicted")
+                used = self._set_used(lock, used + needed)
+                while pending:
+                    each = pending[-1]
+                    self._folder.publish(each.unfinished, each.name)
+                    used -= each.replaced
+                    pending.pop()
+                if used != self._used:
+                    self._set_used(lock, used)
+        except OSError as problem:
+            self._look_for_folder(problem)
+            outcome = self._note(problem, len(pending))
+            for each in pending:
+                outcomes[each.at] = outcome
+
+    def _drop(self, written: Iterator[_Written]) -> None:
+        """Remove unfinished files."""
+        for each in written:
+            with contextlib.suppress(OSError):
+                self._folder.unlink(each.unfinished, each.name)
+
+    def _look_for_folder(self, problem: OSError) -> None:
+        """If the folder itself is gone, go on with a new one of its name as soon as there is one."""
+        if problem.errno == errno.ENOENT:
+            with contextlib.suppress(OSError, MisuseError):
+                self._folder.find_again()
+
+    # --- counting and evicting, under the lock ---------------------------------------------------------------------------
+
+    def _set_used(self, lock: Lock, used: int) -> int:
+        lock.write(used)
+        self._used = used
+        return used
+
+    def _count(self, lock: Lock) -> list[FoundEntry]:
+        """Look at every entry and count their bytes."""
+        self._folder.mark()
+        now = self._clock()
+        found = list(self._folder.walk(now, _STALE_NS))
+        self._counted_ns = now
+        self._set_used(lock, sum(each.size for each in found))
+        return found
+
+    def _make_room(self, lock: Lock, needed: int) -> int:
+        """Evict what was used longest ago, if there is no room for so many bytes; the bytes that are used then."""
+        used = lock.read()
+        if used is not None and used + needed <= self._max_bytes and self._clock() - self._counted_ns < _COUNT_EVERY_NS:
+            self._used = used
+            return used
+        found = self._count(lock)
+        used = self._used
+        if used + needed <= self._max_bytes:
+            return used
+        goal = max(0, self._max_bytes - needed - self._max_bytes // _ROOM_SHARE)
+        found.sort(key=lambda each: (each.used_ns, each.name))
+        before, evicted = used, 0
+        for each in found:
+            if used <= goal:
+                break
+            if self._evict(each.name):
+                used -= each.size
+                evicted += 1
+        with self._changed:
+            self._evicted += evicted
+            self._evicted_bytes += before - used
+        return self._set_used(lock, used)
+
+    def _evict(self, name: str) -> bool:
+        try:
+            self._folder.unlink(name, name)
+        except OSError as problem:
+            return problem.errno == errno.ENOENT
+        return True
+
+    def _remove(self, lock: Lock, key: bytes) -> StoreOutcome:
+        name = key.hex()
+        size = self._folder.size_of(name)
+        if size is None:
+            return _ABSENT
+        self._folder.unlink(name, name)
+        used = lock.read()
+        if used is not None:
+            self._set_used(lock, used - size)
+        return _OK

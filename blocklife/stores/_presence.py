@@ -1,0 +1,263 @@
+"""What the scheduler knows of a store: answers that are there at once, and a thread that finds them out.
+
+*Rules of this file.* The scheduler's calls never wait for the store: what is not known is queued, and RETRY is the answer. No
+call of the store runs under the lock.
+
+*Theory.* An answer is about some content: its space, group and key. It is a HIT if every rank's part is there. Answers age:
+entries are evicted and put by others, so an answer is forgotten after a while and asked for anew. It may be wrong all the same;
+then a promotion comes back without the content, the scheduler says so with `forget`, and it is a MISS from then on.
+
+*Back-pressure.* A question that the store does not answer within *patience_s* is a MISS, and so is every question while the
+breaker has the store down, or beyond *max_questions* that wait. So a store that hangs costs hits, never steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from attrs import define, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.offload._lookup import Answer
+from blocklife.stores._breaker import CircuitBreaker
+from blocklife.stores._entry import Identity
+from blocklife.stores._protocol import ContentStore, StoreOutcome
+
+Content: TypeAlias = tuple[bytes, int, bytes]
+"""Space, group and key."""
+
+_OK, _FAILED = StoreOutcome.OK, StoreOutcome.FAILED
+_FAILED_TTL_S = 1.0
+"""How long a question that the store could not answer is a MISS."""
+
+
+@frozen
+class PresenceStatistics:
+    """What a `Presence` has done so far."""
+
+    hits: int
+    """Questions answered with HIT; likewise below."""
+    misses: int
+    retries: int
+    given_up: int
+    """Questions that the store has not answered in time; MISS."""
+    refused: int
+    """Questions that were not asked, because the store was down or too many were waiting; MISS."""
+    calls: int
+    """Calls of the store."""
+    failed: int
+    """Calls that could not answer each of their questions."""
+    waiting: int
+    """Questions that wait for an answer now."""
+    answers: int
+    """Answers that are kept now."""
+    last_error: str
+    """What the latest call raised, which no store may; empty if none did."""
+
+
+@define(eq=False)
+class _Known:
+    """An answer, and when it is too old."""
+
+    is_there: bool
+    expires: float
+
+
+class Presence:
+    """Which content a store has, for one scheduler; closes neither the store nor the breaker."""
+
+    def __init__(
+        self,
+        store: ContentStore,
+        identity: Identity,
+        *,
+        breaker: CircuitBreaker | None = None,
+        ttl_s: float = 30.0,
+        patience_s: float = 0.5,
+        max_answers: int = 1 << 16,
+        max_questions: int = 1 << 12,
+        batch: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if min(max_answers, max_questions, batch) < 1 or min(ttl_s, patience_s) <= 0:
+            raise MisuseError("presence: sizes and times must be above 0")
+        self._store = store
+        self._identity = identity
+        self._breaker = CircuitBreaker(clock=clock) if breaker is None else breaker
+        self._ttl_s = ttl_s
+        self._patience_s = patience_s
+        self._max_answers = max_answers
+        self._max_questions = max_questions
+        self._batch = max(1, batch // identity.num_ranks)
+        self._clock = clock
+        self._changed = threading.Condition()
+        # Invariant: content is in `_known` or in `_questions` or in neither, never in both. `_questions` says when each was
+        # first asked; `_unasked` are those that the thread has yet to take. An answer is kept only if its question is still
+        # there: what `forget` or `note_put` has said since is newer. Initially all are empty.
+        self._known: OrderedDict[Content, _Known] = OrderedDict()
+        self._questions: dict[Content, float] = {}
+        self._unasked: dict[Content, None] = {}
+        self._calling_since: float | None = None
+        """When the call that runs began; None if none runs."""
+        self._hangs = False
+        """Whether the call that runs was told to the breaker as a failure already."""
+        self._closing = False
+        self._changes = 0
+        self._hits = self._misses = self._retries = self._given_up = self._refused = self._calls = self._failed = 0
+        self._last_error = ""
+        self._thread = threading.Thread(target=self._run, name="blocklife-presence", daemon=True)
+        self._thread.start()
+
+    # --- the scheduler's calls -----------------------------------------------------------------------------------------
+
+    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
+        """Whether the content is in the store: HIT, MISS, or RETRY while that is being found out. Returns at once."""
+        content = (space, group, key)
+        with self._changed:
+            now = self._clock()
+            known = self._known.get(content)
+            if known is not None:
+                if now < known.expires:
+                    self._known.move_to_end(content)
+                    return self._said(Answer.HIT if known.is_there else Answer.MISS)
+                del self._known[content]
+            since = self._questions.get(content)
+            if since is not None:
+                if now - since < self._patience_s:
+                    return self._said(Answer.RETRY)
+                self._given_up += 1
+                return self._said(Answer.MISS)
+            if self._closing or len(self._questions) >= self._max_questions or self._is_stuck(now) or self._breaker.refuses():
+                self._refused += 1
+                return self._said(Answer.MISS)
+            self._questions[content] = now
+            self._unasked[content] = None
+            self._changed.notify_all()
+            return self._said(Answer.RETRY)
+
+    @property
+    def changes(self) -> int:
+        """Counter of answers that came, or changed; while it stays, asking again gives the same."""
+        return self._changes
+
+    def forget(self, space: bytes, group: int, key: bytes) -> None:
+        """The content was not there when it was wanted, or was damaged: a MISS until the answer is too old."""
+        self._learn((space, group, key), is_there=False)
+
+    def note_put(self, space: bytes, group: int, key: bytes) -> None:
+        """The content has been put, by every rank: a HIT until the answer is too old."""
+        self._learn((space, group, key), is_there=True)
+
+    def statistics(self) -> PresenceStatistics:
+        """Counts since the start."""
+        with self._changed:
+            return PresenceStatistics(
+                hits=self._hits,
+                misses=self._misses,
+                retries=self._retries,
+                given_up=self._given_up,
+                refused=self._refused,
+                calls=self._calls,
+                failed=self._failed,
+                waiting=len(self._questions),
+                answers=len(self._known),
+                last_error=self._last_error,
+            )
+
+    def close(self, wait_s: float = 5.0) -> bool:
+        """End the thread, and say whether it has ended; one whose call hangs ends when the store lets it go."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _said(self, answer: Answer) -> Answer:
+        if answer is Answer.HIT:
+            self._hits += 1
+        elif answer is Answer.MISS:
+            self._misses += 1
+        else:
+            self._retries += 1
+        return answer
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether the call that runs takes so long that nobody waits for another."""
+        if self._calling_since is None or now - self._calling_since < self._patience_s:
+            return False
+        if not self._hangs:
+            self._hangs = True
+            self._breaker.failed()
+        return True
+
+    def _learn(self, content: Content, *, is_there: bool) -> None:
+        with self._changed:
+            self._questions.pop(content, None)
+            self._unasked.pop(content, None)
+            self._keep(content, _Known(is_there, self._clock() + self._ttl_s))
+
+    def _keep(self, content: Content, known: _Known) -> None:
+        self._known[content] = known
+        self._known.move_to_end(content)
+        while len(self._known) > self._max_answers:
+            self._known.popitem(last=False)
+        self._changes += 1
+
+    # --- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while batch := self._take():
+            found: list[bool | None] = [None] * len(batch)
+            if self._breaker.allows():
+                found = self._look(batch)
+                if None in found:
+                    self._breaker.failed()
+                else:
+                    self._breaker.succeeded()
+            self._answer(batch, found)
+
+    def _take(self) -> list[Content]:
+        """The questions of the next call; none when the presence is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._unasked)
+            if self._closing:
+                return []
+            batch = list(islice(self._unasked, self._batch))
+            for content in batch:
+                del self._unasked[content]
+            self._calling_since = self._clock()
+            return batch
+
+    def _look(self, batch: Sequence[Content]) -> list[bool | None]:
+        """Ask the store: whether it has each content, None where it could not say."""
+        ranks = self._identity.num_ranks
+        error = ""
+        try:
+            names = [self._identity.name(*content[:2], rank, content[2]) for content in batch for rank in range(ranks)]
+            outcomes = self._store.exists(names)
+            if len(outcomes) != len(names):
+                error, outcomes = f"{len(outcomes)} outcomes for {len(names)} keys", [StoreOutcome.FAILED] * len(names)
+        except Exception as problem:  # a store may not raise; if it does, the scheduler's thread of answers goes on
+            error, outcomes = repr(problem), [StoreOutcome.FAILED] * (ranks * len(batch))
+        parts = [outcomes[start : start + ranks] for start in range(0, len(outcomes), ranks)]
+        found = [None if _FAILED in part else all(each is _OK for each in part) for part in parts]
+        with self._changed:
+            self._calls += 1
+            self._failed += None in found
+            self._last_error = error or self._last_error
+        return found
+
+    def _answer(self, batch: Sequence[Content], found: Sequence[bool | None]) -> None:
+        with self._changed:
+            self._calling_since = None
+            self._hangs = False
+            now = self._clock()
+            for content, is_there in zip(batch, found, strict=True):
+                if self._questions.pop(content, None) is not None:
+                    ttl = _FAILED_TTL_S if is_there is None else self._ttl_s
+                    self._keep(content, _Known(bool(is_there), now + min(ttl, self._ttl_s)))

@@ -1,0 +1,260 @@
+"""A store with reproducible faults planted in front of another one.
+
+*Theory.* What happens to a call is drawn from the seed, the method, the key, and how often that method was called for that key;
+what happens to a value from the seed, the key, and how often it was put or removed here. So threads and timing change nothing,
+and raising one rate leaves the other faults where they were.
+
+=====  ======================================================================
+fault  what happens
+=====  ======================================================================
+fail   exists, put and get of this key are FAILED, and do nothing
+slow   the call takes *slow_s* longer
+hang   the call waits until `release`, and then goes on
+cut    get says WRONG_SIZE, after half of the value was written to the page
+flip   get says OK, and one bit of the value is another
+lose   put says OK, and nothing is there afterwards
+=====  ======================================================================
+
+*fail*, *slow* and *hang* are about calls; *cut*, *flip* and *lose* are about values, and stay until these are removed or put
+anew. A call that is about several keys is slow, or hangs, if it does for one of them. `remove` always works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from blocklife.errors import MisuseError
+from blocklife.stores import ContentStore, Page, Removing, StoreOutcome
+
+
+def _is_share(_rates: object, attribute: attrs.Attribute[float], value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise MisuseError(f"store fault rate {attribute.name}: {value} is no share of the keys (give 0 to 1)")
+
+
+@attrs.frozen(str=False)
+class StoreFaultRates:
+    """The share of keys with each fault, from 0 to 1; default 0."""
+
+    fail: float = attrs.field(default=0.0, validator=_is_share)
+    slow: float = attrs.field(default=0.0, validator=_is_share)
+    hang: float = attrs.field(default=0.0, validator=_is_share)
+    cut: float = attrs.field(default=0.0, validator=_is_share)
+    flip: float = attrs.field(default=0.0, validator=_is_share)
+    lose: float = attrs.field(default=0.0, validator=_is_share)
+
+    @classmethod
+    def default(cls) -> StoreFaultRates:
+        """Moderate rates, without hangs: most content still comes through."""
+        return cls(fail=0.02, slow=0.01, cut=0.02, flip=0.02, lose=0.02)
+
+    @classmethod
+    def parse(cls, text: str) -> StoreFaultRates:
+        """Parse ``flip=0.01,lose=0.02``; omitted faults are 0; ``default`` means `default`.
+
+        Refuses: MisuseError for an unknown or repeated name, and for anything but a number from 0 to 1.
+        """
+        if text.strip() == "default":
+            return cls.default()
+        known = [rate.name for rate in attrs.fields(cls)]
+        rates: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, number = (piece.strip() for piece in part.partition("="))
+            if name not in known or name in rates:
+                trouble = "named twice" if name in rates else "unknown"
+                raise MisuseError(
+                    f"store fault rate {name!r}: {trouble} (write {'=0.01,'.join(known)}=0.01, each once at most)"
+                )
+            try:
+                rates[name] = float(number)
+            except ValueError:
+                raise MisuseError(f"store fault rate {name}: {number!r} is no number (give 0 to 1)") from None
+        return cls(**rates)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={rate!r}" for name, rate in attrs.asdict(self).items())
+
+
+@attrs.frozen
+class StoreFaultStatistics:
+    """How often each fault has happened so far."""
+
+    failed: int
+    """Keys."""
+    slow: int
+    """Calls."""
+    hung: int
+    """Calls."""
+    hanging: int
+    """Calls that hang now."""
+    cut: int
+    """Gets that found a value cut."""
+    flipped: int
+    """Gets that brought a value with a bit flipped."""
+    lost: int
+    """Gets and exists that found a value lost."""
+
+
+class FaultyStore:
+    """A `ContentStore` that plants faults in front of another one; owns it, and closes it."""
+
+    def __init__(
+        self,
+        inner: ContentStore,
+        rates: StoreFaultRates,
+        seed: int,
+        *,
+        slow_s: float = 0.05,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._inner = inner
+        self._rates = rates
+        self._seed = seed
+        self._slow_s = slow_s
+        self._pause = pause
+        self._changed = threading.Condition()
+        self._released = False
+        self._calls: Counter[tuple[str, bytes]] = Counter()
+        self._versions: Counter[bytes] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._hanging = 0
+
+    # --- the protocol --------------------------------------------------------------------------------------------------
+
+    def register(self, address: int, size: int) -> None:
+        """As the inner store."""
+        self._inner.register(address, size)
+
+    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        """As the inner store; values that are lost are ABSENT."""
+        fails = self._begin("exists", keys)
+        outcomes = self._inner.exists(keys)
+        for at, key in enumerate(keys):
+            if fails[at]:
+                outcomes[at] = StoreOutcome.FAILED
+            elif outcomes[at] is StoreOutcome.OK and self._has("lose", key):
+                self._count("lost")
+                outcomes[at] = StoreOutcome.ABSENT
+        return outcomes
+
+    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        """As the inner store, for the keys that do not fail."""
+        fails = self._begin("put", [page.key for page in pages])
+        good = [at for at, failed in enumerate(fails) if not failed]
+        outcomes = [StoreOutcome.FAILED] * len(pages)
+        for at, outcome in zip(good, self._inner.put([pages[at] for at in good]), strict=True):
+            outcomes[at] = outcome
+            if outcome is StoreOutcome.OK:
+                with self._changed:
+                    self._versions[pages[at].key] += 1
+        return outcomes
+
+    def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        """As the inner store, for the keys that do not fail; values are damaged after they were brought."""
+        fails = self._begin("get", [page.key for page in pages])
+        good = [at for at, failed in enumerate(fails) if not failed]
+        outcomes = [StoreOutcome.FAILED] * len(pages)
+        for at, outcome in zip(good, self._inner.get([pages[at] for at in good]), strict=True):
+            outcomes[at] = self._damage(pages[at]) if outcome is StoreOutcome.OK else outcome
+        return outcomes
+
+    def remove(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        """As the inner store; FAILED where it has no ``remove``. Values that are put later have other faults."""
+        with self._changed:
+            self._versions.update(keys)
+        return self._inner.remove(keys) if isinstance(self._inner, Removing) else [StoreOutcome.FAILED] * len(keys)
+
+    def close(self) -> None:
+        """Release what hangs, and close the inner store."""
+        self.release()
+        self._inner.close()
+
+    # --- for who planted them --------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Let every call go that hangs; none hangs any more."""
+        with self._changed:
+            self._released = True
+            self._changed.notify_all()
+
+    def wait_until_hanging(self, calls: int = 1, timeout_s: float = 60.0) -> bool:
+        """Wait until so many calls hang; False if they do not within the time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._hanging >= calls, timeout_s)
+
+    def statistics(self) -> StoreFaultStatistics:
+        """Counts since the start."""
+        with self._changed:
+            counts = self._counts
+            return StoreFaultStatistics(
+                failed=counts["failed"],
+                slow=counts["slow"],
+                hung=counts["hung"],
+                hanging=self._hanging,
+                cut=counts["cut"],
+                flipped=counts["flipped"],
+                lost=counts["lost"],
+            )
+
+    # --- faults --------------------------------------------------------------------------------------------------------
+
+    def _draw(self, *what: object) -> int:
+        """64 random bits that belong to a thing."""
+        return int.from_bytes(hashlib.blake2b(repr((self._seed, *what)).encode(), digest_size=8).digest(), "little")
+
+    def _falls(self, rate: float, *what: object) -> bool:
+        return self._draw(*what) < rate * (1 << 64)
+
+    def _begin(self, method: str, keys: Sequence[bytes]) -> list[bool]:
+        """Be slow, or hang; which of the keys fail."""
+        with self._changed:
+            times = [self._calls[method, key] for key in keys]
+            self._calls.update((method, key) for key in keys)
+            calls = list(zip(keys, times, strict=True))
+            fails, slow, hangs = (
+                [self._falls(rate, fault, method, *call) for call in calls]
+                for fault, rate in (("fail", self._rates.fail), ("slow", self._rates.slow), ("hang", self._rates.hang))
+            )
+            self._counts["failed"] += sum(fails)
+            self._counts["slow"] += any(slow)
+            if any(hangs) and not self._released:
+                self._counts["hung"] += 1
+                self._hanging += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._released)
+                self._hanging -= 1
+        if any(slow):
+            self._pause(self._slow_s)
+        return fails
+
+    def _has(self, fault: str, key: bytes) -> bool:
+        """Whether the value of a key has a fault, as it was put or removed last."""
+        rate: float = getattr(self._rates, fault)
+        with self._changed:
+            return self._falls(rate, fault, key, self._versions[key])
+
+    def _damage(self, page: Page) -> StoreOutcome:
+        if self._has("lose", page.key):
+            self._count("lost")
+            return StoreOutcome.ABSENT
+        if self._has("cut", page.key):
+            self._count("cut")
+            ctypes.memset(page.address + page.size // 2, 0, page.size - page.size // 2)
+            return StoreOutcome.WRONG_SIZE
+        if self._has("flip", page.key):
+            self._count("flipped")
+            place = self._draw("place", page.key) % (8 * page.size)
+            flipped = ctypes.c_ubyte.from_address(page.address + place // 8)
+            flipped.value ^= 1 << place % 8
+        return StoreOutcome.OK
+
+    def _count(self, what: str) -> None:
+        with self._changed:
+            self._counts[what] += 1

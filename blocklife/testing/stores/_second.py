@@ -1,0 +1,50 @@
+"""The other process of a check that needs two: ``python -m blocklife.testing.stores._second ADDRESS TOKEN``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from blocklife.stores import Page, open_store
+from blocklife.testing.stores._checks import PROCESS_BYTES, PROCESS_PAGES
+from blocklife.testing.stores._trial import Given, Trial, key_of
+
+_AT_MOST_S = 120.0
+"""A process whose store hangs does not outlive its check for longer."""
+
+
+def main(address: str, token: str) -> None:
+    """Do the other process's part, each step after a line from the first; what goes wrong is said in one line."""
+    timer = threading.Timer(_AT_MOST_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    try:
+        _put_and_get(address, token)
+    except Exception as problem:
+        _say(f"{type(problem).__name__}: {problem}".splitlines()[0])
+
+
+def _put_and_get(address: str, token: str) -> None:
+    given = Given(lambda: open_store(address), address, None, token)
+    trial = Trial(given, "second", given.make())
+    mine, theirs = ([key_of(token, (who, number)) for number in range(PROCESS_PAGES)] for who in ("child", "parent"))
+    pages = [trial.full_page(key, PROCESS_BYTES) for key in mine]
+    _say("opened")
+    sys.stdin.readline()
+    for page in pages:
+        trial.must_put([page])
+    _say("put")
+    sys.stdin.readline()
+    trial.must_get([Page(key, 0, PROCESS_BYTES) for key in theirs])
+    _say("got")
+    trial.store.close()
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,1 @@
+"""What keeps content below the host tier."""

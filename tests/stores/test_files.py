@@ -1,0 +1,598 @@
+"""Files as a store: bytes come back, the bound holds, and nothing in the folder is trusted, whoever put it there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blocklife.errors import MisuseError
+from blocklife.stores import FileStore, Page, Removing, StoreOutcome
+from blocklife.stores import _files as files
+from blocklife.stores import _folder as folder
+from tests.stores.arena import Arena, key, value
+
+OK, ABSENT, WRONG_SIZE = StoreOutcome.OK, StoreOutcome.ABSENT, StoreOutcome.WRONG_SIZE
+FULL, FAILED = StoreOutcome.FULL, StoreOutcome.FAILED
+
+SECOND = 1_000_000_000
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000 * SECOND
+
+    def __call__(self) -> int:
+        self.now += 20 * SECOND  # so that every use is another time
+        return self.now
+
+
+@pytest.fixture
+def arena() -> Arena:
+    return Arena()
+
+
+@pytest.fixture
+def store(tmp_path: Path, arena: Arena) -> Iterator[FileStore]:
+    store = open_one(tmp_path / "store", arena)
+    yield store
+    store.close()
+
+
+def open_one(path: Path, arena: Arena, max_bytes: int = 1 << 20, **more: float) -> FileStore:
+    store = FileStore(path, max_bytes, clock=Clock(), **more)
+    arena.join(store)
+    return store
+
+
+def entry(path: Path, name: object) -> Path:
+    """Where an entry lies."""
+    text = key(name).hex()
+    return path / text[:2] / text
+
+
+def listed(path: Path) -> list[str]:
+    """All entries and unfinished files."""
+    return sorted(each.name for each in path.glob("??/*"))
+
+
+# --- values ------------------------------------------------------------------------------------------------------------
+
+
+def test_value_comes_back_whole(store: FileStore, arena: Arena) -> None:
+    for size in (1, 31, 4096, 70_001):
+        assert arena.put(store, size, value(size, size)) is OK
+        assert arena.get(store, size, size) == value(size, size)
+    assert store.exists([key(31), key("no")]) == [OK, ABSENT]
+    assert arena.get(store, "no", 31) is ABSENT
+    assert arena.get(store, 31, 32) is WRONG_SIZE
+
+
+def test_value_outlives_its_store(tmp_path: Path, arena: Arena) -> None:
+    """Another one on the folder finds it, while the first is open and after it was closed."""
+    first = open_one(tmp_path, arena)
+    arena.put(first, "a", b"hello")
+    second = open_one(tmp_path, arena)
+    first.close()
+
+    assert arena.get(second, "a", 5) == b"hello"
+    assert second.statistics().used_bytes == 5
+    second.close()
+
+
+def test_put_keeps_the_bytes_that_are_there(store: FileStore, arena: Arena, tmp_path: Path) -> None:
+    """A value of the same size is not written again; one of another size, which was damaged, is replaced."""
+    arena.put(store, "a", b"hello")
+    inode = entry(tmp_path / "store", "a").stat().st_ino
+    assert arena.put(store, "a", b"hello") is OK
+    assert entry(tmp_path / "store", "a").stat().st_ino == inode
+
+    os.truncate(entry(tmp_path / "store", "a"), 3)
+    assert arena.get(store, "a", 5) is WRONG_SIZE
+    assert arena.put(store, "a", b"hello") is OK
+    assert arena.get(store, "a", 5) == b"hello"
+    assert store.statistics().used_bytes == 7  # the count is never too low; it knew of 5, and 3 were replaced
+
+
+def test_remove_takes_a_value_away(store: FileStore, arena: Arena) -> None:
+    arena.put(store, "a", b"hello")
+    assert isinstance(store, Removing)
+
+    assert store.remove([key("a"), key("b")]) == [OK, ABSENT]
+    assert store.exists([key("a")]) == [ABSENT]
+    assert store.statistics().used_bytes == 0
+
+
+def test_files_and_folders_are_for_their_owner_alone(store: FileStore, arena: Arena, tmp_path: Path) -> None:
+    arena.put(store, "a", b"hello")
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]}
+
+    assert len(modes) == 5  # the folder, its marker and lock, one subfolder, one entry
+    assert {path for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == set()
+
+
+def test_folder_that_others_could_read_is_closed_to_them(tmp_path: Path, arena: Arena) -> None:
+    (tmp_path / "store").mkdir(mode=0o755)
+    open_one(tmp_path / "store", arena).close()
+
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+
+
+def test_page_outside_registered_memory_is_refused(store: FileStore, arena: Arena) -> None:
+    with pytest.raises(MisuseError, match="not in registered memory"):
+        store.put([Page(key("a"), arena.address + len(arena.memory) - 4, 5)])
+    with pytest.raises(MisuseError, match="not in registered memory"):
+        store.get([Page(key("a"), arena.address, 0)])
+    with pytest.raises(MisuseError, match="is no key"):
+        store.exists([b"short"])
+    with pytest.raises(MisuseError, match="overlap"):
+        store.register(arena.address + 5, 5)
+    with pytest.raises(MisuseError, match="are no memory"):
+        store.register(arena.address, 0)
+
+
+def test_closed_store_fails_every_call(store: FileStore, arena: Arena) -> None:
+    page = arena.page("a", b"hello")
+    store.put([page])
+    store.close()
+
+    assert store.put([page]) == store.get([page]) == store.exists([page.key]) == store.remove([page.key]) == [FAILED]
+    store.close()
+
+
+def test_close_waits_for_calls_that_run(store: FileStore, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder stays open until the last call is over."""
+    reached, go_on, closing = threading.Event(), threading.Event(), threading.Event()
+    real = os.pwrite
+
+    def slow(descriptor: int, data: bytes, offset: int) -> int:
+        reached.set()
+        go_on.wait()
+        return real(descriptor, data, offset)
+
+    outcomes: list[StoreOutcome] = []
+    monkeypatch.setattr(os, "pwrite", slow)
+    putting = threading.Thread(target=lambda: outcomes.append(arena.put(store, "a", b"hello")))
+    putting.start()
+    reached.wait()
+
+    def close() -> None:
+        closing.set()
+        store.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    closing.wait()
+    go_on.set()
+    putting.join()
+    closer.join()
+    assert outcomes == [OK]
+
+
+# --- the bound ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_used_longest_ago_is_evicted(tmp_path: Path, arena: Arena) -> None:
+    """A get is a use, a question is none, and putting again is one."""
+    store = open_one(tmp_path, arena, 4_000)
+    for name in "abcd":
+        arena.put(store, name, value(name, 1_000))
+    arena.get(store, "a", 1_000)
+    arena.put(store, "b", value("b", 1_000))
+    store.exists([key("c")])
+    assert arena.put(store, "e", value("e", 1_000)) is OK
+
+    assert store.exists([key(name) for name in "abcde"]) == [OK, OK, ABSENT, ABSENT, OK]  # one more than needed
+    assert store.statistics().evicted == 2
+    assert store.statistics().evicted_bytes == 2_000
+    assert store.statistics().used_bytes == 3_000
+    store.close()
+
+
+def test_entries_never_exceed_the_bound(tmp_path: Path, arena: Arena) -> None:
+    """Two stores on one folder with different bounds, put by turns: after each put the entries fit its bound."""
+    stores = [open_one(tmp_path, arena, bound) for bound in (10_000, 6_500)]
+    for number in range(60):
+        store, bound = stores[number % 2], (10_000, 6_500)[number % 2]
+        assert arena.put(store, number, value(number, 700 + 13 * number)) is OK
+        sizes = [path.stat().st_size for path in tmp_path.glob("??/*")]
+        assert sum(sizes) <= bound
+        assert store.statistics().used_bytes == sum(sizes)
+    for store in stores:
+        store.close()
+
+
+def test_batch_larger_than_the_bound_is_put_piece_by_piece(tmp_path: Path, arena: Arena) -> None:
+    store = open_one(tmp_path, arena, 2_500)
+    pages = [arena.page(name, value(name, 1_000)) for name in range(7)]
+
+    assert store.put(pages) == [OK] * 7
+    assert store.exists([page.key for page in pages[:5]]) == [ABSENT] * 5
+    assert store.exists([pages[6].key]) == [OK]
+    store.close()
+
+
+def test_value_above_the_bound_is_full_and_spoils_nothing(tmp_path: Path, arena: Arena) -> None:
+    store = open_one(tmp_path, arena, 1_000)
+    arena.put(store, "a", b"hello")
+
+    pages = [arena.page("b", 1_001), arena.page("c", b"there")]
+    assert store.put(pages) == [FULL, OK]
+    assert arena.get(store, "a", 5) == b"hello"
+    assert store.statistics().full == 1
+    assert store.statistics().failed == 0
+    store.close()
+
+
+def test_disk_that_is_full_is_full(store: FileStore, arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of what could not be written; what was there stays."""
+    arena.put(store, "a", b"hello")
+    real = os.pwrite
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        if offset:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data[:10], 0)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert arena.put(store, "b", value("b", 100)) is FULL
+    monkeypatch.undo()
+
+    assert listed(tmp_path / "store") == [key("a").hex()]
+    assert arena.get(store, "a", 5) == b"hello"
+    assert store.statistics().full == 1
+
+
+def test_default_bound_is_half_of_what_is_free(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+
+    assert 0.4 * free < store.statistics().max_bytes < 0.6 * free
+    store.close()
+
+
+@pytest.mark.parametrize("bound", [0, -1, True])
+def test_bound_that_keeps_nothing_is_refused(tmp_path: Path, bound: int) -> None:
+    with pytest.raises(MisuseError, match="keeps nothing"):
+        FileStore(tmp_path, bound)
+
+
+def test_bound_above_the_disk_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MisuseError, match="on a disk of"):
+        FileStore(tmp_path, 1 << 62)
+
+
+# --- a folder with others in it ----------------------------------------------------------------------------------------
+
+
+def test_folder_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("x")
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / folder.MARKER).write_text("blocklife file store, format 2\n")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / folder.MARKER).symlink_to(tmp_path / "newer" / folder.MARKER)
+
+    with pytest.raises(MisuseError, match="it is no folder"):
+        FileStore(tmp_path / "file")
+    with pytest.raises(MisuseError, match="it is no folder"):
+        FileStore(tmp_path / "file" / "below")
+    with pytest.raises(MisuseError, match="is no store and not empty"):
+        FileStore(tmp_path / "full")
+    with pytest.raises(MisuseError, match="its marker says 'blocklife file store, format 2'"):
+        FileStore(tmp_path / "newer")
+    with pytest.raises(MisuseError, match=folder.MARKER):
+        FileStore(tmp_path / "linked")
+    with pytest.raises(MisuseError, match="has a zero byte"):
+        FileStore("a\0b")
+    assert list((tmp_path / "full").iterdir()) == [tmp_path / "full" / "thesis.txt"]
+
+
+def test_folder_of_a_new_disk_is_as_good_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+
+    FileStore(tmp_path).close()
+    assert (tmp_path / folder.MARKER).read_bytes() == folder.FORMAT
+
+
+AS_NOBODY = """
+import os, sys
+sys.path[:0] = sys.argv[2:]
+from blocklife.errors import MisuseError
+from blocklife.stores import FileStore
+os.setgroups([]); os.setegid(65534); os.seteuid(65534)
+try:
+    FileStore(sys.argv[1])
+except MisuseError as problem:
+    print(problem)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("owner", "mode", "says"), [(0, 0o777, "belongs to user 0"), (65534, 0o500, "is not writable")])
+def test_folder_of_another_user_or_without_rights_is_refused(tmp_path: Path, owner: int, mode: int, says: str) -> None:
+    """The checks are for the effective user. The folder lies where every user may look for it."""
+    path = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    try:
+        os.chown(path, owner, owner)
+        path.chmod(mode)
+        ran = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(path), *sys.path], capture_output=True, text=True, check=True
+        )
+        assert says in ran.stdout
+        assert list(path.iterdir()) == []
+    finally:
+        path.rmdir()
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path, arena: Arena) -> None:
+    """Neither counted nor evicted, whatever they are called."""
+    store = open_one(tmp_path, arena, 1_000)
+    arena.put(store, "a", value("a", 900))
+    part = entry(tmp_path, "a").parent
+    others = [
+        part / "notes.txt",
+        tmp_path / "README",
+        part / ("zz" + "0" * 62),
+        part / f".{'0' * 64}.1.{'0' * 8}",
+    ]
+    other_part = part.parent / ("00" if part.name != "00" else "01")
+    other_part.mkdir(exist_ok=True)
+    others.append(other_part / key("a").hex())  # an entry's name, in the wrong subfolder
+    for each in others:
+        each.write_bytes(bytes(5_000))
+        os.utime(each, (1, 1))
+    for name in "bc":
+        assert arena.put(store, name, value(name, 900)) is OK
+
+    assert [each for each in others if not each.is_file()] == []
+    assert store.statistics().used_bytes == 900
+    store.close()
+    open_one(tmp_path, arena).close()
+    assert [each for each in others if not each.is_file()] == []
+
+
+def test_link_is_not_followed(tmp_path: Path, arena: Arena) -> None:
+    """Neither as an entry nor as a subfolder nor as the lock; what they point at is neither read nor written."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    store = open_one(tmp_path / "store", arena)
+    entry(tmp_path / "store", "a").parent.mkdir(mode=0o700)
+    entry(tmp_path / "store", "a").symlink_to(outside / "secret")
+    assert arena.get(store, "a", 6) is ABSENT
+    assert store.exists([key("a")]) == [ABSENT]
+    assert arena.put(store, "a", b"ours.!") is OK  # takes the place of the link
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert arena.get(store, "a", 6) == b"ours.!"
+
+    name = key("b").hex()
+    (outside / name).write_bytes(b"secret")
+    entry(tmp_path / "store", "b").parent.symlink_to(outside)
+    assert arena.get(store, "b", 6) is ABSENT
+    assert store.exists([key("b")]) == [ABSENT]
+    assert arena.put(store, "b", b"ours.!") is FAILED
+    assert sorted(each.name for each in outside.iterdir()) == sorted(["secret", name])
+
+    (tmp_path / "store" / "lock").unlink()
+    (tmp_path / "store" / "lock").symlink_to(outside / "secret")
+    assert arena.put(store, "c", b"ours") is FAILED
+    assert (outside / "secret").read_bytes() == b"secret"
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket"])
+def test_what_is_no_regular_file_is_no_entry(store: FileStore, arena: Arena, tmp_path: Path, kind: str) -> None:
+    """Least of all a pipe, which who opens it would wait for."""
+    path = entry(tmp_path / "store", "a")
+    path.parent.mkdir(mode=0o700)
+    if kind == "folder":
+        path.mkdir()
+    else:
+        os.mknod(path, 0o600 | (stat.S_IFIFO if kind == "pipe" else stat.S_IFSOCK))
+
+    assert store.exists([key("a")]) == [ABSENT]
+    assert arena.get(store, "a", 5) is ABSENT
+    assert arena.put(store, "a", b"hello") is (FAILED if kind == "folder" else OK)
+
+
+def test_entry_that_vanishes_is_absent(store: FileStore, arena: Arena, tmp_path: Path) -> None:
+    arena.put(store, "a", b"hello")
+    entry(tmp_path / "store", "a").unlink()
+
+    assert arena.get(store, "a", 5) is ABSENT
+    assert store.exists([key("a")]) == [ABSENT]
+    assert arena.put(store, "a", b"hello") is OK
+
+
+def test_subfolders_that_were_removed_are_made_again(tmp_path: Path, arena: Arena) -> None:
+    """And both stores on the folder find what the other put there."""
+    first, second = open_one(tmp_path, arena), open_one(tmp_path, arena)
+    for store in (first, second):
+        arena.put(store, "a", b"hello")
+    empty(tmp_path)
+
+    assert arena.get(second, "a", 5) is ABSENT
+    assert arena.put(first, "a", b"hello") is OK
+    assert arena.get(second, "a", 5) == b"hello"
+    assert second.exists([key("a")]) == [OK]
+    first.close()
+    second.close()
+    open_one(tmp_path, arena).close()
+
+
+def empty(path: Path) -> None:
+    """Remove all that is in a folder."""
+    for each in path.iterdir():
+        if each.is_dir():
+            empty(each)
+            each.rmdir()
+        else:
+            each.unlink()
+
+
+def test_folder_that_was_removed_is_found_again(tmp_path: Path, arena: Arena) -> None:
+    """Without it puts fail, and gets are misses. A new folder of the name is a store again."""
+    path = tmp_path / "store"
+    store = open_one(path, arena)
+    arena.put(store, "a", b"hello")
+    empty(path)
+    path.rmdir()
+    assert arena.put(store, "b", b"hello") is FAILED
+    assert arena.get(store, "a", 5) is ABSENT
+    assert not path.exists()
+
+    path.mkdir()
+    assert arena.put(store, "b", b"hello") is FAILED  # the put that finds it
+    assert arena.put(store, "b", b"hello") is OK
+    assert arena.get(store, "b", 5) == b"hello"
+    store.close()
+    assert open_one(path, arena).statistics().used_bytes == 5
+
+
+# --- the lock and the count --------------------------------------------------------------------------------------------
+
+HOLD = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_that_is_not_given_back_is_waited_for_with_a_limit(tmp_path: Path, arena: Arena) -> None:
+    """What could not be published is FAILED and leaves nothing; gets go on."""
+    store = open_one(tmp_path, arena, lock_wait_s=0.01)
+    arena.put(store, "a", b"hello")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert arena.put(store, "b", b"there") is FAILED
+        assert "holds the lock" in store.statistics().last_error
+        assert arena.get(store, "a", 5) == b"hello"
+        assert listed(tmp_path) == [key("a").hex()]
+        assert store.remove([key("a")]) == [FAILED]
+        holder.kill()
+    assert arena.put(store, "b", b"there") is OK
+    store.close()
+
+
+def test_count_that_is_too_high_is_mended_by_the_next_eviction(tmp_path: Path, arena: Arena) -> None:
+    """Nothing is evicted for entries that are not there."""
+    store = open_one(tmp_path, arena, 1_000)
+    for name in "abc":
+        arena.put(store, name, value(name, 300))
+    entry(tmp_path, "a").unlink()
+
+    assert arena.put(store, "d", value("d", 300)) is OK
+    assert store.exists([key(name) for name in "bcd"]) == [OK, OK, OK]
+    assert store.statistics().used_bytes == 900
+    store.close()
+
+
+def test_entries_are_counted_anew_now_and_then(tmp_path: Path, arena: Arena) -> None:
+    clock = Clock()
+    store = FileStore(tmp_path, 1_000, clock=clock)
+    arena.join(store)
+    arena.put(store, "a", value("a", 300))
+    os.truncate(entry(tmp_path, "a"), 900)  # grown by somebody else
+    clock.now += files._COUNT_EVERY_NS
+    arena.put(store, "b", value("b", 300))
+
+    assert store.exists([key("a"), key("b")]) == [ABSENT, OK]
+    assert store.statistics().used_bytes == 300
+    store.close()
+
+
+def unfinished(path: Path, process: int, age_s: int, clock: Clock) -> Path:
+    """An unfinished file, as a process leaves it that was killed."""
+    name = key("a").hex()
+    (path / name[:2]).mkdir(exist_ok=True, mode=0o700)
+    left = path / name[:2] / f".{name}.{process:x}.0123456789"
+    left.write_bytes(b"half")
+    os.utime(left, ns=(0, clock.now - age_s * SECOND))
+    return left
+
+
+def test_unfinished_file_is_removed_once_it_is_old_and_its_process_gone(tmp_path: Path, arena: Arena) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    clock = Clock()
+    FileStore(tmp_path, clock=clock).close()
+    for process, age, stays in ((gone.pid, 3_600, False), (gone.pid, 5, True), (os.getpid(), 3_600, True), (1, 3_600, True)):
+        left = unfinished(tmp_path, process, age, clock)
+        FileStore(tmp_path, clock=clock).close()
+        assert left.exists() is stays
+        left.unlink(missing_ok=True)
+
+
+PUTTER = textwrap.dedent("""
+    import sys
+    sys.path[:0] = sys.argv[2:]
+    from blocklife.stores import FileStore
+    from tests.stores.arena import Arena, value
+    store, arena = FileStore(sys.argv[1], 200_000), Arena()
+    arena.join(store)
+    print("started", flush=True)
+    for number in range(1_000_000):
+        pages = [arena.page((number, each), value((number, each), 3_000)) for each in range(4)]
+        arena._used = 0
+        store.put(pages)
+        if number % 8 == 7:
+            print(number, flush=True)
+""")
+
+
+def test_killed_at_any_moment_leaves_only_whole_entries(tmp_path: Path, arena: Arena) -> None:
+    """Method: a process that puts and evicts without pause is killed again and again, each time at another point."""
+    last = 0
+    for lines in range(1, 7):
+        with subprocess.Popen(
+            [sys.executable, "-c", PUTTER, str(tmp_path), *sys.path], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(lines):
+                last = int(process.stdout.readline().replace("started", "0"))
+            process.send_signal(signal.SIGKILL)
+        store = open_one(tmp_path, arena, 200_000)
+        sizes = {path.name: path.stat().st_size for path in tmp_path.glob("??/[!.]*")}
+        assert set(sizes.values()) <= {3_000}
+        assert store.statistics().used_bytes == sum(sizes.values()) <= 200_000
+        names = [(number, each) for number in range(last + 40) for each in range(4)]
+        found = [name for name in names if key(name).hex() in sizes]
+        assert len(found) == len(sizes)
+        assert [name for name in found if arena.get(store, name, 3_000) != value(name, 3_000)] == []
+        store.close()
+    assert last > 30
+
+
+def test_processes_that_put_at_once_keep_to_the_bound(tmp_path: Path, arena: Arena) -> None:
+    """Two processes evict each other's entries: nobody fails, and the bound holds whenever one looks."""
+    with (
+        subprocess.Popen([sys.executable, "-c", PUTTER, str(tmp_path), *sys.path], stdout=subprocess.PIPE) as one,
+        subprocess.Popen([sys.executable, "-c", PUTTER, str(tmp_path), *sys.path], stdout=subprocess.PIPE) as two,
+    ):
+        assert one.stdout is not None
+        assert two.stdout is not None
+        for _ in range(12):
+            one.stdout.readline()
+            two.stdout.readline()
+            store = open_one(tmp_path, arena, 200_000)  # counts under the lock
+            assert store.statistics().used_bytes <= 200_000
+            store.close()
+        one.kill()
+        two.kill()
