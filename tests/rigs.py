@@ -13,7 +13,17 @@ import pytest
 from blocklife.ledger import Completion, Contract, JobId, Ledger, Limits, Plan, Result, Worker
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.offload import Geometry, Hit, HostTier, OffloadScheduler, Policies, Settled
+from blocklife.offload import (
+    BelowIndex,
+    BelowPolicies,
+    Geometry,
+    Hit,
+    HostTier,
+    OffloadScheduler,
+    Policies,
+    Replacement,
+    Settled,
+)
 from tests.worlds import unchanged
 
 
@@ -39,6 +49,9 @@ class Rig:
         max_requests: int = 16,
         deadline: float = 1000.0,
         policies: Policies | None = None,
+        below: BelowIndex | None = None,
+        below_policies: BelowPolicies | None = None,
+        replacement: str | Replacement = "lru",
     ) -> None:
         self.geometry = Geometry.parse(groups, chunk)
         limits = Limits(
@@ -50,8 +63,10 @@ class Rig:
             num_workers=workers,
         )
         self.ledger = Ledger(limits, contract=contract, own_pool=own_pool, deadline=deadline)
-        self.tier = HostTier(self.ledger)
-        self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies or Policies())
+        self.tier = HostTier(self.ledger, replacement)
+        self.scheduler = OffloadScheduler(
+            self.ledger, self.tier, self.geometry, policies or Policies(), below=below, below_policies=below_policies
+        )
         self.texts: dict[str, str] = {}
         self.prompts: dict[str, int] = {}
         self.out: list[JobId] = []

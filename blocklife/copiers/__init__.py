@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from blocklife.copiers._executor import Executor, Report
     from blocklife.copiers._faults import FaultRates, FaultStatistics, FaultyCopier
-    from blocklife.copiers._protocol import Copier
+    from blocklife.copiers._protocol import Copier, TierCopier
 
 __all__ = [
     "Copier",
@@ -40,6 +40,7 @@ __all__ = [
     "RankStatistics",
     "Ranks",
     "Report",
+    "TierCopier",
     "connect",
     "serve",
 ]
@@ -52,6 +53,6 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
             "_distributed": "ForwardError JointReport Link LinkError Loss RankStatistics Ranks connect serve",
             "_executor": "Executor Report",
             "_faults": "FaultRates FaultStatistics FaultyCopier",
-            "_protocol": "Copier",
+            "_protocol": "Copier TierCopier",
         },
     )

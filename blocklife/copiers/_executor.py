@@ -1,6 +1,7 @@
 """Runs one worker's share of every plan, in the order that both contracts depend on.
 
-The order of one step is: stores left by the previous step; the waits; the forward pass; loads. The step's own stores are left
+The order of one step is: copies between host slots and a store below, which touch no block; stores left by the previous step;
+the waits; the forward pass; loads. The step's own stores are left
 for the next step, so that they never delay the forward pass. Stores after the waits, or loads before them, would let a new
 tenant write what a copy still reads.
 
@@ -18,9 +19,9 @@ from functools import partial
 
 from attrs import define, frozen
 
-from blocklife.copiers._protocol import Copier
+from blocklife.copiers._protocol import Copier, TierCopier
 from blocklife.errors import MisuseError
-from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, Transfer
+from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, TierTransfer, Transfer
 from blocklife.lifecycle import Hooks, Subscription, Transition, What
 from blocklife.states import Job, JobLife
 
@@ -29,7 +30,7 @@ from blocklife.states import Job, JobLife
 class _WorkerShare:
     """One worker's part of one job."""
 
-    transfer: Transfer
+    transfer: Transfer | TierTransfer
     life: JobLife
 
 
@@ -47,8 +48,9 @@ class Executor:
     Invariant: ``_deferred`` and ``_running`` are disjoint; together they hold the shares that are not over.
     """
 
-    def __init__(self, copier: Copier) -> None:
+    def __init__(self, copier: Copier, below: TierCopier | None = None) -> None:
         self.copier = copier
+        self.below = below
         self._deferred: list[_WorkerShare] = []
         self._running: dict[JobId, _WorkerShare] = {}
         self._launched: list[Launched] = []
@@ -69,8 +71,9 @@ class Executor:
     ) -> Subscription[Transition]:
         """Register a hook for this worker's share of every job: ``executor.on(JobLife.submit, JobLife.finish)``.
 
-        ``transition.payload["transfer"]`` is the `Transfer`, and the place is the job number. The copy is launched before all
-        other hooks on `submit`. An error in a hook changes no share; the next `execute` raises it. See `Hooks.on`.
+        ``transition.payload["transfer"]`` is the `Transfer` or `TierTransfer`, and the place is the job number. The copy is
+        launched before all other hooks on `submit`. An error in a hook changes no share; the next `execute` raises it. See
+        `Hooks.on`.
         """
         return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
@@ -83,6 +86,8 @@ class Executor:
         """
         quiet = False
         try:
+            for between in (*plan.promotes, *plan.demotes):  # they touch no block, so that nothing here orders them
+                self._submit(self._share(between))
             while self._deferred:
                 self._submit(self._deferred.pop(0))
             self.wait(plan.flushes)
@@ -117,10 +122,12 @@ class Executor:
             if running is not None and running.life.can(JobLife.flush.name):
                 self._step(running.life.flush)
         self.copier.wait(wanted)
+        if self.below is not None:
+            self.below.wait(wanted)
 
     def report(self) -> Report:
         """The jobs launched and landed since the last report."""
-        completions = [*self._failed, *self.copier.poll()]
+        completions = [*self._failed, *self.copier.poll(), *(self.below.poll() if self.below is not None else ())]
         for completion in completions:
             share = self._running.get(completion.job)
             if share is None:
@@ -138,14 +145,18 @@ class Executor:
 
     def busy(self) -> bool:
         """Whether a later report may have content without a new plan."""
-        return bool(self._deferred) or self.copier.busy()
+        return bool(self._deferred) or self.copier.busy() or (self.below is not None and self.below.busy())
 
     def close(self) -> None:
-        """Drain the copier. Shares that were never launched are dropped: their places were not touched."""
+        """Drain the copiers. Shares that were never launched are dropped: their places were not touched."""
         self._deferred = []
-        self.copier.close()
+        try:
+            self.copier.close()
+        finally:
+            if self.below is not None:
+                self.below.close()
 
-    def _share(self, transfer: Transfer) -> _WorkerShare:
+    def _share(self, transfer: Transfer | TierTransfer) -> _WorkerShare:
         life = JobLife()
         life.tell_to(self._hooks, transfer.job.number, transfer=transfer)
         return _WorkerShare(transfer, life)
@@ -169,6 +180,10 @@ class Executor:
         try:
             if isinstance(transfer, Transfer):
                 self.copier.launch(transfer)
+            elif isinstance(transfer, TierTransfer):
+                if self.below is None:
+                    raise MisuseError(f"job {transfer.job}: this worker has no copier to a store below (Executor(below=...))")
+                self.below.launch(transfer)
         except Exception as error:
             self._unlaunched = error
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
-from blocklife.ledger.records import Completion, JobId, Transfer, Worker
+from blocklife.ledger.records import Completion, JobId, TierTransfer, Transfer, Worker
 
 
 def check_sizes(who: str, num_blocks: int, num_places: int, limits: Limits, places_per_slot: int) -> None:
@@ -82,4 +82,37 @@ class Copier(Protocol):
 
     def close(self) -> None:
         """Drain: wait until every job is quiet, then release threads, streams and buffers. A second call does nothing."""
+        ...
+
+
+class TierCopier(Protocol):
+    """Moves the bytes of one worker's share of every job between host slots and a store below. `stores.StoreCopier` is one.
+
+    All rules of `Copier` hold. A completion with `Result.OK` names in `Completion.missing` what did not come whole, or was not
+    taken; FAILED is for what cannot be said slot by slot.
+    """
+
+    @property
+    def worker(self) -> Worker:
+        """The rank whose share is moved here."""
+        ...
+
+    def launch(self, transfer: TierTransfer) -> None:
+        """Queue a transfer; returns before its bytes have moved. Slots may be read, or written, until the job is quiet."""
+        ...
+
+    def poll(self) -> list[Completion]:
+        """As `Copier.poll`."""
+        ...
+
+    def wait(self, jobs: Collection[JobId]) -> None:
+        """As `Copier.wait`: a store that hangs must not hold it up for long, so its jobs stop using the slots and fail."""
+        ...
+
+    def busy(self) -> bool:
+        """As `Copier.busy`."""
+        ...
+
+    def close(self) -> None:
+        """As `Copier.close`. It does not close the store."""
         ...

@@ -351,6 +351,10 @@ class JobView(Protocol):
         """Whether a worker has reported a failure."""
 
     @property
+    def missing(self) -> frozenset[int]:
+        """Of a promotion or demotion: the slots whose content a worker did not move."""
+
+    @property
     def deadline(self) -> float | None:
         """When it expires; None until the deadline has started."""
 

@@ -1,5 +1,6 @@
 """Policy: which content is looked up, loaded and stored, once per engine step, on top of the ledger."""
 
+from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics, Demote
 from blocklife.offload._decided import DecidedSteps
 from blocklife.offload._groups import FullAttention, Geometry, Mamba, SlidingWindow
 from blocklife.offload._host import EventKind, HostEvent, HostTier, TierStatistics
@@ -21,7 +22,11 @@ from blocklife.offload.records import (
 from blocklife.offload.replacement import Replacement, register
 
 __all__ = [
+    "BelowIndex",
+    "BelowPolicies",
+    "BelowStatistics",
     "DecidedSteps",
+    "Demote",
     "EventKind",
     "Freed",
     "FullAttention",

@@ -18,6 +18,7 @@ from attrs import frozen
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
+from blocklife.ledger._places import SlotWatcher
 from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
@@ -84,6 +85,7 @@ class HostTier(edge.NotCopied):
         self._replacement = policy_of(replacement, len(slots))
         self._gone: dict[int, None] = {}
         self._events: deque[tuple[bool, int, bytes]] = deque(maxlen=max_events)
+        self._watchers: list[SlotWatcher] = []
         self._lost_events = 0
         filled = [(slot, (slots.group(slot), key)) for slot in range(len(slots)) if (key := slots.key(slot)) is not None]
         if filled:
@@ -106,6 +108,22 @@ class HostTier(edge.NotCopied):
     def slot_of(self, group: int, key: bytes) -> int | None:
         """The READY slot with this content; it may be evicted unless it is pinned."""
         return self._slots.find_ready(group, key)
+
+    def watch(self, watcher: SlotWatcher) -> None:
+        """Tell *watcher* whenever content became readable, or is about to be withdrawn; it must not call the ledger."""
+        self._watchers.append(watcher)
+
+    def coldest(self, count: int) -> list[int]:
+        """Up to *count* readable slots that the policy would evict first, the first of them first; nothing changes."""
+        peek = getattr(self._replacement, "peek", None)
+        if peek is None:
+            raise MisuseError(f"{self._replacement!r}: it has no method peek, which says what it would evict next")
+        self._tell_gone()
+        return [slot for slot in peek(count) if self._slots.is_ready(slot)]
+
+    def check_foresight(self) -> None:
+        """Refuse a policy that cannot say what it would evict next (`peek`)."""
+        self.coldest(1)
 
     def touch(self, slots: Iterable[int]) -> None:
         """Record a use; the last one is the most recent."""
@@ -178,6 +196,8 @@ class HostTier(edge.NotCopied):
 
     def _hear(self, stored: bool, slots: Sequence[int]) -> None:
         """Called while the ledger writes, so it only takes notes."""
+        for watcher in self._watchers:
+            watcher(stored, slots)
         if not stored:
             self._gone.update(dict.fromkeys(slots))
         if (most := self._events.maxlen or 0) > 0:

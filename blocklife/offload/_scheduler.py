@@ -14,7 +14,8 @@ details.
 Blocks are sealed and freed according to settled tokens; stores look at known tokens. Everything to be stored goes through one
 queue (`_stores`), which refers to lives: content that became stale in the meantime is dropped when its turn comes.
 
-What is not here: speculative draft groups, partial tails of a chunk, retention intervals, tiers below host memory.
+What is not here: speculative draft groups, partial tails of a chunk, retention intervals. What is fetched from and put into a
+store below host memory is decided in `_below.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
 from blocklife.offload import _edge as ours
+from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics
 from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
@@ -56,12 +58,27 @@ _NOBODY: Mapping[str, int] = {}
 class OffloadScheduler(edge.NotCopied):
     """Loads prefix hits, stores chunks as they fill or before their blocks are reused, and flushes copies a step must wait for.
 
-    *geometry* describes the KV-cache groups of the model; the ledger must have the same number of groups. Errors: `MisuseError`
-    for a mistake of the engine, `CapacityError` for what can be tried again later; in both cases nothing has changed.
+    *geometry* describes the KV-cache groups of the model; the ledger must have the same number of groups. *below* is what a
+    store below host memory has (`stores.Presence`); its copies are in the plans, as `Plan.promotes` and `Plan.demotes`.
+    Errors: `MisuseError` for a mistake of the engine, `CapacityError` for what can be tried again later; in both cases nothing
+    has changed.
     """
 
-    def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
-        self._state = state = SchedulerState(ledger, tier, geometry, policies)
+    def __init__(
+        self,
+        ledger: Ledger,
+        tier: HostTier,
+        geometry: Geometry,
+        policies: Policies | None = None,
+        *,
+        below: BelowIndex | None = None,
+        below_policies: BelowPolicies | None = None,
+    ) -> None:
+        if below is None and below_policies is not None:
+            raise MisuseError("below_policies: there is no tier below (give below, too)")
+        if below_policies is not None:
+            edge.member(below_policies, BelowPolicies, "below_policies")
+        self._state = state = SchedulerState(ledger, tier, geometry, policies, below, below_policies)
         self._steps = SchedulerSteps(state)
         self._progress, self._search = state.progress, state.search
         self.ledger = state.ledger
@@ -184,13 +201,18 @@ class OffloadScheduler(edge.NotCopied):
         self._progress.known[tracked.row] = known_tokens
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         last = tracked.hit
+        waits_below = self._steps.may_wait_below(tracked)
         if last is not None and last.deferred and tracked.asked == asked:
             tracked.hit = evolve(last, step=self._state.step)  # no copy has ended since: the answer is the same
             return tracked.hit
         host = not self._state.lost and tracked.failures < self.policies.max_load_failures
         cap = int(self._progress.most_loaded[tracked.row])
-        hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap)
-        tracked.hit, tracked.asked = hit, None if self._search.in_doubt else asked
+        hit = self._search.run(
+            name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap, below=waits_below
+        )
+        if waits_below and self._search.on_below and not self._steps.fetch_below(tracked):
+            hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap)
+        tracked.hit, tracked.asked = hit, None if self._search.in_doubt or self._search.on_below else asked
         if hit.deferred:
             self._state.counts["deferred"] += 1
             return hit
@@ -408,10 +430,13 @@ class OffloadScheduler(edge.NotCopied):
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
         self._steps.plan_stores(rows)
-        if self._steps.is_last_step() and (jobs := self.ledger.submitted()).ids:
+        if self._steps.is_last_step() and (jobs := self.ledger.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "last step")
         for name in list(self._state.pinned):
             self._steps.unpin(name)
+        self._state.now = now
+        if self._state.below is not None:
+            self._state.below.plan_demotions()
         plan = self.ledger.dispatch(now)
         tokens = table.wanted[rows]
         self._state.plans[plan.number] = OnItsWay(rows, tokens, table.serial[rows], self._state.handed)
@@ -495,6 +520,9 @@ class OffloadScheduler(edge.NotCopied):
             seals += self._steps.state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._state.plans[plan]
+        self._state.now = now
+        if self._state.below is not None:
+            self._state.below.settle()
         table.known[rows], table.computed[rows] = tokens_known, computed
         table.in_flight[rows] -= tokens
         if final:
@@ -507,24 +535,35 @@ class OffloadScheduler(edge.NotCopied):
         return Settled(tuple(loaded), tuple(failed), tuple(ended))
 
     def has_pending_work(self) -> bool:
-        """Whether steps are still needed even without requests: a plan, a job or a wait is outstanding."""
-        return bool(self._state.plans) or self.ledger.has_pending_work()
+        """Whether steps are still needed even without requests: a plan, a job, a wait or a demotion is outstanding."""
+        below = self._state.below
+        return bool(self._state.plans) or self.ledger.has_pending_work() or (below is not None and below.has_work)
 
     # --- the world changes --------------------------------------------------------------------------------------------------
 
     def reset(self, *, drain: bool = False) -> list[str]:
         """Forget all content. Returns the requests that this preempted; they can be looked up at once.
 
+        What is in the store below is not found by this scheduler any more; `renew` can name a generation to share.
+
         Results of outstanding copies are discarded; their places stay reserved until they land. With *drain*: raises
         `CapacityError`, with nothing changed, while a copy is outstanding.
         """
-        return self._steps.forget(drain=drain, host=True)
+        preempted = self._steps.forget(drain=drain, host=True)
+        if self._state.below is not None:
+            self._state.below.forget()
+        return preempted
 
     def renew(self, generation: str) -> list[str]:
-        """Start a new generation (other weights, layout or tenant): content of earlier ones is never hit again. As `reset`."""
+        """Start a new generation (other weights, layout or tenant): content of other ones is never hit again. As `reset`.
+
+        In the store below, processes with a generation of the same name share content.
+        """
         if edge.text(generation, "generation") == self._state.generation:
             raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
         self._state.generation = generation
+        if self._state.below is not None:
+            self._state.below.forget(generation.encode())
         return self._steps.forget(drain=False, host=True)
 
     def sleep(self) -> list[str]:
@@ -535,7 +574,7 @@ class OffloadScheduler(edge.NotCopied):
         """
         if self._state.asleep:
             raise MisuseError("the scheduler sleeps already (wake it first)")
-        if (jobs := self.ledger.submitted()).ids:
+        if (jobs := self.ledger.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "sleep")
         names = self._steps.forget(drain=False, host=False)
         self._state.asleep = True
@@ -586,9 +625,11 @@ class OffloadScheduler(edge.NotCopied):
         """The complete state, ledger and host tier included, as a hashable value.
 
         Deadlines are stored relative to *now*, or to the time in *names*. Statistics are not included. Refuses a host tier
-        whose policy cannot be saved.
+        whose policy cannot be saved, and a scheduler with a tier below, whose answers are not its own.
         """
         edge.moment(now, "now")
+        if self._state.below is not None:
+            raise MisuseError("snapshot: a scheduler with a tier below cannot be saved (its answers change by themselves)")
         return take(
             self._state,
             names_of(self._state, now=now, canonical=False) if names is None else edge.member(names, Names, "names"),
@@ -601,6 +642,10 @@ class OffloadScheduler(edge.NotCopied):
         """
         edge.moment(now, "now")
         put_back(self._state, edge.member(saved, SavedScheduler, "saved"), now)
+
+    def statistics_below(self) -> BelowStatistics | None:
+        """Counts of the tier below so far; None if there is none."""
+        return None if self._state.below is None else self._state.below.statistics()
 
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""

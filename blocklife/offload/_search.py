@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
+from blocklife.offload._below import TierBelow
 from blocklife.offload._groups import Geometry, SlidingWindow
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer, Found, Unit, Units, common_length
@@ -34,6 +35,7 @@ class Search:
         policies: Policies,
         suffix: Sequence[int],
         loading: Mapping[tuple[int, bytes], str],
+        below: TierBelow | None = None,
     ) -> None:
         self._ledger = ledger
         self._tier = tier
@@ -41,6 +43,7 @@ class Search:
         self._policies = policies
         self._suffix = suffix
         self._loading = loading
+        self._below = below
         # The token that is computed again reads one token further back than the token after the hit.
         extra = 1 if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else 0
         groups = range(len(geometry.groups))
@@ -51,6 +54,10 @@ class Search:
         self._loads = any(unit.window != 0 for unit in self._host_units)
         self.in_doubt = False
         """Whether the last search got a RETRY, so that its result may change although no copy has ended."""
+        self.on_below = False
+        """Whether the result of the last search depends on the tier below."""
+        self.wanted: list[tuple[int, bytes]] = []
+        """The content that a load of the last hit would read, and that only the tier below has."""
 
     def run(
         self,
@@ -62,9 +69,14 @@ class Search:
         *,
         host: bool,
         most: int | None = None,
+        below: bool = False,
     ) -> Hit:
-        """The hit of one request with *known* tokens; with *host*, at most *most* tokens of it in the host tier."""
-        self.in_doubt = False
+        """The hit of one request with *known* tokens; with *host*, at most *most* tokens of it in the host tier.
+
+        With *below*, content that only the tier below has counts as being on its way; otherwise, so does nothing from there.
+        """
+        self.in_doubt = self.on_below = False
+        self.wanted = []
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
         names: list[Sequence[bytes]] = []
@@ -80,7 +92,9 @@ class Search:
         host = host and self._loads and not (serves and self._is_in_doubt(name))
         # the engine's allocator reports what it has, not what is being loaded
         last = limit if most is None else min(limit, start + most)
-        found = self._in_host(names, start, last, {} if own else self._loading) if host else device
+        found = self._in_host(names, start, last, {} if own else self._loading, below=below) if host else device
+        if below and found.deferred and not self.in_doubt and self._below is not None and self.on_below:
+            self.wanted = self._only_below(names, start, found.length, known)
         if found.deferred or (found.length > start and serves):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, found.length, start, start, True, step)
@@ -114,13 +128,30 @@ class Search:
         return common_length(self._device_units, 0, limit, ask)
 
     def _in_host(
-        self, names: Sequence[Sequence[bytes]], start: int, limit: int, loading: Mapping[tuple[int, bytes], str]
+        self,
+        names: Sequence[Sequence[bytes]],
+        start: int,
+        limit: int,
+        loading: Mapping[tuple[int, bytes], str],
+        *,
+        below: bool,
     ) -> Found:
         size, find, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.find, self._suffix, self._tier.answer
+        lower = self._below
 
         def ask(group: int, unit: int, blocks: int) -> Answer:
             key = names[group][(unit + 1) * size - 1]
             found = answer(group, key)
+            if lower is not None and found is not Answer.HIT:
+                if found is Answer.MISS and below:
+                    found = lower.answer((group, key))
+                    self.on_below = self.on_below or found is not Answer.MISS
+                    if found is Answer.HIT:
+                        return Answer.PENDING  # a promotion brings it
+                elif found is Answer.PENDING and lower.brings((group, key)):
+                    self.on_below = True
+                    if not below:
+                        return Answer.MISS
             if found in (Answer.HIT, Answer.PENDING):
                 slot = find(group, key)
                 if slot is not None and suffix[slot] < blocks:
@@ -132,6 +163,18 @@ class Search:
             return found
 
         return common_length(self._host_units, start, limit, ask)
+
+    def _only_below(self, names: Sequence[Sequence[bytes]], start: int, length: int, known: int) -> list[tuple[int, bytes]]:
+        """The chunks of a hit that the host tier lacks."""
+        size, find, compute_from = self._geometry.blocks_per_chunk, self._ledger.slots.find, length - (length == known)
+        found = []
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            first = max(self._geometry.needed(group, compute_from).start, start // tokens)
+            for chunk in range(first // size, length // (tokens * size)):
+                key = names[group][(chunk + 1) * size - 1]
+                if find(group, key) is None:
+                    found.append((group, key))
+        return found
 
     def _lives(self, names: Sequence[Sequence[bytes]], start: int, compute_from: int) -> tuple[tuple[int, ...], ...]:
         """The lives on the device that a request reads to continue at a token."""

@@ -3,6 +3,6 @@
 
 cdef class Tracked:
     cdef public Py_ssize_t row
-    cdef public object keys, hit, asked
+    cdef public object keys, hit, asked, below_until
     cdef public long long failures
     cdef public str ending

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
+from blocklife.offload._below import BelowIndex, BelowPolicies, TierBelow
 from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
 from blocklife.offload._progress import ProgressTable
@@ -28,10 +29,11 @@ class Tracked:
 
     ``hit`` is the latest lookup or, while the request loads, what it loads. ``failures`` counts its failed loads. ``ending`` is
     `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
-    number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device.
+    number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``below_until`` is when it
+    stops waiting for the tier below; None while it does not wait.
     """
 
-    __slots__ = ("asked", "ending", "failures", "hit", "keys", "row")
+    __slots__ = ("asked", "below_until", "ending", "failures", "hit", "keys", "row")
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Tracked:
         asked: tuple[int, int, int | None] | None = None,
     ) -> None:
         self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
+        self.below_until: float | None = None
 
 
 @define(eq=False)
@@ -64,7 +67,15 @@ class SchedulerState(edge.NotCopied):
     Invariant: ``loading`` maps the content of live loads, by group and key, to their request; ``bringing`` is the inverse.
     """
 
-    def __init__(self, ledger: Ledger, tier: HostTier, geometry: Geometry, policies: Policies | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        tier: HostTier,
+        geometry: Geometry,
+        policies: Policies | None = None,
+        index: BelowIndex | None = None,
+        below: BelowPolicies | None = None,
+    ) -> None:
         self.ledger = edge.member(ledger, Ledger, "ledger")
         self.tier = edge.member(tier, HostTier, "tier")
         if tier.ledger is not ledger:
@@ -90,7 +101,10 @@ class SchedulerState(edge.NotCopied):
         self.waiting_loads: dict[str, Hit] = {}
         self.loading: dict[tuple[int, bytes], str] = {}
         self.bringing: dict[str, list[tuple[int, bytes]]] = {}
-        self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading)
+        self.below = None if index is None else TierBelow(ledger, tier, index, BelowPolicies() if below is None else below)
+        self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading, self.below)
+        self.now = 0.0
+        """The time of the latest step."""
         self.pinned: dict[str, list[int]] = {}
         self.preempted: dict[str, None] = {}
         self.ending: set[str] = set()

@@ -10,6 +10,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -168,6 +169,7 @@ class SchedulerSteps:
             table.offered[group, row] = first // self._geometry.blocks_per_chunk
             table.sealed[group, row] = hit.tokens // self._geometry.block_tokens[group]
         table.step[row] = self._state.step
+        tracked.below_until = None
         if not tokens:
             self._state.waiting_loads[name] = hit
             return
@@ -175,6 +177,25 @@ class SchedulerSteps:
         table.computed[row] = hit.compute_from
         table.running[row] = True
         table.wanted[row] = tokens
+
+    # --- the tier below ---------------------------------------------------------------------------------------------------
+
+    def may_wait_below(self, tracked: Tracked) -> bool:
+        """Whether a lookup may count on the tier below: there is one, and the request has not waited too long."""
+        return self._state.below is not None and (tracked.below_until is None or self._state.now < tracked.below_until)
+
+    def fetch_below(self, tracked: Tracked) -> bool:
+        """Fetch what the last search lacks in the host tier; False if the request goes on without."""
+        below, state = self._state.below, self._state
+        if below is None:
+            return False
+        if tracked.below_until is None:
+            tracked.below_until = state.now + below.policies.max_wait
+        if state.now >= tracked.below_until or not below.promote(state.search.wanted):
+            tracked.below_until = -inf
+            below.gave_up()
+            return False
+        return True
 
     # --- growing ------------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from blocklife.errors import MisuseError
@@ -47,6 +48,13 @@ class Replacement(Protocol):
         *coming* are the names that room is made for, at least *count* of them. If there are fewer victims than *count*, none is
         evicted. This removes nothing from the policy: `remove` is called for slots that are evicted.
         """
+
+
+class Foresighted(Protocol):
+    """A policy that can say what it would evict next, as demoting content before it is evicted needs (`Demote.LAZY`)."""
+
+    def peek(self, count: int) -> list[int]:
+        """Up to *count* slots, the next to be evicted first; nothing changes. A guess: a wrong one costs a later hit."""
 
 
 class Saveable(Protocol):
@@ -92,6 +100,10 @@ class Lru:
     def remove(self, slot: int) -> None:
         """Forget a slot."""
         self._order.pop(slot, None)
+
+    def peek(self, count: int) -> list[int]:
+        """The slots that would be evicted next, if all of them can be."""
+        return list(islice(self._order, count))
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
         """The order."""
@@ -182,6 +194,12 @@ class Arc:
         name = (self._once if first else self._again).pop(slot)
         if slot in self._chosen and name is not None:
             self._leaving.append((first, name))
+
+    def peek(self, count: int) -> list[int]:
+        """The slots that would be evicted next, if all of them can be and no ghost comes back meanwhile."""
+        surplus = max(0, len(self._once) - int(self._target))
+        once, again = list(islice(self._once, count)), list(islice(self._again, count))
+        return [*once[:surplus], *again, *once[surplus:]][:count]
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
         """The lists, ghosts, target, and names about to become ghosts."""

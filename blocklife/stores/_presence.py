@@ -145,6 +145,11 @@ class Presence:
         """Counter of answers that came, or changed; while it stays, asking again gives the same."""
         return self._changes
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the breaker lets the store be called."""
+        return not self._breaker.refuses()
+
     def forget(self, space: bytes, group: int, key: bytes) -> None:
         """The content was not there when it was wanted, or was damaged: a MISS until the answer is too old."""
         self._learn((space, group, key), is_there=False)

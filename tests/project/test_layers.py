@@ -18,7 +18,20 @@ PACKAGE = Path(__file__).parents[2] / "blocklife"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 900
 
-TRUNK = ("_doors", "errors", "lifecycle", "states", "ledger", "files", "recording", "offload", "copiers", "stores", "engines", "cli")
+TRUNK = (
+    "_doors",
+    "errors",
+    "lifecycle",
+    "states",
+    "ledger",
+    "files",
+    "recording",
+    "offload",
+    "copiers",
+    "stores",
+    "engines",
+    "cli",
+)
 """From the root up: each may know those before it. `cli` stands on top and may know everything."""
 
 BRANCHES = ("machines", "drawing", "testing")

@@ -1,0 +1,300 @@
+"""The tier below host memory: which content is fetched from it, and which is put there.
+
+Rules of this file:
+
+* The store below is asked through a `BelowIndex`, which answers at once; no call here waits.
+* Every copy is a job of the ledger. What is planned here touches slots only, and never holds up a step.
+* What the store says may be wrong by the time it is used: a promotion that comes back without its content is a miss.
+
+Theory. A request never loads from below directly. Its lookup finds content there, a promotion brings it into slots, and once
+that has landed the lookup hits the host tier as ever. While it waits, its lookup is deferred, but only until
+`BelowPolicies.max_wait` has passed; then it goes on with what the host tier has. Both directions are bounded in slots, and
+thereby in bytes. A store that is down answers MISS and takes no demotions, so it costs hits and no steps.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import Protocol, TypeAlias
+from uuid import uuid4
+
+from attrs import field, frozen
+
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import Direction, Ledger
+from blocklife.ledger._limits import check_member
+from blocklife.offload._host import HostTier
+from blocklife.offload._lookup import Answer
+from blocklife.states import Job
+
+Content: TypeAlias = tuple[int, bytes]
+"""Group and key."""
+
+
+class BelowIndex(Protocol):
+    """What a scheduler asks about the store below; `stores.Presence` is one. No method may block."""
+
+    @property
+    def changes(self) -> int:
+        """Counter of answers that came, or changed; while it stays, asking again gives the same."""
+        ...
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the store is believed to take what is put there."""
+        ...
+
+    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
+        """HIT if the store has every rank's part of the content, MISS if not, RETRY while that is being found out."""
+        ...
+
+    def forget(self, space: bytes, group: int, key: bytes) -> None:
+        """The content was not there when it was wanted, or was damaged."""
+        ...
+
+    def note_put(self, space: bytes, group: int, key: bytes) -> None:
+        """Every rank has put its part of the content."""
+        ...
+
+
+class Demote(enum.Enum):
+    """When content of the host tier is copied to the store below."""
+
+    EAGER = "as soon as it is stored in the host tier"
+    LAZY = "when it is among the next to be evicted from the host tier"
+    NEVER = "not at all: the store below is only read"
+
+
+def _above_zero(_instance: object, attribute: object, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise MisuseError(f"{getattr(attribute, 'name', 'value')} must be above 0 and finite, not {value!r}")
+
+
+def _at_least_one(_instance: object, attribute: object, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise MisuseError(f"{getattr(attribute, 'name', 'value')} must be a whole number of at least 1, not {value!r}")
+
+
+def _policy(_instance: object, attribute: object, value: object) -> None:
+    check_member(getattr(attribute, "name", "value"), value, Demote)
+
+
+@frozen(kw_only=True)
+class BelowPolicies:
+    """The choices of one scheduler about the tier below its host memory."""
+
+    demote: Demote = field(default=Demote.EAGER, validator=_policy)
+    max_wait: float = field(default=32.0, validator=_above_zero)
+    """How long a request waits for content from below before it goes on without, in the engine's unit of time."""
+    max_slots: int = field(default=256, validator=_at_least_one)
+    """Maximum number of slots being copied in each direction."""
+    job_slots: int = field(default=32, validator=_at_least_one)
+    """Maximum number of slots of one job."""
+    lazy_slots: int = field(default=64, validator=_at_least_one)
+    """With `Demote.LAZY`, how many of the slots that will be evicted next are kept demoted."""
+
+
+@frozen(kw_only=True)
+class BelowStatistics:
+    """Counts since the start, in slots."""
+
+    promoted: int
+    """Brought into the host tier."""
+    missing: int
+    """Wanted from below, and not there whole when they were fetched."""
+    failed_promotions: int
+    demoted: int
+    refused: int
+    """Not taken by the store below, for lack of room, say."""
+    failed_demotions: int
+    already_below: int
+    """Not demoted because the store had them."""
+    evicted: int
+    """Evicted from the host tier before they were demoted."""
+    overdue_requests: int
+    """Requests that went on after waiting for `BelowPolicies.max_wait`."""
+    no_room: int
+    """Wanted from below, but the host tier had no slot to bring them to."""
+
+
+class TierBelow:
+    """The tier below one scheduler's host tier.
+
+    Invariant: ``_coming`` maps the content of live promotions to their job; ``_jobs`` has the live jobs, with their slots.
+    Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue`` if it is to be demoted, and in
+    neither once its content is gone. Initially all are empty.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tier: HostTier,
+        index: BelowIndex,
+        policies: BelowPolicies,
+        *,
+        new_space: Callable[[], bytes] = lambda: uuid4().bytes,
+    ) -> None:
+        self.index = index
+        self.policies = policies
+        self.space = b""
+        """Separates content that must not be mixed although its keys are equal; see `TierTransfer`."""
+        self._ledger = ledger
+        self._tier = tier
+        self._new_space = new_space
+        self._coming: dict[Content, int] = {}
+        self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
+        self._out: Counter[Direction] = Counter()
+        self._queue: dict[int, None] = {}
+        self._below: set[int] = set()
+        self._counts: Counter[str] = Counter()
+        if policies.demote is Demote.LAZY:
+            tier.check_foresight()
+        tier.watch(self._hear)
+
+    # --- lookups ------------------------------------------------------------------------------------------------------------
+
+    def answer(self, content: Content) -> Answer:
+        """Whether the store has content that the host tier lacks."""
+        return self.index.ask(self.space, *content)
+
+    def brings(self, content: Content) -> bool:
+        """Whether a promotion is bringing this content."""
+        return content in self._coming
+
+    def promote(self, wanted: Sequence[Content]) -> bool:
+        """Plan promotions of content that the store has, as far as it may be in flight; False if the host tier has no room."""
+        find = self._ledger.slots.find
+        absent = [content for content in dict.fromkeys(wanted) if find(*content) is None]
+        while absent and (room := self.policies.max_slots - self._out[Direction.PROMOTE]) > 0 and self._ledger.jobs.room:
+            part = absent[: min(room, self.policies.job_slots)]
+            slots = self._tier.reserve(part)
+            if slots is None:
+                self._counts["no_room"] += len(part)
+                return False
+            keys, groups = [key for _, key in part], [group for group, _ in part]
+            (job,) = self._ledger.plan_promotion(slots, keys, groups, space=self.space).ids
+            self._note(job.number, Direction.PROMOTE, slots, part)
+            self._coming.update(dict.fromkeys(part, job.number))
+            del absent[: len(part)]
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether further steps would demote something, even without requests."""
+        return bool(self._queue) and self.policies.demote is Demote.EAGER and self.index.is_up
+
+    def gave_up(self) -> None:
+        """A request goes on without the tier below, after waiting for as long as it may."""
+        self._counts["overdue"] += 1
+
+    # --- steps --------------------------------------------------------------------------------------------------------------
+
+    def plan_demotions(self) -> None:
+        """Plan demotions of slots that wait for it, as far as they may be in flight."""
+        if self.policies.demote is Demote.NEVER or not self.index.is_up:
+            return
+        slots = self._ledger.slots
+        if self.policies.demote is Demote.LAZY:
+            coldest = self._tier.coldest(self.policies.lazy_slots)
+            self._queue = dict.fromkeys([slot for slot in coldest if slot not in self._below])
+        room = min(self.policies.max_slots - self._out[Direction.DEMOTE], len(self._queue))
+        chosen: list[int] = []
+        for slot in list(self._queue) if room > 0 else ():
+            key = slots.key(slot)
+            if key is None or not slots.is_ready(slot):
+                del self._queue[slot]
+                continue
+            found = self.index.ask(self.space, slots.group(slot), key)
+            if found is Answer.RETRY:
+                continue
+            del self._queue[slot]
+            if found is Answer.HIT:
+                self._below.add(slot)
+                self._counts["already_below"] += 1
+                continue
+            chosen.append(slot)
+            if len(chosen) == room:
+                break
+        size = self.policies.job_slots
+        for start in range(0, len(chosen), size):
+            part = chosen[start : start + size]
+            try:
+                (job,) = self._ledger.plan_demotion(part, space=self.space).ids
+            except CapacityError:  # all jobs are out: they are demoted later
+                self._queue.update(dict.fromkeys(chosen[start:]))
+                return
+            self._note(job.number, Direction.DEMOTE, part, [(slots.group(slot), slots.key(slot) or b"") for slot in part])
+
+    def settle(self) -> None:
+        """Note what has become of the jobs that are over since the last call."""
+        jobs = self._ledger.jobs
+        for number in [number for number in self._jobs if not jobs.is_out(number)]:
+            direction, space, slots, contents = self._jobs.pop(number)
+            self._out[direction] -= len(slots)
+            job = jobs.get(number)
+            done = jobs.state(number) is Job.DONE
+            missing = job.missing if job is not None and done else frozenset(slots)
+            ended = self._end_promotion if direction is Direction.PROMOTE else self._end_demotion
+            for slot, content in zip(slots, contents, strict=True):
+                ended(space, slot, content, came=slot not in missing, done=done)
+
+    def _end_promotion(self, space: bytes, slot: int, content: Content, *, came: bool, done: bool) -> None:
+        self._coming.pop(content, None)
+        if came:
+            self._counts["promoted"] += 1
+            return
+        self._counts["missing" if done else "failed_promotions"] += 1
+        self.index.forget(space, *content)
+
+    def _end_demotion(self, space: bytes, slot: int, content: Content, *, came: bool, done: bool) -> None:
+        if came:
+            self._counts["demoted"] += 1
+            self.index.note_put(space, *content)
+        else:
+            self._counts["refused" if done else "failed_demotions"] += 1
+        # what the store did not take is not offered again: it may have no room for as long as this content lives
+        if (self._ledger.slots.group(slot), self._ledger.slots.key(slot)) == content:
+            self._below.add(slot)
+
+    def forget(self, space: bytes | None = None) -> None:
+        """All content is void: neither what is below nor what is on its way there is found any more, but in a new *space*."""
+        self.space = self._new_space() if space is None else space
+        self._queue.clear()
+        self._below.clear()
+        self._coming.clear()
+
+    def statistics(self) -> BelowStatistics:
+        """Counts so far."""
+        counts = self._counts
+        return BelowStatistics(
+            promoted=counts["promoted"],
+            missing=counts["missing"],
+            failed_promotions=counts["failed_promotions"],
+            demoted=counts["demoted"],
+            refused=counts["refused"],
+            failed_demotions=counts["failed_demotions"],
+            already_below=counts["already_below"],
+            evicted=counts["evicted"],
+            overdue_requests=counts["overdue"],
+            no_room=counts["no_room"],
+        )
+
+    def _note(self, number: int, direction: Direction, slots: Sequence[int], contents: Sequence[Content]) -> None:
+        self._jobs[number] = direction, self.space, list(slots), list(contents)
+        self._out[direction] += len(slots)
+
+    def _hear(self, stored: bool, slots: Iterable[int]) -> None:
+        """Content became readable, or is about to be withdrawn. Called while the ledger writes, so it only takes notes."""
+        view = self._ledger.slots
+        for slot in slots:
+            if not stored:
+                self._counts["evicted"] += slot in self._queue
+                self._queue.pop(slot, None)
+                self._below.discard(slot)
+            elif (view.group(slot), view.key(slot)) in self._coming:
+                self._below.add(slot)
+            elif self.policies.demote is Demote.EAGER:
+                self._queue[slot] = None

@@ -1,0 +1,435 @@
+"""The tier below host memory: what a lookup waits for, what is fetched and put there, and what a store that is down costs.
+
+Goal: content that only the store below has is hit as content of the host tier is, one promotion later; whatever the store does,
+no request waits longer than it may, and no step fails. Method: a rig beside a shelf that tests fill, empty and switch off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Completion, Direction, Plan, Result, TierTransfer, Worker
+from blocklife.ledger.invariants import check
+from blocklife.offload import BelowPolicies, Demote
+from blocklife.offload._lookup import Answer
+from blocklife.offload.records import Settled
+from blocklife.offload.replacement import Lru
+from blocklife.states import Slot
+from tests.rigs import Rig, key, letters
+
+
+class Shelf:
+    """A store below, as a scheduler sees it: `answer` makes it answer what it was asked."""
+
+    def __init__(self, *, prompt: bool = True) -> None:
+        self.content: set[tuple[bytes, int, bytes]] = set()
+        self.prompt = prompt
+        """Whether it answers at once."""
+        self.is_up = True
+        self.changes = 0
+        self.asked: list[tuple[bytes, int, bytes]] = []
+        self._known: dict[tuple[bytes, int, bytes], bool] = {}
+
+    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
+        name = (space, group, key)
+        if not self.is_up:
+            return Answer.MISS
+        if self.prompt:
+            return Answer.HIT if name in self.content else Answer.MISS
+        if name in self._known:
+            return Answer.HIT if self._known[name] else Answer.MISS
+        if name not in self.asked:
+            self.asked.append(name)
+        return Answer.RETRY
+
+    def answer(self) -> None:
+        """Everything that was asked is known now."""
+        self._known.update({name: name in self.content for name in self.asked})
+        self.asked.clear()
+        self.changes += 1
+
+    def forget(self, space: bytes, group: int, key: bytes) -> None:
+        self._known[space, group, key] = False
+        self.content.discard((space, group, key))
+
+    def note_put(self, space: bytes, group: int, key: bytes) -> None:
+        self._known[space, group, key] = True
+
+    def fill(self, text: str, *, block: int = 4, group: int = 0, space: bytes = b"") -> None:
+        """Somebody has put every block of a text there."""
+        self.content |= {(space, group, key(group, text[:end])) for end in range(block, len(text) + 1, block)}
+
+
+class BelowRig(Rig):
+    """A rig whose store below does at once, when a step settles, what the plan says."""
+
+    def __init__(
+        self,
+        *,
+        prompt: bool = True,
+        policies: BelowPolicies | None = None,
+        groups: str = "full:4",
+        chunk: int = 1,
+        slots: int = 8,
+        workers: int = 1,
+        replacement: str | Lru = "lru",
+    ) -> None:
+        self.shelf = Shelf(prompt=prompt)
+        self.moving: list[TierTransfer] = []
+        self.full = False
+        """The shelf takes nothing."""
+        super().__init__(
+            groups, chunk, slots=slots, workers=workers, below=self.shelf, below_policies=policies, replacement=replacement
+        )
+
+    def plan(self) -> Plan:
+        plan = super().plan()
+        self.moving += [*plan.promotes, *plan.demotes]
+        return plan
+
+    def settle(self, *, land: bool = True, ok: bool = True, sampled: object = None) -> Settled:
+        plan = self.plans.pop(0)
+        reports = [*self.reports(ok=ok), *(self.move() if land else ())] if land else []
+        self.settled = self.scheduler.settle(plan.number, self.now, completions=reports)
+        assert check(self.ledger) == []
+        return self.settled
+
+    def move(self, *, ok: bool = True, lost: Iterable[int] = ()) -> list[Completion]:
+        """What the workers say when everything between slots and shelf has landed; *lost* are positions that did not come."""
+        found = []
+        for transfer in self.moving:
+            names = [(transfer.space, group, key) for group, key in zip(transfer.groups, transfer.keys, strict=True)]
+            if transfer.direction is Direction.PROMOTE:
+                missing = {at for at, name in enumerate(names) if name not in self.shelf.content} | set(lost)
+            else:
+                missing = set(range(len(names))) if self.full else set(lost)
+                self.shelf.content |= {name for at, name in enumerate(names) if at not in missing and ok}
+            for rank in range(self.ledger.limits.num_workers):
+                result = Result.OK if ok else Result.FAILED
+                found.append(Completion(transfer.job, Worker(rank), result, sorted(missing)))
+        self.moving.clear()
+        return found
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The statistics that are not zero."""
+        found = self.scheduler.statistics_below()
+        assert found is not None
+        return {name: getattr(found, name) for name in found.__slots__ if not name.startswith("__") and getattr(found, name)}
+
+
+TEXT = letters(13)
+"""Three whole blocks, and one letter that is computed."""
+
+
+def moved(plan: Plan) -> dict[str, list[str]]:
+    """The texts that a plan promotes and demotes."""
+    found = {}
+    for name, transfers in (("up", plan.promotes), ("down", plan.demotes)):
+        if texts := [each.decode().partition(":")[2] for transfer in transfers for each in transfer.keys]:
+            found[name] = texts
+    return found
+
+
+# --- fetching -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_content_that_only_the_store_has_is_hit_after_one_promotion(workers: int) -> None:
+    """The lookup waits while it is fetched, and then loads it like content that was always there."""
+    rig = BelowRig(workers=workers)
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+
+    assert rig.hit("a").deferred
+    plan = rig.tick()
+    assert moved(plan) == {"up": [TEXT[:4], TEXT[:8], TEXT[:12]]}
+    assert not rig.let_in("a")
+    assert rig.settled.failed == ()
+    rig.tick()
+    rig.tick()
+    assert rig.settled.loaded == ("a",)
+    assert rig.scheduler.statistics().host_hits == (3,)
+    assert rig.counts == {"promoted": 3}
+
+
+def test_answer_that_is_not_there_yet_defers_the_lookup() -> None:
+    """RETRY holds up no step: the request is looked up again, and nothing is fetched before all is known."""
+    rig = BelowRig(prompt=False)
+    rig.shelf.fill(TEXT[:8])
+    rig.add("a", TEXT)
+
+    assert rig.hit("a").deferred
+    assert moved(rig.tick()) == {}
+    rig.shelf.answer()
+    assert rig.hit("a").deferred
+    assert moved(rig.tick()) == {"up": [TEXT[:4], TEXT[:8]]}
+    assert rig.hit("a").host_tokens == 8
+
+
+def test_what_the_host_has_is_not_fetched() -> None:
+    """Only the part of a hit that is missing comes from below."""
+    rig = BelowRig(policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("x", TEXT[:9])
+    rig.forget_device()
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+
+    assert rig.hit("a").deferred
+    assert moved(rig.tick()) == {"up": [TEXT[:12]]}
+    assert rig.hit("a").host_tokens == 12
+
+
+def test_window_fetches_only_what_it_reads() -> None:
+    """A sliding group needs its last window: nothing before it comes from below."""
+    rig = BelowRig(groups="swa:4:4")
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+
+    assert rig.hit("a").deferred
+    assert moved(rig.tick()) == {"up": [TEXT[:12]]}
+    assert rig.hit("a").host_tokens == 12
+
+
+def test_gap_below_ends_a_full_hit() -> None:
+    """What lies behind content that nobody has is not fetched."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT)
+    rig.shelf.content.discard((b"", 0, key(0, TEXT[:8])))
+    rig.add("a", TEXT)
+
+    assert rig.hit("a").deferred
+    assert moved(rig.tick()) == {"up": [TEXT[:4]]}
+
+
+def test_content_that_has_vanished_is_a_miss() -> None:
+    """The store said yes, and has evicted it since: the request computes, and the store is not asked again for it."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    rig.plan()
+    rig.shelf.content.clear()
+    rig.settle()
+
+    assert rig.let_in("a")
+    assert rig.ledger.slots.count()[Slot.EMPTY] == 8
+    assert rig.counts == {"missing": 3}
+
+
+def test_promotion_that_fails_is_a_miss() -> None:
+    """The store is gone in the middle: its content counts as missing, and the request computes."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    plan = rig.plan()
+    rig.plans.clear()
+    rig.scheduler.settle(plan.number, rig.now, completions=rig.move(ok=False))
+
+    assert rig.let_in("a")
+    assert rig.counts == {"failed_promotions": 3}
+
+
+@pytest.mark.parametrize("slow", ["answer", "copy"])
+def test_request_waits_no_longer_than_it_may(slow: str) -> None:
+    """After `max_wait` it goes on with what the host tier has, and what comes later is there for others."""
+    rig = BelowRig(prompt=slow == "copy", policies=BelowPolicies(max_wait=3.0))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    waited = 0
+    while rig.hit("a").deferred:
+        rig.plan()
+        rig.settle(land=False)
+        waited += 1
+
+    assert waited == 3
+    assert rig.hit("a").tokens == 0
+    assert rig.let_in("a")
+    assert rig.counts["overdue_requests"] == 1
+
+
+def test_full_host_tier_fetches_nothing() -> None:
+    """Where no slot can be had the request goes on without."""
+    rig = BelowRig(slots=2, policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("x", letters(9, "n"))
+    rig.ledger.pin("somebody", [0, 1])
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+
+    assert rig.hit("a").deferred is False
+    assert rig.counts == {"no_room": 3, "overdue_requests": 1}
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    """At most `max_slots` slots are filled at a time, in jobs of at most `job_slots`; the rest comes later."""
+    rig = BelowRig(policies=BelowPolicies(max_slots=2, job_slots=1))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    first = rig.tick()
+    rig.hit("a")
+    second = rig.tick()
+
+    assert [len(transfer.slots) for transfer in first.promotes] == [1, 1]
+    assert moved(second) == {"up": [TEXT[:12]]}
+    assert rig.hit("a").host_tokens == 12
+
+
+def test_two_requests_fetch_common_content_once() -> None:
+    """The second waits for what the first has asked for."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.add("b", TEXT)
+    rig.hit("a")
+    rig.hit("b")
+
+    assert moved(rig.tick()) == {"up": [TEXT[:4], TEXT[:8], TEXT[:12]]}
+    assert [rig.hit(name).host_tokens for name in "ab"] == [12, 12]
+
+
+# --- putting ------------------------------------------------------------------------------------------------------------
+
+
+def test_eager_demotion_follows_the_store() -> None:
+    """What has landed in the host tier goes below with the next plan; ticking goes on until it is there."""
+    rig = BelowRig()
+    rig.fill("x", TEXT)
+
+    assert {name for _, _, name in rig.shelf.content} == {key(0, TEXT[:end]) for end in (4, 8, 12)}
+    assert rig.counts == {"demoted": 3}
+    assert not rig.scheduler.has_pending_work()
+
+
+def test_lazy_demotion_takes_what_is_evicted_next() -> None:
+    """Only the coldest slots go below, in the order in which they would be evicted."""
+    rig = BelowRig(policies=BelowPolicies(demote=Demote.LAZY, lazy_slots=2))
+    rig.fill("x", TEXT)
+    coldest = rig.tier.coldest(2)
+
+    assert len(rig.shelf.content) == 2
+    assert {rig.ledger.slots.key(slot) for slot in coldest} == {name for _, _, name in rig.shelf.content}
+
+
+def test_content_that_came_from_below_is_not_put_there_again() -> None:
+    """Neither is content that another process has put there."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT[:8])
+    rig.fill("x", TEXT[:5])
+    rig.add("a", TEXT[:9])
+    rig.hit("a")
+    rig.drain()
+
+    assert rig.counts == {"already_below": 1, "promoted": 1}
+
+
+def test_store_that_is_full_is_not_asked_again() -> None:
+    """What it has refused stays in the host tier as long as it lives there, and is offered no more."""
+    rig = BelowRig()
+    rig.full = True
+    rig.fill("x", TEXT)
+    rig.tick()
+
+    assert rig.counts == {"refused": 3}
+    assert rig.stored() == [TEXT[:4], TEXT[:8], TEXT[:12]]
+
+
+def test_store_that_is_down_takes_nothing_and_costs_no_step() -> None:
+    """Demotions wait for it in line, without a job; it comes back by itself."""
+    rig = BelowRig()
+    rig.shelf.is_up = False
+    rig.fill("x", TEXT)
+
+    assert (rig.counts, rig.ledger.jobs.live, rig.scheduler.has_pending_work()) == ({}, 0, False)
+    rig.shelf.is_up = True
+    rig.drain()
+    assert rig.counts == {"demoted": 3}
+
+
+def test_eviction_does_not_wait_for_a_demotion_in_line() -> None:
+    """What goes before its turn is counted as lost to the tier below; a slot being read is not evicted."""
+    rig = BelowRig(slots=3)
+    rig.shelf.is_up = False
+    rig.fill("x", TEXT)
+    rig.fill("y", letters(13, "n"))
+
+    assert rig.counts["evicted"] == 3
+
+
+# --- upheavals ------------------------------------------------------------------------------------------------------------
+
+
+def test_reset_finds_nothing_below_any_more() -> None:
+    """All content is void: what lies below was computed before, and what is being fetched is not wanted."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    rig.plan()
+    rig.scheduler.reset()
+    rig.settle()
+
+    assert rig.hit("a").tokens == 0
+    assert rig.stored() == []
+
+
+def test_generation_of_one_name_is_shared() -> None:
+    """`renew` names the content's generation, so that another process of that generation finds it."""
+    rig = BelowRig()
+    rig.scheduler.renew("second")
+    rig.fill("x", TEXT)
+
+    assert {space for space, _, _ in rig.shelf.content} == {b"second"}
+
+
+def test_last_step_does_not_wait_for_the_store() -> None:
+    """The plan after the last request waits for copies of the device alone."""
+    rig = BelowRig()
+    rig.add("x", TEXT)
+    rig.let_in("x")
+    rig.tick()
+    rig.tick()
+    rig.tick(land=False)
+    rig.scheduler.finish("x")
+    plan = rig.plan()
+
+    assert rig.ledger.submitted().ids
+    assert plan.flushes == ()
+
+
+def test_policy_without_foresight_cannot_demote_lazily() -> None:
+    """It is refused where it is chosen, not when something is evicted."""
+
+    class Blind(Lru):
+        peek = None  # type: ignore[assignment]
+
+    with pytest.raises(MisuseError, match="peek"):
+        BelowRig(policies=BelowPolicies(demote=Demote.LAZY), replacement=Blind())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"demote": "eager"}, "demote"),
+        ({"max_wait": 0}, "max_wait must be above 0"),
+        ({"max_wait": True}, "max_wait must be above 0"),
+        ({"max_slots": 0}, "max_slots must be a whole number of at least 1"),
+        ({"job_slots": 1.5}, "job_slots must be a whole number"),
+        ({"lazy_slots": -1}, "lazy_slots must be a whole number"),
+    ],
+    ids=str,
+)
+def test_policies_are_refused_by_name(wrong: dict[str, object], why: str) -> None:
+    """What cannot be meant is an error where it is said."""
+    with pytest.raises(MisuseError, match=why):
+        BelowPolicies(**wrong)  # type: ignore[arg-type]
+
+
+def test_scheduler_with_a_tier_below_is_not_saved() -> None:
+    """Its answers change by themselves, so that no snapshot could bring them back."""
+    with pytest.raises(MisuseError, match="tier below cannot be saved"):
+        BelowRig().scheduler.snapshot()
