@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from math import inf
 from typing import Protocol, TypeAlias
 from uuid import uuid4
@@ -126,6 +126,7 @@ class TierBelow:
     Invariant: ``_coming`` maps the content of live promotions to their job; ``_jobs`` has the live jobs, with their slots.
     Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue`` if it is to be demoted, and in
     neither once its content is gone. Initially all are empty.
+    ``_suffix`` is the number of trailing blocks that each slot holds, of ``_size``; chunks that lack one stay in the host tier.
     """
 
     def __init__(
@@ -134,6 +135,8 @@ class TierBelow:
         tier: HostTier,
         index: BelowIndex,
         policies: BelowPolicies,
+        suffix: MutableSequence[int],
+        blocks_per_chunk: int,
         *,
         new_space: Callable[[], bytes] = lambda: uuid4().bytes,
     ) -> None:
@@ -144,6 +147,7 @@ class TierBelow:
         self._ledger = ledger
         self._tier = tier
         self._new_space = new_space
+        self._suffix, self._size = suffix, blocks_per_chunk
         self._coming: dict[Content, int] = {}
         self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
         self._out: Counter[Direction] = Counter()
@@ -174,6 +178,8 @@ class TierBelow:
             if slots is None:
                 self._counts["no_room"] += len(part)
                 return False
+            for slot in slots:
+                self._suffix[slot] = self._size  # only whole chunks go below
             keys, groups = [key for _, key in part], [group for group, _ in part]
             (job,) = self._ledger.plan_promotion(slots, keys, groups, space=self.space).ids
             self._note(job.number, Direction.PROMOTE, slots, part)
@@ -204,7 +210,7 @@ class TierBelow:
         chosen: list[int] = []
         for slot in list(self._queue) if room > 0 else ():
             key = slots.key(slot)
-            if key is None or not slots.is_ready(slot):
+            if key is None or not slots.is_ready(slot) or self._suffix[slot] < self._size:
                 del self._queue[slot]
                 continue
             found = self.index.ask(self.space, slots.group(slot), key)

@@ -101,7 +101,10 @@ class SchedulerState(edge.NotCopied):
         self.waiting_loads: dict[str, Hit] = {}
         self.loading: dict[tuple[int, bytes], str] = {}
         self.bringing: dict[str, list[tuple[int, bytes]]] = {}
-        self.below = None if index is None else TierBelow(ledger, tier, index, BelowPolicies() if below is None else below)
+        self.below: TierBelow | None = None
+        if index is not None:
+            chosen, size = BelowPolicies() if below is None else below, geometry.blocks_per_chunk
+            self.below = TierBelow(ledger, tier, index, chosen, self.stores.suffix, size)
         self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading, self.below)
         self.now = 0.0
         """The time of the latest step."""

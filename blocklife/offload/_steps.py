@@ -182,7 +182,15 @@ class SchedulerSteps:
 
     def may_wait_below(self, tracked: Tracked) -> bool:
         """Whether a lookup may count on the tier below: there is one, and the request has not waited too long."""
-        return self._state.below is not None and (tracked.below_until is None or self._state.now < tracked.below_until)
+        below = self._state.below
+        if below is None or tracked.below_until is None:
+            return below is not None
+        if self._state.now < tracked.below_until:
+            return True
+        if tracked.below_until > -inf:
+            tracked.below_until = -inf
+            below.gave_up()
+        return False
 
     def fetch_below(self, tracked: Tracked) -> bool:
         """Fetch what the last search lacks in the host tier; False if the request goes on without."""
@@ -191,11 +199,10 @@ class SchedulerSteps:
             return False
         if tracked.below_until is None:
             tracked.below_until = state.now + below.policies.max_wait
-        if state.now >= tracked.below_until or not below.promote(state.search.wanted):
-            tracked.below_until = -inf
-            below.gave_up()
-            return False
-        return True
+        if below.promote(state.search.wanted):
+            return True
+        tracked.below_until = -inf
+        return False
 
     # --- growing ------------------------------------------------------------------------------------------------------------
 
