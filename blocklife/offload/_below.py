@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from math import inf
 from typing import Protocol, TypeAlias
-from uuid import uuid4
 
 from attrs import field, frozen
 
@@ -57,6 +56,10 @@ class BelowIndex(Protocol):
 
     def note_put(self, space: bytes, group: int, key: bytes) -> None:
         """Every rank has put its part of the content."""
+        ...
+
+    def new_space(self) -> bytes:
+        """A space that nobody has used, for content that is computed after all of it was forgotten."""
         ...
 
 
@@ -137,8 +140,6 @@ class TierBelow:
         policies: BelowPolicies,
         suffix: MutableSequence[int],
         blocks_per_chunk: int,
-        *,
-        new_space: Callable[[], bytes] = lambda: uuid4().bytes,
     ) -> None:
         self.index = index
         self.policies = policies
@@ -146,7 +147,6 @@ class TierBelow:
         """Separates content that must not be mixed although its keys are equal; see `TierTransfer`."""
         self._ledger = ledger
         self._tier = tier
-        self._new_space = new_space
         self._suffix, self._size = suffix, blocks_per_chunk
         self._coming: dict[Content, int] = {}
         self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
@@ -267,7 +267,7 @@ class TierBelow:
 
     def forget(self, space: bytes | None = None) -> None:
         """All content is void: neither what is below nor what is on its way there is found any more, but in a new *space*."""
-        self.space = self._new_space() if space is None else space
+        self.space = self.index.new_space() if space is None else space
         self._queue.clear()
         self._below.clear()
         self._coming.clear()

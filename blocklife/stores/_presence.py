@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeAlias
+from uuid import uuid4
 
 from attrs import define, frozen
 
@@ -157,6 +158,10 @@ class Presence:
     def note_put(self, space: bytes, group: int, key: bytes) -> None:
         """The content has been put, by every rank: a HIT until the answer is too old."""
         self._learn((space, group, key), is_there=True)
+
+    def new_space(self) -> bytes:
+        """A space that nobody has used: 16 random bytes."""
+        return uuid4().bytes
 
     def statistics(self) -> PresenceStatistics:
         """Counts since the start."""

@@ -338,7 +338,7 @@ def test_chart_of_a_long_run_stays_small(tmp_path: Path) -> None:
     limits = {"num_blocks": 2, "num_slots": 1, "max_jobs": 1, "max_requests": 1, "num_workers": 1}
     lines: list[Mapping[str, object]] = [{"blocklife": "recording", "version": 3, "limits": limits, "contract": "fence"}]
     for n in range(1, 4_000):
-        event, source, target = [("plan_store", "EMPTY", "WRITING"), ("cancel", "WRITING", "EMPTY")][n % 2 == 0]
+        event, source, target = [("reserve", "EMPTY", "WRITING"), ("cancel", "WRITING", "EMPTY")][n % 2 == 0]
         lines.append(
             {"n": n, "plan": n - n % 3, "machine": "slot", "id": 0, "event": event, "from": source, "to": target, "job": 1}
         )

@@ -198,7 +198,8 @@ def test_jobs_hold_their_places_from_reservation_to_landing(run: Made) -> None:
     for lane, begin, job, end, load in zip(*columns, strict=True):
         first, last = lives.step(begin - 1), lives.step(end - 1) if end else None
         assert (first.machine, first.id) == (list(MACHINES)[lanes["machine"][lane]], lanes["id"][lane])
-        assert first.event == ("plan_store" if not load else "plan_load" if first.machine == "block" else "pin")
+        block = first.machine == "block"
+        assert first.event == (("plan_load" if block else "pin") if load else ("plan_store" if block else "reserve"))
         assert first.job == job
         assert load == (kinds[job] == "load")
         if last is not None:

@@ -59,6 +59,10 @@ class Shelf:
     def note_put(self, space: bytes, group: int, key: bytes) -> None:
         self._known[space, group, key] = True
 
+    def new_space(self) -> bytes:
+        self.changes += 1
+        return b"space %d" % self.changes
+
     def fill(self, text: str, *, block: int = 4, group: int = 0, space: bytes = b"") -> None:
         """Somebody has put every block of a text there."""
         self.content |= {(space, group, key(group, text[:end])) for end in range(block, len(text) + 1, block)}

@@ -890,7 +890,7 @@ def test_s5_planted_flush_without_loads(contract: Contract, ahead: int, monkeypa
         monkeypatch,
         OffloadScheduler,
         "build_plan",
-        {"(jobs := self.ledger.submitted()).ids": '(jobs := self.ledger.jobs_of("a")).ids'},
+        {"(jobs := self.ledger.submitted(on_device=True)).ids": '(jobs := self.ledger.jobs_of("a")).ids'},
     )
 
     with pytest.raises(AssertionError):

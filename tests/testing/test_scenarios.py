@@ -149,7 +149,9 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "flush without loads": (
         "S5",
-        lambda patch: without(patch, OffloadScheduler, "build_plan", {"self.ledger.submitted()": 'self.ledger.jobs_of("a")'}),
+        lambda patch: without(
+            patch, OffloadScheduler, "build_plan", {"self.ledger.submitted(on_device=True)": 'self.ledger.jobs_of("a")'}
+        ),
         "flushes: expected the store of a, the load of b; found the store of a",
     ),
 }  # fmt: skip
