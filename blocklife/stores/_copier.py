@@ -5,9 +5,9 @@ slot. So a store that hangs, or comes back when nobody waits any more, touches n
 staging area; and content is written to a slot only after its checksum was found right. No call of the store, no copy and no
 checksum runs under the lock; every field below `_changed` is accessed under it.
 
-*Theory.* Each **lane** is a thread with a part of the staging area. A lane takes a **piece** of the next job, as many slots as
-its part holds, and is in one of three phases: it rests, it **calls** the store, or it **copies** between slots and staging.
-Only a lane that copies touches slots, for a time that the size of its part bounds.
+*Theory.* Each **lane** is a thread with a part of the staging area. A lane takes a **piece** of the next job, at most as many
+slots as its part holds, and is in one of three phases: it rests, it **calls** the store, or it **copies** between slots and
+staging. Only a lane that copies touches slots, for a time that the size of its part bounds.
 
 *Quiet.* A job is given up if the store does not come back from one of its calls in time, or if `wait` has waited long enough.
 A lane begins to copy only if its job is not given up, and a job that was given up is reported once no lane copies for it: so
@@ -38,6 +38,8 @@ from blocklife.stores._protocol import ContentStore, Page, Removing, StoreOutcom
 
 _ALIGNED = 4096
 """Entries begin at a multiple of this in the staging area."""
+_PIECE_MIN = 8
+"""A job of more slots is divided among the lanes."""
 _LOOK_EVERY_S = 0.05
 """How often a `wait` looks whether a call hangs."""
 _OTHER = {Direction.DEMOTE: Direction.PROMOTE, Direction.PROMOTE: Direction.DEMOTE}
@@ -364,10 +366,12 @@ class StoreCopier:
                 return None
             self._turn = _OTHER[direction]
             share = queue[0]
-            piece = range(share.taken, min(share.taken + len(lane.entries), len(share.transfer.slots)))
+            total = len(share.transfer.slots)
+            size = min(len(lane.entries), max(_PIECE_MIN, -(-total // len(self._lanes))))
+            piece = range(share.taken, min(share.taken + size, total))
             share.taken = piece.stop
             share.pieces += 1
-            if share.taken == len(share.transfer.slots):
+            if share.taken == total:
                 queue.popleft()
             lane.share = share
             return share, piece

@@ -75,8 +75,8 @@ class _Written:
     name: str
     unfinished: str
     size: int
-    replaced: int
-    """The size of the value that was there before, which was another."""
+    replaces: bool
+    """Whether there was a value already when it was written; whether there still is, is to be found out under the lock."""
 
 
 class FileStore:
@@ -303,8 +303,9 @@ class FileStore:
         """Write a value to an unfinished file; None where it is kept already."""
         before = self._folder.size_of(name)
         if before == len(view):
-            self._folder.touch(name, self._clock())
-            return None
+            with contextlib.suppress(FileNotFoundError):  # evicted since
+                self._folder.touch(name, self._clock())
+                return None
         unfinished, descriptor = self._folder.begin(name)
         try:
             done = 0
@@ -319,7 +320,7 @@ class FileStore:
             raise
         finally:
             os.close(descriptor)
-        return _Written(at, name, unfinished, len(view), before or 0)
+        return _Written(at, name, unfinished, len(view), before is not None)
 
     def _publish(self, written: Sequence[_Written], outcomes: list[StoreOutcome]) -> None:
         """Rename what was written, under the lock, after making room for it. The outcome of what could not be is set."""
@@ -333,8 +334,9 @@ class FileStore:
                 used = self._set_used(lock, used + needed)
                 while pending:
                     each = pending[-1]
+                    replaced = (self._folder.size_of(each.name) or 0) if each.replaces else 0
                     self._folder.publish(each.unfinished, each.name)
-                    used -= each.replaced
+                    used -= replaced
                     pending.pop()
                 if used != self._used:
                     self._set_used(lock, used)

@@ -341,16 +341,17 @@ def test_store_that_writes_late_spoils_no_slot(make: Make) -> None:
 # --- a store that hangs --------------------------------------------------------------------------------------------------
 
 
-def hanging(method: str, *, first: int = 1) -> tuple[FaultyStore, MemoryStore]:
-    """A store of which some calls hang until it is released: the first ones of a method."""
+def hanging(method: str, *, first: int = 1, after: int = 0) -> tuple[FaultyStore, MemoryStore]:
+    """A store of which some calls hang until it is released: the first ones of a method, after some that do not."""
     inner = MemoryStore()
 
     class Hanging(FaultyStore):
         def _begin(self, called: str, keys: Sequence[bytes]) -> list[bool]:
-            nonlocal first
+            nonlocal first, after
             with self._changed:
-                hangs = called == method and first > 0
+                hangs = called == method and not after and first > 0
                 first -= hangs
+                after -= called == method and after > 0
             if hangs:
                 return super()._begin(called, keys)
             return [False] * len(keys)
@@ -405,6 +406,28 @@ def test_wait_ends_though_a_call_hangs(make: Make) -> None:
     store.release()
     assert rig.run(PROMOTE, [2, 3], "ab").missing == ()
     assert rig.is_empty(0)
+
+
+def test_job_that_was_given_up_is_not_begun_later(make: Make) -> None:
+    """Neither one that waits nor the rest of one of which a part has moved; what has moved counts as moved."""
+    store, inner = hanging("put", after=1)
+    rig = make(store, num_threads=1, entries=4, timeout_s=10.0)
+    keys = range(12)
+    rig.fill(keys, keys)
+    half = rig.launch(DEMOTE, keys, keys)
+    queued = rig.launch(DEMOTE, [20], "x")
+    assert store.wait_until_hanging()
+    rig.clock.now = 10.0
+    assert {each.job for each in rig.copier.poll()} == {half, queued}
+    statistics = rig.copier.statistics()
+    assert (statistics.demoted, statistics.failed) == (4, 9)
+
+    store.release()
+    while rig.copier.statistics().threads_lost:
+        threading.Event().wait(0)
+    rig.copier.close()
+    assert set(inner.values) == {name(key) for key in range(8)}
+    assert rig.copier.statistics().demoted == 4
 
 
 class Ticking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import stat
 import subprocess
@@ -102,6 +103,24 @@ def test_put_keeps_the_bytes_that_are_there(store: FileStore, arena: Arena, tmp_
     assert arena.put(store, "a", b"hello") is OK
     assert arena.get(store, "a", 5) == b"hello"
     assert store.statistics().used_bytes == 7  # the count is never too low; it knew of 5, and 3 were replaced
+
+
+def test_put_of_a_value_that_vanishes_meanwhile_is_written(
+    store: FileStore, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has evicted it between the look at it and its touch."""
+    monkeypatch.setattr(store._folder, "size_of", lambda _name: 5)
+
+    begin = store._folder.begin
+
+    def undo_and_begin(name: str) -> tuple[str, int]:
+        monkeypatch.undo()
+        return begin(name)
+
+    monkeypatch.setattr(store._folder, "begin", undo_and_begin)
+    assert arena.put(store, "a", b"hello") is OK
+    assert arena.get(store, "a", 5) == b"hello"
+    assert store.statistics().used_bytes == 5
 
 
 def test_remove_takes_a_value_away(store: FileStore, arena: Arena) -> None:
@@ -210,6 +229,45 @@ def test_entries_never_exceed_the_bound(tmp_path: Path, arena: Arena) -> None:
         assert store.statistics().used_bytes == sum(sizes)
     for store in stores:
         store.close()
+
+
+def test_threads_and_evictions_mix_up_no_values(tmp_path: Path) -> None:
+    """Two stores on one folder, two threads each: what is got is right, nothing fails, and the counts agree at the end."""
+    stores = [FileStore(tmp_path, 40_000) for _ in range(2)]
+    wrong: list[object] = []
+    hits: list[int] = []
+
+    def work(number: int) -> None:
+        store, arena = stores[number % 2], Arena(1 << 17)
+        arena.join(store)
+        rng = random.Random(number)
+        for _ in range(300):
+            name = rng.randrange(60)
+            size = 500 + 40 * name
+            if rng.random() < 0.1:
+                wrong.extend(each for each in store.remove([key(name)]) if each not in (OK, ABSENT))
+            elif rng.random() < 0.5:
+                wrong.extend([each] if (each := arena.put(store, name, value(name, size))) is not OK else [])
+            else:
+                found = arena.get(store, name, size)
+                hits.append(found == value(name, size))
+                wrong.extend([found] if found not in (value(name, size), ABSENT) else [])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert sum(hits) > 20
+    assert [store.statistics().failed for store in stores] == [0, 0]
+    assert min(store.statistics().evicted for store in stores) > 0
+    for store in stores:
+        store.close()
+    last = FileStore(tmp_path, 40_000)
+    assert last.statistics().used_bytes == sum(path.stat().st_size for path in tmp_path.glob("??/*")) <= 40_000
+    assert [each for each in listed(tmp_path) if each.startswith(".")] == []
+    last.close()
 
 
 def test_batch_larger_than_the_bound_is_put_piece_by_piece(tmp_path: Path, arena: Arena) -> None:
