@@ -168,8 +168,16 @@ class TierBelow:
         """Whether a promotion is bringing this content."""
         return content in self._coming
 
-    def promote(self, wanted: Sequence[Content]) -> bool:
-        """Plan promotions of content that the store has, as far as it may be in flight; False if the host tier has no room."""
+    def promote(self, wanted: Sequence[Content], present: Sequence[int] = ()) -> bool:
+        """Plan promotions of content that the store has, as far as it may be in flight; False if the host tier has no room.
+
+        *present* are the slots of a hit's other content, which is not evicted for what is to come.
+        """
+        if len(wanted) + len(present) > len(self._ledger.slots):  # each chunk that comes would evict another
+            self._counts["no_room"] += len(wanted)
+            return False
+        if present:
+            self._tier.touch(present)
         find = self._ledger.slots.find
         absent = [content for content in dict.fromkeys(wanted) if find(*content) is None]
         while absent and (room := self.policies.max_slots - self._out[Direction.PROMOTE]) > 0 and self._ledger.jobs.room:

@@ -58,6 +58,8 @@ class Search:
         """Whether the result of the last search depends on the tier below."""
         self.wanted: list[tuple[int, bytes]] = []
         """The content that a load of the last hit would read, and that only the tier below has."""
+        self.present: list[int] = []
+        """The slots that it would read as well."""
 
     def run(
         self,
@@ -76,7 +78,7 @@ class Search:
         With *below*, content that only the tier below has counts as being on its way; otherwise, so does nothing from there.
         """
         self.in_doubt = self.on_below = False
-        self.wanted = []
+        self.wanted, self.present = [], []
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
         names: list[Sequence[bytes]] = []
@@ -94,7 +96,7 @@ class Search:
         last = limit if most is None else min(limit, start + most)
         found = self._in_host(names, start, last, {} if own else self._loading, below=below) if host else device
         if below and found.deferred and not self.in_doubt and self._below is not None and self.on_below:
-            self.wanted = self._only_below(names, start, found.length, known)
+            self._split(names, start, found.length, known)
         if found.deferred or (found.length > start and serves):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, found.length, start, start, True, step)
@@ -164,17 +166,17 @@ class Search:
 
         return common_length(self._host_units, start, limit, ask)
 
-    def _only_below(self, names: Sequence[Sequence[bytes]], start: int, length: int, known: int) -> list[tuple[int, bytes]]:
-        """The chunks of a hit that the host tier lacks."""
+    def _split(self, names: Sequence[Sequence[bytes]], start: int, length: int, known: int) -> None:
+        """Note which chunks of a hit the host tier has, and which it lacks."""
         size, find, compute_from = self._geometry.blocks_per_chunk, self._ledger.slots.find, length - (length == known)
-        found = []
         for group, tokens in enumerate(self._geometry.block_tokens):
             first = max(self._geometry.needed(group, compute_from).start, start // tokens)
             for chunk in range(first // size, length // (tokens * size)):
                 key = names[group][(chunk + 1) * size - 1]
-                if find(group, key) is None:
-                    found.append((group, key))
-        return found
+                if (slot := find(group, key)) is None:
+                    self.wanted.append((group, key))
+                else:
+                    self.present.append(slot)
 
     def _lives(self, names: Sequence[Sequence[bytes]], start: int, compute_from: int) -> tuple[tuple[int, ...], ...]:
         """The lives on the device that a request reads to continue at a token."""

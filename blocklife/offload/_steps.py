@@ -199,7 +199,8 @@ class SchedulerSteps:
             return False
         if tracked.below_until is None:
             tracked.below_until = state.now + below.policies.max_wait
-        if below.promote(state.search.wanted):
+        search = state.search
+        if below.promote(search.wanted, search.present):
             return True
         tracked.below_until = -inf
         return False

@@ -267,6 +267,30 @@ def test_full_host_tier_fetches_nothing() -> None:
     assert rig.counts == {"no_room": 3}
 
 
+def test_text_that_the_host_tier_cannot_hold_is_not_fetched() -> None:
+    """Each chunk that comes would evict one that came before; nothing is fetched in circles."""
+    rig = BelowRig(slots=2, policies=BelowPolicies(max_slots=1))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+
+    assert rig.hit("a").deferred is False
+    assert moved(rig.tick()) == {}
+
+
+def test_what_a_waiting_request_has_is_not_evicted_for_the_rest() -> None:
+    """The host tier holds just what it needs, and somebody's content, which goes first."""
+    rig = BelowRig(slots=3, policies=BelowPolicies(max_slots=1, demote=Demote.NEVER))
+    rig.fill("x", letters(5, "n"))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    for _ in range(3):
+        assert rig.hit("a").deferred
+        rig.tick()
+
+    assert rig.hit("a").host_tokens == 12
+    assert rig.counts == {"promoted": 3}
+
+
 def test_bytes_in_flight_are_bounded() -> None:
     """At most `max_slots` slots are filled at a time, in jobs of at most `job_slots`; the rest comes later."""
     rig = BelowRig(policies=BelowPolicies(max_slots=2, job_slots=1))
