@@ -520,7 +520,6 @@ class OffloadScheduler(edge.NotCopied):
             seals += self._steps.state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._state.plans[plan]
-        self._state.now = now
         if self._state.below is not None:
             self._state.below.settle()
         table.known[rows], table.computed[rows] = tokens_known, computed

@@ -107,7 +107,7 @@ class SchedulerState(edge.NotCopied):
             self.below = TierBelow(ledger, tier, index, chosen, self.stores.suffix, size)
         self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading, self.below)
         self.now = 0.0
-        """The time of the latest step."""
+        """The time of the latest plan."""
         self.pinned: dict[str, list[int]] = {}
         self.preempted: dict[str, None] = {}
         self.ending: set[str] = set()
