@@ -75,6 +75,9 @@ class EngineHooks:
         else:
             self._num_still, self._is_told = 0, False
             self._leave_circle()
+            for mirror in self._mirrors:
+                if mirror.below is not None:
+                    mirror.below.progressed()
         self._after()
         return result
 
@@ -124,6 +127,7 @@ class EngineHooks:
             self._num_resting += 1
             for mirror in self._mirrors:
                 self._look_for_circle(mirror, len(requests))
+                self._look_for_promotions(mirror, len(requests))
         else:
             self._leave_circle()
 
@@ -173,10 +177,22 @@ class EngineHooks:
                 mirror.story.violate("I12", what, block=again[0], job=number)
         mirror.tell()
 
+    def _look_for_promotions(self, mirror: Mirror, waiting: int) -> None:
+        """All requests wait: what is promoted again and again is never read."""
+        if mirror.below is None or self._num_resting < NUM_STILL or self._is_told or not waiting:
+            return
+        if circle := mirror.below.circles():
+            self._is_told = True
+            mirror.story.violate("I12", f"for {NUM_STILL} steps {waiting} requests wait, and content {circle}")
+            mirror.tell()
+
 
 def _look_behind(mirror: Mirror) -> bool:
     """Whether any job is in flight."""
     mirror.catch_up()
+    if below := mirror.below.left_behind() if mirror.below is not None else ():
+        mirror.story.violate("I5", f"no step will follow, and {below[0].name} is still out", request=below[0].request)
+        mirror.tell()
     if left := mirror.jobs.left_behind():
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         mirror.story.violate("I5", f"no step will follow, but job {left[0]}{more} is still in flight", job=left[0])

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from blocklife.engines.vllm.watch._below import Below
 from blocklife.engines.vllm.watch._holders import CONNECTOR, Holders
 from blocklife.engines.vllm.watch._host import NUM_SPARE, Filing, Host
 from blocklife.engines.vllm.watch._jobs import EngineCopy, FollowedJobs
@@ -118,6 +119,7 @@ class Mirror:
         """Whether the connector waits only for its jobs, and not, for example, for another tier."""
         self.num_held: Callable[[], int | None] = lambda: None
         """How many slots the connector cannot hand out now, if it can tell; negative where it counts some slots twice."""
+        self.below: Below | None = None  # where there are tiers below the host
         self.progress = EngineProgress()
         """The progress of the requests; shared by all mirrors of one engine."""
         self.brought: frozenset[int] = frozenset()
@@ -126,8 +128,7 @@ class Mirror:
         """Whether anything was replayed in the middle of a step."""
         self._log: list[Fact] = []
         self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, compared by identity
-        # Targets of the loads of the step in replay; for a load that ends before the forward pass, with that load.
-        self._targets: set[int] = set()
+        self._targets: set[int] = set()  # of the loads of the step in replay; those that end before the forward pass: _soon
         self._soon: dict[int, EngineCopy] = {}
         self._loaded: set[int] = set()
         self._new: set[int] = set()
@@ -192,6 +193,24 @@ class Mirror:
     def reported(self, job: int, count: int) -> None:
         """This many more workers report the end of their share of a job."""
         self._log.append((self._reporting, (job, count)))
+
+    def lent(self, holder: str, slots: Sequence[int]) -> None:
+        """A job of a tier below the host (*holder*) reads these slots from now on."""
+        self._log.append((self.jobs.lend, (holder, slots)))
+
+    def returned(self, holder: str) -> None:
+        """That job is over."""
+        self._log.append((self.jobs.take_back, (holder,)))
+
+    def published(self, slots: Sequence[int]) -> None:
+        """The connector lets these slots be read: what was stored in them must have landed."""
+        if slots:
+            self._log.append((self.jobs.published, (slots,)))
+
+    def brought_up(self, content: Sequence[tuple[bytes, int]]) -> None:
+        """A tier below has filled slots: the key of each, and the slot."""
+        if content:
+            self._log.append((self.jobs.bring_up, (content,)))
 
     def reset(self, *, forget: bool = True) -> None:
         """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host's content, too."""
