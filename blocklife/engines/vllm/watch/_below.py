@@ -363,8 +363,8 @@ class Below:
         used.readers.append(job)
         return True
 
-    def handed_over(self, number: int, tier: int, *, promotes: bool) -> None:
-        """A tier gets a job."""
+    def handed_over(self, number: int, tier: int, content: Sequence[tuple[bytes, int]], *, promotes: bool) -> None:
+        """A tier gets a job, for these keys, each with its slot."""
         job = self._jobs.get(number)
         self._kept_back.pop(number, None)
         if job is None:
@@ -377,6 +377,8 @@ class Below:
         elif job.promotes is not promotes:
             does = "as a promotion, and is a store" if promotes else "as a store, and is a promotion"
             self._odd("I3", f"{job.name} is handed to tier {tier} {does}", job)
+        elif content != list(zip(job.keys, job.slots, strict=False)):
+            self._odd("I8", f"{job.name} is handed to tier {tier} with other keys and slots than it was made with", job)
         elif promotes and not job.is_filed:
             self._file(job)
         job.is_handed_over = True

@@ -7,7 +7,8 @@ changes what the engine does. After a violation the mirror adopts the state of t
 executes it. The workers of a step first launch the stores deferred from the previous step, then wait for the flushed jobs, then
 compute, then load. So facts are only noted while a step is scheduled, and `step` replays them in the device's order:
 
-1. what happened before the step's first hand-out: reports, releases, resets;
+1. what happened before the step's first hand-out: reports, releases, resets; and whatever tiers below the host have done, for
+   their jobs are over, or begin to read, before any copy of this step;
 2. stores that this step both makes and flushes: they read what their blocks held before this step handed them out;
 3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and
    the step must flush that job. A load that ends before the step computes is over at the first hit on its target;
@@ -284,6 +285,10 @@ class Mirror:
         self.brought = frozenset(self._soon)
         start = next((at for at, (fact, _) in enumerate(log) if fact is self._handing_out), len(log))
         self._replay(log[:start])
+        if self.below is not None:
+            of_tiers = {self.jobs.published, self.jobs.lend, self.jobs.take_back, self.jobs.bring_up}
+            self._replay([each for each in log[start:] if each[0] in of_tiers])
+            log[start:] = [each for each in log[start:] if each[0] not in of_tiers]
         self.jobs.land(begins=True)
         self.jobs.store([copy for copy in stores if copy.number in waits])
         self._replay(log[start:])

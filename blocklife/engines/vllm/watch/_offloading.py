@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
+from blocklife.engines.vllm.watch._below import Below
 from blocklife.engines.vllm.watch._calls import Original, ending_of
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
 from blocklife.engines.vllm.watch._host import CopyPiece
@@ -63,8 +64,10 @@ class OffloadingHooks(ConnectorHooks):
         # Content from tiers of another kind below this one would arrive unseen.
         manager = getattr(scheduler, "manager", None)
         mirror.hears_all = sees_all = type(manager).__name__ == "CPUOffloadingManager"
+        self._below: Below | None = None
         if is_tiering(manager):
             tiering = TieringHooks(mirror, manager, alone=False)
+            self._below = tiering.below
             self.all_calls += tiering.all_calls
             sees_all = tiering.below.sees_all
         self._primary = primary_of(manager)
@@ -231,6 +234,9 @@ class OffloadingHooks(ConnectorHooks):
                 self._odd.append((rule, what, request, number))
             if not store:
                 continue
+            if self._below is not None and (known := self._below.holds(key)) is not None and known[1] >= 0:
+                what = f"job {number} stores into slot {slot}, which can be read already"
+                self._odd.append(("I6", what, request, number))
             older = self._stored.get(slot, key)
             if older != key and getattr(find(older), "chunk_id", None) == slot:
                 what = f"job {number} stores into slot {slot}, which is still found by the key of what it held before"

@@ -228,7 +228,8 @@ class TieringHooks:
     def _submit(self, tier: int, promotes: bool, original: Original, *args: object, **kwargs: object) -> object:
         (job,) = given(args, kwargs, "job_metadata")
         if isinstance(number := getattr(job, "job_id", None), int):
-            self.below.handed_over(number, tier, promotes=promotes)
+            content = list(zip(getattr(job, "keys", ()), map(int, getattr(job, "chunk_ids", ())), strict=False))
+            self.below.handed_over(number, tier, content, promotes=promotes)
         return self._call(original, *args, **kwargs)
 
     def _finished(self, tier: int, original: Callable[..., Iterable[ResultLike]]) -> Iterable[ResultLike]:
