@@ -136,7 +136,7 @@ class Filing:
 
     def lend(self, holder: str, slots: Sequence[int]) -> None:
         """Pin slots for a job of a tier. One that is EMPTY is taken as given; one that is being written is left out."""
-        known = [slot for slot in slots if 0 <= slot < self._num_slots]
+        known = [slot for slot in dict.fromkeys(slots) if 0 <= slot < self._num_slots]
         for slot in known:
             if self._state[slot] == _EMPTY:
                 self._believe(slot, 0)
