@@ -295,8 +295,9 @@ class Below:
         if slot is None or (used := self._used[slot]).is_odd or used.holds == holds:
             return
         used.is_odd = True
-        told = [f"{each} holds" if each >= 0 else "a write" for each in (holds, used.holds)]
-        self._odd("I4", f"the engine counts {told[0]} of slot {slot}, and there are {told[1]}", slot=slot)
+        written = " (-1: it is written)" if -1 in (holds, used.holds) else ""
+        what = f"the engine counts {holds} holds of slot {slot}, and there are {used.holds}{written}"
+        self._odd("I4", what, slot=slot)
 
     # --- jobs of the tiers --------------------------------------------------------------------------------------------------
 
