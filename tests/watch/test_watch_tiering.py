@@ -353,3 +353,16 @@ def test_watch_is_kept(manager: Manager) -> None:
 
     assert isinstance(watch, Watch)
     assert attach(manager) is watch
+
+
+def test_fault_of_the_book_never_stops_the_engine(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch is lost, says why, and leaves the engine as it was."""
+    before = _parts(manager)
+    watch = attach(manager, COUNT)
+    monkeypatch.setattr(watch.mirror.below, "reserved", lambda *args, **kwargs: 1 // 0)
+    manager.store(A)
+    monkeypatch.undo()
+
+    assert isinstance(watch.lost, ZeroDivisionError)
+    assert manager.primary_tier.lookup(A, Context()) is Found.HIT
+    assert _parts(manager)[1].keys() == before[1].keys()

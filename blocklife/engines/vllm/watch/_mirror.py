@@ -240,13 +240,13 @@ class Mirror:
         *missing*: what a request expects to be loaded, and no job loads.
         """
         log, self._log = self._log, []
-        self._minded(lambda: self._step(log, stores, loads, waits, computes, missing))
+        self.minded(lambda: self._step(log, stores, loads, waits, computes, missing))
         self.tell()
 
     def catch_up(self) -> None:
         """Replay what was noted so far, outside of a step or because a step was given up."""
         log, self._log = self._log, []
-        self._minded(lambda: self._catch_up(log))
+        self.minded(lambda: self._catch_up(log))
         self.tell()
 
     def tell(self) -> None:
@@ -255,7 +255,7 @@ class Mirror:
             found, self.story.found = self.story.found, []
             self._tell(found)
 
-    def _minded(self, what: Callable[[], None]) -> None:
+    def minded(self, what: Callable[[], object]) -> None:
         """Run *what*; an error of the watch itself is passed to *lost*, and never stops the engine."""
         try:
             what()

@@ -142,28 +142,34 @@ class TieringHooks:
     def _prepare(self, promotes: bool, original: Original, *args: object, **kwargs: object) -> object:
         output = original(*args, **kwargs)
         if output is not None:
-            self.below.evicted(getattr(output, "evicted_keys", ()))
-            keys, slots = list(getattr(output, "keys_to_store", ())), _slots(getattr(output, "store_spec", None))
-            self.below.reserved(keys, slots, promotes=promotes, request=_request_of(args, kwargs))
-            self._count(keys)
+            self._mirror.minded(lambda: self._has_reserved(promotes, output, _request_of(args, kwargs)))
         self._leave()
         return output
+
+    def _has_reserved(self, promotes: bool, output: object, request: str | None) -> None:
+        self.below.evicted(getattr(output, "evicted_keys", ()))
+        keys, slots = list(getattr(output, "keys_to_store", ())), _slots(getattr(output, "store_spec", None))
+        self.below.reserved(keys, slots, promotes=promotes, request=request)
+        self._count(keys)
 
     def _complete(self, promotes: bool, original: Original, *args: object, **kwargs: object) -> object:
         success = given(args, kwargs, "keys", "req_context", "success")[2]
         listed = _keys_of(args, kwargs)
         result = original(*args, **kwargs)
         if success is None or success:
-            found = self.below.published([key for key in listed if self._find(key) is not None], promoted=promotes)
-            self._count(listed)
-            if promotes:
-                self._later.append((self._mirror.brought_up, (found,)))
-            else:
-                self._later.append((self._mirror.published, ([slot for _, slot in found],)))
+            self._mirror.minded(lambda: self._has_published(promotes, listed))
         else:
-            self.below.dropped(listed)
+            self._mirror.minded(lambda: self.below.dropped(listed))
         self._leave()
         return result
+
+    def _has_published(self, promotes: bool, keys: Sequence[bytes]) -> None:
+        found = self.below.published([key for key in keys if self._find(key) is not None], promoted=promotes)
+        self._count(keys)
+        if promotes:
+            self._later.append((self._mirror.brought_up, (found,)))
+        else:
+            self._later.append((self._mirror.published, ([slot for _, slot in found],)))
 
     def _hold(self, by_tier: bool, original: Original, *args: object, **kwargs: object) -> object:
         keys = _keys_of(args, kwargs)
@@ -172,17 +178,20 @@ class TieringHooks:
         except Exception:
             self._leave()
             raise
-        self.below.held(keys, _slots(spec), by_tier=by_tier, request=_request_of(args, kwargs))
-        self._count(keys)
+        self._mirror.minded(lambda: self._has_held(by_tier, keys, spec, _request_of(args, kwargs)))
         self._leave()
         return spec
 
+    def _has_held(self, by_tier: bool, keys: Sequence[bytes], spec: object, request: str | None) -> None:
+        self.below.held(keys, _slots(spec), by_tier=by_tier, request=request)
+        self._count(keys)
+
     def _release(self, by_tier: bool, original: Original, *args: object, **kwargs: object) -> object:
         keys = _keys_of(args, kwargs)
-        self.below.released(keys, by_tier=by_tier)
+        self._mirror.minded(lambda: self.below.released(keys, by_tier=by_tier))
         try:
             result = original(*args, **kwargs)
-            self._count(keys)
+            self._mirror.minded(lambda: self._count(keys))
         finally:
             self._leave()
         return result
@@ -191,13 +200,17 @@ class TieringHooks:
         result = original(*args, **kwargs)
         if getattr(result, "name", None) == "HIT":
             (key,) = given(args, kwargs, "key")
-            if isinstance(key, bytes) and (chunk := self._find(key)) is not None:
-                self.below.hit(key, chunk.chunk_id, chunk.ref_cnt)
+            if isinstance(key, bytes):
+                self._mirror.minded(lambda: self._has_hit(key))
                 self._leave()
         return result
 
+    def _has_hit(self, key: bytes) -> None:
+        if (chunk := self._find(key)) is not None:
+            self.below.hit(key, chunk.chunk_id, chunk.ref_cnt)
+
     def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
-        self.below.resets()
+        self._mirror.minded(self.below.resets)
         result = original(*args, **kwargs)
         self._leave()
         return result
@@ -211,6 +224,10 @@ class TieringHooks:
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
     def _register(self, original: Original, job: JobLike, tier_idx: int) -> object:
+        self._mirror.minded(lambda: self._has_made(job, tier_idx))
+        return self._call(original, job, tier_idx)
+
+    def _has_made(self, job: JobLike, tier_idx: int) -> None:
         keys, slots = list(job.keys), [int(slot) for slot in job.chunk_ids]
         request = _name_of(job.req_context)
         made = TierJob(job.job_id, tier_idx, request, keys, slots, bool(job.is_promotion))
@@ -218,7 +235,6 @@ class TieringHooks:
         if not made.promotes:
             self._later.append((self._mirror.lent, (made.name, slots)))
         self._count(keys)
-        return self._call(original, job, tier_idx)
 
     def _sees(self, tier: int, promotes: bool) -> bool:
         """Whether it is seen when a tier gets a job: vLLM's tests put other methods in that place."""
@@ -227,10 +243,13 @@ class TieringHooks:
 
     def _submit(self, tier: int, promotes: bool, original: Original, *args: object, **kwargs: object) -> object:
         (job,) = given(args, kwargs, "job_metadata")
+        self._mirror.minded(lambda: self._has_handed_over(job, tier, promotes))
+        return self._call(original, *args, **kwargs)
+
+    def _has_handed_over(self, job: object, tier: int, promotes: bool) -> None:
         if isinstance(number := getattr(job, "job_id", None), int):
             content = list(zip(getattr(job, "keys", ()), map(int, getattr(job, "chunk_ids", ())), strict=False))
             self.below.handed_over(number, tier, content, promotes=promotes)
-        return self._call(original, *args, **kwargs)
 
     def _finished(self, tier: int, original: Callable[..., Iterable[ResultLike]]) -> Iterable[ResultLike]:
         """The reports of a tier. They count where the manager reads them, one by one; whoever else reads them is a test."""
@@ -238,10 +257,10 @@ class TieringHooks:
 
     def _reports(self, tier: int, results: Iterable[ResultLike]) -> Iterator[ResultLike]:
         for result in results:
-            self._report(tier, result)
+            self._mirror.minded(functools.partial(self._has_reported, tier, result))
             yield result
 
-    def _report(self, tier: int, result: ResultLike) -> None:
+    def _has_reported(self, tier: int, result: ResultLike) -> None:
         good = list(result.successful_keys or ())
         job = self.below.reported(result.job_id, tier, ok=bool(result.success), good=good)
         if job is not None:
@@ -257,7 +276,7 @@ class TieringHooks:
         self._depth += 1
         try:
             result = original(*args, **kwargs)
-            self.below.settled()
+            self._mirror.minded(self.below.settled)
             return result
         finally:
             self._is_processing = was
@@ -287,7 +306,7 @@ class TieringHooks:
         self._depth += 1
         try:
             result = original(*args, **kwargs)
-            self.below.ends_step()
+            self._mirror.minded(self.below.ends_step)
         finally:
             self._depth -= 1
             self._leave()
@@ -302,7 +321,7 @@ class TieringHooks:
     def _asked_for_work(self, original: Original, *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
         if not result:
-            self.below.rests()
+            self._mirror.minded(self.below.rests)
             self._leave()
         return result
 
