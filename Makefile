@@ -114,12 +114,13 @@ vllm: $(BIN)/python  ## fetch vLLM's scheduler side for tests: 1.4 GB, once (VLL
 	@$(BIN)/python -m tests.vllm.fetch $(VLLM)
 
 OFFLOADING := tests/v1/kv_connector/unit/offloading_connector
+TIERING := tests/v1/kv_offload/tiering
 
 test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's own, with the watch attached, and against our connector
 	@for release in $(VLLM); do \
 	  $(BIN)/python -m tests.vllm.run --ours $$release $(ARGS) || exit 1; \
 	done
-	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload
+	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload $(TIERING)
 	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p behaviour $(OFFLOADING)/test_scheduler.py
 
 nightly-vllm: $(VENV)/.dev  ## the same in four releases, the tables of seed bugs and of planted ones, and a million steps under the watch: hours

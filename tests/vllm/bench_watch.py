@@ -129,7 +129,7 @@ def time_hooks(stopwatch: Stopwatch, connector: object) -> None:
 def time_watch(stopwatch: Stopwatch, watch: Watch) -> None:
     """Time each call that goes through a watch as its own, but for what the original method takes."""
     for calls in watch._calls:
-        for thing, name, original, make in calls._made:
+        for thing, name, original, make, _ in calls._made:
             kind = "connector" if hasattr(thing, "_jobs") else "scheduler"
             setattr(thing, name, stopwatch.around("watch", make(stopwatch.around(kind, original))))
 

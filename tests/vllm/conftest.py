@@ -12,6 +12,7 @@ from blocklife.engines.vllm._versions import SUPPORTED, is_supported
 from tests.vllm.releases import MODEL
 
 NEED_NO_VLLM = {"test_tools.py"}
+NEED_ONE_RELEASE = ("test_connector", "test_behaviour", "test_planted", "test_programs", "test_reports", "test_tiers")
 
 
 class Absent(pytest.Module):
@@ -37,7 +38,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if importlib.util.find_spec("vllm") is None:
         absent: pytest.Module = Absent.from_parent(parent, path=module_path)
         return absent
-    if module_path.name.startswith(("test_connector", "test_behaviour", "test_planted", "test_programs", "test_reports")):
+    if module_path.name.startswith(NEED_ONE_RELEASE):
         from tests.vllm.engine import RELEASE
 
         if not is_supported(RELEASE):

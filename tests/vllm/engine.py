@@ -8,7 +8,12 @@ Rules of this file and of ``workers``:
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Sequence
 from copy import copy
 
@@ -20,6 +25,7 @@ import vllm
 from attrs import evolve
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.request import RequestStatus
 
 from blocklife.offload import FullAttention, Mamba, SlidingWindow
@@ -29,6 +35,8 @@ from tests.vllm.worlds import GroupSpec, WorldSpec
 
 RELEASE: str = vllm.__version__
 MINOR = int(RELEASE.split(".")[1])
+
+_ENGINES = itertools.count()
 
 QUEUES_EMPTY_STEPS = MINOR >= 33
 """Whether the engine, with asynchronous scheduling, goes on to the next step behind one that schedules nothing."""
@@ -47,8 +55,8 @@ def _group(group: GroupSpec) -> Group:
     return FullAttention(group.block_tokens) if group.window is None else SlidingWindow(group.block_tokens, group.window)
 
 
-def shape_of(spec: WorldSpec) -> making.Shape:
-    """What the engine of a world is made for."""
+def shape_of(spec: WorldSpec, folder: str = "") -> making.Shape:
+    """What the engine of a world is made for; *folder* is for the files of a tier below the host."""
     shape = making.Shape(
         groups=tuple(map(_group, spec.groups)),
         num_blocks=spec.num_gpu_blocks,
@@ -62,13 +70,14 @@ def shape_of(spec: WorldSpec) -> making.Shape:
         part_tokens=spec.part_tokens,
         priority=spec.priority,
     )
-    return evolve(shape, transfer=_transfer_config(spec, shape))
+    return evolve(shape, transfer=_transfer_config(spec, shape, folder))
 
 
-def _transfer_config(spec: WorldSpec, shape: making.Shape) -> KVTransferConfig | None:
+def _transfer_config(spec: WorldSpec, shape: making.Shape, folder: str) -> KVTransferConfig | None:
     if spec.connector is None:
         return None
-    extra: dict[str, str | int | float | bool] = {}
+    extra: dict[str, object] = {}
+    engine = "rig"
     more: dict[str, str] = {}
     if spec.connector == "blocklife":
         name, more = "BlocklifeConnector", {"kv_connector_module_path": "blocklife.engines.vllm"}
@@ -80,10 +89,15 @@ def _transfer_config(spec: WorldSpec, shape: making.Shape) -> KVTransferConfig |
         name, chunks = "OffloadingConnector", spec.host_blocks // spec.blocks_per_chunk
         extra["cpu_bytes_to_use"] = chunks * making.chunk_bytes(shape, spec.blocks_per_chunk)
         extra["offload_prompt_only"] = False
+        if spec.below is not None:
+            chunk = -(-shape.page_bytes * spec.world_size // mmap.PAGESIZE) * mmap.PAGESIZE
+            files = {"type": "fs", "root_dir": folder, "n_read_threads": 1, "n_write_threads": 1}
+            extra |= {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": chunks * chunk, "secondary_tiers": [files]}
+            engine = f"rig-{os.getpid()}-{next(_ENGINES)}"  # the name of its shared memory
         if spec.blocks_per_chunk > 1:
             extra["block_size"] = spec.blocks_per_chunk * spec.groups[0].block_tokens
     extra.update(spec.extra_config)
-    return KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra, engine_id="rig", **more)
+    return KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra, engine_id=engine, **more)
 
 
 def resets_connector(scheduler: Scheduler) -> bool:
@@ -92,11 +106,21 @@ def resets_connector(scheduler: Scheduler) -> bool:
     return scheduler.connector is not None and (name != "SimpleCPUOffloadConnector" or MINOR >= 33)
 
 
+def host_manager(scheduler: Scheduler) -> CPUOffloadingManager:
+    """OffloadingConnector's manager of the host's slots, which may have tiers below it."""
+    manager = scheduler.connector.connector_scheduler.manager
+    found: CPUOffloadingManager = getattr(manager, "primary_tier", manager)
+    return found
+
+
 class Engine:
     """vLLM's scheduler for a world, with the configuration it was built from."""
 
     def __init__(self, spec: WorldSpec) -> None:
-        shape = shape_of(spec)
+        folder = "" if spec.below is None else tempfile.mkdtemp(prefix="blocklife-rig-")
+        if folder:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        shape = shape_of(spec, folder)
         self.config, self.kv_cache_config = making.config_of(shape), making.cache_of(shape)
         self.scheduler, hash_tokens = making.scheduler_of(self.config, self.kv_cache_config)
         self.hasher = making.hasher_of(hash_tokens)
@@ -120,7 +144,7 @@ class Engine:
         """How many blocks the host tier has room for, asked from the tier itself; None where there is nobody to ask."""
         connector = self.scheduler.connector
         if spec.connector == "offloading":
-            manager = connector.connector_scheduler.manager
+            manager = host_manager(self.scheduler)
             chunks = getattr(manager, "_num_chunks", None)
             return int(manager._num_blocks if chunks is None else chunks) * spec.blocks_per_chunk
         if spec.connector == "simple":

@@ -193,6 +193,25 @@ def preempted_before_it_was_computed(connector: Connector | None = "offloading")
     return rig
 
 
+def text_longer_than_the_host() -> Rig:
+    """OffloadingConnector with files below the host, and a text that is longer than the host: its request never starts.
+
+    1. A request of 22 tokens runs in steps of four. The host has four slots, so the file system has all five chunks of the text
+       in the end, and the host the last ones.
+    2. The device's cache is reset, and the text comes again. In each step the first chunks are hits in the host, and one behind
+       them is a hit below: it is promoted into a slot that another chunk of the same text has to leave. So the next step misses
+       that one. The request is asked for again in every step, and all of its text is never there at once.
+    """
+    rig = Rig(WorldSpec(num_gpu_blocks=32, host_blocks=4, max_num_seqs=4, max_num_batched_tokens=4, below=Lag()))
+    _ask(rig, _prompt(22))
+    rig.reset_prefix_cache()
+    rig.add(_prompt(22), 1)
+    for _ in range(200):
+        rig.step()
+    rig.close()
+    return rig
+
+
 FOUND: tuple[Story, ...] = (
     preempted_before_it_was_computed,
     partial_chunk,
@@ -202,6 +221,7 @@ FOUND: tuple[Story, ...] = (
     state_that_is_not_counted,
     lazy_store_without_end,
     request_behind_lazy_stores,
+    text_longer_than_the_host,
 )
 
 

@@ -28,6 +28,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Of
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager, SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_offload.base import LookupResult
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 
 MODES = ("as it is", "mended", "help")
@@ -112,6 +114,28 @@ def lazy_store_without_end() -> None:
 def request_behind_lazy_stores() -> None:
     """The mend of the other one does."""
     lazy_store_without_end()
+
+
+def text_longer_than_the_host() -> None:
+    """A promotion takes no slot of a chunk that the same request has found in the host."""
+
+    def lookup(self: Any, old: Callable[..., Any], key: bytes, context: Any, **named: Any) -> Any:
+        result = old(self, key, context, **named)
+        if result in (LookupResult.HIT, LookupResult.HIT_PENDING):
+            vars(context).setdefault("_found", set()).add(key)
+        return result
+
+    def initiate(self: Any, old: Callable[..., bool], tier: int, key: bytes, context: Any) -> bool:
+        policy, found = self.primary_tier._policy, vars(context).get("_found", set())
+        evict = policy.evict
+        policy.evict = lambda count, protected: evict(count, protected | found)
+        try:
+            return bool(old(self, tier, key, context))
+        finally:
+            del policy.evict
+
+    around(TieringOffloadingManager, "lookup", lookup)
+    around(TieringOffloadingManager, "_initiate_promotion", initiate)
 
 
 def play(script: Path, mode: str, said: Path) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import TYPE_CHECKING
 
 from attrs import define
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -23,6 +24,9 @@ from tests.vllm.engine import QUEUES_EMPTY_STEPS, Engine, resets_connector, row_
 from tests.vllm.runner import Batch, Corruption, Forward, Turn, Witness
 from tests.vllm.workers import Worker
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+
+if TYPE_CHECKING:
+    from tests.vllm.disk import Disk
 
 __all__ = ["Corruption", "GroupSpec", "Lag", "Rig", "Scheduler", "WorldSpec"]
 
@@ -75,6 +79,10 @@ class Rig:
         self._late_aborts: list[str] = []
         self._rng = Random(f"{seed}/rig")
         self.ranks = [self._rank(number) for number in range(spec.world_size)]
+        self.disk: Disk | None = None
+        """The files of a tier below the host, where there is one."""
+        if spec.below is not None:
+            self.disk = self._disk(spec.below)
         self._aggregator = None
         if spec.connector is not None:
             self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, spec.world_size)
@@ -83,6 +91,17 @@ class Rig:
             self._refuse_at_random()
         if on_scheduler is not None:
             on_scheduler(self.scheduler)
+
+    def _disk(self, lag: Lag) -> Disk:
+        """The files below the host's slots, which are then in memory that the tier knows, too."""
+        from tests.vllm.disk import Disk  # older releases have no such tier
+
+        spec, manager = self.spec, self.scheduler.connector.connector_scheduler.manager
+        threads = None if spec.file_threads else lag
+        disk = Disk(manager, threads, spec.file_faults, Random(f"{self.seed}/disk"))
+        for rank in self.ranks:
+            rank.memory.host = disk.host(rank.number, rank.memory.row_words)
+        return disk
 
     def _rank(self, number: int) -> Rank:
         spec = self.spec
@@ -102,7 +121,7 @@ class Rig:
 
     def _refuse_at_random(self) -> None:
         manager = self.scheduler.connector.connector_scheduler.manager
-        accept = manager.prepare_store
+        accept = manager.prepare_store  # of all tiers
 
         def prepare_store(*args: object, **kwargs: object) -> object:
             refused = self.refuse
@@ -202,6 +221,13 @@ class Rig:
         self._update(*self._queue.pop(0))
         return True
 
+    def close(self) -> None:
+        """Shut down what has threads and shared memory: tiers below the host. What they hold can still be read."""
+        if self.disk is not None:
+            for rank in self.ranks:
+                rank.memory.host = rank.memory.host.copy()
+            self.disk.close()
+
     def drain(self, max_steps: int = 1000) -> int:
         """Step until the engine is idle. Returns the number of steps; raises TimeoutError if *max_steps* do not do."""
         for steps in range(max_steps):
@@ -211,6 +237,8 @@ class Rig:
 
     def _launch(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
         self.step_number += 1
+        if self.disk is not None:
+            self.disk.turn(self.step_number)
         output = self.scheduler.schedule()
         return output, self._execute(output)
 

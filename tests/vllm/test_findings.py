@@ -26,6 +26,7 @@ SHOWN = {
     "state_that_is_not_counted": {"0.33.0": ("Cannot get 1 free blocks", "I13")},
     "lazy_store_without_end": {"0.33.0": ("is not the last", "I12")},
     "request_behind_lazy_stores": dict.fromkeys(("0.21.0", "0.22.1", "0.23.0", "0.33.0"), ("1 requests have not ended", "I12")),
+    "text_longer_than_the_host": {"0.33.0": ("1 requests have not ended", "I12")},
 }
 """What is seen of each story without the watch, and the rule that the watch names, by release. In one that is not named the
 story shows nothing, or another fault, which has been mended since."""

@@ -41,6 +41,10 @@ SAID = {
         r"10000 steps without a request store [1-9]\d* blocks, and go on",
         r"0 steps without a request store 0 blocks",
     ),
+    "text_longer_than_the_host": (
+        r"5 chunks in files, 4 slots; 200 steps schedule nothing; waiting: \['b WAITING'\]",
+        r"5 chunks in files, 4 slots; \d steps schedule nothing; waiting: \[\]",
+    ),
     "request_behind_lazy_stores": (r"waiting \['big'\], while .* store [1-9]\d* blocks", r"waiting \[\], .*"),
 }
 """What each script prints behind the release, in vLLM as it is and mended."""

@@ -143,6 +143,7 @@ def driven(
             break
     for each in watches:
         each.close()  # until then a process that ends would close it
+    rig.close()
 
 
 def trouble_of(rig: Rig) -> Trouble | None:

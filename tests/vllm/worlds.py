@@ -64,6 +64,12 @@ class WorldSpec:
     part_tokens: int = 0
     """A step computes no more of one prompt, while there are others; 0: as many as there is room for."""
     lag: Lag = Lag()
+    below: Lag | None = None
+    """How long files take, where OffloadingConnector's host has vLLM's file-system tier below it; None: it has none."""
+    file_threads: bool = False
+    """Whether the tier's own threads move these bytes, whenever they get to it; then a seed does not say what a run does."""
+    file_faults: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    """The share of jobs of the file-system tier that fail: a store that is not written, a file that is cut or gone."""
     refusals: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of stores that the host tier refuses, over and above those it has no room for."""
 
@@ -84,6 +90,35 @@ FULL = GroupSpec("full")
 WINDOW = GroupSpec("swa", window=8)
 STATE = GroupSpec("mamba")
 _LAG = Lag(0, 4)
+
+TIERED: dict[str, World] = {
+    "below": World(
+        "A host tier with files below it, which is smaller than what is asked for, and resets that include it.",
+        WorldSpec((FULL,), 24, 16, max_num_batched_tokens=16, lag=_LAG, below=Lag(0, 5)),
+        connector_resets=True,
+        busy=True,
+    ),
+    "below-faults": World(
+        "The same on a bad disk, with asynchronous scheduling and two workers.",
+        WorldSpec((FULL,), 24, 16, 8, 16, async_scheduling=True, world_size=2, lag=_LAG, below=Lag(0, 5), file_faults=0.1),
+        busy=True,
+    ),
+    "below-window": World(
+        "Files below a host that refuses stores, and a window.",
+        WorldSpec((WINDOW,), 20, 16, max_num_batched_tokens=16, lag=_LAG, below=Lag(0, 5), refusals=0.2),
+        busy=True,
+    ),
+    "below-hybrid": World(
+        "Files below the host, a full-attention group and a window.",
+        WorldSpec((FULL, WINDOW), 40, 28, max_num_batched_tokens=16, lag=_LAG, below=Lag(0, 5), file_faults=0.02),
+    ),
+    "below-threads": World(
+        "Files below the host, moved by the tier's own threads.",
+        WorldSpec((FULL,), 24, 16, max_num_batched_tokens=16, lag=_LAG, below=Lag(), file_threads=True),
+        busy=True,
+    ),
+}
+"""Worlds of 0.33.0 with its file-system tier below the host."""
 
 WORLDS: dict[str, World] = {
     "full": World(

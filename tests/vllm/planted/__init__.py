@@ -19,7 +19,7 @@ from unittest import mock
 
 from attrs import define, frozen
 
-SETS = {"own": ("pool", "offloading", "simple", "workers"), "outside": ("outside",)}
+SETS = {"own": ("pool", "offloading", "simple", "workers", "tiering"), "outside": ("outside",)}
 """The set with which the watch has grown, and one that was planned from vLLM's code alone; each has its rooms."""
 ROOMS = tuple(room for rooms in SETS.values() for room in rooms)
 

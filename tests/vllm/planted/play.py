@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from random import Random
 
+import numpy as np
 from attrs import define, evolve, frozen
 from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_idx
 
 from blocklife.testing.vllm import _making as making
 from tests.vllm.device import Memory, Text, Words
+from tests.vllm.engine import host_manager
 from tests.vllm.planted import Bed, Planted
 from tests.vllm.rig import Rig
 from tests.vllm.watched import Row, Trouble, driven, long_worlds, trouble_of
-from tests.vllm.worlds import WORLDS, Lag, World
+from tests.vllm.worlds import TIERED, WORLDS, Lag, World
 
 
 @frozen
@@ -53,7 +56,7 @@ def worlds() -> Mapping[str, World]:
         "sync-loads": long["sync loads"],
         "sync-loads-of-two": evolve(long["sync loads"], spec=two),
     }
-    known = WORLDS | more
+    known = WORLDS | TIERED | more
     for name in ("full", "full-async", "window", "simple"):
         known[f"{name}-tight"] = evolve(known[name], spec=evolve(known[name].spec, host_blocks=8, lag=Lag(1, 6)))
     return known
@@ -93,12 +96,25 @@ class Rest:
             hashes = making.request_of(name, text.tokens, 1, rig.engine.hasher).block_hashes
             texts.update((bytes(each), (text, at * tokens)) for at, each in enumerate(hashes))
         called = [(slot, *texts[name], group) for slot, name, group in _called(rig) if name in texts]
-        return not all(
+        wrong = not all(
             _holds(rank.memory, slot, text.prints(group, at, at + tokens))
             for slot, text, at, group in called
             if rig.spec.groups[group].kind != "mamba"
             for rank in rig.ranks
         )
+        return wrong or (rig.disk is not None and any(_file_is_wrong(rig, path, texts) for path in rig.disk.files()))
+
+
+def _file_is_wrong(rig: Rig, path: Path, texts: Mapping[bytes, tuple[Text, int]]) -> bool:
+    """Whether a file has other bytes than it is called; one that is cut was cut by the rig."""
+    found, tokens = texts.get(bytes.fromhex(path.stem)), rig.spec.groups[0].block_tokens
+    words = np.fromfile(path, dtype=np.uint64)
+    if found is None or not len(words):
+        return False
+    (text, at), group, size = found, int(path.parent.name.rpartition("_g")[2]), rig.ranks[0].memory.row_words
+    prints = text.prints(group, at, at + tokens)
+    cells = [(rank.memory.salt, words[rank.number * size : (rank.number + 1) * size]) for rank in rig.ranks]
+    return any(len(cell) == size and bool((cell.reshape(tokens, -1) != (prints ^ salt)[:, None]).any()) for salt, cell in cells)
 
 
 def _holds(memory: Memory, slot: int, words: Words) -> bool:
@@ -115,7 +131,7 @@ def _lost(rig: Rig) -> str | None:
         pool = connector.scheduler_manager.cpu_block_pool
         held = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
     else:
-        manager = connector.connector_scheduler.manager
+        manager = host_manager(rig.scheduler)
         held = manager._num_allocated_chunks - len(manager._free_list) - manager._num_evictable_cache_chunks
     return "slots lost" if held else None
 
@@ -127,7 +143,7 @@ def _called(rig: Rig) -> Iterator[tuple[int, bytes, int]]:
         named = ((each.block_id, each.block_hash) for each in connector.scheduler_manager.cpu_block_pool.blocks)
         found = ((slot, key) for slot, key in named if key is not None)
     else:
-        chunks = connector.connector_scheduler.manager._policy.chunks
+        chunks = host_manager(rig.scheduler)._policy.chunks
         found = ((chunk.chunk_id, key) for key, chunk in chunks.items() if chunk.is_ready)
     for slot, key in found:
         yield slot, bytes(get_offload_block_hash(key)), get_offload_group_idx(key)

@@ -31,7 +31,9 @@ _ATTRIBUTE = "_blocklife_watch"
 
 
 def attach(scheduler: object, options: Options | None = None) -> Watch:
-    """Watch a vLLM scheduler, or the scheduler side of a connector that is driven alone. One already watched keeps its watch.
+    """Watch a vLLM scheduler; or, driven alone, the scheduler side of a connector, or a manager of tiers.
+
+    One already watched keeps its watch, unless it is a part of *scheduler*: then the new watch has it.
 
     Raises MisuseError if there is nothing to watch, if it is watched with other options already, or if the recording cannot be
     written.
@@ -43,6 +45,7 @@ def attach(scheduler: object, options: Options | None = None) -> Watch:
         return found
     for part in Parts.of(scheduler).connectors:
         detach(part)
+        detach(getattr(part, "manager", None))
     watch = Watch(scheduler, options or Options())
     setattr(scheduler, _ATTRIBUTE, watch)
     return watch

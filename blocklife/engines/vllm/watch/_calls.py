@@ -32,7 +32,8 @@ class CallsThrough:
     """Methods of single objects whose calls go through a wrapper."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[object, str, Original, Callable[[Original], Original]]] = []
+        self._made: list[tuple[object, str, Original, Callable[[Original], Original], bool]] = []
+        """What is wrapped, how, and whether the object itself had it, instead of its class."""
 
     def add(self, thing: object, name: str, wrapper: Original) -> None:
         """Wrap a method of one object, if it has it; *wrapper* gets the original method as its first argument."""
@@ -42,17 +43,19 @@ class CallsThrough:
         """Replace the method by what *make* returns for the original; cheaper for frequent calls."""
         method = getattr(thing, name, None)
         if method is not None:
+            self._made.append((thing, name, method, make, name in vars(thing)))
             setattr(thing, name, make(method))
-            self._made.append((thing, name, method, make))
 
     def __bool__(self) -> bool:
         """Whether any method is wrapped."""
         return bool(self._made)
 
     def undo(self) -> None:
-        """Restore the original methods."""
-        for thing, name, _, _ in reversed(self._made):
+        """Restore the original methods. What was wrapped over them later has to be undone before."""
+        for thing, name, method, _, is_own in reversed(self._made):
             vars(thing).pop(name, None)
+            if is_own:
+                setattr(thing, name, method)
         self._made = []
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from blocklife.engines.vllm.watch._below import TierJob
 from blocklife.engines.vllm.watch._calls import CallsThrough, Original
 from blocklife.engines.vllm.watch._holders import CONNECTOR
 from blocklife.engines.vllm.watch._jobs import FollowedJob
@@ -41,6 +42,7 @@ class EngineHooks:
         self._num_still = 0
         self._is_told = False
         self._num_resting = 0
+        self._is_circling = False
         self._stored: dict[int, set[Content]] = {}
         self._latest: dict[int, int] = {}
         self._there: set[str] = set()
@@ -75,6 +77,9 @@ class EngineHooks:
         else:
             self._num_still, self._is_told = 0, False
             self._leave_circle()
+            for mirror in self._mirrors:
+                if mirror.below is not None:
+                    mirror.below.progressed()
         self._after()
         return result
 
@@ -124,11 +129,12 @@ class EngineHooks:
             self._num_resting += 1
             for mirror in self._mirrors:
                 self._look_for_circle(mirror, len(requests))
+                self._look_for_promotions(mirror, len(requests))
         else:
             self._leave_circle()
 
     def _leave_circle(self) -> None:
-        self._num_resting = 0
+        self._num_resting, self._is_circling = 0, False
         self._stored.clear()
 
     def _rests(self, requests: Mapping[str, object]) -> bool:
@@ -138,7 +144,7 @@ class EngineHooks:
 
     def _look_for_standstill(self, requests: Mapping[str, object], rests: bool) -> None:
         is_still = bool(requests) and rests and self._is_alone
-        if not is_still or any(mirror.jobs.left_behind() for mirror in self._mirrors):
+        if not is_still or any(mirror.jobs.left_behind() or _below(mirror) for mirror in self._mirrors):
             self._num_still = 0
             return
         self._num_still += 1
@@ -173,16 +179,33 @@ class EngineHooks:
                 mirror.story.violate("I12", what, block=again[0], job=number)
         mirror.tell()
 
+    def _look_for_promotions(self, mirror: Mirror, waiting: int) -> None:
+        """All requests wait: what is promoted again and again is never read."""
+        if mirror.below is None or self._num_resting < NUM_STILL or self._is_circling or not waiting:
+            return
+        if circle := mirror.below.circles():
+            self._is_circling = True
+            mirror.story.violate("I12", f"for {NUM_STILL} steps {waiting} requests wait, and content {circle}")
+            mirror.tell()
+
 
 def _look_behind(mirror: Mirror) -> bool:
     """Whether any job is in flight."""
     mirror.catch_up()
+    if below := _below(mirror):
+        mirror.story.violate("I5", f"no step will follow, and {below[0].name} is still out", request=below[0].request)
+        mirror.tell()
     if left := mirror.jobs.left_behind():
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         mirror.story.violate("I5", f"no step will follow, but job {left[0]}{more} is still in flight", job=left[0])
         mirror.jobs.give_up(left)
         mirror.tell()
     return bool(left)
+
+
+def _below(mirror: Mirror) -> list[TierJob]:
+    """The jobs of tiers below the host that are in flight."""
+    return [] if mirror.below is None else mirror.below.left_behind()
 
 
 def _stores(touching: Collection[Sequence[FollowedJob]]) -> list[FollowedJob]:

@@ -85,6 +85,11 @@ class Host:
                 new[slot] = Content(piece.key, (parts or 0) | 1 << piece.offset)
         self._content.update(new)
 
+    def promoted(self, slot: int, key: bytes) -> None:
+        """A tier below has filled a slot, all of it."""
+        if self._keeps and 0 <= slot < self._num_slots:
+            self._content[slot] = Content(key, None)
+
     def forget_content(self, slot: int) -> None:
         """The content of a slot is unknown from now on."""
         self._content[slot] = Content(None, None)
@@ -105,6 +110,8 @@ class Filing:
         self._spare = deque(range(num_slots, num_slots + NUM_SPARE))
         self._serial = 0
         self._anchors = range(num_blocks, num_blocks + ledger.limits.num_groups)
+        self._num_slots = num_slots
+        self._lent: dict[str, list[int]] = {}
 
     def settle(self, step: int, arrived: Sequence[Completion]) -> None:
         """One step of the ledger: settle a plan with these reports."""
@@ -124,6 +131,30 @@ class Filing:
         if ready := [slot for slot in spare if self._state[slot] == _READY]:
             self._ledger.evict(ready)
         self._spare.extend(spare)
+
+    # --- tiers below the host ----------------------------------------------------------------------------------------------
+
+    def lend(self, holder: str, slots: Sequence[int]) -> None:
+        """Pin slots for a job of a tier. One that is EMPTY is taken as given; one that is being written is left out."""
+        known = [slot for slot in dict.fromkeys(slots) if 0 <= slot < self._num_slots]
+        for slot in known:
+            if self._state[slot] == _EMPTY:
+                self._believe(slot, 0)
+        ready = [slot for slot in known if self._state[slot] == _READY]
+        self._ledger.pin(holder, ready)
+        self._lent.setdefault(holder, []).extend(ready)
+
+    def take_back(self, holder: str) -> None:
+        """Release what was pinned for it."""
+        self._ledger.unpin(holder, self._lent.pop(holder, ()))
+
+    def fill(self, slot: int, group: int) -> None:
+        """Give a slot the content that a tier has brought. Raises CapacityError where a job still touches the slot."""
+        if self._state[slot] == _READY:
+            self._evict([slot])
+        if self._state[slot] != _EMPTY:
+            raise CapacityError(f"watch: slot {slot} is written (what comes into it is followed again when that is over)")
+        self._believe(slot, group if group < len(self._anchors) else 0)
 
     # --- jobs of the ledger -------------------------------------------------------------------------------------------------
 

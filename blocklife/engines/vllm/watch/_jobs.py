@@ -224,6 +224,50 @@ class FollowedJobs:
                 self.finish(other)
             using[slot] = using.get(slot, ()) + job.alone
 
+    # --- tiers below the host -----------------------------------------------------------------------------------------------
+
+    def published(self, slots: Sequence[int]) -> None:
+        """The connector lets these slots be read: every store into them must be over."""
+        self._must_be_stored(slots, "is published")
+
+    def lend(self, holder: str, slots: Sequence[int]) -> None:
+        """A job of a tier reads these slots."""
+        self._must_be_stored(slots, f"is read by {holder}")
+        if self._filing is not None:
+            self._filing.lend(holder, slots)
+
+    def take_back(self, holder: str) -> None:
+        """That job is over."""
+        if self._filing is not None:
+            self._filing.take_back(holder)
+
+    def bring_up(self, content: Sequence[tuple[bytes, int]]) -> None:
+        """A tier has filled these slots, each with the content of its key: no other job may touch them."""
+        for key, slot in content:
+            for other in self._using.get(slot, ()):
+                does, number = "writes" if other.is_store else "reads", other.copy.number
+                what = f"slot {slot} is promoted into while job {number} {does} it"
+                self._story.violate("I1", what, request=other.copy.request, job=number)
+                self.finish(other)
+            self._host.promoted(slot, key)
+            if self._filing is None:
+                continue
+            try:
+                self._filing.fill(slot, int.from_bytes(key[-4:], "big"))
+            except CapacityError:
+                self._story.counts["not followed"] += 1
+
+    def _must_be_stored(self, slots: Sequence[int], what: str) -> None:
+        if self._using.keys().isdisjoint(slots):
+            return
+        for slot in slots:
+            for other in self._using.get(slot, ()):
+                if other.is_store and not other.is_unwanted:
+                    number = other.copy.number
+                    said = f"slot {slot} {what} while job {number} still writes it"
+                    self._story.violate("I6", said, request=other.copy.request, job=number)
+                    self.finish(other)
+
     # --- loads --------------------------------------------------------------------------------------------------------------
 
     def load(self, copy: EngineCopy) -> None:

@@ -7,7 +7,8 @@ changes what the engine does. After a violation the mirror adopts the state of t
 executes it. The workers of a step first launch the stores deferred from the previous step, then wait for the flushed jobs, then
 compute, then load. So facts are only noted while a step is scheduled, and `step` replays them in the device's order:
 
-1. what happened before the step's first hand-out: reports, releases, resets;
+1. what happened before the step's first hand-out: reports, releases, resets; and whatever tiers below the host have done, for
+   their jobs are over, or begin to read, before any copy of this step;
 2. stores that this step both makes and flushes: they read what their blocks held before this step handed them out;
 3. the other facts: hand-outs, prefix hits, releases. A hand-out of a block that a copy reads puts it behind a fence, and
    the step must flush that job. A load that ends before the step computes is over at the first hit on its target;
@@ -29,6 +30,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from blocklife.engines.vllm.watch._below import Below
 from blocklife.engines.vllm.watch._holders import CONNECTOR, Holders
 from blocklife.engines.vllm.watch._host import NUM_SPARE, Filing, Host
 from blocklife.engines.vllm.watch._jobs import EngineCopy, FollowedJobs
@@ -118,6 +120,7 @@ class Mirror:
         """Whether the connector waits only for its jobs, and not, for example, for another tier."""
         self.num_held: Callable[[], int | None] = lambda: None
         """How many slots the connector cannot hand out now, if it can tell; negative where it counts some slots twice."""
+        self.below: Below | None = None  # where there are tiers below the host
         self.progress = EngineProgress()
         """The progress of the requests; shared by all mirrors of one engine."""
         self.brought: frozenset[int] = frozenset()
@@ -126,8 +129,7 @@ class Mirror:
         """Whether anything was replayed in the middle of a step."""
         self._log: list[Fact] = []
         self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, compared by identity
-        # Targets of the loads of the step in replay; for a load that ends before the forward pass, with that load.
-        self._targets: set[int] = set()
+        self._targets: set[int] = set()  # of the loads of the step in replay; those that end before the forward pass: _soon
         self._soon: dict[int, EngineCopy] = {}
         self._loaded: set[int] = set()
         self._new: set[int] = set()
@@ -193,6 +195,24 @@ class Mirror:
         """This many more workers report the end of their share of a job."""
         self._log.append((self._reporting, (job, count)))
 
+    def lent(self, holder: str, slots: Sequence[int]) -> None:
+        """A job of a tier below the host (*holder*) reads these slots from now on."""
+        self._log.append((self.jobs.lend, (holder, slots)))
+
+    def returned(self, holder: str) -> None:
+        """That job is over."""
+        self._log.append((self.jobs.take_back, (holder,)))
+
+    def published(self, slots: Sequence[int]) -> None:
+        """The connector lets these slots be read: what was stored in them must have landed."""
+        if slots:
+            self._log.append((self.jobs.published, (slots,)))
+
+    def brought_up(self, content: Sequence[tuple[bytes, int]]) -> None:
+        """A tier below has filled slots: the key of each, and the slot."""
+        if content:
+            self._log.append((self.jobs.bring_up, (content,)))
+
     def reset(self, *, forget: bool = True) -> None:
         """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host's content, too."""
         self._log.append((self._reset, (forget,)))
@@ -220,13 +240,13 @@ class Mirror:
         *missing*: what a request expects to be loaded, and no job loads.
         """
         log, self._log = self._log, []
-        self._minded(lambda: self._step(log, stores, loads, waits, computes, missing))
+        self.minded(lambda: self._step(log, stores, loads, waits, computes, missing))
         self.tell()
 
     def catch_up(self) -> None:
         """Replay what was noted so far, outside of a step or because a step was given up."""
         log, self._log = self._log, []
-        self._minded(lambda: self._catch_up(log))
+        self.minded(lambda: self._catch_up(log))
         self.tell()
 
     def tell(self) -> None:
@@ -235,7 +255,7 @@ class Mirror:
             found, self.story.found = self.story.found, []
             self._tell(found)
 
-    def _minded(self, what: Callable[[], None]) -> None:
+    def minded(self, what: Callable[[], object]) -> None:
         """Run *what*; an error of the watch itself is passed to *lost*, and never stops the engine."""
         try:
             what()
@@ -265,6 +285,10 @@ class Mirror:
         self.brought = frozenset(self._soon)
         start = next((at for at, (fact, _) in enumerate(log) if fact is self._handing_out), len(log))
         self._replay(log[:start])
+        if self.below is not None:
+            of_tiers = {self.jobs.published, self.jobs.lend, self.jobs.take_back, self.jobs.bring_up}
+            self._replay([each for each in log[start:] if each[0] in of_tiers])
+            log[start:] = [each for each in log[start:] if each[0] not in of_tiers]
         self.jobs.land(begins=True)
         self.jobs.store([copy for copy in stores if copy.number in waits])
         self._replay(log[start:])

@@ -14,11 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
+from blocklife.engines.vllm.watch._below import Below
 from blocklife.engines.vllm.watch._calls import Original, ending_of
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
 from blocklife.engines.vllm.watch._host import CopyPiece
 from blocklife.engines.vllm.watch._jobs import EngineCopy
 from blocklife.engines.vllm.watch._mirror import Mirror
+from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
@@ -59,11 +61,18 @@ class OffloadingHooks(ConnectorHooks):
             mirror.jobs.forgotten = made - 1
         self.calls.add(scheduler, "reset_cache", self._reset)
         self._made = getattr(scheduler, "_job_counter", 0)
-        # Content from further tiers below this one would arrive unseen.
+        # Content from tiers of another kind below this one would arrive unseen.
         manager = getattr(scheduler, "manager", None)
-        mirror.hears_all = type(manager).__name__ == "CPUOffloadingManager"
-        mirror.host.sees_all = mirror.hears_all and not self._made
-        if mirror.hears_all:
+        mirror.hears_all = sees_all = type(manager).__name__ == "CPUOffloadingManager"
+        self._below: Below | None = None
+        if is_tiering(manager):
+            tiering = TieringHooks(mirror, manager, alone=False)
+            self._below = tiering.below
+            self.all_calls += tiering.all_calls
+            sees_all = tiering.below.sees_all
+        self._primary = primary_of(manager)
+        mirror.host.sees_all = sees_all and not self._made
+        if mirror.hears_all or is_tiering(manager):
             mirror.num_held = self._num_held
         configs = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
         sizes = {
@@ -73,7 +82,7 @@ class OffloadingHooks(ConnectorHooks):
         self.block_tokens = [sizes.get(group, 0) for group in range(max(sizes, default=-1) + 1)]
         self._odd: list[tuple[str, str, str | None, int]] = []
         # The manager's function from key to slot, if there is one; and the key under which each slot was stored last.
-        self._find: Callable[[bytes], object] | None = getattr(getattr(manager, "_policy", None), "get", None)
+        self._find: Callable[[bytes], object] | None = getattr(getattr(self._primary, "_policy", None), "get", None)
         self._stored: dict[int, bytes] = {}
         self._hashes = [_first_int(config, "hashes_per_chunk", "hash_block_size_factor") for config in configs]
         """How many block hashes of a request one chunk of each group covers."""
@@ -137,8 +146,7 @@ class OffloadingHooks(ConnectorHooks):
 
     def _num_held(self) -> int | None:
         """How many slots are neither free nor evictable: a copy writes them, or they are pinned."""
-        manager = getattr(self._scheduler, "manager", None)
-        used, free, idle = (getattr(manager, name, None) for name in _SLOTS)
+        used, free, idle = (getattr(self._primary, name, None) for name in _SLOTS)
         if isinstance(used, int) and isinstance(free, list) and isinstance(idle, int):
             return used - len(free) - idle
         return None
@@ -226,6 +234,9 @@ class OffloadingHooks(ConnectorHooks):
                 self._odd.append((rule, what, request, number))
             if not store:
                 continue
+            if self._below is not None and (known := self._below.holds(key)) is not None and known[1] >= 0:
+                what = f"job {number} stores into slot {slot}, which can be read already"
+                self._odd.append(("I6", what, request, number))
             older = self._stored.get(slot, key)
             if older != key and getattr(find(older), "chunk_id", None) == slot:
                 what = f"job {number} stores into slot {slot}, which is still found by the key of what it held before"

@@ -22,7 +22,10 @@ _WORKERS = (
 _PARTS = (
     ("vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler", "OffloadingConnectorScheduler", "__init__"),
     ("vllm.v1.simple_kv_offload.manager", "SimpleCPUOffloadScheduler", "bind_gpu_block_pool"),
+    ("vllm.v1.kv_offload.tiering.manager", "TieringOffloadingManager", "__init__"),
 )
+_NEWER = {"vllm.v1.kv_offload.tiering.manager"}
+"""Modules that older releases do not have."""
 _MARK = "_blocklife_watches"
 _NOTHING = "blocklife watch: watching nothing, because %s"
 
@@ -84,7 +87,12 @@ def _watching(
 
 def _wrap(module: str, name: str, method: str, come: Callable[[object], None]) -> bool:
     """Call *come* whenever that method of that class has run. Returns False if this was done already."""
-    owner = vars(importlib.import_module(module))[name]
+    try:
+        owner = vars(importlib.import_module(module))[name]
+    except ModuleNotFoundError:
+        if module in _NEWER:
+            return False
+        raise
     original: Callable[..., None] = getattr(owner, method)
     if hasattr(original, _MARK):
         return False

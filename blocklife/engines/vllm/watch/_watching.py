@@ -21,6 +21,7 @@ from blocklife.engines.vllm.watch._options import Options, RecordError, WatchMod
 from blocklife.engines.vllm.watch._pool import PoolHooks
 from blocklife.engines.vllm.watch._simple import SimpleHooks
 from blocklife.engines.vllm.watch._tables import TablesHooks
+from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
 from blocklife.engines.vllm.watch._violations import LOGGER, ViolationReporter, WatchViolation
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.recording import BusyError, Recorder, open_file
@@ -158,7 +159,7 @@ class Watch:
         if not self._is_open:
             return
         self._is_open = False
-        for calls in self._calls:
+        for calls in reversed(self._calls):  # one method may be wrapped by several
             calls.undo()
         if self._metrics is not None:
             self._metrics.tell(id(self), self._counted())
@@ -223,7 +224,7 @@ class Watch:
 
 @frozen(eq=False)
 class Parts:
-    """The parts of a scheduler that can be watched: vLLM's own, or the scheduler side of a connector driven alone."""
+    """What can be watched of vLLM's scheduler, or of a connector's scheduler side or a manager of tiers driven alone."""
 
     engine: object | None
     pool: object | None
@@ -244,6 +245,8 @@ class Parts:
             return cls(scheduler, pool, list(managers), cache_manager, connectors)
         if _is_simple(scheduler) or _is_offloading(scheduler):
             return cls(None, getattr(scheduler, "_gpu_block_pool", None), [], None, [scheduler])
+        if is_tiering(scheduler):
+            return cls(None, None, [], None, [scheduler])
         raise MisuseError(f"a {type(scheduler).__name__} has nothing to watch (attach to vLLM's Scheduler)")
 
     @property
@@ -262,6 +265,8 @@ def _is_simple(scheduler: object) -> bool:
 
 
 def _connector_hooks(mirror: Mirror, scheduler: object) -> ConnectorWatch:
+    if is_tiering(scheduler):
+        return TieringHooks(mirror, scheduler, alone=True)
     return SimpleHooks(mirror, scheduler) if _is_simple(scheduler) else OffloadingHooks(mirror, scheduler)
 
 
@@ -277,7 +282,13 @@ def _connectors_of(connector: object) -> Iterator[object]:
 
 def _names_of(connectors: Sequence[object]) -> str:
     """vLLM's names of these connectors."""
-    return " and ".join("SimpleCPUOffloadConnector" if _is_simple(each) else "OffloadingConnector" for each in connectors)
+    return " and ".join(map(_name_of, connectors))
+
+
+def _name_of(connector: object) -> str:
+    if is_tiering(connector):
+        return type(connector).__name__
+    return "SimpleCPUOffloadConnector" if _is_simple(connector) else "OffloadingConnector"
 
 
 def _why_none(connector: object) -> str:
@@ -304,7 +315,7 @@ def _num_workers(scheduler: object, connector: object) -> int:
 
 def _num_slots(connector: object) -> int:
     """Slots of the host tier if the connector knows their number, otherwise 0."""
-    manager = getattr(connector, "manager", None)
+    manager = primary_of(connector if is_tiering(connector) else getattr(connector, "manager", None))
     for found in (
         getattr(connector, "num_cpu_blocks", None),
         getattr(manager, "_num_chunks", None),

@@ -1,0 +1,511 @@
+"""A book of how the tiers below an engine's host use its slots, and of what was illegal in that.
+
+*Rules of this file.* It knows no engine: the hooks (`tiering`) report facts to it, in the order in which they happened, and it
+passes each violation to *tell*. Jobs of the device are followed by the mirror; here they appear only as a reservation of slots
+(a store) or as holds on them (a load). A job of a tier either reads slots (the tier stores what they hold) or fills them (the
+tier promotes what it has). After a violation the book says what the engine says, and goes on.
+
+*Theory: the life of a slot.* A slot is reserved for a store of the device or for a promotion, and then written. Nobody reads it
+until it is published. What a promotion brings is published only if its job reports it as arrived. A published slot has a hold
+for each load and for each job of a tier that reads it; it is given away only when it has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from attrs import define, field
+
+NUM_ENDED = 4096
+"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
+HISTORY = 8
+"""How many events are kept of each slot."""
+NUM_AGAIN = 3
+"""How often the same content is promoted, while nothing is computed, before that counts as a circle."""
+_MAX_COUNTED = 1 << 16
+
+Tell = Callable[[str, str, str | None, tuple[str, ...]], None]
+"""Takes a rule, what was wrong, the request if there is one, and the last events of the slot."""
+
+
+@define(eq=False)
+class TierJob:
+    """A job of a tier that is not known to be over."""
+
+    number: int
+    tier: int
+    request: str | None
+    keys: Sequence[bytes]
+    slots: Sequence[int]
+    promotes: bool
+    """Whether it fills slots; else it reads them."""
+    is_handed_over: bool = False
+    is_filed: bool = False
+    """Whether its slots were checked."""
+    good: frozenset[bytes] | None = None
+    """Once it is reported: the content that has arrived where it should."""
+    open: set[int] = field(factory=set)
+    """The slots that the engine has not settled: those not released, or neither published nor given back."""
+
+    @property
+    def name(self) -> str:
+        """How messages call it; the jobs of the device have numbers of their own."""
+        return f"tier job {self.number}"
+
+
+class UsedSlot:
+    """A slot that is reserved or holds content."""
+
+    __slots__ = ("events", "is_odd", "is_promoted", "is_ready", "job", "key", "loads", "loose", "readers")
+
+    def __init__(self, key: bytes, *, is_promoted: bool, is_ready: bool = False) -> None:
+        self.key = key
+        self.is_ready = is_ready
+        self.is_promoted = is_promoted
+        """Whether it was reserved for a promotion; else for a store of the device."""
+        self.job: TierJob | None = None
+        """The job that promotes it, once that is made."""
+        self.loads = 0
+        self.loose = 0
+        """Holds for a job of a tier that is not made yet."""
+        self.readers: list[TierJob] = []
+        self.is_odd = False
+        """Whether the engine's count of its holds was reported as wrong."""
+        self.events: deque[tuple[int, str, str]] = deque(maxlen=HISTORY)
+
+    @property
+    def holds(self) -> int:
+        """How many holds it has; -1 while it is written, as vLLM counts."""
+        return self.loads + self.loose + len(self.readers) if self.is_ready else -1
+
+    @property
+    def writer(self) -> str:
+        """What writes it, in words."""
+        if not self.is_promoted:
+            return "a store of the device"
+        return "a promotion" if self.job is None else self.job.name
+
+    @property
+    def reader(self) -> str:
+        """What reads it, in words; empty if nothing does."""
+        if self.readers:
+            return self.readers[0].name
+        return "a load" if self.loads else "a job to come" if self.loose else ""
+
+
+class Below:
+    """The book of one host tier.
+
+    Invariant: ``_where`` maps the key of each used slot to it, and has no other keys. ``_pending`` has the slots that are
+    reserved for a promotion and have no job yet, ``_loose`` those that are held for a job that is not made yet.
+    """
+
+    def __init__(self, num_slots: int, tell: Tell, *, has_tiers: bool, sees_all: bool) -> None:
+        self._num_slots = num_slots
+        self._tell = tell
+        self._has_tiers = has_tiers
+        self.sees_all = sees_all
+        """Whether the book was there from the start: then content that it does not know of does not exist."""
+        self.step = 0
+        self._used: dict[int, UsedSlot] = {}
+        self._where: dict[bytes, int] = {}
+        self._jobs: dict[int, TierJob] = {}
+        self._reported: list[TierJob] = []
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._pending: set[int] = set()
+        self._loose: set[int] = set()
+        self._kept_back: dict[int, TierJob] = {}
+        """Jobs that were made, and not handed to their tier yet."""
+        self._is_fenced = False
+        self._refused: int | None = None
+        self._promoted: Counter[bytes] = Counter()
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+
+    def left_behind(self) -> list[TierJob]:
+        """The jobs that were not reported."""
+        return [job for job in self._jobs.values() if job.good is None]
+
+    def holds(self, key: bytes) -> tuple[int, int] | None:
+        """The slot of a key, and how many holds it has (-1 while it is written); None where the key has no slot."""
+        slot = self._where.get(key)
+        return None if slot is None else (slot, self._used[slot].holds)
+
+    def history(self, slot: int) -> tuple[str, ...]:
+        """The last events of a slot, oldest first."""
+        used = self._used.get(slot)
+        return () if used is None else tuple(f"step {step}, slot {slot}: {what}{who}" for step, what, who in used.events)
+
+    # --- slots --------------------------------------------------------------------------------------------------------------
+
+    def adopt(self, key: bytes, slot: int, holds: int) -> None:
+        """Content from before the book: it is believed."""
+        used = self._used[slot] = UsedSlot(key, is_promoted=False, is_ready=holds >= 0)
+        used.loads = max(holds, 0)
+        used.is_odd = holds > 0  # whose these holds are is not known
+        self._where[key] = slot
+
+    def evicted(self, keys: Iterable[bytes]) -> None:
+        """The engine gives up this content for the sake of other content."""
+        for key in keys:
+            if (slot := self._where.get(key)) is None:
+                continue
+            self._ask_free(slot, "is given away")
+            self._empty(slot)
+
+    def _ask_free(self, slot: int, does: str) -> None:
+        used = self._used[slot]
+        if not used.is_ready:
+            self._odd("I1", f"slot {slot} {does} while {used.writer} writes it", used.job, slot)
+        elif reader := used.reader:
+            self._odd("I7", f"slot {slot} {does} while {reader} reads it", used.readers[0] if used.readers else None, slot)
+
+    def reserved(self, keys: Sequence[bytes], slots: Sequence[int], *, promotes: bool, request: str | None) -> None:
+        """Slots are reserved for content that comes: from the device, or from a tier (*promotes*)."""
+        what = "promotion" if promotes else "store"
+        if len(keys) != len(slots):
+            self._odd("I15", f"{len(slots)} slots are reserved for {len(keys)} keys of a {what}", request)
+        for key, slot in zip(keys, slots, strict=False):
+            if not 0 <= slot < self._num_slots:
+                self._odd("I4", f"slot {slot} is handed out, and the host has {self._num_slots} slots", request)
+                continue
+            if (older := self._where.get(key)) is not None:
+                there = "is there already" if self._used[older].is_ready else f"{self._used[older].writer} brings already"
+                self._odd("I14", f"slot {slot} is reserved for content that {there}, in slot {older}", request, older)
+                self._empty(older)
+            if (used := self._used.get(slot)) is not None:
+                if used.is_ready and not used.holds:
+                    self._odd("I4", f"slot {slot} is handed out, and still holds other content", request, slot)
+                else:
+                    self._ask_free(slot, "is handed out")
+                self._empty(slot)
+            used = self._used[slot] = UsedSlot(key, is_promoted=promotes)
+            self._where[key] = slot
+            if promotes:
+                self._pending.add(slot)
+                self._count(key)
+            self._note(used, "reserved for a " + what, "" if request is None else f" of request {request}")
+
+    def published(self, keys: Iterable[bytes], *, promoted: bool) -> list[tuple[bytes, int]]:
+        """The engine publishes what was written; *promoted*: as promoted. Returns what is readable from now on."""
+        found: list[tuple[bytes, int]] = []
+        for key in keys:
+            slot = self._where.get(key)
+            if slot is None or (used := self._used[slot]).is_ready:
+                continue
+            if used.is_promoted:
+                self._ask_arrived(slot, used)
+            elif promoted:
+                what = f"slot {slot} is published as promoted while {used.writer} writes it"
+                self._odd("I6", what, slot=slot)
+            self._make_ready(slot, used, "published")
+            found.append((key, slot))
+        return found
+
+    def _ask_arrived(self, slot: int, used: UsedSlot) -> None:
+        job = used.job
+        if job is None:
+            self._odd("I6", f"slot {slot} is published before its promotion has begun", slot=slot)
+        elif job.good is None:
+            self._odd("I6", f"slot {slot} is published while {job.name} still promotes into it", job, slot)
+        elif used.key not in job.good:
+            self._odd("I6", f"slot {slot} is published, although {job.name} has failed to promote into it", job, slot)
+
+    def dropped(self, keys: Iterable[bytes]) -> None:
+        """The engine gives slots back whose content did not arrive."""
+        for key in keys:
+            slot = self._where.get(key)
+            if slot is None or (used := self._used[slot]).is_ready:
+                continue
+            if used.job is not None and used.job.good is None:
+                what = f"slot {slot} is given back while {used.job.name} still promotes into it"
+                self._odd("I1", what, used.job, slot)
+            self._empty(slot)
+
+    def hit(self, key: bytes, slot: int, holds: int) -> None:
+        """A lookup says that the host has this content, ready, in this slot and with so many holds."""
+        if (known := self._where.get(key)) is None:
+            if self.sees_all:
+                self._odd("I6", f"slot {slot} is a hit, and nothing was stored in it")
+            if slot in self._used:
+                self._empty(slot)
+            self.adopt(key, slot, holds)
+            return
+        used = self._used[known]
+        if not used.is_ready:
+            self._odd("I6", f"slot {known} is a hit while {used.writer} still writes it", used.job, known)
+            self._make_ready(known, used, "taken for ready")
+
+    # --- holds --------------------------------------------------------------------------------------------------------------
+
+    def held(self, keys: Sequence[bytes], slots: Sequence[int], *, by_tier: bool, request: str | None) -> None:
+        """Content is held: for a load, or for a job of a tier that comes."""
+        reads = "a tier" if by_tier else "a load"
+        for key, slot in zip(keys, slots, strict=False):
+            known = self._where.get(key)
+            if known is None:
+                if self.sees_all:
+                    self._odd("I6", f"slot {slot} is held for {reads}, and nothing was stored in it", request)
+                if slot in self._used:
+                    self._empty(slot)
+                self.adopt(key, slot, 0)
+            elif known != slot:
+                self._odd("I8", f"{reads} is to read slot {slot} for content that is in slot {known}", request, known)
+            used = self._used[self._where[key]]
+            if not used.is_ready:
+                what = f"slot {slot} is held for {reads} while {used.writer} still writes it"
+                self._odd("I6", what, request, slot)
+                self._make_ready(self._where[key], used, "taken for ready")
+            if by_tier:
+                used.loose += 1
+                self._loose.add(self._where[key])
+            else:
+                used.loads += 1
+                self._note(used, "held for a load", "" if request is None else f" of request {request}")
+
+    def released(self, keys: Iterable[bytes], *, by_tier: bool) -> None:
+        """One hold on each is given up: by a load, or by a job of a tier."""
+        for key in keys:
+            if (slot := self._where.get(key)) is None:
+                continue
+            used = self._used[slot]
+            if not by_tier:
+                if used.loads:
+                    used.loads -= 1
+                elif not used.is_odd:
+                    self._odd("I4", f"slot {slot} is let go of by a load, and no load holds it", slot=slot)
+                continue
+            job = next((each for each in used.readers if each.good is not None), None)
+            if job is None and used.loose:
+                self._tighten(slot, used)
+            elif job is None and not used.readers:
+                self._odd("I4", f"slot {slot} is let go of by a job of a tier, and none holds it", slot=slot)
+            elif job is None:
+                job = used.readers[0]
+                self._odd("I7", f"slot {slot} is let go of while {job.name} still reads it", job, slot)
+            if job is not None:
+                used.readers.remove(job)
+                job.open.discard(slot)
+                self._note(used, "read by ", job.name)
+
+    def counted(self, key: bytes, holds: int) -> None:
+        """The engine counts so many holds of this content (-1: it is written)."""
+        slot = self._where.get(key)
+        if slot is None or (used := self._used[slot]).is_odd or used.holds == holds:
+            return
+        used.is_odd = True
+        written = " (-1: it is written)" if -1 in (holds, used.holds) else ""
+        what = f"the engine counts {holds} holds of slot {slot}, and there are {used.holds}{written}"
+        self._odd("I4", what, slot=slot)
+
+    # --- jobs of the tiers --------------------------------------------------------------------------------------------------
+
+    def asked(self, tier: int, *, may_store: bool) -> None:
+        """A tier was asked whether it takes a store now."""
+        self._refused = None if may_store else tier
+
+    def made(self, job: TierJob, *, is_known: bool = False, is_external: bool = False) -> None:
+        """The engine has made a job.
+
+        From now on a job that stores reads its slots; one that promotes fills them when its tier gets it. *is_known*: it counts
+        as handed over at once. *is_external*: it is, for the tier has asked for it, on behalf of another engine.
+        """
+        if job.number in self._jobs:
+            self._odd("I3", f"{job.name} is made a second time", job)
+        if len(job.keys) != len(job.slots):
+            self._odd("I15", f"{job.name} has {len(job.keys)} keys and {len(job.slots)} slots", job)
+        self._jobs[job.number] = job
+        if job.promotes and self._is_fenced:
+            what = (
+                f"{job.name} promotes before the workers have finished what a reset flushed: they may still write these slots"
+            )
+            self._odd("I1", what, job)
+        if not job.promotes and self._refused == job.tier and not is_external:
+            what = f"{job.name} is a store for tier {job.tier}, which has just refused it for it is behind, and it holds slots"
+            self._odd("I12", what, job)
+        if not is_external:
+            self._refused = None
+        if not is_known and not is_external:
+            self._kept_back[job.number] = job
+        if is_known or not job.promotes:
+            self._file(job)
+
+    def _file(self, job: TierJob) -> None:
+        job.is_filed = True
+        does = "promotes into" if job.promotes else "reads"
+        for key, slot in zip(job.keys, job.slots, strict=False):
+            if (known := self._where.get(key)) != slot:
+                where = "nowhere" if known is None else f"in slot {known}"
+                self._odd("I8", f"{job.name} {does} slot {slot} for content whose place is {where}", job, slot)
+            if (used := self._used.get(slot)) is None:
+                self._odd("I1" if job.promotes else "I6", f"{job.name} {does} slot {slot}, which nobody has reserved", job)
+            elif self._takes_part(job, slot, used):
+                job.open.add(slot)
+                self._note(used, "being promoted by " if job.promotes else "being read by ", job.name)
+
+    def _takes_part(self, job: TierJob, slot: int, used: UsedSlot) -> bool:
+        """Check that a job may touch a slot. Returns whether it is filed there."""
+        if job.promotes:
+            if used.is_ready or not used.is_promoted or used.job is not None:
+                now = "which holds content" if used.is_ready else f"which {used.writer} writes"
+                self._odd("I1", f"{job.name} promotes into slot {slot}, {now}", job, slot)
+                return False
+            used.job = job
+            self._pending.discard(slot)
+            return True
+        if not used.is_ready:
+            self._odd("I6", f"{job.name} reads slot {slot} while {used.writer} still writes it", job, slot)
+            return False
+        if used.loose:
+            self._tighten(slot, used)
+        else:
+            self._odd("I7", f"{job.name} reads slot {slot}, and does not hold it", job, slot)
+        used.readers.append(job)
+        return True
+
+    def handed_over(self, number: int, tier: int, content: Sequence[tuple[bytes, int]], *, promotes: bool) -> None:
+        """A tier gets a job, for these keys, each with its slot."""
+        job = self._jobs.get(number)
+        self._kept_back.pop(number, None)
+        if job is None:
+            self._odd("I3", f"tier {tier} gets job {number}, which was never made")
+            return
+        if job.is_handed_over:
+            self._odd("I3", f"{job.name} is handed to tier {tier} a second time", job)
+        elif job.tier != tier:
+            self._odd("I3", f"{job.name} is handed to tier {tier}, and was made for tier {job.tier}", job)
+        elif job.promotes is not promotes:
+            does = "as a promotion, and is a store" if promotes else "as a store, and is a promotion"
+            self._odd("I3", f"{job.name} is handed to tier {tier} {does}", job)
+        elif content != list(zip(job.keys, job.slots, strict=False)):
+            self._odd("I8", f"{job.name} is handed to tier {tier} with other keys and slots than it was made with", job)
+        elif promotes and not job.is_filed:
+            self._file(job)
+        job.is_handed_over = True
+
+    def reported(self, number: int, tier: int, *, ok: bool, good: Collection[bytes] = ()) -> TierJob | None:
+        """A tier reports a job as over: with all of its content (*ok*), or with what is *good*. Returns the job."""
+        job = self._jobs.get(number)
+        if job is None or job.good is not None:
+            if job is not None or number in self._ended:
+                self._odd("I9", f"tier job {number} is reported a second time, by tier {tier}", job)
+            else:
+                self._odd("I3", f"tier {tier} reports job {number}, which was never made")
+            return None
+        if job.tier != tier:
+            self._odd("I3", f"{job.name} of tier {job.tier} is reported by tier {tier}", job)
+        job.good = frozenset(job.keys if ok else good)
+        self._kept_back.pop(number, None)
+        self._reported.append(job)
+        return job
+
+    def settled(self) -> None:
+        """The engine has acted on all reports."""
+        reported, self._reported = self._reported, []
+        for job in reported:
+            for slot in sorted(job.open):
+                if job.promotes:
+                    left = "its content is neither published nor given up"
+                else:
+                    left = "is still held for it"
+                    if job in (readers := self._used[slot].readers):
+                        readers.remove(job)
+                        self._used[slot].is_odd = True
+                self._odd("I5", f"{job.name} is over, and slot {slot}: {left}", job, slot)
+            self._jobs.pop(job.number, None)
+            self._ended[job.number] = None
+            if len(self._ended) > NUM_ENDED:
+                self._ended.popitem(last=False)
+
+    # --- steps, resets, rest ------------------------------------------------------------------------------------------------
+
+    def ends_step(self) -> None:
+        """The engine has ended a step: what it has begun for the tiers must be with them."""
+        for job in self._kept_back.values():
+            self._odd("I5", f"{job.name} was made, and tier {job.tier} does not hear of it", job)
+            self._pending.difference_update(job.slots)
+        self._kept_back.clear()
+        for slot in sorted(self._pending):
+            self._odd("I5", f"slot {slot} is reserved for a promotion, and no job brings it", slot=slot)
+        self._pending.clear()
+        for slot in sorted(self._loose):
+            used = self._used[slot]
+            self._odd("I4", f"slot {slot} is held for a job of a tier, and there is none", slot=slot)
+            used.loose, used.is_odd = 0, True
+        self._loose.clear()
+
+    def resets(self) -> None:
+        """The engine forgets the content of the host."""
+        for job in self._jobs.values():
+            if job.good is None:
+                does = "promotes into" if job.promotes else "reads"
+                what = f"a reset gives slot {min(job.slots, default=0)} away while {job.name} still {does} it"
+                self._odd("I1", what, job, min(job.slots, default=None))
+            self._ended[job.number] = None
+        for places in (self._used, self._where, self._jobs, self._pending, self._loose, self._kept_back, self._reported):
+            places.clear()
+        self._is_fenced = self._has_tiers
+        self.sees_all = True
+
+    def flushed(self) -> None:
+        """The workers have finished what a reset flushed."""
+        self._is_fenced = False
+
+    def rests(self) -> None:
+        """The engine says that nothing is pending below the host."""
+        for job in self.left_behind()[:1]:
+            self._odd("I5", f"nothing is pending for the engine, and {job.name} is still out", job)
+
+    def progressed(self) -> None:
+        """Something was computed."""
+        self._promoted.clear()
+
+    def circles(self) -> str:
+        """How often content was promoted since something was computed, if that leads nowhere; else empty."""
+        found = self._promoted.most_common(1)
+        if not found or found[0][1] < NUM_AGAIN:
+            return ""
+        self._promoted.clear()
+        return f"{found[0][0].hex()[:16]} was promoted {found[0][1]} times, and given away each time before it was read"
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _count(self, key: bytes) -> None:
+        if len(self._promoted) >= _MAX_COUNTED:
+            self._promoted.clear()
+        self._promoted[key] += 1
+
+    def _make_ready(self, slot: int, used: UsedSlot, what: str) -> None:
+        used.is_ready = True
+        self._pending.discard(slot)
+        if used.job is not None:
+            used.job.open.discard(slot)
+        self._note(used, what)
+
+    def _tighten(self, slot: int, used: UsedSlot) -> None:
+        used.loose -= 1
+        if not used.loose:
+            self._loose.discard(slot)
+
+    def _empty(self, slot: int) -> None:
+        used = self._used.pop(slot)
+        if self._where.get(used.key) == slot:
+            del self._where[used.key]
+        self._pending.discard(slot)
+        self._loose.discard(slot)
+        for job in _jobs_of(used):
+            job.open.discard(slot)
+
+    def _note(self, used: UsedSlot, what: str, who: str = "") -> None:
+        used.events.append((self.step, what, who))
+
+    def _odd(self, rule: str, what: str, of: TierJob | str | None = None, slot: int | None = None) -> None:
+        request = of.request if isinstance(of, TierJob) else of
+        self._tell(rule, what, request, () if slot is None else self.history(slot))
+
+
+def _jobs_of(used: UsedSlot) -> Iterator[TierJob]:
+    yield from used.readers
+    if used.job is not None:
+        yield used.job

@@ -1,0 +1,178 @@
+"""Files below the host's slots: vLLM's own tier of them, with threads whose work is done when the seed says so.
+
+What is real: the tiering manager, the primary tier in shared memory, the file-system tier, the names of the files, how they
+are written and read, and the look-ups. What is not: the tier's threads. A job's bytes move in the step in which it is over, so
+that what is read too early and what is given away too early both show.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from attrs import define, field, frozen
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+
+from tests.vllm.device import Words
+from tests.vllm.worlds import Lag
+
+_FAILED = "no such luck"
+
+
+@frozen(eq=False)
+class FileJob:
+    """A job that is not over."""
+
+    number: int
+    is_store: bool
+    task: Callable[[], object]
+    due: int
+
+
+@define(eq=False)
+class Threads:
+    """In the place of the tier's pool of threads: the work of a job is done in the step in which it is due."""
+
+    lag: Lag
+    faults: float
+    rng: Random
+    step: int = 0
+    jobs: list[FileJob] = field(factory=list)
+    over: list[tuple[int, bool, float]] = field(factory=list)
+    stores: int = 0
+    """Jobs that have written their files."""
+    loads: int = 0
+    """Jobs that have read theirs."""
+    failed: int = 0
+
+    def enqueue_load(self, number: int, count: int, tasks: Iterable[Callable[[], object]]) -> None:
+        """Take a job that reads files."""
+        self._take(number, tasks, is_store=False)
+
+    def enqueue_store(self, number: int, count: int, tasks: Iterable[Callable[[], object]]) -> None:
+        """Take a job that writes files."""
+        self._take(number, tasks, is_store=True)
+
+    def get_finished(self) -> list[tuple[int, bool, float]]:
+        """The jobs that are over and were not reported."""
+        over, self.over = self.over, []
+        return over
+
+    def wait_idle(self) -> None:
+        """Do all work now."""
+        self._work(lambda job: True)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Do no work any more."""
+        self.jobs.clear()
+
+    def turn(self, step: int) -> None:
+        """Do the work that is due. Jobs are over in any order."""
+        self.step = step
+        self._work(lambda job: job.due <= step)
+
+    def _take(self, number: int, tasks: Iterable[Callable[[], object]], *, is_store: bool) -> None:
+        (task,) = tasks
+        due = self.step + self.rng.randint(self.lag.shortest, self.lag.longest)
+        self.jobs.append(FileJob(number, is_store, task, due))
+
+    def _work(self, wanted: Callable[[FileJob], bool]) -> None:
+        due = [job for job in self.jobs if wanted(job)]
+        self.jobs = [job for job in self.jobs if job not in due]
+        self.rng.shuffle(due)
+        for job in due:
+            self.over.append((job.number, self._done(job), 0.0))
+
+    def _done(self, job: FileJob) -> bool:
+        try:
+            if self.rng.random() < self.faults:
+                self._spoil(job)
+            job.task()
+        except OSError:
+            self.failed += 1
+            return False
+        self.stores += job.is_store
+        self.loads += not job.is_store
+        return True
+
+    def _spoil(self, job: FileJob) -> None:
+        """Let a job fail: the disk is full, or one of its files is cut or gone."""
+        if job.is_store:
+            raise OSError(_FAILED)
+        paths = [path for cell in job.task.__closure__ or () if isinstance(found := cell.cell_contents, list) for path in found]
+        named = [Path(path) for path in paths if isinstance(path, str) and os.path.exists(path)]
+        if not named:
+            return
+        path = self.rng.choice(named)
+        if self.rng.random() < 0.5:
+            path.unlink()
+        else:
+            with path.open("r+b") as file:
+                file.truncate(self.rng.choice((0, 1, 512)))
+
+
+class Answers:
+    """In the place of the queue to the thread that looks files up: it answers at once, for the next step."""
+
+    def __init__(self, tier: FileSystemTierManager) -> None:
+        self._tier = tier
+        self._to_thread = tier._lookup_manager._lookup_queue
+
+    def put(self, batch: list[tuple[OffloadKey, ReqContext, int]] | None) -> None:
+        """Answer a batch of questions; None ends the thread, which has had nothing to do."""
+        if batch is None:
+            self._to_thread.put(None)
+            return
+        known = self._tier._lookup_manager
+        found = [next(iter(known.batch_lookup([key], context))) for key, context, _ in batch]
+        known._pending_results.put([(key, turn, there) for (key, _, turn), there in zip(batch, found, strict=True)])
+
+
+class Disk:
+    """The tier of files of a rig."""
+
+    def __init__(self, manager: TieringOffloadingManager, lag: Lag | None, faults: float, rng: Random) -> None:
+        """*lag*: how long files take; None: as long as the tier's own threads do."""
+        self.manager = manager
+        (tier,) = manager.secondary_tiers
+        assert isinstance(tier, FileSystemTierManager)
+        self.tier = tier
+        self.threads: Threads | None = None
+        if lag is not None:
+            tier._pool.shutdown()
+            tier._pool = self.threads = Threads(lag, faults, rng)
+            tier._lookup_manager._lookup_queue = Answers(tier)
+        self._is_open = True
+
+    def host(self, rank: int, row_words: int) -> Words:
+        """The part of the host's slots that belongs to one worker: a row for each."""
+        size = row_words * np.dtype(np.uint64).itemsize
+        rows = self.manager.primary_tier._mmap_region.base_tensor.numpy().reshape(self.manager.primary_tier._num_chunks, -1)
+        words: Words = rows[:, rank * size : (rank + 1) * size].view(np.uint64)
+        return words
+
+    def turn(self, step: int) -> None:
+        """A step begins."""
+        if self.threads is not None:
+            self.threads.turn(step)
+
+    def files(self) -> Iterator[Path]:
+        """All files with content."""
+        yield from Path(self.tier.file_mapper.base_path).parent.rglob("*.bin")
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """How many jobs have written files, and have read them."""
+        jobs = self.threads
+        return (0, 0) if jobs is None else (jobs.stores, jobs.loads)
+
+    def close(self) -> None:
+        """Shut the manager down, with its tiers and its shared memory."""
+        if self._is_open:
+            self._is_open = False
+            self.manager.shutdown()

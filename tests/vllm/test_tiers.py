@@ -1,0 +1,81 @@
+"""vLLM's tiers below the host, under the watch: random traffic through its file-system tier, every byte compared."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
+from tests.vllm.planted.play import Rest
+from tests.vllm.rig import Rig
+from tests.vllm.traffic import Traffic
+from tests.vllm.worlds import TIERED, Lag
+
+STEPS = 250
+
+
+def played(name: str, seed: int, steps: int = STEPS) -> tuple[Rig, Watch]:
+    """A run of random traffic under a strict watch, to the end."""
+    world = TIERED[name]
+    rig = Rig(world.spec, seed)
+    watch = attach(rig.scheduler, Options(mode=WatchMode.STRICT))
+    try:
+        Traffic.drawn(rig, seed, world=world).run(steps)
+        rig.drain()
+    finally:
+        watch.close()
+        rig.close()
+    return rig, watch
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", TIERED)
+def test_watch_is_silent_and_every_byte_is_right(name: str, seed: int) -> None:
+    """What the engine reads, what the slots hold in the end, and what the files say."""
+    rig, watch = played(name, seed)
+
+    assert rig.corruptions == []
+    assert rig.wrong_texts == []
+    assert rig.verified > 500
+    assert not Rest(rig).slot_is_wrong()
+    assert watch.counts == {}
+    assert watch.mirror.counts["tier jobs"] > 20
+    assert watch.mirror.below is not None
+    assert watch.mirror.below.left_behind() == []
+
+
+def test_files_are_written_and_read_again() -> None:
+    """The traffic goes through the tier in both directions, and on a bad disk some of it fails."""
+    rig, _ = played("below-faults", 0)
+
+    assert rig.disk is not None
+    assert rig.disk.threads is not None
+    assert min(rig.disk.moved) > 20
+    assert rig.disk.threads.failed > 5
+
+
+def test_a_file_with_other_bytes_is_seen_by_the_check_itself() -> None:
+    """The check of the files is not blind."""
+    rig, _ = played("below", 1, 60)
+    assert rig.disk is not None
+    path = next(iter(rig.disk.files()))
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+
+    assert Rest(rig).slot_is_wrong()
+
+
+def test_ledger_pins_what_a_tier_reads_and_holds_nothing_at_rest() -> None:
+    """A job of a tier is a holder of its slots in the ledger, from its beginning to its report."""
+    rig = Rig(evolve(TIERED["below"].spec, below=Lag(3, 3)), 0)
+    watch = attach(rig.scheduler, Options(mode=WatchMode.STRICT))
+    rig.add(list(range(100, 140)), 1)
+    most = 0
+    while rig.step():
+        slots = watch.mirror.ledger.slots
+        most = max(most, sum(slots.pins(slot) > 0 for slot in range(16)))
+    watch.mirror.catch_up()
+
+    assert most >= 4
+    assert all(watch.mirror.ledger.slots.pins(slot) == 0 for slot in range(16))
+    watch.close()
+    rig.close()
