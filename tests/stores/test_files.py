@@ -154,6 +154,8 @@ def test_page_outside_registered_memory_is_refused(store: FileStore, arena: Aren
         store.get([Page(key("a"), arena.address, 0)])
     with pytest.raises(MisuseError, match="is no key"):
         store.exists([b"short"])
+    with pytest.raises(MisuseError, match="is no key"):
+        store.remove([b"short"])
     with pytest.raises(MisuseError, match="overlap"):
         store.register(arena.address + 5, 5)
     with pytest.raises(MisuseError, match="are no memory"):
@@ -309,6 +311,29 @@ def test_disk_that_is_full_is_full(store: FileStore, arena: Arena, tmp_path: Pat
     assert listed(tmp_path / "store") == [key("a").hex()]
     assert arena.get(store, "a", 5) == b"hello"
     assert store.statistics().full == 1
+
+
+@pytest.mark.parametrize(("problem", "outcome"), [(FileNotFoundError(2, "gone"), OK), (PermissionError(1, "kept"), FULL)])
+def test_entry_that_cannot_be_evicted_is_counted_and_one_that_vanished_is_not(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch, problem: OSError, outcome: StoreOutcome
+) -> None:
+    """Where nothing can be evicted there is no room, and nothing is left of what was written."""
+    store = open_one(tmp_path, arena, 1_000)
+    arena.put(store, "a", value("a", 900))
+    unlink = store._folder.unlink
+
+    def refuse(file: str, name: str) -> None:
+        if file != name:
+            unlink(file, name)
+        else:
+            raise problem
+
+    monkeypatch.setattr(store._folder, "unlink", refuse)
+    assert arena.put(store, "b", value("b", 800)) is outcome
+
+    assert sorted(listed(tmp_path)) == sorted(key(name).hex() for name in ("ab" if outcome is OK else "a"))
+    assert store.statistics().used_bytes == (800 if outcome is OK else 900)
+    store.close()
 
 
 def test_default_bound_is_half_of_what_is_free(tmp_path: Path) -> None:
@@ -543,7 +568,8 @@ def test_lock_that_is_not_given_back_is_waited_for_with_a_limit(tmp_path: Path, 
         assert "holds the lock" in store.statistics().last_error
         assert arena.get(store, "a", 5) == b"hello"
         assert listed(tmp_path) == [key("a").hex()]
-        assert store.remove([key("a")]) == [FAILED]
+        assert store.remove([key("a"), key("b")]) == [FAILED, FAILED]
+        assert (store.statistics().failed, store.statistics().full) == (3, 0)
         holder.kill()
     assert arena.put(store, "b", b"there") is OK
     store.close()
