@@ -442,7 +442,9 @@ def test_files_of_others_are_left_alone(tmp_path: Path, arena: Arena) -> None:
     assert [each for each in others if not each.is_file()] == []
     assert store.statistics().used_bytes == 900
     store.close()
-    open_one(tmp_path, arena).close()
+    again = open_one(tmp_path, arena)
+    assert again.statistics().used_bytes == 900
+    again.close()
     assert [each for each in others if not each.is_file()] == []
 
 
@@ -488,6 +490,33 @@ def test_what_is_no_regular_file_is_no_entry(store: FileStore, arena: Arena, tmp
     assert store.exists([key("a")]) == [ABSENT]
     assert arena.get(store, "a", 5) is ABSENT
     assert arena.put(store, "a", b"hello") is (FAILED if kind == "folder" else OK)
+
+
+def test_descriptors_are_given_back(tmp_path: Path, arena: Arena) -> None:
+    """After calls of every kind, and after folders that were refused, as many are open as before."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    before = set(os.listdir("/proc/self/fd"))
+    store = open_one(tmp_path / "store", arena, 3_000)
+    for name in range(12):
+        arena.put(store, name, value(name, 500))
+        arena.get(store, name, 499)
+        arena.get(store, name - 3, 500)
+    store.remove([key(11), key("no")])
+    empty(tmp_path / "store")
+    for name in range(12):
+        arena.put(store, name, value(name, 200))
+    empty(tmp_path / "store")
+    (tmp_path / "store").rmdir()
+    (tmp_path / "store").mkdir()
+    arena.put(store, "a", b"hello")
+    arena.put(store, "a", b"hello")
+    store.close()
+    for each in ("full", "full/thesis.txt"):
+        with pytest.raises(MisuseError):
+            FileStore(tmp_path / each)
+
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_entry_that_vanishes_is_absent(store: FileStore, arena: Arena, tmp_path: Path) -> None:
