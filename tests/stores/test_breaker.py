@@ -25,6 +25,7 @@ def test_breaker_opens_after_failures_in_a_row() -> None:
     for _ in range(2):
         breaker.failed()
         breaker.failed()
+        assert breaker.allows()
         breaker.succeeded()
         assert breaker.allows()
     for _ in range(3):
@@ -59,6 +60,7 @@ def test_breaker_closes_after_one_success() -> None:
     assert breaker.allows()
     breaker.succeeded()
     assert [breaker.allows() for _ in range(5)] == [True] * 5
+    assert not breaker.refuses()
     assert not breaker.statistics().is_down
 
     for _ in range(3):

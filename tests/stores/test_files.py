@@ -154,6 +154,8 @@ def test_page_outside_registered_memory_is_refused(store: FileStore, arena: Aren
         store.get([Page(key("a"), arena.address, 0)])
     with pytest.raises(MisuseError, match="is no key"):
         store.exists([b"short"])
+    with pytest.raises(MisuseError, match="is no key"):
+        store.remove([b"short"])
     with pytest.raises(MisuseError, match="overlap"):
         store.register(arena.address + 5, 5)
     with pytest.raises(MisuseError, match="are no memory"):
@@ -311,6 +313,29 @@ def test_disk_that_is_full_is_full(store: FileStore, arena: Arena, tmp_path: Pat
     assert store.statistics().full == 1
 
 
+@pytest.mark.parametrize(("problem", "outcome"), [(FileNotFoundError(2, "gone"), OK), (PermissionError(1, "kept"), FULL)])
+def test_entry_that_cannot_be_evicted_is_counted_and_one_that_vanished_is_not(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch, problem: OSError, outcome: StoreOutcome
+) -> None:
+    """Where nothing can be evicted there is no room, and nothing is left of what was written."""
+    store = open_one(tmp_path, arena, 1_000)
+    arena.put(store, "a", value("a", 900))
+    unlink = store._folder.unlink
+
+    def refuse(file: str, name: str) -> None:
+        if file != name:
+            unlink(file, name)
+        else:
+            raise problem
+
+    monkeypatch.setattr(store._folder, "unlink", refuse)
+    assert arena.put(store, "b", value("b", 800)) is outcome
+
+    assert sorted(listed(tmp_path)) == sorted(key(name).hex() for name in ("ab" if outcome is OK else "a"))
+    assert store.statistics().used_bytes == (800 if outcome is OK else 900)
+    store.close()
+
+
 def test_default_bound_is_half_of_what_is_free(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
@@ -417,7 +442,9 @@ def test_files_of_others_are_left_alone(tmp_path: Path, arena: Arena) -> None:
     assert [each for each in others if not each.is_file()] == []
     assert store.statistics().used_bytes == 900
     store.close()
-    open_one(tmp_path, arena).close()
+    again = open_one(tmp_path, arena)
+    assert again.statistics().used_bytes == 900
+    again.close()
     assert [each for each in others if not each.is_file()] == []
 
 
@@ -463,6 +490,33 @@ def test_what_is_no_regular_file_is_no_entry(store: FileStore, arena: Arena, tmp
     assert store.exists([key("a")]) == [ABSENT]
     assert arena.get(store, "a", 5) is ABSENT
     assert arena.put(store, "a", b"hello") is (FAILED if kind == "folder" else OK)
+
+
+def test_descriptors_are_given_back(tmp_path: Path, arena: Arena) -> None:
+    """After calls of every kind, and after folders that were refused, as many are open as before."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    before = set(os.listdir("/proc/self/fd"))
+    store = open_one(tmp_path / "store", arena, 3_000)
+    for name in range(12):
+        arena.put(store, name, value(name, 500))
+        arena.get(store, name, 499)
+        arena.get(store, name - 3, 500)
+    store.remove([key(11), key("no")])
+    empty(tmp_path / "store")
+    for name in range(12):
+        arena.put(store, name, value(name, 200))
+    empty(tmp_path / "store")
+    (tmp_path / "store").rmdir()
+    (tmp_path / "store").mkdir()
+    arena.put(store, "a", b"hello")
+    arena.put(store, "a", b"hello")
+    store.close()
+    for each in ("full", "full/thesis.txt"):
+        with pytest.raises(MisuseError):
+            FileStore(tmp_path / each)
+
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_entry_that_vanishes_is_absent(store: FileStore, arena: Arena, tmp_path: Path) -> None:
@@ -543,7 +597,8 @@ def test_lock_that_is_not_given_back_is_waited_for_with_a_limit(tmp_path: Path, 
         assert "holds the lock" in store.statistics().last_error
         assert arena.get(store, "a", 5) == b"hello"
         assert listed(tmp_path) == [key("a").hex()]
-        assert store.remove([key("a")]) == [FAILED]
+        assert store.remove([key("a"), key("b")]) == [FAILED, FAILED]
+        assert (store.statistics().failed, store.statistics().full) == (3, 0)
         holder.kill()
     assert arena.put(store, "b", b"there") is OK
     store.close()

@@ -83,8 +83,9 @@ def test_presence_does_not_mix_up_spaces_and_groups(make: Make) -> None:
     assert presence.ask(b"", 1, b"here") is RETRY
 
 
-def test_presence_never_waits_and_asks_in_batches(make: Make) -> None:
+def test_presence_never_waits_and_asks_in_batches(make: Make, clock: Seconds) -> None:
     """The store stands still; the questions are all queued meanwhile, and go to it in one call, once each."""
+    clock.now = 50.0
     store = GatedStore(honest)
     presence = make(store)
     assert ask(presence, b"first") is RETRY
@@ -122,6 +123,44 @@ def test_presence_keeps_the_answers_that_were_used_last(make: Make) -> None:
 
     assert [ask(presence, key) for key in (b"a", b"c", b"d", b"b")] == [MISS, MISS, MISS, RETRY]
     assert presence.statistics().answers == 3
+
+
+def test_presence_keeps_what_it_was_told_last(make: Make) -> None:
+    presence = make(GatedStore(honest, gated=False), max_answers=2)
+    for key in (b"a", b"b", b"a", b"c"):
+        presence.note_put(b"", 0, key)
+
+    assert [ask(presence, key) for key in (b"a", b"c", b"b")] == [HIT, HIT, RETRY]
+
+
+def test_presence_does_not_ask_what_it_was_told_meanwhile(make: Make) -> None:
+    store = GatedStore(honest)
+    presence = make(store)
+    ask(presence, b"first")
+    store.wait_for_calls(1)
+    for key in (b"a", b"b", b"c"):
+        ask(presence, key)
+    presence.note_put(b"", 0, b"a")
+    presence.forget(b"", 0, b"c")
+    store.let_go(2)
+
+    assert settle(presence, b"a", b"b", b"c") == [HIT, MISS, MISS]
+    assert store.calls[1:] == [names(b"b")]
+
+
+def test_presence_does_not_call_a_store_that_went_down_meanwhile(make: Make, clock: Seconds) -> None:
+    """What was queued before is a miss for a moment, and asked again later."""
+    store = GatedStore(lambda _name: FAILED)
+    breaker = CircuitBreaker(1, first_wait_s=5.0, clock=clock)
+    presence = make(store, breaker=breaker)
+    ask(presence, b"first")
+    store.wait_for_calls(1)
+    ask(presence, b"here")
+    store.let_go()
+
+    assert settle(presence, b"here") == [MISS]
+    assert len(store.calls) == 1
+    assert breaker.statistics().refused > 0
 
 
 def test_presence_believes_what_it_is_told(make: Make, clock: Seconds) -> None:
