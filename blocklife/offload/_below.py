@@ -115,8 +115,8 @@ class BelowStatistics:
     failed_demotions: int
     already_below: int
     """Not demoted because the store had them."""
-    evicted: int
-    """Evicted from the host tier before they were demoted."""
+    lost: int
+    """Evicted from the host tier, or forgotten, before their turn to be demoted came."""
     overdue_requests: int
     """Requests that went on after waiting for `BelowPolicies.max_wait`."""
     no_room: int
@@ -251,12 +251,15 @@ class TierBelow:
             job = jobs.get(number)
             done = jobs.state(number) is Job.DONE
             missing = job.missing if job is not None and done else frozenset(slots)
-            ended = self._end_promotion if direction is Direction.PROMOTE else self._end_demotion
             for slot, content in zip(slots, contents, strict=True):
-                ended(space, slot, content, came=slot not in missing, done=done)
+                if direction is Direction.DEMOTE:
+                    self._end_demotion(space, slot, content, came=slot not in missing, done=done)
+                    continue
+                if self._coming.get(content) == number:  # it may be wanted again, in another space
+                    del self._coming[content]
+                self._end_promotion(space, content, came=slot not in missing, done=done)
 
-    def _end_promotion(self, space: bytes, slot: int, content: Content, *, came: bool, done: bool) -> None:
-        self._coming.pop(content, None)
+    def _end_promotion(self, space: bytes, content: Content, *, came: bool, done: bool) -> None:
         if came:
             self._counts["promoted"] += 1
             return
@@ -274,11 +277,8 @@ class TierBelow:
             self._below.add(slot)
 
     def forget(self, space: bytes | None = None) -> None:
-        """All content is void: neither what is below nor what is on its way there is found any more, but in a new *space*."""
+        """All content is void: what is below, or on its way there, is found only in its old space; *space* is the new one."""
         self.space = self.index.new_space() if space is None else space
-        self._queue.clear()
-        self._below.clear()
-        self._coming.clear()
 
     def statistics(self) -> BelowStatistics:
         """Counts so far."""
@@ -291,7 +291,7 @@ class TierBelow:
             refused=counts["refused"],
             failed_demotions=counts["failed_demotions"],
             already_below=counts["already_below"],
-            evicted=counts["evicted"],
+            lost=counts["lost"],
             overdue_requests=counts["overdue"],
             no_room=counts["no_room"],
         )
@@ -305,7 +305,7 @@ class TierBelow:
         view = self._ledger.slots
         for slot in slots:
             if not stored:
-                self._counts["evicted"] += slot in self._queue
+                self._counts["lost"] += slot in self._queue
                 self._queue.pop(slot, None)
                 self._below.discard(slot)
             elif (view.group(slot), view.key(slot)) in self._coming:

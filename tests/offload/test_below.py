@@ -366,6 +366,51 @@ def test_store_that_is_full_is_not_asked_again() -> None:
     assert rig.stored() == [TEXT[:4], TEXT[:8], TEXT[:12]]
 
 
+def test_lazy_demotion_offers_nothing_twice() -> None:
+    """What a full store has refused, and what it has taken, stays among the coldest slots, and is left alone."""
+    rig = BelowRig(policies=BelowPolicies(demote=Demote.LAZY, lazy_slots=8))
+    rig.full = True
+    rig.fill("x", TEXT)
+    rig.tick()
+    rig.tick()
+
+    assert rig.counts == {"refused": 3}
+
+
+def test_content_that_was_put_is_known_to_be_there() -> None:
+    """Every rank has said so: the store need not be asked."""
+    rig = BelowRig()
+    rig.fill("x", TEXT[:5])
+    rig.shelf.prompt = False
+
+    assert rig.shelf.ask(b"", 0, key(0, TEXT[:4])) is Answer.HIT
+
+
+def test_content_wanted_again_after_a_reset_is_on_its_way_until_it_comes() -> None:
+    """The end of the promotion that the reset gave up says nothing of the one that was planned since."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    rig.plan()
+    rig.scheduler.renew("second")
+    rig.shelf.fill(TEXT, space=b"second")
+    given_up = list(rig.moving)
+    rig.moving.clear()
+    rig.settle(land=False)
+    assert rig.hit("a").deferred
+    rig.plan()
+    again, rig.moving = rig.moving, given_up
+    rig.settle()
+
+    below = rig.scheduler._state.below
+    assert below is not None
+    assert below.brings((0, key(0, TEXT[:4])))
+    rig.moving = again
+    rig.tick()
+    assert rig.hit("a").host_tokens == 12
+
+
 def test_store_that_is_down_takes_nothing_and_costs_no_step() -> None:
     """Demotions wait for it in line, without a job; it comes back by itself."""
     rig = BelowRig()
@@ -385,7 +430,7 @@ def test_eviction_does_not_wait_for_a_demotion_in_line() -> None:
     rig.fill("x", TEXT)
     rig.fill("y", letters(13, "n"))
 
-    assert rig.counts["evicted"] == 3
+    assert rig.counts["lost"] == 3
 
 
 # --- upheavals ------------------------------------------------------------------------------------------------------------

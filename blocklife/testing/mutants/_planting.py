@@ -47,6 +47,7 @@ from blocklife.ledger.jobs import JobTable
 from blocklife.lifecycle import Event
 from blocklife.offload import _search as scheduler_search
 from blocklife.offload import _snapshot as scheduler_snapshot
+from blocklife.offload._below import TierBelow
 from blocklife.offload._host import HostTier
 from blocklife.offload._progress import ProgressTable
 from blocklife.offload._scheduler import OffloadScheduler
@@ -351,7 +352,7 @@ def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
 
 _CLASSES: tuple[type, ...] = (
     Steps, Ledger, Journal, JobTable, Places, Blocks, Slots, Ring,
-    SchedulerSteps, OffloadScheduler, StoreLine, HostTier, ProgressTable,
+    SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, ProgressTable,
 )  # fmt: skip
 _ENDINGS = frozenset(
     {"finish", "preempt", "release", "release_many", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
