@@ -63,6 +63,13 @@ class BelowIndex(Protocol):
         ...
 
 
+def check_index(index: object) -> None:
+    """Refuse what cannot be asked for content below."""
+    lacking = [name for name in ("ask", "forget", "note_put", "new_space") if not callable(getattr(index, name, None))]
+    if lacking or not hasattr(index, "is_up"):
+        raise MisuseError(f"below must be a BelowIndex, as stores.Presence is, not {index!r}")
+
+
 class Demote(enum.Enum):
     """When content of the host tier is copied to the store below."""
 

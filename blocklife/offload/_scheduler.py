@@ -33,7 +33,7 @@ from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
 from blocklife.offload import _edge as ours
-from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics
+from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics, check_index
 from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
@@ -74,10 +74,12 @@ class OffloadScheduler(edge.NotCopied):
         below: BelowIndex | None = None,
         below_policies: BelowPolicies | None = None,
     ) -> None:
-        if below is None and below_policies is not None:
-            raise MisuseError("below_policies: there is no tier below (give below, too)")
         if below_policies is not None:
             edge.member(below_policies, BelowPolicies, "below_policies")
+            if below is None:
+                raise MisuseError("below_policies: there is no tier below (give below, too)")
+        if below is not None:
+            check_index(below)
         self._state = state = SchedulerState(ledger, tier, geometry, policies, below, below_policies)
         self._steps = SchedulerSteps(state)
         self._progress, self._search = state.progress, state.search

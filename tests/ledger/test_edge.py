@@ -241,6 +241,8 @@ WRONG: Mapping[str, Sequence[object]] = {
     "HostTier": [5, "a", "lru"],
     "Geometry": [5, "full:4"],
     "Policies": [5, "a", {}],
+    "BelowPolicies": [5, "a", {}],
+    "BelowIndex": [5, "a", {}],
 }
 """What an argument cannot be, by its annotation; None comes on top, where it is not among what it may be."""
 HARMLESS = {("has_room", "count"), ("history", "place")}
@@ -504,7 +506,7 @@ FOREIGN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
     "plan_step": lambda at: {"step": Step(now=1.0, tokens={"a": 1})},
 }
 SCHEDULER = {**OWN_SCHEDULER, **FOREIGN_SCHEDULER}
-NO_ARGUMENTS_THERE = {"running", "statistics", "has_pending_work", "sleep", "wake"}
+NO_ARGUMENTS_THERE = {"running", "statistics", "statistics_below", "has_pending_work", "sleep", "wake"}
 
 
 def test_every_verb_of_the_scheduler_is_here() -> None:

@@ -502,6 +502,12 @@ def test_policies_are_refused_by_name(wrong: dict[str, object], why: str) -> Non
         BelowPolicies(**wrong)  # type: ignore[arg-type]
 
 
+def test_policies_without_a_tier_below_are_refused() -> None:
+    """They would decide nothing."""
+    with pytest.raises(MisuseError, match="there is no tier below"):
+        Rig(below_policies=BelowPolicies())
+
+
 def test_scheduler_with_a_tier_below_is_not_saved() -> None:
     """Its answers change by themselves, so that no snapshot could bring them back."""
     with pytest.raises(MisuseError, match="tier below cannot be saved"):
