@@ -8,8 +8,7 @@ import attrs
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.stores import StoreOutcome
-from blocklife.stores import FaultyStore, StoreFaultRates
+from blocklife.stores import FaultyStore, StoreFaultRates, StoreOutcome
 from blocklife.testing import MemoryStore
 from tests.stores.arena import Arena, key, value
 

@@ -1,9 +1,9 @@
 """One request as the engine sees it: its progress, and the expected content of its blocks.
 
 Keys. Two prompts share text up to some hash of the workload, so the key of a prompt's block consists of all hashes up to its
-own, its position within that hash, and its group. The key of a block with generated tokens consists of the request, which is its
-number in the run and its prompt, and the position of the block. A Mamba state at a block boundary has the key of the block; a
-state between boundaries is not shared.
+own, its position within that hash, and its group. The key of a block with generated tokens consists of the request (its number
+in the run, and its prompt) and the position of the block. A Mamba state at a block boundary has the key of the block; a state
+between boundaries is not shared.
 
 So a key names the content of its block, and of all blocks before it, in every run and for every workload. A store below host
 memory needs that, because it has content of other runs.
