@@ -217,8 +217,11 @@ class TierBelow:
             return
         slots = self._ledger.slots
         if self.policies.demote is Demote.LAZY:
+            on_their_way = {
+                slot for direction, _, held, _ in self._jobs.values() if direction is Direction.DEMOTE for slot in held
+            }
             coldest = self._tier.coldest(self.policies.lazy_slots)
-            self._queue = dict.fromkeys([slot for slot in coldest if slot not in self._below])
+            self._queue = dict.fromkeys([slot for slot in coldest if slot not in self._below and slot not in on_their_way])
         room = min(self._room(Direction.DEMOTE), len(self._queue))
         chosen: list[int] = []
         for slot in list(self._queue) if room > 0 else ():
