@@ -422,10 +422,9 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def _add_rows_below(table: Table, below: BelowReport) -> None:
-    table.add_row("below", "", below.store)
-    for name, count in attrs.asdict(below).items():
-        if name != "store":
-            table.add_row("", name.replace("_", " "), f"{count:,}")
+    counts = {name: count for name, count in attrs.asdict(below).items() if name != "store"}
+    for at, (name, count) in enumerate(counts.items()):
+        table.add_row("below" if at == 0 else "", name.replace("_", " "), f"{count:,}")
 
 
 def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO | None) -> None:
@@ -459,6 +458,8 @@ def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO |
     if report.below is not None:
         _add_rows_below(table, report.below)
     console.print(table)
+    if report.below is not None:
+        console.print(f"\nbelow: {report.below.store}", markup=False)
     counts = [count for rows in report.transitions.values() for count in rows.values() if count]
     console.print(f"\n{sum(counts):,} transitions over {len(counts)} edges ({options.contract.name.lower()} contract)")
     for message in report.violation_messages:

@@ -123,6 +123,7 @@ class _Index:
         self.is_ending = False
         self.forget = presence.forget
         self.note_put = presence.note_put
+        self.new_space = presence.new_space
 
     @property
     def changes(self) -> int:

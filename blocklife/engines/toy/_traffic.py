@@ -95,12 +95,13 @@ class TrafficRecord:
         met = self._counts[kind, True][places]
         if writes:
             met = met + self._counts[kind, False][places]
+        found: dict[str, None] = {}
         for place in places[np.flatnonzero(met)].tolist():
-            there = [
-                str(job) for job, uses in self._out.items() if any(place in uses.get((kind, how), ()) for how in (False, True))
-            ]
+            touching = ((job, [*uses.get((kind, False), ()), *uses.get((kind, True), ())]) for job, uses in self._out.items())
+            jobs = [str(job) for job, touched in touching if place in touched]
             where = f"{kind} {place // self._chunk[kind]}"
-            self._clashes.append(f"worker {self.worker}: {who} meets job {', '.join(there)} at {where}, and one writes it")
+            found[f"worker {self.worker}: {who} meets job {', '.join(jobs)} at {where}, and one writes it"] = None
+        self._clashes += found
 
     def take_clashes(self) -> list[str]:
         """As `Traffic.take_clashes`."""
