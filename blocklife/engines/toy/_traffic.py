@@ -23,7 +23,7 @@ Uses: TypeAlias = Mapping[tuple[str, bool], Ids]
 """What a job touches: places by kind, ``block`` or ``slot``, and whether it writes them."""
 
 
-class _Watched(Protocol):
+class _AnyCopier(Protocol):
     """What a record needs of a copier."""
 
     def poll(self) -> list[Completion]: ...
@@ -117,7 +117,7 @@ class TrafficRecord:
 class _RecordedCalls:
     """The calls of a copier that end what its jobs touch."""
 
-    def __init__(self, inner: _Watched, record: TrafficRecord) -> None:
+    def __init__(self, inner: _AnyCopier, record: TrafficRecord) -> None:
         self._watched = inner
         self._record = record
         # The jobs that may touch something, oldest first, and how many polls there had been when each was launched.
