@@ -31,9 +31,16 @@ from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
+    from rich.table import Table
 
+    from blocklife.copiers._faults import FaultRates
+    from blocklife.engines.toy._below import BelowOptions, BelowReport
     from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
     from blocklife.engines.toy._workload import WorkloadRequest
+    from blocklife.stores import StoreFaultRates
+
+BELOW_FAULT = "below_"
+"""What names of faults of the store below begin with."""
 
 _REPLAY_EXAMPLES = """\
 examples:
@@ -46,6 +53,7 @@ examples:
                                                     a hybrid model; slots of 4 blocks of one group
   blocklife replay --groups full:64,mamba:512 --async --mode lazy --policy arc
                                                     plan ahead; store before eviction; evict by ARC
+  blocklife replay --below fs:/data/kv:8G           content below host memory outlives the run: call it twice
   blocklife replay --copier cuda                    blocks on a GPU, verified there; torch: the same on CPU tensors
   blocklife replay --json | jq .tokens_hit_host     one JSON report
   blocklife workload generate | blocklife replay -  read the workload from standard input
@@ -83,6 +91,7 @@ def add_options(parser: Parser) -> None:
         add(f"--{name}", type=whole, metavar="N", default=default, help=f"{meaning} (default {default})")
     _add_groups(parser)
     _add_copies(parser)
+    _add_below(parser)
     add(
         "--seed",
         type=whole,
@@ -168,13 +177,45 @@ def _add_copies(parser: Parser) -> None:
         nargs="?",
         const="default",
         metavar="RATES",
-        help="inject copy faults: fail, late, twice, reorder, never=SHARE",
+        help="inject faults: fail, late, twice, reorder, never=SHARE of copies; with --below also below_fail, below_slow, "
+        "below_hang, below_cut, below_flip, below_lose=SHARE of entries",
     )
     add(
         "--abort",
         type=number,
         metavar="SHARE",
         help="share of requests that are aborted (default 0; 0.02 with --faults)",
+    )
+
+
+def _add_below(parser: Parser) -> None:
+    """The tier below host memory."""
+    from blocklife.engines.toy._below import BelowOptions
+    from blocklife.offload import Demote
+
+    wait, slots = (getattr(attrs.fields(BelowOptions), name).default for name in ("wait", "slots"))
+    add = parser.add_argument
+    add(
+        "--below",
+        metavar="STORE",
+        help="keep content below host memory, too: fs:DIR, fs:DIR:BYTES or package.module:factory (default: nowhere)",
+    )
+    add(
+        "--demote",
+        choices=names_of(Demote),
+        help="with --below: when host memory is copied there: as it is stored, before it is evicted, or never (default eager)",
+    )
+    add(
+        "--below-wait",
+        type=whole,
+        metavar="STEPS",
+        help=f"with --below: steps that a request waits for content from there (default {wait})",
+    )
+    add(
+        "--below-slots",
+        type=whole,
+        metavar="N",
+        help=f"with --below: slots that are copied at once, in each direction (default {slots})",
     )
 
 
@@ -232,13 +273,13 @@ def _clock() -> Callable[[], int]:
 
 
 def _options(args: argparse.Namespace) -> ReplayOptions:
-    from blocklife.copiers._faults import FaultRates
     from blocklife.engines.toy._replay import ReplayOptions
     from blocklife.ledger import Checking, Contract
     from blocklife.offload import Mode
 
     if args.requests is not None and args.requests < 1:
         raise MisuseError(f"--requests must be at least 1, not {args.requests}")
+    faults, store_faults = _faults(args.faults, below=args.below is not None)
     return ReplayOptions(
         gpu_blocks=args.gpu_blocks,
         host_slots=args.host_slots,
@@ -258,12 +299,49 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
         deadline=args.deadline,
         contract=Contract[args.contract.upper()],
         checking=Checking[args.checking.upper()],
-        faults=None if args.faults is None else FaultRates.parse(args.faults),
+        faults=faults,
+        below=_below(args, store_faults),
         abort=args.abort,
         seed=args.seed,
         speed=args.speed,
         verify=args.verify,
     )
+
+
+def _faults(text: str | None, *, below: bool) -> tuple[FaultRates | None, StoreFaultRates | None]:
+    """The faults of copies, and those of the store below; None where none are named."""
+    from blocklife.copiers._faults import FaultRates
+    from blocklife.stores import StoreFaultRates
+
+    if text is None:
+        return None, None
+    if text.strip() == "default":
+        return FaultRates.default(), StoreFaultRates.default() if below else None
+    parts = text.split(",")
+    stores = [part for part in parts if part.strip().startswith(BELOW_FAULT)]
+    copies = [part for part in parts if part not in stores]
+    if stores and not below:
+        raise MisuseError(f"--faults {stores[0].strip()}: there is no tier below to have faults (add --below)")
+    return (
+        FaultRates.parse(",".join(copies)) if copies else None,
+        StoreFaultRates.parse(",".join(stores), prefix=BELOW_FAULT) if stores else None,
+    )
+
+
+def _below(args: argparse.Namespace, faults: StoreFaultRates | None) -> BelowOptions | None:
+    """The tier below; None without one."""
+    from blocklife.engines.toy._below import BelowOptions
+    from blocklife.offload import Demote
+
+    demote = None if args.demote is None else Demote[args.demote.upper()]
+    given = {"demote": demote, "wait": args.below_wait, "slots": args.below_slots}
+    named = {name: value for name, value in given.items() if value is not None}
+    if args.below is not None:
+        return BelowOptions(store=args.below, faults=faults, **named)
+    for name in named:
+        option = "--demote" if name == "demote" else f"--below-{name}"
+        raise MisuseError(f"{option} says how a tier below is used, and there is none (add --below)")
+    return None
 
 
 def _workload(args: argparse.Namespace) -> list[WorkloadRequest]:
@@ -343,6 +421,12 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+def _add_rows_below(table: Table, below: BelowReport) -> None:
+    counts = {name: count for name, count in attrs.asdict(below).items() if name != "store"}
+    for at, (name, count) in enumerate(counts.items()):
+        table.add_row("below" if at == 0 else "", name.replace("_", " "), f"{count:,}")
+
+
 def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO | None) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -371,7 +455,11 @@ def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO |
             for at, (group, gpu, host) in enumerate(hits):
                 table.add_row("blocks hit" if at == 0 else "", f"{group} gpu", f"{gpu:,}")
                 table.add_row("", f"{group} host", f"{host:,}")
+    if report.below is not None:
+        _add_rows_below(table, report.below)
     console.print(table)
+    if report.below is not None:
+        console.print(f"\nbelow: {report.below.store}", markup=False)
     counts = [count for rows in report.transitions.values() for count in rows.values() if count]
     console.print(f"\n{sum(counts):,} transitions over {len(counts)} edges ({options.contract.name.lower()} contract)")
     for message in report.violation_messages:

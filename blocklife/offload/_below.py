@@ -106,6 +106,11 @@ class BelowPolicies:
     lazy_slots: int = field(default=64, validator=_at_least_one)
     """With `Demote.LAZY`, how many of the slots that will be evicted next are kept demoted."""
 
+    @property
+    def max_jobs(self) -> int:
+        """Maximum number of jobs in each direction: the ledger needs room for these besides those of its device."""
+        return -(-self.max_slots // self.job_slots)
+
 
 @frozen(kw_only=True)
 class BelowStatistics:
@@ -187,7 +192,7 @@ class TierBelow:
             self._tier.touch(present)
         find = self._ledger.slots.find
         absent = [content for content in dict.fromkeys(wanted) if find(*content) is None]
-        while absent and (room := self.policies.max_slots - self._out[Direction.PROMOTE]) > 0 and self._ledger.jobs.room:
+        while absent and (room := self._room(Direction.PROMOTE)) > 0 and self._ledger.jobs.room:
             part = absent[: min(room, self.policies.job_slots)]
             slots = self._tier.reserve(part)
             if slots is None:
@@ -219,9 +224,12 @@ class TierBelow:
             return
         slots = self._ledger.slots
         if self.policies.demote is Demote.LAZY:
+            on_their_way = {
+                slot for direction, _, held, _ in self._jobs.values() if direction is Direction.DEMOTE for slot in held
+            }
             coldest = self._tier.coldest(self.policies.lazy_slots)
-            self._queue = dict.fromkeys([slot for slot in coldest if slot not in self._below])
-        room = min(self.policies.max_slots - self._out[Direction.DEMOTE], len(self._queue))
+            self._queue = dict.fromkeys([slot for slot in coldest if slot not in self._below and slot not in on_their_way])
+        room = min(self._room(Direction.DEMOTE), len(self._queue))
         chosen: list[int] = []
         for slot in list(self._queue) if room > 0 else ():
             key = slots.key(slot)
@@ -302,6 +310,12 @@ class TierBelow:
             overdue_requests=counts["overdue"],
             no_room=counts["no_room"],
         )
+
+    def _room(self, direction: Direction) -> int:
+        """How many more slots may be copied in a direction now: jobs are bounded, too, so that small ones do not pile up."""
+        policies = self.policies
+        jobs = sum(1 for each, *_ in self._jobs.values() if each is direction)
+        return min(policies.max_slots - self._out[direction], (policies.max_jobs - jobs) * policies.job_slots)
 
     def _note(self, number: int, direction: Direction, slots: Sequence[int], contents: Sequence[Content]) -> None:
         self._jobs[number] = direction, self.space, list(slots), list(contents)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from blocklife.stores._breaker import BreakerStatistics, CircuitBreaker
     from blocklife.stores._copier import StoreCopier, StoreCopierStatistics
     from blocklife.stores._entry import FORMAT_VERSION, HEADER_BYTES, EntryVerdict, Identity, check, pack
+    from blocklife.stores._faults import FaultyStore, StoreFaultRates, StoreFaultStatistics
     from blocklife.stores._files import FileStore, FileStoreStatistics
     from blocklife.stores._presence import Presence, PresenceStatistics
     from blocklife.stores._protocol import KEY_BYTES, ContentStore, Page, Removing, StoreOutcome
@@ -21,6 +22,7 @@ __all__ = [
     "CircuitBreaker",
     "ContentStore",
     "EntryVerdict",
+    "FaultyStore",
     "FileStore",
     "FileStoreStatistics",
     "Identity",
@@ -30,6 +32,8 @@ __all__ = [
     "Removing",
     "StoreCopier",
     "StoreCopierStatistics",
+    "StoreFaultRates",
+    "StoreFaultStatistics",
     "StoreOutcome",
     "check",
     "open_store",
@@ -44,6 +48,7 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
             "_breaker": "BreakerStatistics CircuitBreaker",
             "_copier": "StoreCopier StoreCopierStatistics",
             "_entry": "FORMAT_VERSION HEADER_BYTES EntryVerdict Identity check pack",
+            "_faults": "FaultyStore StoreFaultRates StoreFaultStatistics",
             "_files": "FileStore FileStoreStatistics",
             "_presence": "Presence PresenceStatistics",
             "_protocol": "KEY_BYTES ContentStore Page Removing StoreOutcome",

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from blocklife.testing.scenarios._format import Scenario, parse_scenario
     from blocklife.testing.scenarios._our_driver import OurDriver
     from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, run_scenario
-    from blocklife.testing.stores._faults import FaultyStore, StoreFaultRates, StoreFaultStatistics
     from blocklife.testing.stores._memory import MemoryStore
     from blocklife.testing.stores._suite import (
         StoreCheck,
@@ -65,7 +64,6 @@ __all__ = [
     "FakeEvent",
     "FakeStream",
     "Faults",
-    "FaultyStore",
     "FrozenDevice",
     "Kind",
     "Landing",
@@ -87,8 +85,6 @@ __all__ = [
     "State",
     "StoreCheck",
     "StoreCheckVerdict",
-    "StoreFaultRates",
-    "StoreFaultStatistics",
     "Story",
     "StuckError",
     "Unsupported",
@@ -126,7 +122,6 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
             "scenarios._format": "Scenario parse_scenario",
             "scenarios._our_driver": "OurDriver",
             "scenarios._running": "Outcome ScenarioVerdict run_scenario",
-            "stores._faults": "FaultyStore StoreFaultRates StoreFaultStatistics",
             "stores._memory": "MemoryStore",
             "stores._suite": "StoreCheck StoreCheckVerdict assert_store check_address check_store store_checks",
             "worlds._device": "CopyOrder Device DeviceFault FrozenDevice Landing Orders Pass",

@@ -16,7 +16,7 @@ from blocklife.copiers._executor import Executor, Report
 from blocklife.engines.toy._traffic import Traffic
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
-from blocklife.ledger.records import Launched, Seal
+from blocklife.ledger.records import Launched, Seal, TierTransfer
 from blocklife.lifecycle import Transition
 from blocklife.states import BlockLife, JobLife
 
@@ -405,6 +405,95 @@ def test_traffic_lets_readers_share(traffic: Traffic) -> None:
     traffic.launch(transfer(4, LOAD, [5], [7]))
 
     assert traffic.take_clashes() == []
+
+
+class Shelf:
+    """A copier to a store below that does nothing by itself."""
+
+    worker = Worker(0)
+
+    def __init__(self) -> None:
+        self.landed: list[Completion] = []
+
+    def launch(self, _transfer: TierTransfer) -> None: ...
+
+    def poll(self) -> list[Completion]:
+        landed, self.landed = self.landed, []
+        return landed
+
+    def wait(self, _jobs: Collection[JobId]) -> None: ...
+
+    def busy(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+def between(number: int, direction: Direction, *slots: int) -> TierTransfer:
+    return TierTransfer(job(number), direction, ids(*slots), bytes(len(slots)), (b"key",) * len(slots))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "place"),
+    [
+        (between(1, Direction.PROMOTE, 4, 0), transfer(2, LOAD, [1], [2]), "slot 0"),
+        (between(1, Direction.PROMOTE, 0), transfer(2, STORE, [2], [0]), "slot 0"),
+        (transfer(1, STORE, [2], [3]), between(2, Direction.DEMOTE, 1), "slot 1"),
+        (transfer(1, LOAD, [2], [3]), between(2, Direction.PROMOTE, 1), "slot 1"),
+        (between(1, Direction.DEMOTE, 0), between(2, Direction.PROMOTE, 0), "slot 0"),
+    ],
+    ids=["load of a promotion", "store over a promotion", "demotion of a store", "promotion under a load", "both below"],
+)
+def test_traffic_sees_copies_below(
+    first: Transfer | TierTransfer, second: Transfer | TierTransfer, place: str, diary: Diary
+) -> None:
+    """Copies between slots and a store below touch every place of their slots, here two."""
+    traffic = Traffic(diary, 8, 8, 2)
+    below = traffic.below(Shelf())
+    for each in (first, second):
+        if isinstance(each, TierTransfer):
+            below.launch(each)
+        else:
+            traffic.launch(each)
+
+    assert traffic.take_clashes() == [f"worker 0: job 1.2 meets job 1.1 at {place}, and one writes it"]
+
+
+@pytest.mark.parametrize("end", ["report", "wait", "close"])
+def test_traffic_keeps_a_copy_below_until_its_own_copier_proves_it_quiet(end: str, diary: Diary) -> None:
+    """A wait or a report of the other copier says nothing about it."""
+    traffic, shelf = Traffic(diary, 8, 8), Shelf()
+    below = traffic.below(shelf)
+    below.launch(between(1, Direction.PROMOTE, 5))
+    traffic.wait([job(1)])
+    traffic.close()
+    below.poll()
+    traffic.launch(transfer(2, LOAD, [5], [1]))
+    met = traffic.take_clashes()
+    if end == "report":
+        shelf.landed = [completion(1)]
+        age = below.age
+        below.poll()
+    else:
+        age = below.age
+        below.wait([job(1)]) if end == "wait" else below.close()
+    traffic.launch(transfer(3, LOAD, [5], [2]))
+
+    assert len(met) == 1
+    assert (age, below.age, below.worker, below.busy()) == (1, 0, 0, False)
+    assert traffic.take_clashes() == []
+
+
+def test_traffic_knows_what_filled_a_slot(diary: Diary) -> None:
+    """The latest job that writes it: a promotion, or a store, which may leave places out."""
+    traffic = Traffic(diary, 8, 4, 2)
+    below = traffic.below(Shelf())
+    traffic.launch(transfer(1, STORE, [1, 2, 3], [0, 1, 3]))
+    below.launch(between(2, Direction.PROMOTE, 2))
+    below.launch(between(3, Direction.DEMOTE, 0))
+
+    np.testing.assert_array_equal(traffic.promoted(ids(0, 1, 2)), [False, False, True])
+    np.testing.assert_array_equal(traffic.written(ids(0, 1, 2, 3)), [[True, True], [False, True], [True, True], [False, False]])
 
 
 def test_traffic_does_not_count_a_launch_that_raises(traffic: Traffic, diary: Diary) -> None:

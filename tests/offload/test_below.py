@@ -343,6 +343,22 @@ def test_lazy_demotion_takes_what_is_evicted_next() -> None:
     assert {rig.ledger.slots.key(slot) for slot in coldest} == {name for _, _, name in rig.shelf.content}
 
 
+def test_lazy_demotion_begins_once_for_each_slot() -> None:
+    """While a slot is on its way below it is still among the coldest, and is not sent again."""
+    rig = BelowRig(policies=BelowPolicies(demote=Demote.LAZY, lazy_slots=2))
+    rig.add("x", TEXT)
+    rig.let_in("x")
+    rig.tick()
+    sent = 0
+    for _ in range(6):
+        sent += sum(len(each.slots) for each in rig.plan().demotes)
+        moving, rig.moving = rig.moving, []
+        rig.settle()
+        rig.moving = moving
+
+    assert sent == 2
+
+
 def test_content_that_came_from_below_is_not_put_there_again() -> None:
     """Neither is content that another process has put there."""
     rig = BelowRig()

@@ -11,8 +11,18 @@ from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, TierTransfer, Worker
-from blocklife.stores import HEADER_BYTES, CircuitBreaker, ContentStore, Identity, Page, StoreCopier, StoreOutcome
-from blocklife.testing import FaultyStore, MemoryStore, StoreFaultRates
+from blocklife.stores import (
+    HEADER_BYTES,
+    CircuitBreaker,
+    ContentStore,
+    FaultyStore,
+    Identity,
+    Page,
+    StoreCopier,
+    StoreFaultRates,
+    StoreOutcome,
+)
+from blocklife.testing import MemoryStore
 from tests.stores.arena import value
 from tests.stores.fakes import Seconds
 

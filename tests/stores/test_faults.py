@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.stores import StoreOutcome
-from blocklife.testing import FaultyStore, MemoryStore, StoreFaultRates
+from blocklife.stores import FaultyStore, StoreFaultRates, StoreOutcome
+from blocklife.testing import MemoryStore
 from tests.stores.arena import Arena, key, value
 
 OK, ABSENT, WRONG_SIZE, FAILED = StoreOutcome.OK, StoreOutcome.ABSENT, StoreOutcome.WRONG_SIZE, StoreOutcome.FAILED
@@ -126,6 +126,7 @@ def test_rates_are_parsed() -> None:
     assert StoreFaultRates.parse("default") == StoreFaultRates.default()
     assert StoreFaultRates.parse(str(StoreFaultRates.default())) == StoreFaultRates.default()
     assert all(0 <= rate < 0.1 for rate in attrs.asdict(StoreFaultRates.default()).values())
+    assert StoreFaultRates.parse("below_flip=0.5,below_lose=1", prefix="below_") == StoreFaultRates(flip=0.5, lose=1.0)
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,9 @@ def test_rates_are_parsed() -> None:
 def test_wrong_rates_are_refused(text: str, says: str) -> None:
     with pytest.raises(MisuseError, match=says):
         StoreFaultRates.parse(text)
+
+
+@pytest.mark.parametrize(("text", "says"), [("flip=1", "'flip': unknown .write below_fail="), ("below_flip=2", "is no share")])
+def test_rates_with_a_prefix_are_named_with_it(text: str, says: str) -> None:
+    with pytest.raises(MisuseError, match=says):
+        StoreFaultRates.parse(text, prefix="below_")

@@ -34,7 +34,7 @@ from blocklife.errors import CapacityError, InvariantError
 from blocklife.ledger import Checking, Ledger, Plan
 from blocklife.ledger.invariants import check
 from blocklife.ledger.views import block_of
-from blocklife.offload import Geometry, Hit, Mamba, OffloadScheduler, SlidingWindow
+from blocklife.offload import FullAttention, Geometry, Hit, Mamba, OffloadScheduler, SlidingWindow
 from blocklife.states import Job, Slot
 
 LOOK_AHEAD = 16
@@ -76,6 +76,8 @@ class EngineCounts:
     tokens_computed: int = 0
     tokens_hit_gpu: int = 0
     tokens_hit_host: int = 0
+    tokens_hit_below: int = 0
+    """Of ``tokens_hit_host``, those from the first block on that a promotion has brought."""
     preemptions: int = 0
     failed_loads: int = 0
     verified_blocks: int = 0
@@ -441,12 +443,24 @@ class ToyEngine:
             sequence, hit = self._loading.pop(name)
             sequence.begin(hit.tokens)
             self.counts.tokens_hit_host += hit.host_tokens
+            self.counts.tokens_hit_below += self._tokens_from_below(hit)
             self._running.append(sequence)
         for name in failed:
             sequence, _ = self._loading.pop(name)
             self.counts.failed_loads += 1
             sequence.clear()
             self._waiting.appendleft(sequence)
+
+    def _tokens_from_below(self, hit: Hit) -> int:
+        """How many tokens of a hit the host tier could not have given without promotions."""
+        first = hit.tokens
+        for kind, tokens, slots in zip(self._geometry.groups, self._geometry.chunk_tokens, hit.slots, strict=True):
+            # every worker fills the same slots
+            brought = np.flatnonzero(self.stations[0].traffic.promoted(np.array(slots, dtype=np.int64)))
+            if len(brought):
+                whole = isinstance(kind, FullAttention)  # without its window or state, none of a hit's tokens is one
+                first = min(first, hit.tokens - (len(slots) - int(brought[0])) * tokens if whole else 0)
+        return hit.tokens - max(first, hit.device_tokens)
 
     # --- the device ----------------------------------------------------------------------------------------------------
 
@@ -478,9 +492,13 @@ class ToyEngine:
             raise InvariantError(violation)
         self.counts.violations.append(violation)
 
-    def prove_quiet(self) -> None:
-        """Make the workers prove that copies past their deadline touch nothing any more, and release their places."""
-        jobs = self.ledger.submitted()
+    def prove_quiet(self, *, below: bool = False) -> None:
+        """Make the workers prove that copies past their deadline touch nothing any more, and release their places.
+
+        Copies between slots and the tier below only with *below*: such a proof may wait for a store, and a step must not. Their
+        copier gives up what takes too long, and reports it; so they end by themselves.
+        """
+        jobs = self.ledger.submitted(on_device=not below)
         quarantined = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
         if quarantined:
             for station in self.stations:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]
 
@@ -57,6 +58,10 @@ class WorkerMemory(Protocol):
         """Positions of the host places with wrong bytes."""
         ...
 
+    def slots(self, blocks_per_chunk: int) -> Bytes:
+        """The host memory as ``(num_slots, slot_bytes)``: the same bytes, not a copy."""
+        ...
+
 
 class Memory:
     """The memory of one worker in numpy: one row of words per block or host place."""
@@ -94,6 +99,10 @@ class Memory:
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
         """Positions of the host places with wrong bytes."""
         return self._differing(self.host, places, fingerprints)
+
+    def slots(self, blocks_per_chunk: int) -> Bytes:
+        """The host memory as ``(num_slots, slot_bytes)``: the same bytes, not a copy."""
+        return self.host.view(np.uint8).reshape(-1, blocks_per_chunk * self.words * WORD_BYTES)
 
     def _differing(self, memory: Words, places: Ids, fingerprints: Words) -> Ids:
         found: list[Ids] = []

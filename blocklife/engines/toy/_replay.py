@@ -16,9 +16,10 @@ from blocklife.copiers._cpu import CpuCopier
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._faults import FaultRates, FaultyCopier
 from blocklife.copiers._protocol import Copier
+from blocklife.engines.toy._below import BelowOptions, BelowReport, TierOfReplay
 from blocklife.engines.toy._engine import EngineOptions, Ordering, Station, ToyEngine
 from blocklife.engines.toy._memory import WORD_BYTES, Memory, WorkerMemory
-from blocklife.engines.toy._traffic import Traffic
+from blocklife.engines.toy._traffic import TierTraffic, Traffic
 from blocklife.engines.toy._workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import BlocklifeError, MisuseError, to_install
 from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
@@ -45,7 +46,13 @@ DEFAULT_BLOCK_TOKENS = 128
 COPIERS = ("cpu", "torch", "cuda")
 """The copiers: between numpy arrays, CPU tensors and host memory, or a CUDA device and pinned host memory."""
 IDLE_S = 0.0005
-"""How long the engine sleeps after a step that computed nothing while a device copies, in seconds: deadlines count steps."""
+"""How long the engine sleeps after a step that computed nothing while a device or a store copies, in seconds: deadlines count
+steps."""
+
+LATE_S = 0.5
+"""How long a copy to or from the store below has at least before its deadline, in seconds, however short the steps are."""
+LATE_STEP_S = 0.01
+"""The longest rest of one step for that."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,6 +93,8 @@ class ReplayOptions:
     speed: float | None = None
     """Milliseconds of the workload that pass per step; None: all requests arrive at once."""
     verify: float = 1.0
+    below: BelowOptions | None = None
+    """The tier below host memory."""
     abort: float | None = None
     """The share of requests whose client disconnects; None: none, or 2 % with faults."""
     geometry: Geometry = attrs.field(init=False, eq=False)
@@ -94,6 +103,11 @@ class ReplayOptions:
     @geometry.default
     def _geometry(self) -> Geometry:
         return _geometry(self.groups, self.block_tokens, self.blocks_per_chunk)
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether faults are planted, in copies or in the store below."""
+        return self.faults is not None or (self.below is not None and self.below.faults is not None)
 
     def __attrs_post_init__(self) -> None:
         for name, most in (
@@ -204,6 +218,7 @@ class ReplayReport:
     tokens_computed: int
     tokens_hit_gpu: int
     tokens_hit_host: int
+    """Those that a promotion had brought into the host tier included; see ``below``."""
     blocks_hit_gpu: tuple[int, ...]
     """Blocks found on the device, by group."""
     blocks_hit_host: tuple[int, ...]
@@ -249,6 +264,8 @@ class ReplayReport:
     scheduler_us_per_step: float
     seconds: float
     interrupted: bool
+    below: BelowReport | None = None
+    """None without a tier below."""
 
     @property
     def clean(self) -> bool:
@@ -271,42 +288,18 @@ class Replay:
         Refuses: MisuseError if the memory cannot be allocated.
         """
         self.options = options
-        self.ledger = Ledger(
-            Limits(
-                num_blocks=options.gpu_blocks,
-                num_slots=options.host_slots,
-                max_jobs=options.max_jobs,
-                max_requests=options.max_running + SPARE_REQUESTS,
-                num_groups=len(options.geometry.groups),
-                num_workers=options.workers,
-            ),
-            contract=options.contract,
-            checking=options.checking,
-            deadline=float(options.deadline),
-        )
-        plans_ahead = int(options.asynchronous)
-        self.offload = OffloadScheduler(
-            self.ledger,
-            HostTier(self.ledger, options.policy),
-            options.geometry,
-            Policies(
-                mode=options.mode,
-                plans_ahead=plans_ahead,
-                # small enough that even a full queue of stores drains before the deadline of its last one; copiers that are
-                # not paced get jobs of the same size, so that runs can be compared
-                max_job_blocks=max(1, options.link_blocks * options.deadline // options.max_jobs),
-            ),
-        )
         self._held = contextlib.ExitStack()
         self._device = _device_for(options.copier)
+        self._tier_copiers: list[TierTraffic] = []
         try:
-            self.stations = [self._station(rank, preparing) for rank in range(options.workers)]
-        except BlocklifeError as problem:
-            self._held.close()
-            raise MisuseError(f"--copier {options.copier}: {problem}") from problem
+            self._below = self._tier_below()
+            self.ledger = self._make_ledger()
+            self.offload = self._make_scheduler()
+            self.stations = self._make_stations(preparing)
         except BaseException:
             self._held.close()
             raise
+        plans_ahead = int(options.asynchronous)
         self.engine = ToyEngine(
             self.ledger,
             self.offload,
@@ -319,7 +312,7 @@ class Replay:
                 check_every=256,
                 prove_every=32,
                 ms_per_step=options.speed,
-                abort=options.abort if options.abort is not None else ABORT_WITH_FAULTS * (options.faults is not None),
+                abort=options.abort if options.abort is not None else ABORT_WITH_FAULTS * options.has_faults,
                 seed=options.seed,
                 plans_ahead=plans_ahead,
             ),
@@ -330,6 +323,60 @@ class Replay:
         self._leaked = 0
         self._interrupted = False
 
+    def _tier_below(self) -> TierOfReplay | None:
+        """The tier below, kept until the end of the run; None if there is none."""
+        options, below = self.options, self.options.below
+        if below is None:
+            return None
+        tier = TierOfReplay(below, options.geometry, options.block_bytes, options.workers, options.seed)
+        self._held.callback(tier.close)
+        return tier
+
+    @property
+    def _max_jobs(self) -> int:
+        """Jobs that the ledger has room for: those of the tier below take none from the others."""
+        below = self.options.below
+        return self.options.max_jobs + (2 * below.policies.max_jobs if below is not None else 0)
+
+    def _make_ledger(self) -> Ledger:
+        options = self.options
+        return Ledger(
+            Limits(
+                num_blocks=options.gpu_blocks,
+                num_slots=options.host_slots,
+                max_jobs=self._max_jobs,
+                max_requests=options.max_running + SPARE_REQUESTS,
+                num_groups=len(options.geometry.groups),
+                num_workers=options.workers,
+            ),
+            contract=options.contract,
+            checking=options.checking,
+            deadline=float(options.deadline),
+        )
+
+    def _make_scheduler(self) -> OffloadScheduler:
+        options, below = self.options, self._below
+        return OffloadScheduler(
+            self.ledger,
+            HostTier(self.ledger, options.policy),
+            options.geometry,
+            Policies(
+                mode=options.mode,
+                plans_ahead=int(options.asynchronous),
+                # small enough that even a full queue of stores drains before the deadline of its last one; copiers that are
+                # not paced get jobs of the same size, so that runs can be compared
+                max_job_blocks=max(1, options.link_blocks * options.deadline // self._max_jobs),
+            ),
+            below=None if below is None else below.index,
+            below_policies=None if below is None else below.options.policies,
+        )
+
+    def _make_stations(self, preparing: Callable[[int, int], None]) -> list[Station]:
+        try:
+            return [self._station(rank, preparing) for rank in range(self.options.workers)]
+        except BlocklifeError as problem:
+            raise MisuseError(f"--copier {self.options.copier}: {problem}") from problem
+
     def _station(self, rank: int, preparing: Callable[[int, int], None]) -> Station:
         options = self.options
         size = options.geometry.blocks_per_chunk
@@ -339,7 +386,13 @@ class Replay:
                 copier, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline
             )
         traffic = Traffic(copier, options.gpu_blocks, options.host_slots, size)
-        return Station(memory, Executor(traffic), traffic, ordering)
+        if self._below is None:
+            return Station(memory, Executor(traffic), traffic, ordering)
+        below = self._below.copier(memory.slots(size), Worker(rank))
+        self._held.callback(below.close)  # before its memory is freed
+        watched = traffic.below(below)
+        self._tier_copiers.append(watched)
+        return Station(memory, Executor(traffic, watched), traffic, ordering)
 
     def _ends(self, rank: int, preparing: Callable[[int, int], None]) -> tuple[WorkerMemory, Copier, Ordering | None]:
         """The memory of one worker, its copier, and the ordering of its copies; all are kept until the end of the run."""
@@ -402,6 +455,8 @@ class Replay:
             if not self._interrupted and stop():
                 self._interrupted = True
                 engine.abort_all()
+                if self._below is not None:
+                    self._below.index.is_ending = True
                 continue
             tokens = engine.counts.tokens_computed
             engine.step()
@@ -409,6 +464,8 @@ class Replay:
                 self._settle_the_rest()
             if engine.counts.tokens_computed == tokens:
                 self._rest()
+            if self._below is not None and self._below.busy():
+                self._rest_for_store()
             progress()
         engine.check()
 
@@ -416,14 +473,21 @@ class Replay:
         self.engine.counts.violations.append(f"{type(problem).__name__}: {problem}")
 
     def _rest(self) -> None:
-        """Give the device time to copy: steps that compute nothing are so fast that its jobs would pass their deadline."""
-        if any(station.ordering is not None and station.ordering.busy() for station in self.stations):
+        """Give device and store time to copy: steps that compute nothing are so fast that jobs would pass their deadline."""
+        waits = self._below is not None and self._below.busy()
+        if waits or any(station.ordering is not None and station.ordering.busy() for station in self.stations):
             time.sleep(IDLE_S)
+
+    def _rest_for_store(self) -> None:
+        """Give the store time to copy before the deadline of a job: it works in seconds, and a deadline counts steps."""
+        half = self.options.deadline / 2
+        is_late = any(half <= each.age <= 2 * half for each in self._tier_copiers)
+        time.sleep(min(LATE_S / half, LATE_STEP_S) if is_late else 0)  # 0 lets the threads of the store run
 
     def _settle_the_rest(self) -> None:
         """No request is left: if the copiers are idle, prove the copies quiet that will never report."""
         if self.ledger.jobs.live and not any(station.executor.busy() for station in self.stations):
-            self.engine.prove_quiet()
+            self.engine.prove_quiet(below=True)
 
     def report(self) -> ReplayReport:
         """The results so far; changes nothing. Leaked places are counted at the end of `run`."""
@@ -477,4 +541,11 @@ class Replay:
             scheduler_us_per_step=round(counts.scheduler_s / max(1, counts.steps) * 1e6, 1),
             seconds=round(self._seconds, 3),
             interrupted=self._interrupted,
+            below=self._report_below(),
         )
+
+    def _report_below(self) -> BelowReport | None:
+        counted = self.offload.statistics_below()
+        if self._below is None or counted is None:
+            return None
+        return self._below.report(counted, self.engine.counts.tokens_hit_below)

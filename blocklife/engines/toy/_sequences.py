@@ -1,8 +1,12 @@
 """One request as the engine sees it: its progress, and the expected content of its blocks.
 
 Keys. Two prompts share text up to some hash of the workload, so the key of a prompt's block consists of all hashes up to its
-own, its position within that hash, and its group. The key of a block with generated tokens consists of the request and the
-position of the block. A Mamba state at a block boundary has the key of the block; a state between boundaries is not shared.
+own, its position within that hash, and its group. The key of a block with generated tokens consists of the request (its number
+in the run, and its prompt) and the position of the block. A Mamba state at a block boundary has the key of the block; a state
+between boundaries is not shared.
+
+So a key names the content of its block, and of all blocks before it, in every run and for every workload. A store below host
+memory needs that, because it has content of other runs.
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ def keys_of(request: WorkloadRequest, number: int, geometry: Geometry) -> list[K
     """The keys of all blocks of a request, by group; *number* is its number in the run."""
     ids = np.array(request.hash_ids, dtype=np.uint64)
     chain = np.cumsum(mixed(ids ^ mixed(np.arange(len(ids), dtype=np.uint64))))
+    own = mixed(mixed(chain[-1:] + np.uint64(number)) ^ np.uint64(request.input_length))
     found = []
     for group, block_tokens in enumerate(geometry.block_tokens):
         blocks = np.arange(-(-goal_of(request) // block_tokens))
@@ -63,7 +68,7 @@ def keys_of(request: WorkloadRequest, number: int, geometry: Geometry) -> list[K
         keys["group"] = group
         keys["hash"][:prompt] = chain[blocks[:prompt] // per_hash]
         keys["offset"][:prompt] = blocks[:prompt] % per_hash
-        keys["hash"][prompt:] = number
+        keys["hash"][prompt:] = own
         keys["offset"][prompt:] = blocks[prompt:]
         keys["kind"][prompt:] = _GENERATED
         found.append(keys)

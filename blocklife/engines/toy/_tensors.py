@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._streams import DeviceLostError
-from blocklife.engines.toy._memory import WORD_BYTES, Ids, Words, constants
+from blocklife.engines.toy._memory import WORD_BYTES, Bytes, Ids, Words, constants
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger.records import Worker
 
@@ -161,6 +161,11 @@ class TensorMemory:
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
         """Positions of the host places with wrong bytes."""
         return self._differing(self.host, places, fingerprints)
+
+    def slots(self, blocks_per_chunk: int) -> Bytes:
+        """The host memory as ``(num_slots, slot_bytes)``: the same bytes, not a copy."""
+        found: Bytes = self.host.view(torch.uint8).numpy().reshape(-1, blocks_per_chunk * self.words * WORD_BYTES)
+        return found
 
     def close(self) -> None:
         """Free both ends. Needs: no copy touches them any more, and the copier is closed. A second call does nothing.

@@ -1,1 +1,1 @@
-"""For stores: a suite of checks, a store in memory, and faults that are planted in a store."""
+"""For stores: a suite of checks, and a store in memory."""

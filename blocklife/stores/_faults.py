@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from blocklife.errors import MisuseError
-from blocklife.stores import ContentStore, Page, Removing, StoreOutcome
+from blocklife.stores._protocol import ContentStore, Page, Removing, StoreOutcome
 
 
 def _is_share(_rates: object, attribute: attrs.Attribute[float], value: float) -> None:
@@ -56,24 +56,24 @@ class StoreFaultRates:
         return cls(fail=0.02, slow=0.01, cut=0.02, flip=0.02, lose=0.02)
 
     @classmethod
-    def parse(cls, text: str) -> StoreFaultRates:
-        """Parse ``flip=0.01,lose=0.02``; omitted faults are 0; ``default`` means `default`.
+    def parse(cls, text: str, *, prefix: str = "") -> StoreFaultRates:
+        """Parse ``flip=0.01,lose=0.02``; omitted faults are 0; ``default`` means `default`. Every name begins with *prefix*.
 
         Refuses: MisuseError for an unknown or repeated name, and for anything but a number from 0 to 1.
         """
         if text.strip() == "default":
             return cls.default()
-        known = [rate.name for rate in attrs.fields(cls)]
+        known = [prefix + rate.name for rate in attrs.fields(cls)]
         rates: dict[str, float] = {}
         for part in text.split(","):
             name, _, number = (piece.strip() for piece in part.partition("="))
-            if name not in known or name in rates:
-                trouble = "named twice" if name in rates else "unknown"
+            if name not in known or name.removeprefix(prefix) in rates:
+                trouble = "named twice" if name in known else "unknown"
                 raise MisuseError(
                     f"store fault rate {name!r}: {trouble} (write {'=0.01,'.join(known)}=0.01, each once at most)"
                 )
             try:
-                rates[name] = float(number)
+                rates[name.removeprefix(prefix)] = float(number)
             except ValueError:
                 raise MisuseError(f"store fault rate {name}: {number!r} is no number (give 0 to 1)") from None
         return cls(**rates)

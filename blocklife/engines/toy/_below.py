@@ -1,0 +1,226 @@
+"""The tier below the host memory of a replay: its store, what the scheduler knows of it, and a copier for each worker.
+
+*Order of the end.* The copiers are closed first, so that no slot is touched any more; they give up what hangs. Then nobody asks
+the store any more, and it is closed, which lets go of calls that it holds. Last, the threads are waited for. Each wait is
+bounded: a store that never comes back keeps its threads, and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import attrs
+
+from blocklife.engines.toy._memory import Bytes
+from blocklife.errors import MisuseError
+from blocklife.ledger import Worker
+from blocklife.offload import BelowPolicies, BelowStatistics, Demote, Geometry
+from blocklife.offload._lookup import Answer
+from blocklife.stores import (
+    CircuitBreaker,
+    ContentStore,
+    FaultyStore,
+    Identity,
+    Presence,
+    StoreCopier,
+    StoreFaultRates,
+    open_store,
+)
+
+MODEL = "blocklife-toy"
+CONTENT = "words 1"
+"""How the content of a block follows from its key (`_memory`, `_sequences`). It changes with it, so that none is mixed up."""
+JOB_SLOTS = 32
+"""The most slots of one job."""
+LANE_BYTES = 4 << 20
+"""The staging area of one thread, where that has room for an entry."""
+FEW_WORKERS = 4
+"""Up to so many workers, each has two threads for the store."""
+CALL_S = 5.0
+"""How long a call of the store may take, in seconds, before what it was for is given up; more for large values."""
+SLOWEST_BYTES_PER_S = 20e6
+"""A store that is slower than this counts as hanging."""
+END_S = 5.0
+"""How long the end of a run waits for a store that does not come back, in seconds."""
+
+
+@attrs.frozen(kw_only=True)
+class BelowOptions:
+    """The tier below of a replay.
+
+    Refuses: MisuseError for what cannot work, named as the command line spells it.
+    """
+
+    store: str
+    """The address of the store (`open_store`)."""
+    demote: Demote = Demote.EAGER
+    wait: int = 32
+    """Steps that a request waits for content from below before it goes on without."""
+    slots: int = 256
+    """Maximum number of slots being copied in each direction."""
+    faults: StoreFaultRates | None = None
+    """Faults that are planted in the store."""
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in (("wait", self.wait), ("slots", self.slots)):
+            if not 1 <= value < 1 << 31:
+                raise MisuseError(f"--below-{name} must be from 1 to {(1 << 31) - 1}, not {value}")
+
+    @property
+    def policies(self) -> BelowPolicies:
+        """The policies of the scheduler."""
+        job_slots = min(JOB_SLOTS, self.slots)
+        return BelowPolicies(demote=self.demote, max_wait=float(self.wait), max_slots=self.slots, job_slots=job_slots)
+
+
+@attrs.frozen(kw_only=True)
+class BelowReport:
+    """What a replay had from its tier below. Slots count once for all workers, parts and bytes for each of them."""
+
+    store: str
+    tokens_hit: int
+    """Of ``tokens_hit_host``, those from the first block on that a promotion has brought: without the tier below, no hit."""
+    promoted: int
+    """Slots brought into the host tier, whole."""
+    missing: int
+    """Slots that were wanted from below, and whose content was not there, or not whole, when it was fetched."""
+    failed_promotions: int
+    demoted: int
+    """Slots that are below now, each worker's part of them; likewise what follows."""
+    refused: int
+    """Not taken by the store, for lack of room or because it was down."""
+    failed_demotions: int
+    already_below: int
+    """Not demoted because the store had them."""
+    evicted: int
+    """Evicted from the host tier before they were demoted."""
+    overdue_requests: int
+    """Requests that went on without the tier below, after waiting for as long as they may."""
+    no_room: int
+    """Slots wanted from below for which the host tier had no room."""
+    damaged: int
+    """Parts that came back cut or changed."""
+    foreign: int
+    """Parts that came back as something else: another version, identity or name."""
+    bytes_promoted: int
+    bytes_demoted: int
+    failed_calls: int
+    """Calls of the store that failed, or hung."""
+    hung_calls: int
+    times_down: int
+    """How often the store was left alone because it kept failing."""
+    unanswered: int
+    """Lookups that counted as a miss because the store had not answered in time, or was down."""
+
+
+class _Index:
+    """What the scheduler asks: the presence, until the run is told to end."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self.is_ending = False
+        self.forget = presence.forget
+        self.note_put = presence.note_put
+        self.new_space = presence.new_space
+
+    @property
+    def changes(self) -> int:
+        """As `Presence.changes`."""
+        return self._presence.changes
+
+    @property
+    def is_up(self) -> bool:
+        """Whether to put anything into the store."""
+        return not self.is_ending and self._presence.is_up
+
+    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
+        """As `Presence.ask`."""
+        return self._presence.ask(space, group, key)
+
+
+class TierOfReplay:
+    """Owns the store of a run, and everything that calls it. Its threads end with `close`."""
+
+    def __init__(self, options: BelowOptions, geometry: Geometry, block_bytes: int, workers: int, seed: int) -> None:
+        """Open the store. Refuses: MisuseError if that is impossible."""
+        self.options = options
+        self.identity = Identity(
+            model=MODEL,
+            dtype="uint64",
+            groups=str(geometry),
+            blocks_per_chunk=geometry.blocks_per_chunk,
+            slot_bytes=block_bytes * geometry.blocks_per_chunk,
+            num_ranks=workers,
+            layout=CONTENT,
+        )
+        try:
+            store = open_store(options.store)
+        except MisuseError as problem:
+            raise MisuseError(f"--below: {problem}") from problem
+        self._store: ContentStore = store if options.faults is None else FaultyStore(store, options.faults, seed)
+        self._breaker = CircuitBreaker()
+        self._presence = Presence(self._store, self.identity, breaker=self._breaker)
+        self._copiers: list[StoreCopier] = []
+        self._num_threads = 2 if workers <= FEW_WORKERS else 1
+        self.index = _Index(self._presence)
+
+    def copier(self, host: Bytes, worker: Worker) -> StoreCopier:
+        """A copier for the slots of one worker, closed with the tier if its owner has not closed it before."""
+        lane = max(LANE_BYTES, self.identity.entry_bytes + (1 << 12))
+        made = StoreCopier(
+            self._store,
+            host,
+            self.identity,
+            worker=worker,
+            breaker=self._breaker,
+            staging_bytes=lane * self._num_threads,
+            num_threads=self._num_threads,
+            timeout_s=CALL_S + lane / SLOWEST_BYTES_PER_S,
+        )
+        self._copiers.append(made)
+        return made
+
+    def busy(self) -> bool:
+        """Whether a copy, or an answer of the store, is on its way."""
+        return any(copier.busy() for copier in self._copiers) or self._presence.statistics().waiting > 0
+
+    def close(self) -> None:
+        """End all threads, and release the store. A second call does nothing."""
+        for copier in self._copiers:
+            copier.close()
+        self._presence.close(wait_s=0.0)
+        closing = threading.Thread(target=self._store.close, name="blocklife-store-close", daemon=True)
+        closing.start()
+        closing.join(END_S)
+        left_s = 0.0 if closing.is_alive() else END_S
+        self._presence.close(wait_s=left_s)
+        _until(lambda: not any(copier.statistics().threads_lost for copier in self._copiers), left_s)
+        for copier in self._copiers:
+            copier.close()
+
+    def report(self, counted: BelowStatistics, tokens_hit: int) -> BelowReport:
+        """The results so far."""
+        copied, asked = [copier.statistics() for copier in self._copiers], self._presence.statistics()
+        breaker = self._breaker.statistics()
+        return BelowReport(
+            store=self.options.store,
+            tokens_hit=tokens_hit,
+            **attrs.asdict(counted),
+            damaged=sum(each.damaged for each in copied),
+            foreign=sum(each.foreign for each in copied),
+            bytes_promoted=sum(each.bytes_promoted for each in copied),
+            bytes_demoted=sum(each.bytes_demoted for each in copied),
+            failed_calls=breaker.failures,
+            hung_calls=sum(each.hung_calls for each in copied),
+            times_down=breaker.times_down,
+            unanswered=asked.given_up + asked.refused,
+        )
+
+
+def _until(is_so: Callable[[], bool], wait_s: float) -> None:
+    """Wait for something, not longer than so many seconds."""
+    deadline = time.monotonic() + wait_s
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.001)

@@ -1,0 +1,565 @@
+"""A replay with a tier below finds there what earlier runs left, every byte verified; whatever the store does, it ends clean.
+
+Goal: content outlives a run, and is shared; what a store loses, damages, refuses or never answers costs hits, and nothing else.
+Method: small worlds on folders of their own, with a host tier too small for the workload. Stores that tests make are named by
+an address, as an operator would. Each run must end within a limit of steps, and leave no thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from blocklife.cli import main
+from blocklife.engines.toy import _below as tier
+from blocklife.engines.toy._below import BelowOptions, BelowReport
+from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
+from blocklife.engines.toy._sequences import fingerprints, keys_of
+from blocklife.engines.toy._workload import WorkloadRequest, write_workload
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract
+from blocklife.offload import Demote, Geometry, Mode
+from blocklife.stores import FileStore, Page, StoreFaultRates, StoreOutcome
+from blocklife.testing import MemoryStore
+from tests.interrupts import interruptible
+from tests.toy.test_replay import BAD_DAY, assert_clean, chats, options, run
+from tests.toy.test_replay_groups import HYBRID, WINDOWED
+from tests.toy.test_replay_groups import options as with_groups
+
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+
+PATIENT = 4000
+"""Steps that requests wait for content from below: on a busy machine, too, it comes in that time."""
+WORKLOAD = chats(10)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+def below(store: str | Path, **changes: Any) -> BelowOptions:
+    address = f"fs:{store}" if isinstance(store, Path) else store
+    return BelowOptions(**{"store": address, "wait": PATIENT, **changes})
+
+
+def replay(
+    chosen: ReplayOptions, workload: Sequence[WorkloadRequest] = WORKLOAD, watch: Callable[[Replay], None] = lambda _: None
+) -> tuple[ReplayReport, BelowReport]:
+    """A clean run; its report, and that of its tier below."""
+    report = run(workload, chosen, watch)
+
+    assert_clean(report)
+    assert report.below is not None
+    return report, report.below
+
+
+def small(store: str | Path = "", workload: Sequence[WorkloadRequest] = WORKLOAD, **changes: Any) -> ReplayOptions:
+    """A small world; without a store, without a tier below."""
+    policies: dict[str, Any] = {name: changes.pop(name) for name in ("demote", "wait", "slots") if name in changes}
+    if "rates" in changes:
+        policies["faults"] = StoreFaultRates(**changes.pop("rates"))
+    return options(workload, below=below(store, **policies) if store else None, **changes)
+
+
+def entries(folder: Path) -> list[Path]:
+    """The files of a store that are entries."""
+    return sorted(path for path in folder.glob("??/*") if len(path.name) == 64)
+
+
+# --- what earlier runs left ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"workers": 2, "contract": Contract.HOLD},
+        {"asynchronous": True, "mode": Mode.LAZY, "policy": "arc"},
+        {"faults": BAD_DAY, "workers": 2},
+    ],
+    ids=["plain", "two ranks, hold", "async, lazy", "faults"],
+)
+def test_second_run_hits_what_the_first_left(folder: Path, changes: dict[str, Any]) -> None:
+    """Every byte that comes from below is verified when it is read, as any other."""
+    chosen = small(folder, **changes)
+    first, left = replay(chosen)
+    second, found = replay(chosen)
+
+    assert (left.promoted > 0) is (left.tokens_hit > 0)
+    assert left.demoted > 0
+    assert left.bytes_demoted >= left.demoted * chosen.block_bytes * chosen.workers
+    assert found.bytes_promoted >= found.promoted * chosen.block_bytes * chosen.workers > 0
+    assert second.tokens_hit_host >= found.tokens_hit > 0
+    assert second.tokens_computed < first.tokens_computed
+    assert second.verified_blocks > 0
+    assert (found.damaged, found.foreign, found.failed_calls, found.times_down) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("groups", "size"), [(WINDOWED, 1), (WINDOWED, 2), (HYBRID, 1)])
+def test_second_run_of_a_hybrid_model_hits_too(folder: Path, groups: str, size: int) -> None:
+    """Full, window and Mamba groups, each under its own names."""
+    chosen = with_groups(WORKLOAD, groups, size, below=below(folder))
+    replay(chosen)
+    _, found = replay(chosen)
+
+    assert found.tokens_hit > 0
+    assert found.promoted > 0
+
+
+def test_tensors_and_arrays_share_a_store(folder: Path) -> None:
+    """The bytes of a slot are the same, whatever copies them."""
+    replay(small(folder))
+    _, found = replay(small(folder, copier="torch"))
+
+    assert found.tokens_hit > 0
+
+
+def test_content_of_one_run_returns_in_the_same_run(folder: Path) -> None:
+    """A host tier that is too small for the workload gets back what it has evicted."""
+    workload = chats(40, mean_turns=8, num_system_prompts=0)
+    report, found = replay(small(folder, workload, host_slots=30), workload)
+
+    assert report.tokens_hit_host >= found.tokens_hit > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_other_workloads_share_a_store(folder: Path, seed: int) -> None:
+    """Requests with the same number have other content, and a chunk may have prompt and answer: nothing is mixed up."""
+    for workload in (chats(10), chats(10, seed), chats(10, seed, max_input_length=900)):
+        replay(with_groups(workload, "full:64", 4, below=below(folder)), workload)
+
+
+def test_other_geometries_share_a_folder(folder: Path) -> None:
+    """Neither finds content of the other, and each finds its own."""
+    one, other = small(folder), small(folder, block_bytes=32)
+    replay(one)
+    _, strange = replay(other)
+    _, own = replay(one)
+
+    assert (strange.promoted, strange.foreign) == (0, 0)
+    assert own.tokens_hit > 0
+
+
+def test_two_runs_at_once_share_a_folder(tmp_path: Path, folder: Path) -> None:
+    """Two processes, each putting what the other may want: both are clean, and a third hits what they left."""
+    workload = tmp_path / "chats.jsonl"
+    with workload.open("w", encoding="utf-8") as stream:
+        write_workload(WORKLOAD, stream)
+    command = [
+        *(sys.executable, "-m", "blocklife", "replay", str(workload), "--json", "--block-tokens", "64", "--gpu-blocks", "60"),
+        *("--host-slots", "60", "--block-bytes", "64", "--below", f"fs:{folder}:4M", "--below-wait", str(PATIENT)),
+    ]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [each.communicate(timeout=120) for each in both]
+    third = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+    assert [each.returncode for each in both] == [0, 0], told
+    for out in (told[0][0], told[1][0], third.stdout):
+        report = json.loads(out)
+        assert (report["corrupt_blocks"], report["violations"], report["below"]["damaged"]) == (0, 0, 0)
+    assert json.loads(third.stdout)["below"]["tokens_hit"] > 0
+
+
+# --- when content goes below --------------------------------------------------------------------------------------------
+
+
+def test_never_demoting_only_reads(folder: Path) -> None:
+    """What is there is hit; nothing is put."""
+    _, nothing = replay(small(folder, demote=Demote.NEVER))
+    empty = entries(folder)
+    replay(small(folder))
+    _, found = replay(small(folder, demote=Demote.NEVER))
+
+    assert (nothing.demoted, empty) == (0, [])
+    assert found.demoted == 0
+    assert found.tokens_hit > 0
+
+
+def test_lazy_demotion_puts_what_is_evicted_next(folder: Path) -> None:
+    """It is hit by the next run; where nothing is evicted, the hottest content is not put."""
+    _, crowded = replay(small(folder / "crowded", host_slots=60, demote=Demote.LAZY))
+    _, found = replay(small(folder / "crowded", host_slots=60, demote=Demote.LAZY))
+    _, eager = replay(small(folder / "eager", host_slots=400))
+    _, roomy = replay(small(folder / "roomy", host_slots=400, demote=Demote.LAZY))
+
+    assert crowded.demoted > 0
+    assert found.tokens_hit > 0
+    assert roomy.demoted < eager.demoted
+
+
+# --- faults of the store ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rates", "counted"),
+    [
+        ({"fail": 0.3}, "failed_calls"),
+        ({"cut": 0.3}, "damaged"),
+        ({"flip": 0.3}, "damaged"),
+        ({"slow": 0.2}, "promoted"),
+        ({"fail": 0.1, "slow": 0.05, "cut": 0.1, "flip": 0.1, "lose": 0.1}, "damaged"),
+    ],
+    ids=lambda each: "+".join(each) if isinstance(each, dict) else "",
+)
+def test_faults_of_the_store_are_counted_misses(folder: Path, rates: dict[str, float], counted: str) -> None:
+    """The faults are planted beneath the checks: the second run meets what the first has put, and what it is told."""
+    replay(small(folder))
+    _, found = replay(small(folder, rates=rates, seed=3))
+
+    assert attrs.asdict(found)[counted] > 0
+
+
+def test_entries_that_are_removed_while_they_are_wanted(folder: Path) -> None:
+    """After every step: what was there when it was asked for is gone when it is fetched, sooner or later."""
+    replay(small(folder))
+
+    def remove(_: Replay) -> None:
+        for path in entries(folder):
+            path.unlink(missing_ok=True)
+
+    replay(small(folder), watch=remove)
+
+
+def test_lost_values_are_misses(folder: Path) -> None:
+    """Puts that the store forgets: the second run finds less, and computes it."""
+    replay(small(folder, rates={"lose": 1.0}))
+    first, _ = replay(small(folder))
+    _, lossy = replay(small(folder, rates={"lose": 1.0}))
+
+    assert first.tokens_computed > 0
+    assert lossy.tokens_hit == 0
+
+
+def test_hanging_calls_are_given_up(folder: Path, monkeypatch: Patch) -> None:
+    """They cost their jobs; requests go on, and no thread is left once the store lets go."""
+    monkeypatch.setattr(tier, "CALL_S", 0.05)
+    replay(small(folder))
+    begin = time.monotonic()
+    report, found = replay(small(folder, rates={"hang": 0.5}, wait=16))
+
+    assert found.hung_calls + found.unanswered > 0
+    assert report.tokens_computed > 0
+    assert time.monotonic() - begin < 20
+
+
+class DownStore(MemoryStore):
+    """Nothing works."""
+
+    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        return [StoreOutcome.FAILED] * len(keys)
+
+    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        return [StoreOutcome.FAILED] * len(pages)
+
+    def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        return [StoreOutcome.FAILED] * len(pages)
+
+
+class BrokenStore(DownStore):
+    """It raises, which no store may."""
+
+    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        raise OSError("the network is gone")
+
+
+class FullStore(MemoryStore):
+    """No room for anything: a full disk."""
+
+    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        return [StoreOutcome.FULL] * len(pages)
+
+
+class ForgettingStore(MemoryStore):
+    """It says that it has everything, and has nothing."""
+
+    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        return [StoreOutcome.OK] * len(keys)
+
+
+def test_content_that_is_gone_when_it_is_fetched_is_missing() -> None:
+    """Once: then it is known, and not wanted again."""
+    _, found = replay(small(f"{__name__}:ForgettingStore"))
+
+    assert found.missing > 0
+    assert (found.promoted, found.tokens_hit, found.bytes_demoted) == (0, 0, 0)
+    assert found.already_below > 0
+
+
+@pytest.mark.parametrize("kind", ["DownStore", "BrokenStore"])
+def test_store_that_is_down_costs_hits_alone(kind: str) -> None:
+    """As many tokens are computed as without it, and the breaker leaves it alone."""
+    report, found = replay(small(f"{__name__}:{kind}"))
+
+    assert (found.promoted, found.demoted, found.tokens_hit) == (0, 0, 0)
+    assert found.times_down >= 1
+    assert found.failed_calls >= 5
+    assert report.tokens_computed > 0
+
+
+def test_full_store_is_counted() -> None:
+    _, found = replay(small(f"{__name__}:FullStore"))
+
+    assert found.demoted == 0
+    assert found.refused > 0
+    assert found.times_down == 0
+
+
+def test_small_store_keeps_what_was_used_last(folder: Path) -> None:
+    """A bound of a few entries: the store evicts, and what is left is hit or not, but never wrong."""
+    chosen = small(f"fs:{folder}:8K")
+    replay(chosen)
+    replay(chosen)
+
+    assert 0 < sum(path.stat().st_size for path in entries(folder)) <= 8 << 10
+
+
+def test_folder_that_is_removed_while_it_is_used(folder: Path) -> None:
+    """The run goes on without it, or with a new one."""
+    replay(small(folder))
+
+    def remove(at: Replay) -> None:
+        if at.engine.counts.steps in (5, 40):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    replay(small(folder), watch=remove)
+
+
+@pytest.mark.parametrize("how", ["cut", "flip", "empty", "remove", "swap"])
+def test_entries_that_were_tampered_with(folder: Path, how: str) -> None:
+    """Between two runs: each is a counted miss, and is put again."""
+    replay(small(folder))
+    files = entries(folder)
+    contents = [path.read_bytes() for path in files]
+    for number, (path, content) in enumerate(zip(files, contents, strict=True)):
+        if how == "remove":
+            path.unlink()
+        else:
+            changed = {
+                "cut": content[: len(content) // 2],
+                "flip": bytes([*content[:-1], content[-1] ^ 1]),
+                "empty": b"",
+                "swap": contents[number - 1],
+            }
+            path.write_bytes(changed[how])
+    report, found = replay(small(folder, seed=1))
+    _, healed = replay(small(folder, seed=1))
+
+    assert (found.damaged > 0) is (how in ("cut", "flip", "empty"))
+    assert (found.foreign > 0) is (how == "swap")
+    assert report.tokens_computed > 0
+    assert healed.tokens_hit > 0
+    assert (healed.damaged, healed.foreign) == (0, 0)
+
+
+# --- the end ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hang", [0.0, 1.0], ids=["well", "hanging"])
+def test_interrupted_run_leaves_nothing(folder: Path, hang: float, monkeypatch: Patch) -> None:
+    """Stopped between two steps: copies land or are given up, nothing more is demoted, and no thread is left."""
+    monkeypatch.setattr(tier, "CALL_S", 0.05)
+    chosen = small(folder, rates={"hang": hang} if hang else {}, slots=2)
+    stopped = Replay(WORKLOAD, chosen)
+    report = stopped.run(stop=lambda: stopped.engine.counts.steps >= 20)
+
+    assert_clean(report)
+    assert report.interrupted
+    assert report.below is not None
+    assert report.steps < 2000
+    assert not left_over()
+
+
+def left_over() -> list[str]:
+    """The threads of blocklife."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("blocklife")]
+
+
+def test_second_interrupt_leaves_no_thread(folder: Path) -> None:
+    """An exception in the middle of a step, as of a second Ctrl-C."""
+    stopped = Replay(WORKLOAD, small(folder))
+
+    def interrupt() -> None:
+        if stopped.engine.counts.steps == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(progress=interrupt)
+
+    assert not left_over()
+
+
+def test_interrupted_process_ends_with_a_report(folder: Path) -> None:
+    """Ctrl-C at the command line."""
+    command = [sys.executable, "-m", "blocklife", "replay", "--requests", "4000", "--below", f"fs:{folder}:8M", "--json"]
+    with interruptible():
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while not entries(folder) and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(2)
+        out, err = running.communicate(timeout=60)
+
+    assert (running.returncode, err) == (130, "")
+    assert json.loads(out)["interrupted"]
+
+
+def test_store_is_closed_when_the_memory_cannot_be_made(folder: Path, monkeypatch: Patch) -> None:
+    """A run that is refused after its store was opened leaves no thread."""
+
+    def refuse(*_: object) -> None:
+        raise MisuseError("no memory for this station")
+
+    monkeypatch.setattr(Replay, "_station", refuse)
+    with pytest.raises(MisuseError, match="no memory"):
+        Replay(WORKLOAD, small(folder))
+
+    assert not left_over()
+
+
+# --- the command line ---------------------------------------------------------------------------------------------------
+
+
+def call(capsys: Capture, *argv: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    try:
+        status = main(list(argv))
+    except SystemExit as left:
+        status = int(left.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_cli_reports_the_tier_below(folder: Path, capsys: Capture) -> None:
+    """In the tables and in JSON, by the same names; without a tier below, neither."""
+    argv = ("replay", "--requests", "3", "--below", f"fs:{folder}", "--below-wait", str(PATIENT), "--below-slots", "64")
+    status, out, err = call(capsys, *argv, "--demote", "eager")
+    _, found, _ = call(capsys, *argv, "--json")
+    _, without, _ = call(capsys, "replay", "--requests", "3", "--json")
+    report = json.loads(found)["below"]
+
+    assert (status, err) == (0, "")
+    assert set(report) == {field.name for field in attrs.fields(BelowReport)}
+    assert report["tokens_hit"] > 0
+    assert all(name.replace("_", " ") in out for name in report if name != "store")
+    assert f"fs:{folder}" in out
+    assert json.loads(without)["below"] is None
+
+
+def test_cli_plants_faults_below(folder: Path, capsys: Capture) -> None:
+    """Beside those of copies, alone, and by default."""
+    for faults in ("below_flip=1,fail=0.1", "below_flip=1", "default"):
+        status, out, err = call(capsys, "replay", "--requests", "3", "--below", f"fs:{folder}", "--faults", faults, "--json")
+        assert (status, err) == (0, "")
+        assert json.loads(out)["below"]["demoted"] > 0 or faults != "below_flip=1"
+
+
+@pytest.fixture
+def recorded(folder: Path, tmp_path: Path, capsys: Capture) -> Path:
+    path = tmp_path / "run.jsonl"
+    assert call(capsys, "replay", "--requests", "3", "--below", f"fs:{folder}", "--record", str(path))[0] == 0
+    return path
+
+
+def test_recording_of_a_run_with_a_tier_below_is_legal(recorded: Path, capsys: Capture) -> None:
+    status, _, err = call(capsys, "recording", "check", str(recorded))
+
+    assert (status, err) == (0, "")
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Iterator[Path]:
+    """Folders that cannot be stores."""
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "mine.txt").write_text("somebody's")
+    shut = tmp_path / "shut"
+    shut.mkdir()
+    shut.chmod(0o500)
+    yield tmp_path
+    shut.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--below fs:{}/file", "is no folder"),
+        ("--below fs:{}/file/kv", "is no folder"),
+        ("--below fs:{}/others", "is no store and not empty"),
+        ("--below fs:{}/kv:0", "a bound of 0 bytes"),
+        ("--below fs:{}/kv:-1", "is no number of bytes"),
+        ("--below fs:{}/kv:1X", "is no number of bytes"),
+        ("--below fs:{}/kv:900000T", "on a disk of"),
+        ("--below fs:", "is no address"),
+        ("--below disk", "is no address"),
+        ("--below nfs:{}/kv", "there is no store 'nfs'|cannot be imported"),
+        ("--below no_such_module:store", "cannot be imported"),
+        ("--below json:no_such_store", "has no attribute"),
+        ("--below fs:{}/kv --below-wait 0", "--below-wait must be"),
+        ("--below fs:{}/kv --below-slots -1", "--below-slots must be"),
+        ("--below fs:{}/kv --demote often", "invalid choice"),
+        ("--below fs:{}/kv --faults below_burn=1", "'below_burn': unknown"),
+        ("--below fs:{}/kv --faults below_flip=2", "is no share"),
+        ("--demote lazy", "there is none .add --below"),
+        ("--below-wait 5", "there is none .add --below"),
+        ("--below-slots 5", "there is none .add --below"),
+        ("--faults below_flip=0.1", "there is no tier below"),
+    ],
+)
+def test_cli_refuses_in_one_line(options: str, says: str, bad: Path, capsys: Capture) -> None:
+    """What is wrong, and what to write instead; nothing is begun."""
+    status, out, err = call(capsys, "replay", "--requests", "2", *options.format(bad).split())
+
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert any(each in err.replace("(", ".") for each in says.split("|"))
+    assert "Traceback" not in err
+    assert not left_over()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_cli_refuses_a_folder_that_is_not_writable(bad: Path, capsys: Capture) -> None:
+    status, _, err = call(capsys, "replay", "--requests", "2", "--below", f"fs:{bad}/shut")
+
+    assert status == 2
+    assert "cannot be used as a store" in err or "not writable" in err
+
+
+def test_cli_refuses_a_store_of_another_format(folder: Path, capsys: Capture) -> None:
+    FileStore(folder).close()
+    (marker,) = [path for path in folder.iterdir() if path.is_file() and b"blocklife" in path.read_bytes()]
+    marker.write_text("blocklife store 99\n")
+    status, _, err = call(capsys, "replay", "--requests", "2", "--below", f"fs:{folder}")
+
+    assert status == 2
+    assert "name another folder" in err
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_names_its_content_in_every_workload() -> None:
+    """Equal keys of two workloads have equal content, and so have all blocks before them: a chunk has one key, of its last."""
+    geometry = Geometry.parse("full:64,mamba:128")
+    seen: dict[bytes, bytes] = {}
+    many = [chats(12, seed) for seed in range(4)]
+    many.append([attrs.evolve(each, input_length=each.input_length - (each.input_length % 512 > 100) * 70) for each in many[0]])
+    for workload in many:
+        for number, request in enumerate(workload):
+            for keys in keys_of(request, number, geometry):
+                prints = fingerprints(keys)
+                for at in range(len(keys)):
+                    before = prints[max(0, at - 7) : at + 1].tobytes()
+                    assert seen.setdefault(keys[at].tobytes(), before) == before
+    assert len(seen) > 400
