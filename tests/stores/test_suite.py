@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.errors import MisuseError
-from blocklife.stores import FileStore, Page, StoreOutcome
+from blocklife.stores import ContentStore, FileStore, Page, StoreOutcome
 from blocklife.testing import (
     MemoryStore,
     StoreCheckVerdict,
@@ -104,6 +106,20 @@ def test_store_that_raises_or_hangs_fails() -> None:
     assert "put raised ConnectionError('the store is down')" in found.says
     (found,) = check_store(opening_fails, names=["small_values"])
     assert (found.verdict, found.says) == (FAILED, "it raised OSError('only once')")
+
+
+def talkative() -> ContentStore:
+    """A store that logs."""
+    sys.stderr.write("opened\na line of a log\n")
+    return FileStore(os.environ["BLOCKLIFE_TEST_TALKATIVE"], 1 << 20)
+
+
+def test_store_that_logs_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other process's store writes to standard error is no answer of that process."""
+    monkeypatch.setenv("BLOCKLIFE_TEST_TALKATIVE", str(tmp_path))
+    (found,) = check_store(talkative, names=["two_processes_at_once"], address=f"{__name__}:talkative")
+
+    assert found.verdict is PASSED, found.says
 
 
 @pytest.mark.parametrize("answer", [None, (), [True], ["OK"], [StoreOutcome.OK] * 2])

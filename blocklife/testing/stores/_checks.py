@@ -355,9 +355,8 @@ def two_processes_at_once(trial: Trial) -> None:
         f"{trial.given.token}:{trial.name}",
     ]
     more = environ | {"PYTHONPATH": pathsep.join(each for each in sys.path if each)}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=more
-    ) as child:
+    # its log goes where that of the first store goes: a line of it is no answer
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=more) as child:
         try:
             _expect(child.stdout, "opened")
             _tell(child.stdin, "put")
