@@ -25,6 +25,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 from attrs import define, field, frozen
@@ -132,12 +133,26 @@ class _Lane:
     """Whether that call did not come back in time."""
 
 
+def _check_host(parts: Sequence[NDArray[np.uint8]], slot_bytes: int) -> None:
+    wanted = f"(give (num_slots, {slot_bytes}) uint8, or parts of it)"
+    for part in parts:
+        if part.ndim != 2 or part.dtype != np.uint8:
+            raise MisuseError(f"store copier: host is {part.ndim}-d {part.dtype} {wanted}")
+    sizes = [part.shape[1] for part in parts]
+    if sum(sizes) != slot_bytes:
+        raise MisuseError(f"store copier: host has slots of {' + '.join(map(str, sizes)) or 0} bytes {wanted}")
+    if len({len(part) for part in parts}) > 1:
+        raise MisuseError(f"store copier: the parts of host have {[len(part) for part in parts]} slots {wanted}")
+
+
 class StoreCopier:
     """Like a `Copier`, for `TierTransfer`: moves one worker's part of content between ``host`` and a store.
 
-    *host* is the memory of the slots, ``(num_slots, slot_bytes)`` of uint8; the view is the caller's. The staging area has
-    *staging_bytes*, shared by *num_threads* lanes, and is registered with the store. A call of the store that takes longer than
-    *timeout_s* is given up. The store and the breaker are the caller's to close and to share.
+    *host* is the memory of the slots, ``(num_slots, slot_bytes)`` of uint8, or several such arrays if a slot is in parts (one
+    for each layer, say): their widths add up to ``slot_bytes``, and in an entry the parts follow each other in this order. The
+    views are the caller's. The staging area has *staging_bytes*, shared by *num_threads* lanes, and is registered with the
+    store. A call of the store that takes longer than *timeout_s* is given up. The store and the breaker are the caller's to
+    close and to share.
 
     Refuses: MisuseError for memory of another shape than the identity says, and for a staging area without room for one entry
     in each lane.
@@ -146,7 +161,7 @@ class StoreCopier:
     def __init__(
         self,
         store: ContentStore,
-        host: NDArray[np.uint8],
+        host: NDArray[np.uint8] | Sequence[NDArray[np.uint8]],
         identity: Identity,
         *,
         worker: Worker,
@@ -156,14 +171,16 @@ class StoreCopier:
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if host.ndim != 2 or host.dtype != np.uint8 or host.shape[1] != identity.slot_bytes:
-            shape = f"{host.ndim}-d {host.dtype}" if host.ndim != 2 else f"slots of {host.shape[1]} {host.dtype}"
-            raise MisuseError(f"store copier: host is {shape} (give (num_slots, {identity.slot_bytes}) uint8)")
+        parts = [host] if isinstance(host, np.ndarray) else list(host)
+        _check_host(parts, identity.slot_bytes)
         if num_threads < 1 or timeout_s <= 0:
             raise MisuseError(f"store copier: {num_threads} threads and {timeout_s} s move nothing (give more)")
         identity.name(b"", 0, worker, b"")  # refuses a rank that cannot be
         self._store = store
-        self._host = host
+        self._num_slots = len(parts[0])
+        stops = list(accumulate(part.shape[1] for part in parts))
+        self._parts = [(part, slice(stop - part.shape[1], stop)) for part, stop in zip(parts, stops, strict=True)]
+        """Each part of the slots, and which bytes of a payload it is."""
         self._identity = identity
         self._worker = worker
         self._breaker = CircuitBreaker(clock=clock) if breaker is None else breaker
@@ -228,8 +245,8 @@ class StoreCopier:
             if job in self._out:
                 raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
             low, high = int(transfer.slots.min()), int(transfer.slots.max())
-            if low < 0 or high >= len(self._host):
-                raise MisuseError(f"job {job}: there is no slot {low if low < 0 else high} among {len(self._host)}")
+            if low < 0 or high >= self._num_slots:
+                raise MisuseError(f"job {job}: there is no slot {low if low < 0 else high} among {self._num_slots}")
             share = self._out[job] = _TierShare(transfer)
             self._queues[transfer.direction].append(share)
             self._give_up_hung()
@@ -451,13 +468,14 @@ class StoreCopier:
                 return False
             share.copying += 1
         try:
-            slots, host, payloads = share.transfer.slots, self._host, lane.payloads
-            if share.transfer.direction is Direction.DEMOTE:
+            slots, payloads = share.transfer.slots, lane.payloads
+            demotes = share.transfer.direction is Direction.DEMOTE
+            for part, columns in self._parts:
                 for number, at in moves:
-                    payloads[number] = host[slots[at]]
-            else:
-                for number, at in moves:
-                    host[slots[at]] = payloads[number]
+                    if demotes:
+                        payloads[number, columns] = part[slots[at]]
+                    else:
+                        part[slots[at]] = payloads[number, columns]
             return True
         finally:
             with self._changed:
