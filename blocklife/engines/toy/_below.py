@@ -94,8 +94,8 @@ class BelowReport:
     failed_demotions: int
     already_below: int
     """Not demoted because the store had them."""
-    evicted: int
-    """Evicted from the host tier before they were demoted."""
+    lost: int
+    """Evicted from the host tier, or forgotten, before their turn to be demoted came."""
     overdue_requests: int
     """Requests that went on without the tier below, after waiting for as long as they may."""
     no_room: int
