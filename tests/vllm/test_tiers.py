@@ -8,10 +8,12 @@ from attrs import evolve
 from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
 from tests.vllm.planted.play import Rest
 from tests.vllm.rig import Rig
-from tests.vllm.traffic import Traffic
+from tests.vllm.traffic import QUIET, Traffic
 from tests.vllm.worlds import TIERED, Lag
 
 STEPS = 250
+RESETS = evolve(QUIET, arrival=0.7, repeat=0.7, reset=0.05, reset_connector=1.0)
+"""The habits of traffic whose host tier is reset now and then."""
 
 
 def played(name: str, seed: int, steps: int = STEPS) -> tuple[Rig, Watch]:
@@ -20,7 +22,7 @@ def played(name: str, seed: int, steps: int = STEPS) -> tuple[Rig, Watch]:
     rig = Rig(world.spec, seed)
     watch = attach(rig.scheduler, Options(mode=WatchMode.STRICT))
     try:
-        Traffic.drawn(rig, seed, world=world).run(steps)
+        Traffic.drawn(rig, seed, RESETS if world.spec.file_threads else None, world=world).run(steps)
         rig.drain()
     finally:
         watch.close()
