@@ -42,7 +42,7 @@ SHOWN = (
     ("failed_promotion_published", "below-faults", 0, "I6"),
     ("cascade_without_a_hold", "below", 0, "I7"),
     ("promotion_into_its_neighbours", "below", 0, "I8"),
-    ("report_comes_twice", "below", 0, "I9"),
+    ("tier_report_comes_twice", "below", 0, "I9"),
 )
 """A bug, a world, and a seed in which this rule falls first."""
 UNSEEN = (("late_report_after_reset", "resets", 3), ("files_of_other_keys", "below", 0))
