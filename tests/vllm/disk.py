@@ -8,6 +8,7 @@ that what is read too early and what is given away too early both show.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -21,6 +22,8 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from tests.vllm.device import Words
 from tests.vllm.worlds import Lag
 
+STEP_S = 0.002
+"""What a step of the engine takes at least, where the tier's own threads move files."""
 _FAILED = "no such luck"
 
 
@@ -158,7 +161,9 @@ class Disk:
 
     def turn(self, step: int) -> None:
         """A step begins."""
-        if self.threads is not None:
+        if self.threads is None:
+            time.sleep(STEP_S)
+        else:
             self.threads.turn(step)
 
     def files(self) -> Iterator[Path]:

@@ -34,9 +34,18 @@ SHOWN = (
     ("hit_stays_in_the_queue", "full", 0, "I4"),
     ("named_a_block_early", "hybrid", 0, "I6"),
     ("key_of_another_block", "full", 0, "I8"),
+    ("slot_of_a_promotion_handed_out", "below", 0, "I1"),
+    ("reset_without_a_drain", "below", 3, "I1"),
+    ("cascade_never_let_go_of", "below", 0, "I4"),
+    ("promotions_forgotten", "below", 0, "I5"),
+    ("promotion_published_at_once", "below", 0, "I6"),
+    ("failed_promotion_published", "below-faults", 0, "I6"),
+    ("cascade_without_a_hold", "below", 0, "I7"),
+    ("promotion_into_its_neighbours", "below", 0, "I8"),
+    ("tier_report_comes_twice", "below", 0, "I9"),
 )
 """A bug, a world, and a seed in which this rule falls first."""
-UNSEEN = (("late_report_after_reset", "resets", 3),)
+UNSEEN = (("late_report_after_reset", "resets", 3), ("files_of_other_keys", "below", 0))
 """Bugs that nobody sees, with a world and a seed in which they do harm."""
 
 

@@ -8,10 +8,12 @@ from attrs import evolve
 from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
 from tests.vllm.planted.play import Rest
 from tests.vllm.rig import Rig
-from tests.vllm.traffic import Traffic
+from tests.vllm.traffic import QUIET, Traffic
 from tests.vllm.worlds import TIERED, Lag
 
 STEPS = 250
+RESETS = evolve(QUIET, arrival=0.7, repeat=0.7, reset=0.05, reset_connector=1.0)
+"""The habits of traffic whose host tier is reset now and then."""
 
 
 def played(name: str, seed: int, steps: int = STEPS) -> tuple[Rig, Watch]:
@@ -20,7 +22,7 @@ def played(name: str, seed: int, steps: int = STEPS) -> tuple[Rig, Watch]:
     rig = Rig(world.spec, seed)
     watch = attach(rig.scheduler, Options(mode=WatchMode.STRICT))
     try:
-        Traffic.drawn(rig, seed, world=world).run(steps)
+        Traffic.drawn(rig, seed, RESETS if world.spec.file_threads else None, world=world).run(steps)
         rig.drain()
     finally:
         watch.close()
@@ -65,7 +67,7 @@ def test_a_file_with_other_bytes_is_seen_by_the_check_itself() -> None:
 
 
 def test_ledger_pins_what_a_tier_reads_and_holds_nothing_at_rest() -> None:
-    """A job of a tier is a holder of its slots in the ledger, from its beginning to its report."""
+    """A cascade is a demotion in the ledger, from its beginning to its report, and a promotion is one."""
     rig = Rig(evolve(TIERED["below"].spec, below=Lag(3, 3)), 0)
     watch = attach(rig.scheduler, Options(mode=WatchMode.STRICT))
     rig.add(list(range(100, 140)), 1)
@@ -74,7 +76,16 @@ def test_ledger_pins_what_a_tier_reads_and_holds_nothing_at_rest() -> None:
         slots = watch.mirror.ledger.slots
         most = max(most, sum(slots.pins(slot) > 0 for slot in range(16)))
     watch.mirror.catch_up()
+    rig.reset_prefix_cache()
+    for start in (500, 600):
+        rig.add(list(range(start, start + 40)), 1)
+        rig.drain()
+    rig.add(list(range(100, 140)), 1)
+    rig.drain()
+    watch.mirror.catch_up()
 
+    assert watch.mirror.ledger.moved["PROMOTE"] >= 5
+    assert watch.mirror.ledger.moved["DEMOTE"] >= 30
     assert most >= 4
     assert all(watch.mirror.ledger.slots.pins(slot) == 0 for slot in range(16))
     watch.close()

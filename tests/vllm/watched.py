@@ -120,12 +120,12 @@ def driven(
     trouble: Trouble | None = None
     verified = moved = 0
     for number in range(steps + DRAIN):
-        if number < steps:
-            traffic.act()
-        elif rig.idle:
+        if number >= steps and rig.idle:
             break
         fallen = None
         try:
+            if number < steps:
+                traffic.act()
             rig.step()
         except Exception as error:
             fallen = (rig.step_number, type(error).__name__)

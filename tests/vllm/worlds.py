@@ -113,9 +113,9 @@ TIERED: dict[str, World] = {
         WorldSpec((FULL, WINDOW), 40, 28, max_num_batched_tokens=16, lag=_LAG, below=Lag(0, 5), file_faults=0.02),
     ),
     "below-threads": World(
-        "Files below the host, moved by the tier's own threads.",
-        WorldSpec((FULL,), 24, 16, max_num_batched_tokens=16, lag=_LAG, below=Lag(), file_threads=True),
-        busy=True,
+        "Files below a roomy host, moved by the tier's own threads: what is read again was forgotten by resets.",
+        WorldSpec((FULL,), 24, 400, max_num_batched_tokens=16, lag=_LAG, below=Lag(), file_threads=True),
+        connector_resets=True,
     ),
 }
 """Worlds of 0.33.0 with its file-system tier below the host."""

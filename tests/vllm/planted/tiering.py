@@ -233,7 +233,7 @@ def cascade_of_its_neighbours(bed: Bed) -> None:
 
 
 @planted("below", "below-hybrid")
-def report_comes_twice(bed: Bed) -> None:
+def tier_report_comes_twice(bed: Bed) -> None:
     """A tier reports a job twice."""
 
     @bed.around(FileSystemTierManager, "get_finished_jobs")
@@ -243,7 +243,7 @@ def report_comes_twice(bed: Bed) -> None:
 
 
 @planted("below", "below-hybrid", seen=False)
-def report_is_lost(bed: Bed) -> None:
+def tier_report_is_lost(bed: Bed) -> None:
     """A tier never reports a job: vLLM has no deadlines, and the engine waits."""
 
     @bed.around(FileSystemTierManager, "get_finished_jobs")

@@ -7,7 +7,7 @@ unseen by it, is taken as given: an *anchor*, a block beyond the engine's own, t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from blocklife.errors import CapacityError
@@ -111,7 +111,8 @@ class Filing:
         self._serial = 0
         self._anchors = range(num_blocks, num_blocks + ledger.limits.num_groups)
         self._num_slots = num_slots
-        self._lent: dict[str, list[int]] = {}
+        self._tier_jobs: dict[str, tuple[tuple[JobId, ...], tuple[int, ...]]] = {}
+        """The jobs of tiers by name: their numbers in the ledger, and the slots that they fill."""
 
     def settle(self, step: int, arrived: Sequence[Completion]) -> None:
         """One step of the ledger: settle a plan with these reports."""
@@ -134,27 +135,46 @@ class Filing:
 
     # --- tiers below the host ----------------------------------------------------------------------------------------------
 
-    def lend(self, holder: str, slots: Sequence[int]) -> None:
-        """Pin slots for a job of a tier. One that is EMPTY is taken as given; one that is being written is left out."""
-        known = [slot for slot in dict.fromkeys(slots) if 0 <= slot < self._num_slots]
+    def demote(self, name: str, slots: Sequence[int]) -> None:
+        """A job of a tier reads slots. One that is EMPTY is taken as given; one that is being written is left out."""
+        known = self._known(slots)
         for slot in known:
             if self._state[slot] == _EMPTY:
                 self._believe(slot, 0)
-        ready = [slot for slot in known if self._state[slot] == _READY]
-        self._ledger.pin(holder, ready)
-        self._lent.setdefault(holder, []).extend(ready)
+        if ready := [slot for slot in known if self._state[slot] == _READY]:
+            self._tier_jobs[name] = self._submitted(self._ledger.plan_demotion(ready)), ()
 
-    def take_back(self, holder: str) -> None:
-        """Release what was pinned for it."""
-        self._ledger.unpin(holder, self._lent.pop(holder, ()))
+    def promote(self, name: str, content: Sequence[tuple[bytes, int]]) -> None:
+        """A job of a tier fills slots. One that is READY is evicted first; one that another job touches is left out."""
+        groups = {slot: self._group_of(key) for key, slot in content}
+        known = self._known(groups)
+        self._ledger.evict([slot for slot in known if self._state[slot] == _READY and not self._ledger.slots.pins(slot)])
+        if empty := [slot for slot in known if self._state[slot] == _EMPTY]:
+            jobs = self._ledger.plan_promotion(empty, [self._name() for _ in empty], [groups[slot] for slot in empty])
+            self._tier_jobs[name] = self._submitted(jobs), tuple(empty)
 
-    def fill(self, slot: int, group: int) -> None:
-        """Give a slot the content that a tier has brought. Raises CapacityError where a job still touches the slot."""
+    def end_tier_job(self, name: str, good: Collection[int]) -> None:
+        """A job of a tier is over; of the slots that it fills, these are *good*."""
+        ids, filled = self._tier_jobs.pop(name, ((), ()))
+        missing = tuple(at for at, slot in enumerate(filled) if slot not in good)
+        for job in ids:
+            for worker in range(self._num_workers):
+                self._ledger.complete(Completion(job, Worker(worker), Result.OK, missing))
+
+    def fill(self, slot: int, key: bytes) -> None:
+        """Give a slot content whose promotion was not followed. Raises CapacityError where a job still touches the slot."""
         if self._state[slot] == _READY:
-            self._evict([slot])
+            return
         if self._state[slot] != _EMPTY:
             raise CapacityError(f"watch: slot {slot} is written (what comes into it is followed again when that is over)")
-        self._believe(slot, group if group < len(self._anchors) else 0)
+        self._believe(slot, self._group_of(key))
+
+    def _known(self, slots: Iterable[int]) -> list[int]:
+        return [slot for slot in dict.fromkeys(slots) if 0 <= slot < self._num_slots]
+
+    def _group_of(self, key: bytes) -> int:
+        group = int.from_bytes(key[-4:], "big")
+        return group if group < len(self._anchors) else 0
 
     # --- jobs of the ledger -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ flight is in ``touching``.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from blocklife.engines.vllm.watch._holders import Holders
@@ -233,13 +234,15 @@ class FollowedJobs:
     def lend(self, holder: str, slots: Sequence[int]) -> None:
         """A job of a tier reads these slots."""
         self._must_be_stored(slots, f"is read by {holder}")
-        if self._filing is not None:
-            self._filing.lend(holder, slots)
+        self._followed_below(lambda filing: filing.demote(holder, slots))
 
-    def take_back(self, holder: str) -> None:
-        """That job is over."""
-        if self._filing is not None:
-            self._filing.take_back(holder)
+    def promote(self, holder: str, content: Sequence[tuple[bytes, int]]) -> None:
+        """A job of a tier fills slots: the key of each, and the slot."""
+        self._followed_below(lambda filing: filing.promote(holder, content))
+
+    def take_back(self, holder: str, good: Collection[int]) -> None:
+        """That job is over; of the slots that it fills these are *good*."""
+        self._followed_below(lambda filing: filing.end_tier_job(holder, good))
 
     def bring_up(self, content: Sequence[tuple[bytes, int]]) -> None:
         """A tier has filled these slots, each with the content of its key: no other job may touch them."""
@@ -250,12 +253,16 @@ class FollowedJobs:
                 self._story.violate("I1", what, request=other.copy.request, job=number)
                 self.finish(other)
             self._host.promoted(slot, key)
-            if self._filing is None:
-                continue
-            try:
-                self._filing.fill(slot, int.from_bytes(key[-4:], "big"))
-            except CapacityError:
-                self._story.counts["not followed"] += 1
+            self._followed_below(partial(Filing.fill, slot=slot, key=key))
+
+    def _followed_below(self, what: Callable[[Filing], object]) -> None:
+        """Let the ledger follow a job of a tier, if there is one and it can."""
+        if self._filing is None:
+            return
+        try:
+            what(self._filing)
+        except (CapacityError, MisuseError):
+            self._story.counts["not followed"] += 1
 
     def _must_be_stored(self, slots: Sequence[int], what: str) -> None:
         if self._using.keys().isdisjoint(slots):

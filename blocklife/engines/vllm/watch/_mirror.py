@@ -199,9 +199,13 @@ class Mirror:
         """A job of a tier below the host (*holder*) reads these slots from now on."""
         self._log.append((self.jobs.lend, (holder, slots)))
 
-    def returned(self, holder: str) -> None:
-        """That job is over."""
-        self._log.append((self.jobs.take_back, (holder,)))
+    def promoting(self, holder: str, content: Sequence[tuple[bytes, int]]) -> None:
+        """A job of a tier below the host (*holder*) fills slots from now on: the key of each, and the slot."""
+        self._log.append((self.jobs.promote, (holder, content)))
+
+    def returned(self, holder: str, good: Collection[int] = ()) -> None:
+        """That job is over; of the slots that it fills these are *good*."""
+        self._log.append((self.jobs.take_back, (holder, good)))
 
     def published(self, slots: Sequence[int]) -> None:
         """The connector lets these slots be read: what was stored in them must have landed."""
@@ -286,7 +290,7 @@ class Mirror:
         start = next((at for at, (fact, _) in enumerate(log) if fact is self._handing_out), len(log))
         self._replay(log[:start])
         if self.below is not None:
-            of_tiers = {self.jobs.published, self.jobs.lend, self.jobs.take_back, self.jobs.bring_up}
+            of_tiers = {self.jobs.published, self.jobs.lend, self.jobs.promote, self.jobs.take_back, self.jobs.bring_up}
             self._replay([each for each in log[start:] if each[0] in of_tiers])
             log[start:] = [each for each in log[start:] if each[0] not in of_tiers]
         self.jobs.land(begins=True)

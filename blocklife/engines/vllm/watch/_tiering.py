@@ -210,6 +210,8 @@ class TieringHooks:
             self.below.hit(key, chunk.chunk_id, chunk.ref_cnt)
 
     def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
+        for job in self.below.left_behind():
+            self._later.append((self._mirror.returned, (job.name,)))
         self._mirror.minded(self.below.resets)
         result = original(*args, **kwargs)
         self._leave()
@@ -232,7 +234,9 @@ class TieringHooks:
         request = _name_of(job.req_context)
         made = TierJob(job.job_id, tier_idx, request, keys, slots, bool(job.is_promotion))
         self.below.made(made, is_known=not self._sees(tier_idx, made.promotes), is_external=bool(self._serving))
-        if not made.promotes:
+        if made.promotes:
+            self._later.append((self._mirror.promoting, (made.name, list(zip(keys, slots, strict=False)))))
+        else:
             self._later.append((self._mirror.lent, (made.name, slots)))
         self._count(keys)
 
@@ -268,8 +272,8 @@ class TieringHooks:
 
     def _landed(self, job: TierJob) -> None:
         self._mirror.counts["tier jobs"] += 1
-        if not job.promotes:
-            self._mirror.returned(job.name)
+        content = zip(job.keys, job.slots, strict=False)
+        self._mirror.returned(job.name, [slot for key, slot in content if job.good is not None and key in job.good])
 
     def _process(self, original: Original, *args: object, **kwargs: object) -> object:
         was, self._is_processing = self._is_processing, True
