@@ -94,8 +94,8 @@ class BelowReport:
     failed_demotions: int
     already_below: int
     """Not demoted because the store had them."""
-    evicted: int
-    """Evicted from the host tier before they were demoted."""
+    lost: int
+    """Evicted from the host tier before their turn to be demoted came."""
     overdue_requests: int
     """Requests that went on without the tier below, after waiting for as long as they may."""
     no_room: int
@@ -207,7 +207,16 @@ class TierOfReplay:
         return BelowReport(
             store=self.options.store,
             tokens_hit=tokens_hit,
-            **attrs.asdict(counted),
+            promoted=counted.promoted,
+            missing=counted.missing,
+            failed_promotions=counted.failed_promotions,
+            demoted=counted.demoted,
+            refused=counted.refused,
+            failed_demotions=counted.failed_demotions,
+            already_below=counted.already_below,
+            lost=counted.lost,
+            overdue_requests=counted.overdue_requests,
+            no_room=counted.no_room,
             damaged=sum(each.damaged for each in copied),
             foreign=sum(each.foreign for each in copied),
             bytes_promoted=sum(each.bytes_promoted for each in copied),
