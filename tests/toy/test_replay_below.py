@@ -496,6 +496,7 @@ def bad(tmp_path: Path) -> Iterator[Path]:
     [
         ("--below fs:{}/file", "is no folder"),
         ("--below fs:{}/file/kv", "is no folder"),
+        ("--below fs:/proc/kv", "cannot be used as a store"),
         ("--below fs:{}/others", "is no store and not empty"),
         ("--below fs:{}/kv:0", "a bound of 0 bytes"),
         ("--below fs:{}/kv:-1", "is no number of bytes"),

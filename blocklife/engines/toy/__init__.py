@@ -5,14 +5,18 @@ from typing import TYPE_CHECKING
 from blocklife._doors import door
 
 if TYPE_CHECKING:
+    from blocklife.engines.toy._below import BelowOptions, BelowReport
     from blocklife.engines.toy._engine import EngineCounts, EngineOptions, Ordering, Station, StepInFlight, ToyEngine
     from blocklife.engines.toy._forward import ForwardPass, check_and_write
-    from blocklife.engines.toy._memory import Ids, Memory, Words, WorkerMemory
+    from blocklife.engines.toy._memory import Bytes, Ids, Memory, Words, WorkerMemory
     from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
-    from blocklife.engines.toy._traffic import Traffic
+    from blocklife.engines.toy._traffic import TierTraffic, Traffic
     from blocklife.engines.toy._workload import WorkloadError, WorkloadRequest, generate_workload, read_workload, write_workload
 
 __all__ = [
+    "BelowOptions",
+    "BelowReport",
+    "Bytes",
     "EngineCounts",
     "EngineOptions",
     "ForwardPass",
@@ -24,6 +28,7 @@ __all__ = [
     "ReplayReport",
     "Station",
     "StepInFlight",
+    "TierTraffic",
     "ToyEngine",
     "Traffic",
     "Words",
@@ -40,11 +45,12 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {
+            "_below": "BelowOptions BelowReport",
             "_engine": "EngineCounts EngineOptions Ordering Station StepInFlight ToyEngine",
             "_forward": "ForwardPass check_and_write",
-            "_memory": "Ids Memory Words WorkerMemory",
+            "_memory": "Bytes Ids Memory Words WorkerMemory",
             "_replay": "Replay ReplayOptions ReplayReport",
-            "_traffic": "Traffic",
+            "_traffic": "TierTraffic Traffic",
             "_workload": "WorkloadError WorkloadRequest generate_workload read_workload write_workload",
         },
     )
