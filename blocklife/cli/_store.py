@@ -84,9 +84,10 @@ def _print(found: StoreCheck, *, as_json: bool) -> None:
 
 
 def _list(*, as_json: bool) -> int:
+    from blocklife.testing.stores._suite import store_checks
     from blocklife.testing.stores._trial import CHECKS
 
-    for each in CHECKS.values():
+    for each in map(CHECKS.__getitem__, store_checks()):
         print(json.dumps({"name": each.name, "says": each.says}) if as_json else f"{each.name:<34}{each.says}")
     return OK
 

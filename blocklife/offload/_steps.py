@@ -19,6 +19,7 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Contract, Seal
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL
+from blocklife.ledger._refusals import counted, some
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
 from blocklife.offload._groups import FullAttention, Mamba
@@ -71,6 +72,12 @@ class SchedulerSteps:
             count = max(0, stop - begin - len(lives) - skip)
             plans.append((group, begin, lives, skip, count))
             fresh += count
+        total = len(ledger.blocks) - 1
+        if (wanted := fresh + sum(map(len, hit.lives))) > total:
+            raise CapacityError(
+                f"request {name}: {counted(wanted, 'block')} wanted, and the device has {total} "
+                "(it never fits: refuse the request)"
+            )
         cold = copied = 0
         for _, _, lives, _, _ in plans:
             for life in lives:
@@ -85,8 +92,8 @@ class SchedulerSteps:
         short = fresh + cold - ledger.blocks.free
         if short > 0 and not (alone and short <= ledger.statistics().freeing_soon - copied):
             raise CapacityError(
-                f"request {name}: {fresh} blocks wanted besides {cold} of its hit, {ledger.blocks.free} are free (preempt a "
-                "request, or wait for a copy to land)"
+                f"request {name}: {counted(fresh + cold, 'block')} wanted, {cold} of them for its hit, and "
+                f"{some(ledger.blocks.free)} free (preempt a request, or wait for a copy to land)"
             )
         for group, begin, lives, _, _ in plans:  # all hits first, so that no hand-out takes one of them
             if begin:

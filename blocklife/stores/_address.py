@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -62,6 +64,8 @@ def _open_factory(address: str, _rest: str) -> ContentStore:
     module, _, name = address.partition(":")
     if not _FACTORY.fullmatch(module) or not _FACTORY.fullmatch(name):
         raise MisuseError(f"store {address!r}: there is no store {module!r} (give {_FORMS})")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # a module of the present folder, as for other commands
+        sys.path.insert(0, os.getcwd())
     try:
         found: object = importlib.import_module(module)
         for part in name.split("."):

@@ -1879,3 +1879,12 @@ def test_hit_of_another_request_is_refused() -> None:
     other = rig.hit("b")
     with scheduler_refuses(rig, MisuseError, "or not its own"):
         rig.scheduler.admit("a", other, 5)
+
+
+def test_request_that_can_never_fit_is_told_so() -> None:
+    """Waiting would not help: the refusal differs from that of a device that is full at the moment."""
+    rig = Rig(blocks=4)
+    rig.add("big", letters(17))
+    hit = rig.hit("big")
+    with scheduler_refuses(rig, CapacityError, r"request big: 5 blocks wanted, and the device has 3 \(it never fits"):
+        rig.scheduler.admit("big", hit, 17)

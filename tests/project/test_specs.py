@@ -354,7 +354,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "admitting twice": lambda: again(make()),
     "a hit of an earlier step": old_hit,
     "a hit that is deferred": deferred_hit,
-    "no room": no_room,
+    "no room, ever": no_room,
     "preempting a waiting request": lambda: make().preempt("a"),
     "preempting a request that has ended": ended,
     "a state of another kind of group": lambda: let_in(make()).hand_off("a", 0, 4),
