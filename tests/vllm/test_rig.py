@@ -237,6 +237,7 @@ def test_found_story_still_shows_its_fault(story: Callable[[], Rig]) -> None:
         "state_that_is_not_counted": "ValueError: Cannot get 1 free blocks",
         "lazy_store_without_end": "is not the last",
         "request_behind_lazy_stores": "have not ended",
+        "text_longer_than_the_host": "have not ended",
     }
 
     assert expected.get(story.__name__, "reads wrong bytes") in seen(story)

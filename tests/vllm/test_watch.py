@@ -172,7 +172,7 @@ def test_vllm_logs_one_line_when_asked_to() -> None:
     assert all(line.endswith(" (log)") for line in started)
     (line,) = lines(ran.stderr)
     assert "I6 at step 5: block " in line
-    assert line.endswith("life 1, request r0)")
+    assert line.endswith("life 2, request r0)")
 
 
 def test_vllm_counts_when_asked_to() -> None:
@@ -231,7 +231,7 @@ def test_the_process_that_serves_shows_what_the_engine_core_counts(tmp_path: Pat
     assert started
     for line in started:
         assert " of OffloadingConnector in process EngineCore, " in line, "the server itself watches nothing, and says nothing"
-        assert line.endswith("(count); its counts are in the metrics of the process that has started it")
+        assert line.endswith("(count); its counts are in the metrics of the process that started it")
 
 
 def test_vllm_falls_with_the_story_when_the_watch_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +247,7 @@ def test_vllm_falls_with_the_story_when_the_watch_is_strict(tmp_path: Path, caps
     assert ran.returncode == 1
     assert told[0].startswith("WatchError: I6 at step 5: block ")
     assert told[1] == "  rule: only content that has arrived is read"
-    assert told[2].startswith("  step 3, life 0: handed out to r0 (group 0, position ")
+    assert told[2].startswith("  step 3, life 1: handed out to r0 (group 0, position ")
     assert (program, drawn) == ("blocklife", 0), command
     assert "ALLOCATED" in out
     assert main(["recording", "check", words[2]]) == 0
