@@ -1,8 +1,8 @@
 """What things cost, as ratios to what a peer costs in the same run.
 
-Rules: a figure is a median of several repetitions, in the processor's time, for nothing here waits; ours and the peer's are
-measured in one process, in turns where steps are compared; nothing here asserts a time. A suite is a module with a function
-``measure(scale) -> list[Figure]``, named in `SUITES` of `__main__`.
+Rules: a figure is a median of several repetitions, in the processor's time, unless a suite waits and says so; ours and the
+peer's are measured in one process, in turns where steps are compared; nothing here asserts a time. A suite is a module with a
+function ``measure(scale) -> list[Figure]``, named in `SUITES` of `__main__`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,20 @@ from rich.table import Table
 
 from tests.bench import FULL, SMOKE, Figure, Scale
 
-SUITES = ("calls", "lifecycle", "hooks", "ledger", "offload", "loads", "pool", "silent", "exploring", "startup", "replay")
+SUITES = (
+    "calls",
+    "lifecycle",
+    "hooks",
+    "ledger",
+    "offload",
+    "loads",
+    "pool",
+    "silent",
+    "exploring",
+    "startup",
+    "replay",
+    "below",
+)
 """Modules of this package that have a function ``measure``."""
 
 

@@ -10,10 +10,11 @@ at those that cross a boundary, which is as little as there is to do. Ours and b
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from blocklife.ledger import Checking, Completion, Ledger, Limits, Plan, Result, Worker
-from blocklife.offload import Geometry, HostTier, OffloadScheduler
+from blocklife.offload import BelowIndex, BelowPolicies, Geometry, HostTier, OffloadScheduler
 from tests.bench import Figure, Scale, microseconds
 from tests.bench.targets import STEP
 
@@ -39,7 +40,16 @@ class World:
     There are as many *blocks* as the running requests need in so many *steps*, or as many as are asked for, if that is more.
     """
 
-    def __init__(self, running: int, idle: int, steps: int, *, blocks: int = 0) -> None:
+    def __init__(
+        self,
+        running: int,
+        idle: int,
+        steps: int,
+        *,
+        blocks: int = 0,
+        below: BelowIndex | None = None,
+        below_policies: BelowPolicies | None = None,
+    ) -> None:
         each = (PROMPT + BLOCK + steps) // BLOCK + 2
         self.ledger = Ledger(
             Limits(
@@ -53,7 +63,9 @@ class World:
             deadline=1e6,
         )
         geometry = Geometry.parse(f"full:{BLOCK},swa:{BLOCK}:{WINDOW}")
-        self.offload = OffloadScheduler(self.ledger, HostTier(self.ledger), geometry)
+        self.offload = OffloadScheduler(
+            self.ledger, HostTier(self.ledger), geometry, below=below, below_policies=below_policies
+        )
         self.now = 0.0
         self.out: deque[tuple[float, list[Completion]]] = deque()
         for number in range(running + idle):
@@ -62,7 +74,9 @@ class World:
             if number < running:
                 # staggered, so that each step has its share of boundaries
                 tokens = PROMPT + number % BLOCK
-                self.offload.admit(name, self.offload.lookup(name, tokens), tokens)
+                while (hit := self.offload.lookup(name, tokens)).deferred:  # a tier below is being asked
+                    time.sleep(0.001)
+                self.offload.admit(name, hit, tokens)
 
     def step(self, *, scheduled: bool = True) -> Plan:
         """One engine step without a device, in which all that run are scheduled, or nobody is."""
@@ -70,7 +84,8 @@ class World:
         if scheduled:
             self.offload.grow()
         plan = self.offload.build_plan(self.now)
-        self.out.append((self.now + LAG, [Completion(each.job, Worker(0), Result.OK) for each in plan.stores]))
+        jobs = [each.job for each in plan.stores] + [each.job for each in plan.demotes]
+        self.out.append((self.now + LAG, [Completion(job, Worker(0), Result.OK) for job in jobs]))
         landed = self.out.popleft()[1] if self.out[0][0] <= self.now else []
         self.offload.settle(plan.number, self.now, completions=landed)
         return plan

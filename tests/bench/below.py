@@ -1,0 +1,182 @@
+"""What a tier below costs: slots to and from files, beside plain files of the same sizes; and a step of the scheduler.
+
+Bandwidth is in wall-clock time, since it waits for the system, in turns with a peer that does what cannot be left out: as many
+threads write the same bytes into as many new files of one folder, or read them into memory. No checksum, no header, no lock, no
+bound, no rename there. Every turn has new names. What has just been written is read from the page cache, which is a copy within
+memory, and once more from the disk.
+
+A step is that of `tests.bench.offload`, in the processor's time of the scheduler's thread: without a tier below, with one for
+which there is nothing to do, and with one to which everything goes that is stored.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from blocklife.ledger import Direction, JobId, TierTransfer, Worker
+from blocklife.offload import BelowPolicies, Demote
+from blocklife.stores import FileStore, Identity, Presence, StoreCopier
+from blocklife.testing import MemoryStore
+from tests.bench import Figure, Scale, microseconds
+from tests.bench.offload import WINDOW, World
+
+THREADS = 2
+TOTAL = 64 << 20
+"""Bytes of one turn."""
+SIZES = {"64 KiB": 64 << 10, "512 KiB": 512 << 10, "4 MiB": 4 << 20}
+SHARE = "at least 0.9 x"
+RUNNING_REQUESTS = 256
+
+
+def identity_of(slot_bytes: int) -> Identity:
+    """Content of one rank."""
+    return Identity(model="bench", dtype="uint8", groups="full:16", blocks_per_chunk=1, slot_bytes=slot_bytes, num_ranks=1)
+
+
+class Files:
+    """Slots, a store of files, and plain files beside it."""
+
+    def __init__(self, folder: Path, slot_bytes: int, slots: int) -> None:
+        self.host = np.random.default_rng(0).integers(0, 256, (slots, slot_bytes), dtype=np.uint8)
+        identity = identity_of(slot_bytes)
+        self._store = FileStore(folder / "store")
+        self._copier = StoreCopier(self._store, self.host, identity, worker=Worker(0), num_threads=THREADS)
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._folder, self._plain = folder, folder / "plain"
+        self._plain.mkdir()
+        self._numbers = count(1)
+
+    def demote(self, turn: int) -> None:
+        """All slots to the store."""
+        self._move(Direction.DEMOTE, turn)
+
+    def promote(self, turn: int) -> None:
+        """All slots from the store."""
+        self._move(Direction.PROMOTE, turn)
+
+    def write(self, turn: int) -> None:
+        """All slots to plain files."""
+        list(self._pool.map(lambda slot: self._write(turn, slot), range(len(self.host))))
+
+    def read(self, turn: int) -> None:
+        """All slots from plain files."""
+        list(self._pool.map(lambda slot: self._read(turn, slot), range(len(self.host))))
+
+    def forget(self) -> None:
+        """Write everything to the disk, and take it out of the page cache."""
+        for path in self._folder.rglob("*"):
+            if path.is_file():
+                descriptor = os.open(path, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._copier.close()
+        self._store.close()
+        self._pool.shutdown()
+
+    def _move(self, direction: Direction, turn: int) -> None:
+        slots = np.arange(len(self.host))
+        keys = tuple(b"%d %d" % (turn, slot) for slot in slots)
+        job = JobId(next(self._numbers), 1)
+        self._copier.launch(TierTransfer(job, direction, slots, bytes(len(slots)), keys))
+        self._copier.wait([job])
+        (landed,) = self._copier.poll()
+        if landed.missing:
+            raise RuntimeError(f"{len(landed.missing)} of {len(slots)} slots did not move")
+
+    def _write(self, turn: int, slot: int) -> None:
+        descriptor = os.open(self._plain / f"{turn}-{slot}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, self.host[slot].data)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, turn: int, slot: int) -> None:
+        descriptor = os.open(self._plain / f"{turn}-{slot}", os.O_RDONLY)
+        try:
+            os.preadv(descriptor, [self.host[slot].data], 0)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def files(slot_bytes: int, slots: int) -> Iterator[Files]:
+    """Files in a folder that is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="blocklife-bench-"))
+    found = Files(folder, slot_bytes, slots)
+    try:
+        yield found
+    finally:
+        found.close()
+        shutil.rmtree(folder)
+
+
+def bandwidth(scale: Scale) -> Iterator[Figure]:
+    """Megabytes a second in each direction, by the size of a slot; reads from the page cache, and from the disk."""
+    pairs = (("demote", "write", ""), ("promote", "read", ", cached"), ("promote", "read", ", from the disk"))
+    for size, slot_bytes in SIZES.items():
+        slots = max(1, TOTAL // slot_bytes) if scale.full else 2
+        seconds: dict[str, list[float]] = {}
+        with files(slot_bytes, slots) as made:
+            for turn in range(scale.repetitions):
+                for ours, peer, how in pairs:
+                    if "disk" in how:
+                        made.forget()
+                    for name in (ours, peer) if turn % 2 else (peer, ours):
+                        move: Callable[[int], object] = getattr(made, name)
+                        begin = time.perf_counter()
+                        move(turn)
+                        seconds.setdefault(name + how, []).append(time.perf_counter() - begin)
+        rates = {name: slots * slot_bytes / 1e6 / statistics.median(each) for name, each in seconds.items()}
+        for ours, peer, how in pairs:
+            yield Figure(
+                name=f"{ours}, slots of {size}{how}",
+                ours=rates[ours + how],
+                unit="MB a second",
+                peer_name=f"{peer} plain files",
+                peer=rates[peer + how],
+                target=SHARE,
+                rate=True,
+            )
+
+
+def steps(scale: Scale) -> Iterator[Figure]:
+    """Microseconds of a step, with a tier below and without."""
+    length, running = (2 * WINDOW, RUNNING_REQUESTS) if scale.full else (8, 4)
+    presences = [Presence(MemoryStore(), identity_of(64)) for _ in range(2)]
+    idle, busy = (
+        World(running, 0, length, below=presence, below_policies=BelowPolicies(demote=demote))
+        for presence, demote in zip(presences, (Demote.NEVER, Demote.EAGER), strict=True)
+    )
+    without = World(running, 0, length)
+    found = microseconds({"without": without.step, "idle": idle.step, "busy": busy.step}, length)
+    for presence in presences:
+        presence.close()
+    for name, what, target in (("idle", "nothing to do below", "within 5 %"), ("busy", "all that is stored is demoted", "")):
+        yield Figure(
+            name=f"a step, {running} running, {what}",
+            ours=found[name],
+            unit="us",
+            peer_name="the same without a tier below",
+            peer=found["without"],
+            target=target,
+        )
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """The figures of this suite."""
+    return [*bandwidth(scale), *steps(scale)]
