@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from blocklife.engines.toy._workload import WorkloadRequest, write_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.offload import Demote, Geometry, Mode
-from blocklife.stores import FileStore, Page, StoreFaultRates, StoreOutcome
+from blocklife.stores import CircuitBreaker, EntryVerdict, FileStore, Page, StoreFaultRates, StoreOutcome
+from blocklife.stores import _copier as copier
 from blocklife.testing import MemoryStore
 from tests.interrupts import interruptible
 from tests.toy.test_replay import BAD_DAY, assert_clean, chats, options, run
@@ -309,6 +311,35 @@ def test_store_that_is_down_costs_hits_alone(kind: str) -> None:
     assert report.tokens_computed > 0
 
 
+class RestartedStore(MemoryStore):
+    """It is down until it was called often enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls_left = 8
+
+    def _is_down(self) -> bool:
+        self.calls_left -= 1
+        return self.calls_left >= 0
+
+    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        return [StoreOutcome.FAILED] * len(keys) if self._is_down() else super().exists(keys)
+
+    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        return [StoreOutcome.FAILED] * len(pages) if self._is_down() else super().put(pages)
+
+
+def test_store_that_is_started_again_is_used_again(monkeypatch: Patch) -> None:
+    """By itself, after a probe that it answers."""
+    monkeypatch.setattr(tier, "CircuitBreaker", partial(CircuitBreaker, first_wait_s=0.005, longest_wait_s=0.01))
+    # steps so slow that it is up again before the last of them
+    _, found = replay(small(f"{__name__}:RestartedStore"), watch=lambda _: time.sleep(0.002))
+
+    assert found.times_down >= 1
+    assert found.demoted > 0
+    assert found.bytes_demoted > 0
+
+
 def test_full_store_is_counted() -> None:
     _, found = replay(small(f"{__name__}:FullStore"))
 
@@ -362,6 +393,19 @@ def test_entries_that_were_tampered_with(folder: Path, how: str) -> None:
     assert report.tokens_computed > 0
     assert healed.tokens_hit > 0
     assert (healed.damaged, healed.foreign) == (0, 0)
+
+
+@pytest.mark.parametrize("where", ["slots", "blocks"])
+def test_replay_finds_content_that_nobody_checked(where: str, folder: Path, monkeypatch: Patch) -> None:
+    """With the check of entries switched off, the bytes tell: when a step reads them, or in the slots at the end."""
+    monkeypatch.setattr(copier, "check", lambda *_: EntryVerdict.GOOD)
+    replay(small(folder))
+    report = run(WORKLOAD, small(folder, rates={"flip": 1.0}, verify=1.0 if where == "blocks" else 0.0))
+
+    assert report.below is not None
+    assert report.below.promoted > 0
+    assert report.corrupt_blocks > 0
+    assert not report.clean
 
 
 # --- the end ------------------------------------------------------------------------------------------------------------
