@@ -455,9 +455,9 @@ def lookup_ignores_the_window(patch: Patch) -> None:
     """(h) A hit needs one block of a sliding group, however long its window is; the window itself slides as it should."""
     real = OffloadScheduler.__init__
 
-    def init(offload: OffloadScheduler, ledger: Ledger, tier: Any, geometry: Geometry, *rest: Any) -> None:
+    def init(offload: OffloadScheduler, ledger: Ledger, tier: Any, geometry: Geometry, *rest: Any, **named: Any) -> None:
         short = [SlidingWindow(each.block_tokens, 2) if isinstance(each, SlidingWindow) else each for each in geometry.groups]
-        real(offload, ledger, tier, Geometry(short, geometry.blocks_per_chunk), *rest)
+        real(offload, ledger, tier, Geometry(short, geometry.blocks_per_chunk), *rest, **named)
         table = ProgressTable(ledger.limits.max_requests, geometry, offload.policies)
         offload._state.progress = offload._steps._progress = offload._progress = table
 
@@ -497,8 +497,8 @@ def states_are_taken_from_the_table(patch: Patch) -> None:
     """(h) What the table of a Mamba group has at the end of a chunk is stored, whether the engine has kept the state or not."""
     real = OffloadScheduler.__init__
 
-    def init(offload: OffloadScheduler, *rest: Any) -> None:
-        real(offload, *rest)
+    def init(offload: OffloadScheduler, *rest: Any, **named: Any) -> None:
+        real(offload, *rest, **named)
         offload._state.attention = list(offload._state.groups)
         offload._progress._fills = [True for _ in offload._state.groups]
 
