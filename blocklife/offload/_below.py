@@ -141,7 +141,8 @@ class TierBelow:
     Invariant: ``_coming`` maps the content of live promotions to their job; ``_jobs`` has the live jobs, with their slots.
     Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue`` if it is to be demoted, and in
     neither once its content is gone. Initially all are empty.
-    ``_suffix`` is the number of trailing blocks that each slot holds, of ``_size``; chunks that lack one stay in the host tier.
+    ``_suffix`` is the number of trailing blocks that each slot holds. Chunks with fewer than ``_required`` of their group, which
+    is what any hit can read, stay in the host tier.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class TierBelow:
         index: BelowIndex,
         policies: BelowPolicies,
         suffix: MutableSequence[int],
-        blocks_per_chunk: int,
+        required: Sequence[int],
     ) -> None:
         self.index = index
         self.policies = policies
@@ -159,7 +160,7 @@ class TierBelow:
         """Separates content that must not be mixed although its keys are equal; see `TierTransfer`."""
         self._ledger = ledger
         self._tier = tier
-        self._suffix, self._size = suffix, blocks_per_chunk
+        self._suffix, self._required = suffix, required
         self._coming: dict[Content, int] = {}
         self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
         self._out: Counter[Direction] = Counter()
@@ -198,8 +199,8 @@ class TierBelow:
             if slots is None:
                 self._counts["no_room"] += len(part)
                 return False
-            for slot in slots:
-                self._suffix[slot] = self._size  # only whole chunks go below
+            for slot, (group, _) in zip(slots, part, strict=True):
+                self._suffix[slot] = self._required[group]
             keys, groups = [key for _, key in part], [group for group, _ in part]
             (job,) = self._ledger.plan_promotion(slots, keys, groups, space=self.space).ids
             self._note(job.number, Direction.PROMOTE, slots, part)
@@ -233,7 +234,7 @@ class TierBelow:
         chosen: list[int] = []
         for slot in list(self._queue) if room > 0 else ():
             key = slots.key(slot)
-            if key is None or not slots.is_ready(slot) or self._suffix[slot] < self._size:
+            if key is None or not slots.is_ready(slot) or self._suffix[slot] < self._required[slots.group(slot)]:
                 del self._queue[slot]
                 continue
             found = self.index.ask(self.space, slots.group(slot), key)

@@ -214,6 +214,8 @@ class OffloadScheduler(edge.NotCopied):
         )
         if waits_below and self._search.on_below and not self._steps.fetch_below(tracked):
             hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap)
+        if waits_below and not self._search.on_below:
+            tracked.below_until = None  # whatever it waits for now is not the tier below
         tracked.hit, tracked.asked = hit, None if self._search.in_doubt or self._search.on_below else asked
         if hit.deferred:
             self._state.counts["deferred"] += 1

@@ -103,8 +103,8 @@ class SchedulerState(edge.NotCopied):
         self.bringing: dict[str, list[tuple[int, bytes]]] = {}
         self.below: TierBelow | None = None
         if index is not None:
-            chosen, size = BelowPolicies() if below is None else below, geometry.blocks_per_chunk
-            self.below = TierBelow(ledger, tier, index, chosen, self.stores.suffix, size)
+            chosen = BelowPolicies() if below is None else below
+            self.below = TierBelow(ledger, tier, index, chosen, self.stores.suffix, self.stores.required)
         self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading, self.below)
         self.now = 0.0
         """The time of the latest plan."""

@@ -17,7 +17,7 @@ cdef class StoreLine:
     cdef public BlocksView _blocks
     cdef public SlotsView _slots
     cdef public JobsView _jobs
-    cdef tuple _required
+    cdef public tuple required
     cdef bint _lazy
     cdef public dict _line, _candidates, _exposed, _made
     cdef public bytearray suffix

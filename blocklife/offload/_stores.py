@@ -81,7 +81,7 @@ class StoreLine:
         self._policies = policies
         self._size = geometry.blocks_per_chunk
         # What a hit can read of a chunk: sliding windows and states need only its end.
-        self._required = tuple(
+        self.required = tuple(
             self._size if window is None else min(self._size, max(1, window)) for window in geometry.window_blocks
         )
         # A job larger than the tier would always be refused.
@@ -305,7 +305,7 @@ class StoreLine:
             elif at in _AFTER or (self._lazy and at not in _FINAL):
                 later = True
         chunk.suffix = _suffix(chunk.lives)
-        if chunk.suffix < self._required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):
+        if chunk.suffix < self.required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):
             if any(chunk.lives):
                 self.counts["partial"] += 1
             return _DROP

@@ -255,6 +255,36 @@ def test_request_waits_no_longer_than_it_may(slow: str) -> None:
     assert rig.counts["overdue_requests"] == 1
 
 
+def test_wait_for_the_tier_below_ends_with_the_content() -> None:
+    """A request whose content has come, and that then waits for room on the device, waits for nothing below."""
+    rig = BelowRig(policies=BelowPolicies(max_wait=3.0))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    for _ in range(5):
+        rig.tick()
+        assert rig.hit("a").host_tokens == 12
+    rig.ledger.reset()
+    rig.shelf.fill(TEXT)
+
+    assert rig.hit("a").deferred
+    assert rig.counts == {"promoted": 3}
+
+
+def test_state_of_a_mamba_group_goes_below_with_the_end_of_its_chunk() -> None:
+    """A hit reads the last block of such a chunk alone: that the others are holes does not keep it in the host tier."""
+    rig = BelowRig(groups="full:4,mamba:4", chunk=2)
+    rig.add("x", letters(9))
+    rig.let_in("x", 8)
+    rig.scheduler.hand_off("x", 1, 8)
+    rig.tick()
+    rig.tick()
+    rig.scheduler.finish("x")
+    rig.drain()
+
+    assert {(group, name) for _, group, name in rig.shelf.content} == {(each, key(each, letters(8))) for each in (0, 1)}
+
+
 def test_full_host_tier_fetches_nothing() -> None:
     """Where no slot can be had the request goes on without."""
     rig = BelowRig(slots=2, policies=BelowPolicies(demote=Demote.NEVER))
