@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+MOONCAKE := .venv-mooncake
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 ARGS   ?=
 VLLM   ?= 0.33.0 0.21.0
@@ -29,7 +30,7 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled model test-model bench-model spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled model test-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -149,6 +150,20 @@ bench-model: $(VENV)/.dev  ## time to the first token and tokens a second of con
 	@$(BIN)/python -m tests.model.fetch big
 	@$(BIN)/python -m tests.model.run -m tests.model.bench $(ARGS)
 
+# Mooncake's package is large and needs libraries of the system, so it has an environment of its own; CI does without.
+$(MOONCAKE)/.made: pyproject.toml constraints.txt
+	@echo "making the environment in $(MOONCAKE) (once): 46 MB" >&2
+	@test -x $(MOONCAKE)/bin/python || $(PYTHON) -m venv $(MOONCAKE)
+	@$(MOONCAKE)/bin/python -m pip --quiet --disable-pip-version-check install -c constraints.txt --editable '.[mooncake]' pytest
+	@$(MOONCAKE)/bin/python -c 'import mooncake.store' || { echo 'on Debian: apt install libibverbs1 librdmacm1' >&2; exit 1; }
+	@touch $@
+
+test-mooncake: $(MOONCAKE)/.made  ## the store over Mooncake with its real master; needs Debian's libibverbs1 and librdmacm1
+	@$(MOONCAKE)/bin/python -m pytest tests/stores/test_mooncake.py tests/stores/test_mooncake_client.py $(ARGS)
+
+bench-mooncake: $(MOONCAKE)/.made  ## how fast content moves to Mooncake and back, beside its client alone
+	@$(MOONCAKE)/bin/python -m tests.stores.bench_mooncake $(ARGS)
+
 spec: $(VENV)/.dev  ## write the generated parts of specs/
 	@$(BIN)/blocklife spec --write
 
@@ -163,7 +178,7 @@ format: $(VENV)/.dev  ## let ruff write the code in one form
 	@$(BIN)/python -m ruff format --quiet .
 
 clean:  ## forget the environment, all caches, and what was built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MOONCAKE) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "blocklife needs Python 3.11 or newer; set PYTHON=")'

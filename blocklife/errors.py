@@ -16,6 +16,7 @@ from collections.abc import Mapping
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "draw": ("pygraphviz>=2.0", "pymupdf-fonts>=1.0.5", "resvg-py>=0.3"),
     "torch": ("torch>=2.4",),
+    "mooncake": ("mooncake-transfer-engine-non-cuda>=0.3.13",),
 }
 """What each extra of the package installs, as in `pyproject.toml`."""
 

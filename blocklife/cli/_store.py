@@ -39,7 +39,7 @@ def add_options(parser: Parser) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    said = "the store: fs:DIR, fs:DIR:BYTES or package.module:factory"
+    said = "the store: fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory"
     check.add_argument("address", nargs="?", metavar="ADDRESS", help=said)
     check.add_argument("--only", action="append", default=[], metavar="NAME", help="make this check only")
     check.add_argument("--list", action="store_true", help="list the checks")
@@ -51,7 +51,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.list:
         return _list(as_json=args.json)
     if args.address is None:
-        raise MisuseError("store check: names no store (give fs:DIR, fs:DIR:BYTES or package.module:factory)")
+        raise MisuseError("store check: names no store (give fs:DIR, mooncake:HOST:PORT or package.module:factory)")
     from blocklife.testing.stores._suite import StoreCheckVerdict, check_address, store_checks
 
     verdicts: list[StoreCheckVerdict] = []

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from blocklife.stores._entry import FORMAT_VERSION, HEADER_BYTES, EntryVerdict, Identity, check, pack
     from blocklife.stores._faults import FaultyStore, StoreFaultRates, StoreFaultStatistics
     from blocklife.stores._files import FileStore, FileStoreStatistics
+    from blocklife.stores._mooncake import MooncakeStore, MooncakeStoreStatistics
     from blocklife.stores._presence import Presence, PresenceStatistics
     from blocklife.stores._protocol import KEY_BYTES, ContentStore, Page, Removing, StoreOutcome
 
@@ -26,6 +27,8 @@ __all__ = [
     "FileStore",
     "FileStoreStatistics",
     "Identity",
+    "MooncakeStore",
+    "MooncakeStoreStatistics",
     "Page",
     "Presence",
     "PresenceStatistics",
@@ -50,6 +53,7 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
             "_entry": "FORMAT_VERSION HEADER_BYTES EntryVerdict Identity check pack",
             "_faults": "FaultyStore StoreFaultRates StoreFaultStatistics",
             "_files": "FileStore FileStoreStatistics",
+            "_mooncake": "MooncakeStore MooncakeStoreStatistics",
             "_presence": "Presence PresenceStatistics",
             "_protocol": "KEY_BYTES ContentStore Page Removing StoreOutcome",
         },

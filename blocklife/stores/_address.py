@@ -12,10 +12,12 @@ from typing import cast
 from blocklife.errors import MisuseError
 from blocklife.stores._protocol import ContentStore
 
-_FORMS = "fs:DIR, fs:DIR:BYTES or package.module:factory"
+_FORMS = "fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory"
+_MOONCAKE_FORM = "mooncake:HOST:PORT?segment=64M&buffer=0&protocol=tcp&device=&host="
 _SIZE = re.compile(r"([0-9]+)([KMGT]?)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MOONCAKE_OPTIONS = frozenset({"segment", "buffer", "protocol", "device", "host"})
 _METHODS = ("register", "exists", "put", "get", "close")
 
 
@@ -24,6 +26,8 @@ def open_store(address: str) -> ContentStore:
 
     * ``fs:DIR`` or ``fs:DIR:BYTES``: a `FileStore`. BYTES is a whole number, with K, M, G or T for powers of 1024. What follows
       the last colon is BYTES, unless it has a slash: so a folder with a colon in its name is written with a slash at its end.
+    * ``mooncake:HOST:PORT``: a `MooncakeStore` at the master there. Options come after a question mark, with ampersands between
+      them: ``segment`` and ``buffer`` in bytes, with a unit as above; ``protocol``, ``device`` and ``host``.
     * ``package.module:factory``: what the factory returns, called without arguments; a `ContentStore` of your own.
 
     Refuses: MisuseError for an address of another form, and for a store that cannot be opened; it says why.
@@ -60,6 +64,30 @@ def _open_files(address: str, _rest: str) -> ContentStore:
     return FileStore(*split_files(address))
 
 
+def _open_mooncake(address: str, rest: str) -> ContentStore:
+    from blocklife.stores._mooncake import MooncakeStore
+
+    master, question, query = rest.partition("?")
+    options: dict[str, str] = {}
+    for each in query.split("&") if question else ():
+        name, equals, value = each.partition("=")
+        if not equals or name in options or name not in _MOONCAKE_OPTIONS:
+            raise MisuseError(f"store {address!r}: {each!r} is no option, or is given twice (give some of {_MOONCAKE_FORM})")
+        options[name] = value
+    sizes = {name: parse_size(options.pop(name, "0")) for name in ("segment", "buffer")}
+    for name, size in sizes.items():
+        if size is None:
+            raise MisuseError(f"store {address!r}: the {name} is no number of bytes (give some of {_MOONCAKE_FORM})")
+    return MooncakeStore(
+        master,
+        segment_bytes=sizes["segment"] or 0,
+        buffer_bytes=sizes["buffer"] or 0,
+        protocol=options.get("protocol") or "tcp",
+        device=options.get("device", ""),
+        host=options.get("host", ""),
+    )
+
+
 def _open_factory(address: str, _rest: str) -> ContentStore:
     module, _, name = address.partition(":")
     if not _FACTORY.fullmatch(module) or not _FACTORY.fullmatch(name):
@@ -88,5 +116,5 @@ def _open_factory(address: str, _rest: str) -> ContentStore:
     return cast("ContentStore", store)
 
 
-_KINDS: Mapping[str, Callable[[str, str], ContentStore]] = {"fs": _open_files}
+_KINDS: Mapping[str, Callable[[str, str], ContentStore]] = {"fs": _open_files, "mooncake": _open_mooncake}
 """What opens a store of each kind, given the address and what follows the first colon; anything else is a factory."""
