@@ -198,7 +198,8 @@ def _add_below(parser: Parser) -> None:
     add(
         "--below",
         metavar="STORE",
-        help="keep content below host memory, too: fs:DIR, fs:DIR:BYTES or package.module:factory (default: nowhere)",
+        help="keep content below host memory, too: fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory "
+        "(default: nowhere)",
     )
     add(
         "--demote",

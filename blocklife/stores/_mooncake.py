@@ -12,9 +12,10 @@ process crashes when the client is destroyed: there none is made, and the client
 
 *When the master is down.* The package's own ping says so one to three seconds late, and until then each call takes over four
 seconds. So after a call that did not reach the master none is made for as long as that, and later none while the ping fails.
+After a restart the package's connections are stale, and each fails one call: such a call is repeated if a master listens.
 
-*What is not here, and why.* Retries: the package connects again by itself, and what fails meanwhile is a miss. Proof of
-a put: the package says yes also for a key that another process is putting, or was killed over; the next get finds that out.
+*What is not here, and why.* Waiting for a master: what fails is a miss, and the package connects again by itself. Proof of a
+put: the package says yes also for a key that another process is putting, or was killed over; the next get finds that out.
 To make sure would take a call that keeps the value from being evicted for the time of the master's lease.
 """
 
@@ -47,6 +48,10 @@ _CONNECT_S = 2.0
 """How long to wait for a connection to the master when a store is opened."""
 _REST_S = 3.0
 """How long no call is made after one that did not reach the master; the package's ping knows of it by then."""
+_KNOCK_S = 0.5
+"""How long to wait for a connection to a master that a call did not reach."""
+_MAX_RETRIES = 3
+"""How often a call is repeated whose connection was stale."""
 _PEERS = "P2PHANDSHAKE"
 """Clients tell one another where their memory is; no further server is needed."""
 _SETTINGS = {"MC_STORE_CLIENT_SETUP_RETRIES": "1", "MC_RPC_TIMEOUT_MS": "2000", "MC_LOG_LEVEL": "ERROR"}
@@ -56,7 +61,8 @@ _NO_ROOM = -200
 _INVALID = -600
 _NOTHING = frozenset({-704, -703})
 """There is no value; -703: one that somebody is putting, or was killed over."""
-_UNREACHED = frozenset({-900, -901})
+_STALE = -900
+_UNREACHED = frozenset({_STALE, -901})
 _CLOSED, _SKIPPED = -1_000_001, -1_000_002
 """Codes of ours, which the package does not have."""
 _REASONS = {
@@ -64,7 +70,7 @@ _REASONS = {
     _INVALID: "the package refuses the arguments",
     -707: "the lease ran out during the transfer (raise the master's --default_kv_lease_ttl)",
     -800: "the process whose memory has the value does not answer",
-    -900: "the master does not answer",
+    _STALE: "the master does not answer",
     -901: "the master does not answer in time",
 }
 
@@ -191,7 +197,8 @@ class MooncakeStore:
             raise MisuseError(f"mooncake:{master}: a buffer of {buffer_bytes!r} bytes cannot be (give 0 or more)")
         with _environment(_SETTINGS):  # the package reads some while it is loaded
             make = _load(master)
-            reached_from = _reach(master)
+            self._master = _parse(master)
+            reached_from = _reach(*self._master)
             client = make()
             code = client.setup(host or reached_from, _PEERS, segment_bytes, buffer_bytes, protocol, device, master)
         if code:  # such a client must not be called again
@@ -237,6 +244,8 @@ class MooncakeStore:
         is OK, too, before it can be got; if that process was killed, for as long as the master waits for it (30 s by default).
         """
         names, addresses, sizes = self._split(pages)
+        if not self._session.is_open():  # in a forked child, the lock below may never be free
+            return [_FAILED] * len(names)
         with self._putting_alone(names):
             codes = self._call(len(names), lambda client: client.batch_put_from(names, addresses, sizes))
         return [_OK if code == 0 else self._note(code) for code in codes]
@@ -304,7 +313,20 @@ class MooncakeStore:
     def _ask(self, client: _Client, count: int, what: Callable[[_Client], list[int]]) -> list[int]:
         if self._clock() < self._rests_until or client.health_check():
             return [_SKIPPED] * count
-        return what(client)
+        codes = what(client)
+        for _ in range(_MAX_RETRIES):
+            if _STALE not in codes or not self._knocks():
+                break
+            codes = what(client)
+        return codes
+
+    def _knocks(self) -> bool:
+        """Whether a master listens."""
+        try:
+            socket.create_connection(self._master, timeout=_KNOCK_S).close()
+        except OSError:
+            return False
+        return True
 
     def _got(self, name: str, size: int, code: int) -> StoreOutcome:
         if code == size:
@@ -351,29 +373,38 @@ def _load(master: str) -> Callable[[], _Client]:
     return found
 
 
-def _reach(master: str) -> str:
+def _parse(master: str) -> tuple[str, int]:
+    """The host and the port of a master."""
+    name, colon, digits = master.rpartition(":")
+    if not colon or not name or not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 1 << 16:
+        raise MisuseError(f"mooncake:{master}: names no master (give mooncake:HOST:PORT)")
+    return name.strip("[]"), int(digits)
+
+
+def _reach(host: str, port: int) -> str:
     """The address of this machine from which it reaches the master.
 
     Refuses: MisuseError if nothing listens there. The package itself would find that out in four seconds, or in ninety.
     """
-    name, colon, digits = master.rpartition(":")
-    if not colon or not name or not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 1 << 16:
-        raise MisuseError(f"mooncake:{master}: names no master (give mooncake:HOST:PORT)")
     try:
-        with socket.create_connection((name.strip("[]"), int(digits)), timeout=_CONNECT_S) as connection:
+        with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
             return str(connection.getsockname()[0])
     except OSError as problem:
-        start = f"start one there: mooncake_master --rpc_port {digits}"
-        raise MisuseError(f"mooncake:{master}: there is no master: {problem} ({start})") from problem
+        start = f"start one there: mooncake_master --rpc_port {port}"
+        raise MisuseError(f"mooncake:{host}:{port}: there is no master: {problem} ({start})") from problem
+
+
+_opening = threading.Lock()
 
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """With these variables, where they are not set already."""
-    added = [name for name in settings if name not in os.environ]
-    os.environ.update({name: settings[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+    """With these variables, where they are not set already; for one thread at a time."""
+    with _opening:
+        added = [name for name in settings if name not in os.environ]
+        os.environ.update({name: settings[name] for name in added})
+        try:
+            yield
+        finally:
+            for name in added:
+                os.environ.pop(name, None)

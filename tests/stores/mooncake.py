@@ -227,10 +227,24 @@ def end_under_load(address: str) -> None:
 
 
 def fork(address: str) -> None:
-    """A forked child calls, closes and forgets, and ends as `multiprocessing` ends it; the store of the parent goes on."""
+    """A forked child calls, closes and forgets, and ends as `multiprocessing` ends it; the store of the parent goes on.
+
+    It is forked while another thread holds the locks of the store.
+    """
     client = Client(address)
     print(client.put("a").name, flush=True)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with client.store._put_ended, client.store._session._changed:
+            held.set()
+            go_on.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
     child = os.fork()
+    go_on.set()
     if not child:
         signal.alarm(20)
         print([client.put("b").name, client.get("a").name, client.exists("a").name], flush=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,6 +89,23 @@ def test_options_of_an_address_reach_the_client(master: Master) -> None:
         assert other.get("a") is ABSENT
         assert "no segment" in other.store.statistics().last_error
         assert other.store.statistics().full == 1
+
+
+def test_second_replay_hits_what_the_first_has_left(address: str) -> None:
+    """Every byte is verified by the replay itself."""
+    command = [*("--requests", "3", "--block-tokens", "64", "--below", address, "--below-wait", "5000", "--below-slots", "64")]
+    reports = []
+    for _ in range(2):
+        ran = subprocess.run(
+            [sys.executable, "-m", "blocklife", "replay", *command, "--json"], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        reports.append(json.loads(ran.stdout))
+
+    first, second = reports
+    assert [(each["corrupt_blocks"], each["violations"], each["below"]["damaged"]) for each in reports] == [(0, 0, 0)] * 2
+    assert (first["below"]["tokens_hit"], first["below"]["bytes_demoted"] > 0) == (0, True)
+    assert second["below"]["tokens_hit"] > 0
 
 
 # --- values ------------------------------------------------------------------------------------------------------------

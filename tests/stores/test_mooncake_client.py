@@ -250,6 +250,36 @@ def test_no_call_is_made_for_a_while_after_one_that_did_not_reach_the_master(mas
     assert rig.store.statistics().failed == 1
 
 
+def test_call_over_a_stale_connection_is_repeated_while_a_master_listens(master: str) -> None:
+    """After a restart each connection of the package fails one call; a master that is down is not called again."""
+    rig = Rig(master)
+    assert rig.put() is OK
+    codes = [-900, -900, -900]
+
+    def restarted() -> None:
+        rig.client.says.pop("batch_get_into", None)
+        if codes:
+            rig.client.says["batch_get_into"] = codes.pop()
+
+    rig.client.gate = restarted
+    assert rig.get() is OK
+    assert rig.client.calls.count("batch_get_into") == 4
+    codes[:] = [-900] * 10
+    assert rig.get() is FAILED
+    assert rig.client.calls.count("batch_get_into") == 8
+    assert rig.store.statistics().failed == 1
+
+
+def test_call_is_not_repeated_where_no_master_listens(master: str) -> None:
+    host, _, _ = master.rpartition(":")
+    with socket.create_server((host, 0)) as server:
+        rig = Rig(f"{host}:{server.getsockname()[1]}")
+    rig.client.says["batch_is_exist"] = -900
+
+    assert rig.exists() is FAILED
+    assert rig.client.calls.count("batch_is_exist") == 1
+
+
 # --- calls that are not made ---------------------------------------------------------------------------------------------
 
 
