@@ -141,8 +141,8 @@ class TierBelow:
     Invariant: ``_coming`` maps the content of live promotions to their job; ``_jobs`` has the live jobs, with their slots.
     Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue`` if it is to be demoted, and in
     neither once its content is gone. Initially all are empty.
-    ``_suffix`` is the number of trailing blocks that each slot holds. Chunks with fewer than ``_required`` of their group, which
-    is what any hit can read, stay in the host tier.
+    ``_suffix`` is the number of trailing blocks that each slot holds. Chunks with fewer than ``_required`` of their group, what
+    any hit can read, stay in the host tier.
     """
 
     def __init__(
