@@ -366,7 +366,7 @@ def test_a_launch_that_raises_fails_its_job_and_no_other(direction: Direction, w
 
 def test_pinning_more_than_there_is_is_refused_and_harms_nobody(where: torch.device) -> None:
     """Both numbers are told; a copier made afterwards works."""
-    with pytest.raises(CapacityError, match=r"^host memory: 1,125,899,906,842,624 bytes asked for .* are available"):
+    with pytest.raises(CapacityError, match=r"^host memory: 1,125,899,906,842,624 bytes requested .* are available"):
         HostMemory([1 << 30], 1 << 20, pinned=is_cuda(where))
 
     with rigged([[layer(where, KIB)]], PLACES) as rig:
