@@ -487,8 +487,13 @@ class DecidedSteps:
     # --- the host tier ------------------------------------------------------------------------------------------------------
 
     def forget_host(self) -> None:
-        """Forget the host tier. Requests go on; content of running ones is offered again, that of finished ones is not."""
+        """Forget the host tier. Requests go on; content of running ones is offered again, that of finished ones is not.
+
+        What is in a store below is not found by this scheduler any more, as after `OffloadScheduler.reset`.
+        """
         self._ledger.forget_host()
+        if self._state.below is not None:
+            self._state.below.forget()
         self._stores.clear()
         for name in self._state.ending:
             self._progress.offered[:, self._state.requests[name].row] = NEVER

@@ -415,6 +415,14 @@ class OffloadScheduler(edge.NotCopied):
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
+    def tell_time(self, now: float) -> None:
+        """The time of the lookups that follow, which otherwise is that of the last plan or settlement.
+
+        Call it at the start of a step, if the engine may have slept: waits for the tier below are counted from here.
+        """
+        edge.moment(now, "now")
+        self._state.now = now
+
     def build_plan(self, now: float) -> Plan:
         """Build the plan of this step. It may be empty; call it for every step, also for one without work.
 
@@ -539,8 +547,7 @@ class OffloadScheduler(edge.NotCopied):
 
     def has_pending_work(self) -> bool:
         """Whether steps are still needed even without requests: a plan, a job, a wait or a demotion is outstanding."""
-        below = self._state.below
-        return bool(self._state.plans) or self.ledger.has_pending_work() or (below is not None and below.has_work)
+        return bool(self._state.plans) or self.ledger.has_pending_work() or self.demotes_later
 
     # --- the world changes --------------------------------------------------------------------------------------------------
 
@@ -645,6 +652,11 @@ class OffloadScheduler(edge.NotCopied):
         """
         edge.moment(now, "now")
         put_back(self._state, edge.member(saved, SavedScheduler, "saved"), now)
+
+    @property
+    def demotes_later(self) -> bool:
+        """Whether content waits to be demoted, which further steps would do even without requests."""
+        return self._state.below is not None and self._state.below.has_work
 
     def statistics_below(self) -> BelowStatistics | None:
         """Counts of the tier below so far; None if there is none."""

@@ -255,6 +255,23 @@ def test_request_waits_no_longer_than_it_may(slow: str) -> None:
     assert rig.counts["overdue_requests"] == 1
 
 
+def test_wait_is_counted_from_when_the_engine_woke_up() -> None:
+    """An engine that has slept since its last plan says what time it is: its sleep is no wait."""
+    rig = BelowRig(prompt=False, policies=BelowPolicies(max_wait=3.0))
+    rig.shelf.fill(TEXT)
+    rig.tick()
+    rig.now += 1000
+    rig.scheduler.tell_time(rig.now)
+    rig.add("a", TEXT)
+    assert rig.hit("a").deferred
+    rig.tick()
+
+    assert rig.hit("a").deferred
+    assert "overdue_requests" not in rig.counts
+    with pytest.raises(MisuseError, match="now must be a finite number"):
+        rig.scheduler.tell_time(float("nan"))
+
+
 def test_wait_for_the_tier_below_ends_with_the_content() -> None:
     """A request whose content has come, and that then waits for room on the device, waits for nothing below."""
     rig = BelowRig(policies=BelowPolicies(max_wait=3.0))

@@ -8,8 +8,12 @@ Rules of this file:
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import TYPE_CHECKING
 
+import vllm
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -23,9 +27,11 @@ from vllm.v1.kv_cache_interface import (
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._scheduler import incarnation_of
 from blocklife.engines.vllm.connector._shapes import CacheShape
+from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.errors import MisuseError
 from blocklife.offload import FullAttention, FullHit, Geometry, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
+from blocklife.stores import Identity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -159,4 +165,58 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         incarnation=incarnation_of((transfer.engine_id if transfer else None) or ""),
         one_a_step=vllm_config.speculative_config is None and vllm_config.model_config.runner_type == "generate",
         events=events is not None and bool(events.enable_kv_cache_events),
+        below=below_of(vllm_config, kv_cache_config, config),
+    )
+
+
+def below_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> StoreBelow | None:
+    """The store below and for what content it is used; the scheduler side and all workers get the same. None without one.
+
+    Refuses: stages of a pipeline, and hashes that differ from process to process.
+    """
+    if config.below is None:
+        return None
+    if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
+        raise _refuse(f"below with pipeline_parallel_size={stages} is not offered: blocks differ in size", "leave below out")
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+    if algorithm.startswith("xxhash") and os.getenv("PYTHONHASHSEED") is None:
+        raise _refuse(
+            f"below with prefix_caching_hash_algo={algorithm!r}: its hashes differ from process to process, so that nothing "
+            "would be found again",
+            "set PYTHONHASHSEED to the same value everywhere, or use sha256",
+        )
+    return StoreBelow(
+        address=config.below, identity=_identity(vllm_config, kv_cache_config, config), policies=config.policies_below()
+    )
+
+
+def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> Identity:
+    """For which content entries are made: all that could make their bytes mean something else, rather too much than too little.
+
+    How many blocks the device has is not part of it: servers with different memory share content. Neither is the configuration
+    of the model's layers: a worker's copy of it may have changed while the model was loaded.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    weights = f"random, seed {model.seed}" if vllm_config.load_config.load_format == "dummy" else ""
+    overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else model.hf_overrides.__qualname__
+    capability = current_platform.get_device_capability()
+    layout = (
+        ("vllm", vllm.__version__),
+        ("device", current_platform.device_type, None if capability is None else tuple(capability)),
+        ("backend", str(vllm_config.attention_config.backend)),
+        ("layout", kv_cache_config.kv_cache_layout or cache.kv_cache_layout),
+        ("ranks", vllm_config.parallel_config.tensor_parallel_size),
+        ("hashes", cache.prefix_caching_hash_algo),
+        ("model", model.code_revision, model.quantization, model.max_model_len, overrides),
+        ("groups", [(group.layer_names, repr(group.kv_cache_spec)) for group in kv_cache_config.kv_cache_groups]),
+    )
+    return Identity(
+        model=" ".join(filter(None, (model.model, model.revision, weights))),
+        dtype=f"{model.dtype} {cache.cache_dtype}",
+        groups=",".join(map(str, geometry_of(kv_cache_config, config).groups)),
+        blocks_per_chunk=config.blocks_per_chunk,
+        slot_bytes=block_bytes(kv_cache_config) * config.blocks_per_chunk,
+        num_ranks=vllm_config.parallel_config.world_size,
+        layout=hashlib.blake2b(repr(layout).encode(), digest_size=32).hexdigest(),
+        generation=config.below_generation,
     )

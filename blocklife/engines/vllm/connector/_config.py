@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from attrs import field, fields, frozen
@@ -23,7 +24,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.ledger._edge import MOST
 from blocklife.ledger._limits import MAX_JOBS, MAX_SLOTS
-from blocklife.offload import FullHit, LastStep, Mode, Policies
+from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mode, Policies
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import replacements
 
@@ -79,6 +80,25 @@ def _flag(key: str, value: object) -> bool:
     if type(value) is not bool:
         raise _say(key, value, "true or false")
     return value
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _say(key, value, "a text that is not empty")
+    return value
+
+
+def _address(key: str, value: object) -> str:
+    """The address of a store; what is wrong with it in detail is found when it is opened."""
+    if not isinstance(value, str) or ":" not in value.strip(":"):
+        raise _say(key, value, "the address of a store: fs:DIR, fs:DIR:BYTES, or another that specs/tiers.md lists")
+    return value
+
+
+def _seconds(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise _say(key, value, "a number of seconds above 0")
+    return float(value)
 
 
 def _policy(key: str, value: object) -> str:
@@ -161,6 +181,17 @@ class ConnectorConfig:
     """Maximum number of blocks in one store."""
     max_jobs: int = field(default=4096, metadata={"read": partial(_count, most=MAX_JOBS)})
     """Maximum number of outstanding copies."""
+    below: str | None = field(default=None, metadata={"read": _address})
+    """The address of a store below host memory, as `blocklife.stores.open_store` takes it; default: there is none."""
+    below_demote: Demote = field(default=Demote.EAGER, metadata={"read": _one_of(Demote)})
+    """eager: content goes below as soon as it is in host memory; lazy: when it is about to be evicted; never: the store is only
+    read."""
+    below_wait_s: float = field(default=5.0, metadata={"read": _seconds})
+    """How long a request waits for content from below, in seconds; then it goes on without."""
+    below_slots: int = field(default=256, metadata={"read": _count})
+    """Maximum number of chunks on their way to the store, and from it."""
+    below_generation: str = field(default="", metadata={"read": _text})
+    """Any text; only engines with the same one share content. Change it when other weights get the name of a model."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": _one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 
@@ -187,6 +218,10 @@ class ConnectorConfig:
             if name in found:
                 raise MisuseError(f"kv_connector_extra_config: {key!r} says {name!r} once more (leave one of them out)")
             found[name] = readers[name](key, value)
+        if "below" not in found and (stray := next((name for name in found if name.startswith("below_")), None)):
+            raise MisuseError(
+                f"kv_connector_extra_config: {stray!r} says how to use a store below, and there is none (give below)"
+            )
         return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
 
     def policies(self, plans_ahead: int) -> Policies:
@@ -204,6 +239,10 @@ class ConnectorConfig:
             max_job_blocks=self.max_job_blocks,
             lazy_blocks=self.lazy_blocks,
         )
+
+    def policies_below(self) -> BelowPolicies:
+        """The same options as policies of the tier below; its unit of time is the second."""
+        return BelowPolicies(demote=self.below_demote, max_wait=self.below_wait_s, max_slots=self.below_slots)
 
     def num_slots(self, block_bytes: int, num_workers: int) -> int:
         """The number of chunks that the host tier holds. Refuses less than one, with the numbers."""

@@ -127,9 +127,11 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False
 
     def shutdown(self) -> None:
-        """The process ends: wait for every copy and free the host memory."""
+        """The process ends: wait for every copy, free the host memory, and close the store below."""
         if self._worker is not None:
             self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     # --- the scheduler's side -----------------------------------------------------------------------------------------------
 
@@ -279,4 +281,6 @@ def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, confi
         groups=tuple(groups),
         # with a window, vLLM would continue from blocks that it has freed: there it must compute from the start
         reports_blocks=[type(each) for each in cache.geometry_of(kv_cache_config, config).groups] == [FullAttention],
+        blocks_per_chunk=config.blocks_per_chunk,
+        below=cache.below_of(vllm_config, kv_cache_config, config),
     )

@@ -5,9 +5,10 @@ Nothing here depends on vLLM; `_connector` wraps them in vLLM's base classes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
-from attrs import evolve, field, frozen
+from attrs import astuple, evolve, field, frozen
 
 from blocklife.ledger import Completion, JobId, Launched, Plan
 
@@ -20,6 +21,8 @@ class StepPlan:
     """In order. Plans before the last one hold stores that were planned between two steps; they have no forward pass."""
     loads: Mapping[JobId, str]
     """The vLLM request of each load in the last plan."""
+    identity: bytes = b""
+    """In the first step with a store below: for which content the scheduler side asks it (`Identity.fingerprint`)."""
 
     @property
     def number(self) -> int:
@@ -41,6 +44,32 @@ class Moved:
         return Moved(self.num_bytes + other.num_bytes, self.seconds + other.seconds, self.sizes + other.sizes)
 
 
+@frozen
+class MovedBelow:
+    """What workers have moved between host memory and the store below; apart from bytes in slots of one worker."""
+
+    promoted_bytes: int = 0
+    """Brought from the store."""
+    demoted_bytes: int = 0
+    """Put into the store."""
+    damaged: int = 0
+    """What the store brought was cut or changed."""
+    foreign: int = 0
+    """What the store brought was made for something else."""
+    failed: int = 0
+    """The store could not do it, or not in time."""
+    skipped: int = 0
+    """Not tried, because the store was down."""
+    hung: int = 0
+    """Calls of the store that did not come back in time."""
+
+    def __add__(self, other: MovedBelow) -> MovedBelow:
+        return MovedBelow(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: MovedBelow) -> MovedBelow:
+        return MovedBelow(*map(operator.sub, astuple(self), astuple(other)))
+
+
 @frozen(eq=False)
 class WorkerReport:
     """The report of one worker after a step, or of several merged."""
@@ -51,6 +80,7 @@ class WorkerReport:
     completions: tuple[Completion, ...] = ()
     stored: Moved = field(factory=Moved)
     loaded: Moved = field(factory=Moved)
+    below: MovedBelow = field(factory=MovedBelow)
 
     def __add__(self, other: WorkerReport) -> WorkerReport:
         """Merge two reports."""
@@ -61,4 +91,5 @@ class WorkerReport:
             completions=self.completions + other.completions,
             stored=self.stored + other.stored,
             loaded=self.loaded + other.loaded,
+            below=self.below + other.below,
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from blocklife.engines.vllm.connector._messages import MovedBelow
 from blocklife.engines.vllm.connector._scheduler import ConnectorCounts, ConnectorScheduler
 
 if TYPE_CHECKING:
@@ -58,6 +59,22 @@ class Metric:
 _SLOTS = ("empty", "evictable", "pinned", "writing", "freeing_soon", "quarantined")
 _SIZES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 _P = "vllm:kv_offload_"
+_PROMOTIONS = {
+    "promoted": "promoted",
+    "missing": "missing",
+    "failed": "failed_promotions",
+    "no room": "no_room",
+}
+"""Outcomes, and where `BelowStatistics` has them; likewise below, and in `PresenceStatistics`."""
+_DEMOTIONS = {
+    "demoted": "demoted",
+    "there already": "already_below",
+    "refused": "refused",
+    "failed": "failed_demotions",
+    "lost": "lost",
+}
+_ANSWERS = {"hit": "hits", "miss": "misses", "retry": "retries", "refused": "refused", "given up": "given_up"}
+_FAULTS = ("damaged", "foreign", "failed", "skipped", "hung")
 
 METRICS: Mapping[str, Metric] = {
     each.name: each
@@ -104,6 +121,48 @@ METRICS: Mapping[str, Metric] = {
             MetricKind.COUNTER,
             "Violated rules of the ledger. Anything but 0 is a bug: report it.",
         ),
+        Metric(
+            _P + "below_bytes",
+            MetricKind.COUNTER,
+            "Bytes put into the store below host memory, and brought from there.",
+            "direction",
+            ("demoted", "promoted"),
+        ),
+        Metric(
+            _P + "below_promotions",
+            MetricKind.COUNTER,
+            "Chunks that were wanted from the store below, by what became of it.",
+            "outcome",
+            tuple(_PROMOTIONS),
+        ),
+        Metric(
+            _P + "below_demotions",
+            MetricKind.COUNTER,
+            "Chunks that were to go to the store below, by what became of it.",
+            "outcome",
+            tuple(_DEMOTIONS),
+        ),
+        Metric(
+            _P + "below_lookups",
+            MetricKind.COUNTER,
+            "Questions whether the store below has a chunk, by answer: refused and given up are misses, too.",
+            "answer",
+            tuple(_ANSWERS),
+        ),
+        Metric(
+            _P + "below_faults",
+            MetricKind.COUNTER,
+            "What the store below did not do, in chunks of one worker (hung: in calls).",
+            "kind",
+            _FAULTS,
+        ),
+        Metric(
+            _P + "below_overdue_requests",
+            MetricKind.COUNTER,
+            "Requests that went on without content from below, after waiting as long as they may.",
+        ),
+        Metric(_P + "below_outages", MetricKind.COUNTER, "How often the scheduler has given the store below up for a while."),
+        Metric(_P + "below_is_down", MetricKind.GAUGE, "1 while the scheduler leaves the store below alone."),
         Metric(_P + "jobs_out", MetricKind.GAUGE, "Copies that are planned or in flight."),
         Metric(_P + "waiting_chunks", MetricKind.GAUGE, "Chunks that wait to be stored."),
         Metric(_P + "host_slots", MetricKind.GAUGE, "Chunks of host memory, by what they hold.", "state", _SLOTS),
@@ -166,6 +225,8 @@ class Meter:
     _steps: int = 0
     _live: int = 0
     """Outstanding jobs at the last call."""
+    _is_down: bool | None = None
+    """Whether the store below was last told to be down."""
 
     def read(self) -> BlocklifeStats | None:
         """The changes since the last call; None if there are none."""
@@ -183,7 +244,9 @@ class Meter:
                 data[_P + name] = {"": value}
         if counts.deferred:
             data[_P + "deferred_lookups"] = {"": counts.deferred}
-        for name, label, total in self._totals():
+        if counts.is_new:
+            self._tell_moved_below(counts.below, data)
+        for name, label, total in (*self._totals(), *self._totals_below(data)):
             told = self._told.get((name, label), -1 if name == "hit_blocks" else 0)  # groups are reported once even at zero
             if total > told:
                 data.setdefault(_P + name, {})[label] = total - max(0, told)
@@ -208,6 +271,31 @@ class Meter:
             found.append(("jobs", state.lower(), total))
         for group, total in enumerate(self.scheduler.offload.host_hits):
             found.append(("hit_blocks", str(group), total))
+        return found
+
+    def _tell_moved_below(self, moved: MovedBelow, data: Payload) -> None:
+        for name, found in (
+            ("below_bytes", {"demoted": moved.demoted_bytes, "promoted": moved.promoted_bytes}),
+            ("below_faults", {kind: getattr(moved, kind) for kind in _FAULTS}),
+        ):
+            if told := {label: value for label, value in found.items() if value}:
+                data[_P + name] = told
+
+    def _totals_below(self, data: Payload) -> list[tuple[str, str, int]]:
+        below, moved = self.scheduler.below, self.scheduler.offload.statistics_below()
+        if below is None or moved is None:
+            return []
+        asked, breaker = below.presence.statistics(), below.breaker.statistics()
+        found = [("below_overdue_requests", "", moved.overdue_requests), ("below_outages", "", breaker.times_down)]
+        for name, labels, source in (
+            ("below_promotions", _PROMOTIONS, moved),
+            ("below_demotions", _DEMOTIONS, moved),
+            ("below_lookups", _ANSWERS, asked),
+        ):
+            found += [(name, label, getattr(source, attribute)) for label, attribute in labels.items()]
+        if breaker.is_down is not self._is_down:
+            self._is_down = breaker.is_down
+            data[_P + "below_is_down"] = {"": int(breaker.is_down)}
         return found
 
     def _tell_gauges(self, data: Payload) -> None:

@@ -22,27 +22,29 @@ from __future__ import annotations
 
 import itertools
 import operator
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from zlib import crc32
 
 from attrs import define, field
 
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
-from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, PeekFree, SchedulerOutput, VllmRequest
+from blocklife.engines.vllm.connector._store import AskedStore
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
 from blocklife.ledger._ids import NULL
-from blocklife.ledger._limits import MAX_REQUESTS
+from blocklife.ledger._limits import MAX_JOBS, MAX_REQUESTS
 from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mode, OffloadScheduler
 
 _FOREVER = 1e18
 """No deadline: a load cannot be given up while its copy runs, because vLLM would hand out its blocks at once."""
-_NOW = 0.0
 _JOURNAL = 4096
 """Size of the journal, in steps; a longer one slows Python's garbage collector down."""
 _MAX_EVENTS = 1 << 20
 _NO_CAPS = Caps()
+_NOTHING_BELOW = MovedBelow()
 SPARE_REQUESTS = 1024
 """Room for requests besides the running ones: those that wait and were looked up, and those that load."""
 
@@ -76,6 +78,7 @@ class ConnectorCounts:
 
     stored: Moved = field(factory=Moved)
     loaded: Moved = field(factory=Moved)
+    below: MovedBelow = _NOTHING_BELOW
     failed_loads: int = 0
     lookups: int = 0
     deferred: int = 0
@@ -83,7 +86,8 @@ class ConnectorCounts:
     @property
     def is_new(self) -> bool:
         """Whether something was counted."""
-        return bool(self.lookups or self.deferred or self.failed_loads or self.stored.sizes or self.loaded.sizes)
+        moved = self.stored.sizes or self.loaded.sizes or self.below != _NOTHING_BELOW
+        return bool(self.lookups or self.deferred or self.failed_loads or moved)
 
 
 class ConnectorScheduler:
@@ -93,15 +97,19 @@ class ConnectorScheduler:
     its name there; a request that is over stays in ``_named`` only, until its last plan has settled.
     """
 
-    def __init__(self, shape: CacheShape, config: ConnectorConfig) -> None:
+    def __init__(self, shape: CacheShape, config: ConnectorConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.shape = shape
         self.config = config
+        self._clock = clock
+        self.below = None if shape.below is None else AskedStore(shape.below)
+        """The store below host memory, if there is one."""
         self._most_looked_up = min(MAX_REQUESTS, shape.max_running + SPARE_REQUESTS)
+        jobs_below = 0 if shape.below is None else 2 * shape.below.policies.max_jobs
         self.ledger = Ledger(
             Limits(
                 num_blocks=shape.num_blocks,
                 num_slots=shape.num_slots,
-                max_jobs=config.max_jobs,
+                max_jobs=min(MAX_JOBS, config.max_jobs + jobs_below),
                 # requests that were never looked up: running, preempted in this step, or over and waiting for a plan
                 max_requests=min(MAX_REQUESTS, self._most_looked_up + (shape.max_batches + 3) * shape.max_running),
                 num_groups=len(shape.geometry.groups),
@@ -120,7 +128,14 @@ class ConnectorScheduler:
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have its own plan and, before it, one with the stores of finished requests
         policies = config.policies(2 * shape.max_batches + 1)
-        self.offload = OffloadScheduler(self.ledger, self.tier, shape.geometry, policies)
+        self.offload = OffloadScheduler(
+            self.ledger,
+            self.tier,
+            shape.geometry,
+            policies,
+            below=None if self.below is None else self.below.presence,
+            below_policies=None if shape.below is None else shape.below.policies,
+        )
         self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
         self.counts = ConnectorCounts()
         self._requests: dict[str, ConnectorRequest] = {}
@@ -142,6 +157,7 @@ class ConnectorScheduler:
         """Whether a hook of the current step has been called."""
         self._built = False
         """Whether a step was built since the last worker report."""
+        self._introduction = b"" if shape.below is None else shape.below.identity.fingerprint
         self._peek_free: PeekFree | None = None
         self._serial = 0
 
@@ -217,9 +233,14 @@ class ConnectorScheduler:
                         decided.hand_off_state(tracked.name, group, boundary, block)
         if self._peek_free is not None and self.config.mode is Mode.LAZY:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
-        plan = offload.build_plan(_NOW)
+        plan = offload.build_plan(self._clock())
         early, self._early = self._early, []
-        return StepPlan((*early, plan), self._owners(plan) if loads else {})
+        return StepPlan((*early, plan), self._owners(plan) if loads else {}, self._introduce())
+
+    def _introduce(self) -> bytes:
+        """In the first step: for which content the store below is asked. Workers check that they name it alike."""
+        told, self._introduction = self._introduction, b""
+        return told
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """Report the blocks that running requests got in this step."""
@@ -330,10 +351,12 @@ class ConnectorScheduler:
             self.counts.stored += report.stored
         if report.loaded.sizes:
             self.counts.loaded += report.loaded
+        if report.below != _NOTHING_BELOW:
+            self.counts.below += report.below
         launched, completions = report.launched, report.completions
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports go with the first plan: it may be the one that waited for these jobs
-            settled = self.decided.settle_known(number, _NOW, launched=launched, completions=completions)
+            settled = self.decided.settle_known(number, self._clock(), launched=launched, completions=completions)
             launched, completions = (), ()
             if settled.failed:
                 self.counts.failed_loads += len(settled.failed)
@@ -358,8 +381,13 @@ class ConnectorScheduler:
             del self._named[tracked.name]
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must keep stepping without requests: a copy is outstanding or about to be planned."""
-        return bool(self.ledger.jobs.live)
+        """Whether the engine must keep stepping without requests: a copy is outstanding or will be planned."""
+        return bool(self.ledger.jobs.live) or self.offload.demotes_later
+
+    def close(self) -> None:
+        """The engine ends: close the store below. A second call does nothing."""
+        if self.below is not None:
+            self.below.close()
 
     def reset(self) -> None:
         """Forget the host tier. Content of requests that vLLM preempted for this is no longer stored."""
@@ -376,10 +404,11 @@ class ConnectorScheduler:
         """Start a step, in its first hook: stores planned between steps go to the workers before any block is handed out."""
         if not self._begun:
             self._begun = True
+            self.offload.tell_time(self._clock())
             if self.decided.is_late:
                 self.decided.catch_up()
             if self.ledger.jobs.num_planned:
-                self._early.append(self.offload.build_plan(_NOW))
+                self._early.append(self.offload.build_plan(self._clock()))
 
     def _may_load(self, request_id: str, earlier: Hit | None) -> bool:
         """Whether a load can be promised to vLLM now, for a request whose *earlier* hit found no room."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.offload import Geometry
 
 
@@ -143,6 +144,8 @@ class CacheShape:
     """Whether a step samples exactly one token for each request whose known tokens are all computed."""
     events: bool
     """Whether KV cache events are enabled."""
+    below: StoreBelow | None = None
+    """The store below host memory."""
 
 
 PeekFree = Callable[[int], Iterable[int]]

@@ -19,7 +19,8 @@ from attrs import define, evolve, field, frozen
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._protocol import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._store import CopiedStore, StoreBelow
 from blocklife.engines.vllm.connector._tensors import cache_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Launched, Plan, Result, Transfer, Worker
@@ -56,6 +57,9 @@ class WorkerShape:
     """For each group, the page size in bytes of each of its layers, by name."""
     reports_blocks: bool
     """Whether failed loads are reported by block, possible only with one group of full attention; otherwise by request."""
+    blocks_per_chunk: int = 1
+    below: StoreBelow | None = None
+    """The store below host memory."""
 
 
 @frozen
@@ -99,6 +103,7 @@ class ConnectorWorker:
         self._copier: EngineCopier | None = None
         self._executor: Executor | None = None
         self._host: HostMemory | None = None
+        self._below: CopiedStore | None = None
         self._group_bytes: tuple[int, ...] = ()
         self._begun = self._ended = 0
         """The last plan whose `begin`, and whose `end`, was carried out."""
@@ -116,7 +121,10 @@ class ConnectorWorker:
         self._host = HostMemory(cache.row_bytes, self.shape.num_places, pinned=pinned, progress=self._progress)
         self._group_bytes = tuple(map(sum, cache.page_bytes))
         self._copier = self._make_copier(cache, self._host, Worker(self.shape.rank))
-        self._executor = Executor(self._copier)
+        below = self.shape.below
+        if below is not None:
+            self._below = CopiedStore(below, self._host, self.shape.blocks_per_chunk, Worker(self.shape.rank))
+        self._executor = Executor(self._copier, None if self._below is None else self._below.copier)
 
     def begin(self, step: StepPlan) -> None:
         """Before anything is written: launch the stores of the last step, and wait for the copies that this step must wait for.
@@ -126,6 +134,11 @@ class ConnectorWorker:
         if step.number == self._begun:
             return
         executor, copier = self._ready()
+        if step.identity and step.identity != (self.shape.below and self.shape.below.identity.fingerprint):
+            raise MisuseError(
+                f"blocklife connector: worker {self.shape.rank} and the scheduler name the content of the store below in "
+                "different ways: nothing would be found (leave below out, and report it)"
+            )
         copier.computed()
         for early in step.plans[:-1]:
             self._note(early, step)
@@ -143,7 +156,7 @@ class ConnectorWorker:
             return
         executor, copier = self._ready()
         copier.computed()
-        self._execute(executor, evolve(step.plans[-1], flushes=()))
+        self._execute(executor, evolve(step.plans[-1], flushes=(), promotes=(), demotes=()))
         self._ended = step.number
 
     def receive(self) -> Received:
@@ -163,13 +176,17 @@ class ConnectorWorker:
     def report(self) -> WorkerReport:
         """The report to the scheduler side; every step has one, even if it is empty."""
         said, self._said = self._said, _NextReport()
-        return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded)
+        below = MovedBelow() if self._below is None else self._below.moved()
+        return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded, below)
 
     def close(self) -> None:
         """Wait for every copy, and free the memory. A second call does nothing."""
         if self._executor is not None:
             self._executor.close()
             self._executor = self._copier = None
+        if self._below is not None:
+            self._below.close()
+            self._below = None
         if self._host is not None:
             self._host.close()
             self._host = None
