@@ -341,7 +341,7 @@ def _below(args: argparse.Namespace, faults: StoreFaultRates | None) -> BelowOpt
         return BelowOptions(store=args.below, faults=faults, **named)
     for name in named:
         option = "--demote" if name == "demote" else f"--below-{name}"
-        raise MisuseError(f"{option} says how a tier below is used, and there is none (add --below)")
+        raise MisuseError(f"{option} configures the tier below host memory, and no store is named for it (add --below)")
     return None
 
 

@@ -1,9 +1,8 @@
 """Runs one worker's share of every plan, in the order that both contracts depend on.
 
 The order of one step is: copies between host slots and a store below, which touch no block; stores left by the previous step;
-the waits; the forward pass; loads. The step's own stores are left
-for the next step, so that they never delay the forward pass. Stores after the waits, or loads before them, would let a new
-tenant write what a copy still reads.
+the waits; the forward pass; loads. The step's own stores are left for the next step, so that they never delay the forward pass.
+Stores after the waits, or loads before them, would let a new tenant write what a copy still reads.
 
 Each share is a machine of its own, with the table of the ledger's jobs. The copy is launched from a hook on its `submit` edge:
 the first hook of the executor, beside which an engine can register its own (`Executor.on`). A launch that raises cannot undo

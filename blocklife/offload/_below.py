@@ -37,11 +37,6 @@ class BelowIndex(Protocol):
     """What a scheduler asks about the store below; `stores.Presence` is one. No method may block."""
 
     @property
-    def changes(self) -> int:
-        """Counter of answers that came, or changed; while it stays, asking again gives the same."""
-        ...
-
-    @property
     def is_up(self) -> bool:
         """Whether the store is believed to take what is put there."""
         ...
@@ -161,7 +156,7 @@ class TierBelow:
         self._ledger = ledger
         self._tier = tier
         self._suffix, self._required = suffix, required
-        self._coming: dict[Content, int] = {}
+        self._coming: dict[tuple[bytes, int, bytes], int] = {}
         self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
         self._out: Counter[Direction] = Counter()
         self._queue: dict[int, None] = {}
@@ -179,7 +174,7 @@ class TierBelow:
 
     def brings(self, content: Content) -> bool:
         """Whether a promotion is bringing this content."""
-        return content in self._coming
+        return (self.space, *content) in self._coming
 
     def promote(self, wanted: Sequence[Content], present: Sequence[int] = ()) -> bool:
         """Plan promotions of content that the store has, as far as it may be in flight; False if the host tier has no room.
@@ -204,7 +199,7 @@ class TierBelow:
             keys, groups = [key for _, key in part], [group for group, _ in part]
             (job,) = self._ledger.plan_promotion(slots, keys, groups, space=self.space).ids
             self._note(job.number, Direction.PROMOTE, slots, part)
-            self._coming.update(dict.fromkeys(part, job.number))
+            self._coming.update({(self.space, *content): job.number for content in part})
             del absent[: len(part)]
         return True
 
@@ -271,8 +266,8 @@ class TierBelow:
                 if direction is Direction.DEMOTE:
                     self._end_demotion(space, slot, content, came=slot not in missing, done=done)
                     continue
-                if self._coming.get(content) == number:  # it may be wanted again, in another space
-                    del self._coming[content]
+                if self._coming.get((space, *content)) == number:  # it may be wanted again, in a space that came back
+                    del self._coming[space, *content]
                 self._end_promotion(space, content, came=slot not in missing, done=done)
 
     def _end_promotion(self, space: bytes, content: Content, *, came: bool, done: bool) -> None:
@@ -330,7 +325,7 @@ class TierBelow:
                 self._counts["lost"] += slot in self._queue
                 self._queue.pop(slot, None)
                 self._below.discard(slot)
-            elif (view.group(slot), view.key(slot)) in self._coming:
+            elif (self.space, view.group(slot), view.key(slot) or b"") in self._coming:
                 self._below.add(slot)
             elif self.policies.demote is Demote.EAGER:
                 self._queue[slot] = None

@@ -416,9 +416,9 @@ class OffloadScheduler(edge.NotCopied):
     # --- the step -----------------------------------------------------------------------------------------------------------
 
     def tell_time(self, now: float) -> None:
-        """The time of the lookups that follow, which otherwise is that of the last plan or settlement.
+        """Set the time at which the lookups that follow are made; without this call it is the time of the last plan.
 
-        Call it at the start of a step, if the engine may have slept: waits for the tier below are counted from here.
+        Call it at the start of a step if time can pass between steps: a request's wait for the tier below begins at this time.
         """
         edge.moment(now, "now")
         self._state.now = now

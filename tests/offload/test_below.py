@@ -522,6 +522,25 @@ def test_generation_of_one_name_is_shared() -> None:
     assert {space for space, _, _ in rig.shelf.content} == {b"second"}
 
 
+def test_content_stored_again_in_a_new_space_goes_there() -> None:
+    """A promotion of the old generation that is still out does not count as bringing the content of the new one."""
+    rig = BelowRig()
+    rig.shelf.fill(TEXT[:4])
+    rig.add("a", TEXT[:5])
+    rig.hit("a")
+    rig.plan()
+    rig.scheduler.renew("second")
+    rig.settle(land=False)
+    rig.moving.clear()
+    rig.let_in("a")
+    rig.tick()
+    rig.tick()
+    rig.tick()
+    rig.tick()
+
+    assert (b"second", 0, key(0, TEXT[:4])) in rig.shelf.content
+
+
 def test_last_step_does_not_wait_for_the_store() -> None:
     """The plan after the last request waits for copies of the device alone."""
     rig = BelowRig()

@@ -556,9 +556,9 @@ def bad(tmp_path: Path) -> Iterator[Path]:
         ("--below fs:{}/kv --demote often", "invalid choice"),
         ("--below fs:{}/kv --faults below_burn=1", "'below_burn': unknown"),
         ("--below fs:{}/kv --faults below_flip=2", "is no share"),
-        ("--demote lazy", "there is none .add --below"),
-        ("--below-wait 5", "there is none .add --below"),
-        ("--below-slots 5", "there is none .add --below"),
+        ("--demote lazy", "no store is named for it .add --below"),
+        ("--below-wait 5", "no store is named for it .add --below"),
+        ("--below-slots 5", "no store is named for it .add --below"),
         ("--faults below_flip=0.1", "there is no tier below"),
     ],
 )

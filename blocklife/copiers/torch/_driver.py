@@ -157,7 +157,7 @@ class CudaDriver:
 
 
 def cuda_driver() -> CudaDriver | None:
-    """The driver of this machine; None if there is none."""
+    """The CUDA driver of this machine; None on a machine without one."""
     try:
         return CudaDriver(ctypes.CDLL("libcuda.so.1"))
     except OSError:

@@ -189,7 +189,7 @@ def _touched(content: Bytes) -> Iterator[int]:
 
 
 def _lock(where: int, nbytes: int) -> str:
-    """Page-lock a range. Returns CUDA's error; empty if there is none."""
+    """Page-lock a range. Returns CUDA's error message, or an empty string on success."""
     cudart = torch.cuda.cudart()
     result = cudart.cudaHostRegister(where, nbytes, _PORTABLE_AND_MAPPED)
     if int(result) == 0:

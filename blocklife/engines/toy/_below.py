@@ -1,8 +1,8 @@
 """The tier below the host memory of a replay: its store, what the scheduler knows of it, and a copier for each worker.
 
-*Order of the end.* The copiers are closed first, so that no slot is touched any more; they give up what hangs. Then nobody asks
-the store any more, and it is closed, which lets go of calls that it holds. Last, the threads are waited for. Each wait is
-bounded: a store that never comes back keeps its threads, and nothing else.
+*Order of the end.* The copiers are closed first: they give up calls that hang, and touch no slot afterwards. Then the presence
+is closed, and then the store, which ends the calls that still run in it. Last, the threads are joined. Each of these waits is
+bounded: if a store never returns from a call, only the thread of that call stays behind.
 """
 
 from __future__ import annotations
@@ -124,11 +124,6 @@ class _Index:
         self.forget = presence.forget
         self.note_put = presence.note_put
         self.new_space = presence.new_space
-
-    @property
-    def changes(self) -> int:
-        """As `Presence.changes`."""
-        return self._presence.changes
 
     @property
     def is_up(self) -> bool:
