@@ -90,9 +90,8 @@ def entries(folder: Path) -> list[Path]:
         {},
         {"workers": 2, "contract": Contract.HOLD},
         {"asynchronous": True, "mode": Mode.LAZY, "policy": "arc"},
-        {"faults": BAD_DAY, "workers": 2},
     ],
-    ids=["plain", "two ranks, hold", "async, lazy", "faults"],
+    ids=["plain", "two ranks, hold", "async, lazy"],
 )
 def test_second_run_hits_what_the_first_left(folder: Path, changes: dict[str, Any]) -> None:
     """Every byte that comes from below is verified when it is read, as any other."""
@@ -106,6 +105,21 @@ def test_second_run_hits_what_the_first_left(folder: Path, changes: dict[str, An
     assert found.bytes_promoted >= found.promoted * chosen.block_bytes * chosen.workers > 0
     assert second.tokens_hit_host >= found.tokens_hit > 0
     assert second.tokens_computed < first.tokens_computed
+    assert second.verified_blocks > 0
+    assert (found.damaged, found.foreign, found.failed_calls, found.times_down) == (0, 0, 0, 0)
+
+
+def test_second_run_hits_what_the_first_left_on_a_bad_day(folder: Path) -> None:
+    """Transfers fail on the way to the device.
+
+    What the two runs compute is not compared: the second one loads more, so more of its loads fail and are computed again.
+    """
+    chosen = small(folder, faults=BAD_DAY, workers=2)
+    _, left = replay(chosen)
+    second, found = replay(chosen)
+
+    assert left.demoted > 0
+    assert second.tokens_hit_host >= found.tokens_hit > 0
     assert second.verified_blocks > 0
     assert (found.damaged, found.foreign, found.failed_calls, found.times_down) == (0, 0, 0, 0)
 
