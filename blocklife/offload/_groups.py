@@ -8,6 +8,11 @@ Rules of this file:
 
 Units: ``*_tokens`` counts tokens, ``*_blocks`` blocks of one group, ``*_chunks`` chunks of one group. A chunk is
 ``blocks_per_chunk`` neighbouring blocks. Groups are numbered in the order in which they are given.
+
+Drafters. The layers of a drafter (EAGLE, MTP) compute what they keep of a token from the token after it, too. So a group that
+holds such layers may be hit up to a boundary only if the unit behind that boundary is known under the request's key as well:
+then the token after the boundary is the same. And while a request decodes, the last full unit of such a group is not final yet:
+it is stored when the next one is full, or when the request ends (vLLM keeps to the same two rules, see its issue 52735).
 """
 
 from __future__ import annotations
@@ -28,6 +33,9 @@ MAX_BLOCKS_PER_CHUNK = 64
 _MAX_DIGITS = 9
 
 
+_DRAFTER = "+drafter"
+
+
 def _positive(instance: object, attribute: object, value: int) -> None:
     """Refuse anything but a positive integer; bools are refused too."""
     name = getattr(attribute, "name", "value")
@@ -35,14 +43,22 @@ def _positive(instance: object, attribute: object, value: int) -> None:
         raise MisuseError(f"{name} of {type(instance).__name__} must be a whole number of at least 1, not {value!r}")
 
 
+def _flag(instance: object, attribute: object, value: bool) -> None:
+    """Refuse anything but True and False."""
+    if type(value) is not bool:
+        raise MisuseError(f"{getattr(attribute, 'name', 'value')} of {type(instance).__name__} must be a bool, not {value!r}")
+
+
 @frozen
 class FullAttention:
     """Every token attends to all tokens before it."""
 
     block_tokens: int = field(validator=_positive)
+    drafter: bool = field(default=False, validator=_flag, kw_only=True)
+    """Whether layers of a drafter are among those of the group."""
 
     def __str__(self) -> str:
-        return f"full:{self.block_tokens}"
+        return f"full:{self.block_tokens}{_DRAFTER * self.drafter}"
 
 
 @frozen
@@ -51,9 +67,11 @@ class SlidingWindow:
 
     block_tokens: int = field(validator=_positive)
     window_tokens: int = field(validator=_positive)
+    drafter: bool = field(default=False, validator=_flag, kw_only=True)
+    """Whether layers of a drafter are among those of the group."""
 
     def __str__(self) -> str:
-        return f"swa:{self.block_tokens}:{self.window_tokens}"
+        return f"swa:{self.block_tokens}:{self.window_tokens}{_DRAFTER * self.drafter}"
 
 
 @frozen
@@ -94,6 +112,8 @@ class Geometry:
     """Tokens; the length of a hit on the device is a multiple of it."""
     chunk_alignment: int = field(init=False, repr=False, eq=False)
     """Tokens; the length of a hit in the host tier is a multiple of it."""
+    drafters: tuple[bool, ...] = field(init=False, repr=False, eq=False)
+    """Whether a group holds layers of a drafter."""
 
     def __attrs_post_init__(self) -> None:
         self._check()
@@ -106,6 +126,7 @@ class Geometry:
             "window_blocks": tuple(map(_window, self.groups, block_tokens)),
             "block_alignment": lcm(*block_tokens),
             "chunk_alignment": lcm(*chunk_tokens),
+            "drafters": tuple(not isinstance(group, Mamba) and group.drafter for group in self.groups),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the record is frozen; these fields are set while it is built
@@ -141,7 +162,10 @@ class Geometry:
 
     @classmethod
     def parse(cls, text: str, blocks_per_chunk: int = 1) -> Geometry:
-        """Parse a geometry from a text like ``full:16,swa:16:1024,mamba:16``; raises MisuseError for a malformed one."""
+        """Parse a geometry from a text like ``full:16,swa:16:1024,mamba:16``; raises MisuseError for a malformed one.
+
+        A group with layers of a drafter is written ``full:16+drafter`` or ``swa:16:1024+drafter``.
+        """
         return cls(tuple(map(_parsed, text.split(","))), blocks_per_chunk)
 
     def __str__(self) -> str:
@@ -159,17 +183,18 @@ def _window(group: Group, tokens: int) -> int | None:
 
 def _parsed(text: str) -> Group:
     """One group of a text."""
-    kind, *sizes = text.split(":")
+    kind, *sizes = text.removesuffix(_DRAFTER).split(":")
+    drafter = text.endswith(_DRAFTER)
     # Digits only: int() would also accept signs, spaces and underscores, and raises for thousands of digits.
     if all(size.isascii() and size.isdecimal() and len(size) <= _MAX_DIGITS for size in sizes):
         match kind, [int(size) for size in sizes]:
             case "full", [block_tokens]:
-                return FullAttention(block_tokens)
+                return FullAttention(block_tokens, drafter=drafter)
             case "swa", [block_tokens, window_tokens]:
-                return SlidingWindow(block_tokens, window_tokens)
-            case "mamba", [block_tokens]:
+                return SlidingWindow(block_tokens, window_tokens, drafter=drafter)
+            case "mamba", [block_tokens] if not drafter:
                 return Mamba(block_tokens)
     raise MisuseError(
         f"{text[:40]!r} is no group: write full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK, tokens as whole numbers of"
-        f" at most {_MAX_DIGITS} digits, and commas between groups"
+        f" at most {_MAX_DIGITS} digits, {_DRAFTER} behind attention with a drafter's layers, and commas between groups"
     )

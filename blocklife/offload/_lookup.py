@@ -9,13 +9,15 @@ Rules of this file:
 
 What a hit of some length reads: in a full group everything after ``start``; in a sliding group the last ``window`` units, as
 far as they lie after ``start``. What lies before is on the device already. Of the unit that contains ``start``, only the part
-after it is read.
+after it is read. In a group with layers of a drafter, the unit behind the hit is its proof: it must be known, though nothing of
+it is read.
 
 How answers count:
 
-* PENDING is a hit, and the result is deferred if it reads one. Pending units to the right of a gap do not matter.
-* RETRY in a full group is the same. In a sliding group it is a miss; the result is deferred only if it would be longer with
-  every RETRY a hit.
+* PENDING is a hit, and the result is deferred if it reads one. Pending units to the right of a gap do not matter, and nothing
+  of a proof is read.
+* RETRY in a full group is the same, also as a proof. In a sliding group it is a miss; the result is deferred only if it would
+  be longer with every RETRY a hit.
 
 Method: if a length is a hit in a full group, so are all shorter ones; so each full group is scanned once, from left to right.
 Sliding groups lack this property; each is asked for the longest length up to the current one, the largest window first, until
@@ -47,7 +49,7 @@ class Answer(enum.Enum):
 _HIT, _MISS, _PENDING, _RETRY = Answer.HIT, Answer.MISS, Answer.PENDING, Answer.RETRY
 
 Ask: TypeAlias = Callable[[int, int, int], Answer]
-"""Group, index of the unit, and how many of its trailing blocks would be read (at least 1).
+"""Group, index of the unit, and how many of its trailing blocks would be read; 0 for a proof, which may lie behind the limit.
 
 With fewer blocks to read an answer must not be worse (HIT or PENDING, then RETRY, then MISS), or a hit may be missed.
 """
@@ -71,6 +73,8 @@ class Unit:
     """Number of trailing blocks read of the first unit of a window; unused in a full group."""
     size: int = field(validator=_whole)
     """Blocks of a unit."""
+    proof: bool = False
+    """Whether a hit needs the unit behind it as its proof."""
 
     def __attrs_post_init__(self) -> None:
         if self.size < 1 or self.tokens < 1 or self.tokens % self.size:
@@ -92,7 +96,11 @@ class Units(Sequence[Unit]):
         self.all = tuple(units)
         self.alignment = lcm(*[unit.tokens for unit in units])
         self.full = [group for group, unit in enumerate(units) if unit.window is None]
-        spans = [(unit.window * unit.tokens, group) for group, unit in enumerate(units) if unit.window]
+        spans = [
+            (unit.window * unit.tokens, group)
+            for group, unit in enumerate(units)
+            if unit.window is not None and (unit.window or unit.proof)
+        ]
         self.windows = [group for _, group in sorted(spans, key=lambda span: -span[0])]
 
     def __len__(self) -> int:
@@ -192,17 +200,35 @@ class _Scan:
             blocks = size  # only the first unit can begin before the start
             if answer is not _HIT:
                 if answer is _MISS:
-                    found = index * tokens
-                    return found - found % self.alignment, doubtful
+                    length = index * tokens
+                    length -= length % self.alignment
+                    break
                 doubtful = min(doubtful, index * tokens)
+                if answer is _RETRY and unit.proof and index * tokens > self.start and ask(group, index, 0) is _RETRY:
+                    doubtful = min(doubtful, index * tokens - 1)  # it is in doubt as a proof, too
+        return self.proven(group, length, doubtful) if unit.proof else (length, doubtful)
+
+    def proven(self, group: int, length: int, doubtful: int) -> tuple[int, int]:
+        """The same in a group with a drafter: the longest of these lengths with a proof. A unit that is read is one as well."""
+        while length > self.start:
+            answer = self.ask(group, length // self.units[group].tokens, 0)
+            if answer is not _MISS:
+                return length, min(doubtful, length - 1) if answer is _RETRY else doubtful
+            length -= self.alignment
         return length, doubtful
 
     def suffix(self, group: int, length: int) -> _Run:
-        """The longest hit up to *length* in a sliding group. No unit is looked up twice."""
+        """The longest hit up to *length* in a sliding group. No unit is looked up twice, except as a proof."""
         unit, start = self.units[group], self.start
         tokens, window, first = unit.tokens, unit.window or 0, start // unit.tokens
         while length > start:
             end, pending, retry = length // tokens, False, False
+            if unit.proof:
+                answer = self.ask(group, end, 0)
+                if answer is _MISS or (answer is _RETRY and not self.hopeful):
+                    length -= self.alignment
+                    continue
+                retry = answer is _RETRY
             for index in range(end - 1, max(end - window, first) - 1, -1):
                 blocks = unit.tail if index == end - window else unit.size
                 if index == first:

@@ -7,10 +7,11 @@ cdef class ProgressTable:
     cdef public object room_at, window_at, fill_at, final_at, most_stored, most_loaded, _block_tokens
     cdef public tuple _sizes, _chunk_sizes, _behind
     cdef public bint _slides
-    cdef public list _fills
+    cdef public list _fills, _drafters
     cdef public long long _serial, _max_stored, _max_loaded
     cdef bint _prompt_only
-    cdef long long[::1] _known, _computed, _in_flight, _wanted, _most_stored
+    cdef unsigned char[::1] _running
+    cdef long long[::1] _prompt, _known, _computed, _in_flight, _wanted, _most_stored
     cdef long long[:, ::1] _placed, _first, _sealed, _offered, _room_at, _window_at, _fill_at, _final_at
 
     cpdef ends(self, rows)
@@ -50,3 +51,6 @@ cdef class ProgressTable:
     )
     cpdef list promised(self, list spans, list ends, bint direct)
     cpdef _set_final_alarm(self, Py_ssize_t group, Py_ssize_t row)
+    cpdef long long full_units(self, Py_ssize_t group, Py_ssize_t row, long long tokens, long long size)
+    @cython.locals(tokens=cython.longlong)
+    cpdef long long _full_at(self, Py_ssize_t group, Py_ssize_t row, long long count, long long size)

@@ -41,6 +41,9 @@ class ProgressTable:
     Four alarms per group give the token at which a request needs attention, so that it is looked at only then: its table needs
     a block (``room_at``), a block leaves the window (``window_at``), a chunk is full (``fill_at``), a block is full
     (``final_at``). Invariant: an alarm may go off too early, never too late; `look` sets off all alarms of a request.
+
+    In a group with layers of a drafter, the last full unit of a running request that decodes counts as not full yet: its layers
+    may write there once more. A request that does not run any more has no drafts.
     """
 
     def __init__(self, size: int, geometry: Geometry, policies: Policies) -> None:
@@ -52,6 +55,7 @@ class ProgressTable:
         self.placed, self.first, self.sealed, self.offered = np.zeros((4, groups, size), dtype=np.int64)
         self.room_at, self.window_at, self.fill_at, self.final_at = np.zeros((4, groups, size), dtype=np.int64)
         # the same columns as memory views, for single rows, where numpy is slow
+        self._running, self._prompt = self.running.view(np.uint8).data, self.prompt.data
         self._known, self._computed = self.known.data, self.computed.data
         self._in_flight, self._wanted = self.in_flight.data, self.wanted.data
         self._placed, self._first = self.placed.data, self.first.data
@@ -64,6 +68,7 @@ class ProgressTable:
         self._slides = min(self._behind) < NEVER
         # tokens do not fill the block of a state: it is handed off
         self._fills = [not isinstance(each, Mamba) for each in geometry.groups]
+        self._drafters = list(geometry.drafters)
         self._serial = 0
         self._prompt_only = policies.prompt_only
         self._max_stored = NEVER if policies.max_store_tokens is None else min(policies.max_store_tokens, NEVER)
@@ -187,7 +192,7 @@ class ProgressTable:
         groups, where = ((self.filled(rows) if filled is None else filled) >= self.fill_at[:, rows]).nonzero()
         for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):
             bound = self.bound(row, self._computed[row] + self._in_flight[row] + self._wanted[row])
-            start, stop = self._offered[group, row], bound // self._chunk_sizes[group] if self._fills[group] else 0
+            start, stop = self._offered[group, row], self.full_units(group, row, bound, self._chunk_sizes[group])
             if stop > start:
                 found.append((group, row, start, stop))
             else:
@@ -201,15 +206,15 @@ class ProgressTable:
             self._set_fill_alarm(group, row)
 
     def _set_fill_alarm(self, group: int, row: int) -> None:
-        at = (self._offered[group, row] + 1) * self._chunk_sizes[group]
-        self._fill_at[group, row] = at if at <= self._most_stored[row] and self._fills[group] else NEVER
+        at = self._full_at(group, row, self._offered[group, row] + 1, self._chunk_sizes[group])
+        self._fill_at[group, row] = at if at <= self._most_stored[row] else NEVER
 
     def finishing(self, rows: Rows, computed: Rows) -> list[Span]:
         """The blocks of these requests that become final when this many tokens of each are computed."""
         found: list[Span] = []
         groups, where = (computed >= self.final_at[:, rows]).nonzero()
         for group, row, end in zip(groups.tolist(), rows[where].tolist(), computed[where].tolist(), strict=True):
-            start, stop = self._sealed[group, row], end // self._sizes[group] if self._fills[group] else 0
+            start, stop = self._sealed[group, row], self.full_units(group, row, end, self._sizes[group])
             if stop > start:
                 found.append((group, row, start, stop))
             else:
@@ -231,17 +236,32 @@ class ProgressTable:
         found: list[bool] = []
         for (group, row, start, stop), end in zip(spans, ends, strict=True):
             size = self._sizes[group]
-            self._sealed[group, row], self._final_at[group, row] = end, (end + 1) * size
-            most = self._most_stored[row]
+            at, most = self._full_at(group, row, end + 1, size), self._most_stored[row]
+            self._sealed[group, row], self._final_at[group, row] = end, at
             ready = direct and stop * size <= most and self._offered[group, row] == start
             if ready:  # without a line a chunk is one block
                 self._offered[group, row] = end
-                self._fill_at[group, row] = (end + 1) * size if (end + 1) * size <= most else NEVER
+                self._fill_at[group, row] = at if at <= most else NEVER
             found.append(ready)
         return found
 
     def _set_final_alarm(self, group: int, row: int) -> None:
-        self._final_at[group, row] = (self._sealed[group, row] + 1) * self._sizes[group] if self._fills[group] else NEVER
+        self._final_at[group, row] = self._full_at(group, row, self._sealed[group, row] + 1, self._sizes[group])
+
+    def full_units(self, group: int, row: int, tokens: int, size: int) -> int:
+        """How many units of *size* tokens, blocks or chunks of a group, the first *tokens* of a request fill for good."""
+        if not self._fills[group]:
+            return 0
+        if self._drafters[group] and self._running[row] and tokens > self._prompt[row]:
+            tokens -= size
+        return tokens // size
+
+    def _full_at(self, group: int, row: int, count: int, size: int) -> int:
+        """With how many tokens *count* units of a running request are full for good."""
+        if not self._fills[group]:
+            return NEVER
+        tokens = count * size
+        return tokens + size if self._drafters[group] and tokens > self._prompt[row] else tokens
 
 
 def _tokens_behind(group: Group) -> int:

@@ -83,7 +83,7 @@ class Search:
         limit = known if recompute else known - 1
         names: list[Sequence[bytes]] = []
         for group, tokens in enumerate(self._geometry.block_tokens):
-            given = keys(group, 0, limit // tokens)
+            given = keys(group, 0, (known if self._geometry.drafters[group] else limit) // tokens)
             names.append(given if type(given) is list and _BYTES.issuperset(map(type, given)) else edge.keys(given, "keys"))
         own = device_tokens is None
         device = self._on_device(names, limit) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
@@ -121,7 +121,9 @@ class Search:
     def _on_device(self, names: Sequence[Sequence[bytes]], limit: int) -> Found:
         find, loading = self._ledger.blocks.find, self._loading
 
-        def ask(group: int, unit: int, _blocks: int) -> Answer:
+        def ask(group: int, unit: int, blocks: int) -> Answer:
+            if not blocks and unit >= len(names[group]):
+                return Answer.MISS
             key = names[group][unit]
             if find(group, key) is not None:
                 return Answer.HIT
@@ -142,6 +144,8 @@ class Search:
         lower = self._below
 
         def ask(group: int, unit: int, blocks: int) -> Answer:
+            if not blocks:
+                return self._prove(group, names[group][(unit + 1) * size - 1 : (unit + 1) * size], below=below)
             key = names[group][(unit + 1) * size - 1]
             found = answer(group, key)
             if lower is not None and found is not Answer.HIT:
@@ -165,6 +169,15 @@ class Search:
             return found
 
         return common_length(self._host_units, start, limit, ask)
+
+    def _prove(self, group: int, keys: Sequence[bytes], *, below: bool) -> Answer:
+        """Whether the host tier, or with *below* the tier below it, knows the unit behind a hit, by its key if it has one."""
+        found = self._tier.answer(group, keys[0]) if keys else Answer.MISS
+        if found is Answer.MISS and below and keys and self._below is not None:
+            found = self._below.answer((group, keys[0]))
+            if found is Answer.RETRY:
+                self.in_doubt = self.on_below = True
+        return found
 
     def _split(self, names: Sequence[Sequence[bytes]], start: int, length: int, known: int) -> None:
         """Note which chunks of a hit the host tier has, and which it lacks."""
@@ -220,4 +233,4 @@ def unit_of(geometry: Geometry, group: int, size: int, extra: int = 0) -> Unit:
         tail = blocks - (window - 1) * size if window else 0
     elif window is not None:
         tail = 1
-    return Unit(tokens=tokens * size, window=window, tail=tail, size=size)
+    return Unit(tokens=tokens * size, window=window, tail=tail, size=size, proof=geometry.drafters[group])

@@ -11,6 +11,7 @@ cdef class SchedulerSteps:
     cdef public ProgressTable _progress
     cdef public StoreLine _stores
     cdef public list _keeps_one
+    cdef bint _drafts
 
     cpdef leave_windows(self, rows)
     cpdef list make_room(self, rows, order)

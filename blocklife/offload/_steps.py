@@ -52,6 +52,7 @@ class SchedulerSteps:
         self._policies = state.policies
         self._progress = state.progress
         self._stores = state.stores
+        self._drafts = any(state.geometry.drafters)
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self.planner: StorePlanner | None = None
 
@@ -317,7 +318,7 @@ class SchedulerSteps:
         """Offer what a request leaves behind: the chunks of its first *tokens* that have not had their turn."""
         bound = self._progress.bound(tracked.row, tokens)
         for group in self._state.attention:
-            chunks = bound // self._geometry.chunk_tokens[group]
+            chunks = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
             if chunks > self._progress.offered[group, tracked.row]:
                 self.offer_chunks(name, tracked.row, group, chunks)
         if name in self._state.states:
@@ -462,7 +463,7 @@ class SchedulerSteps:
         if table.in_flight[row]:
             tracked.ending = how
             self._state.ending.add(name)
-            table.running[row] = False
+            self.stop_drafting(row)
             table.wanted[row] = 0
             self.cut_states(name, int(table.computed[row] + table.in_flight[row]))
             return
@@ -489,10 +490,20 @@ class SchedulerSteps:
             row, table = tracked.row, self._progress
             computed = int(table.computed[row])
             last = computed if how == "abort" else max(int(table.prompt[row]), int(table.known[row]) - 1)
+            self.stop_drafting(row)
+            if self._drafts and (spans := table.finishing(np.array([row]), np.array([computed]))):
+                self._ledger.seal_many(self.seals(spans))
+                table.sealed_up_to(spans)
             self.offer(name, tracked, min(computed, last))
             if not self._state.lost:
                 self._stores.plan([name])
             self.touch(tracked, computed)
+
+    def stop_drafting(self, row: int) -> None:
+        """A request runs no more, so no draft follows: the last full unit of a group with a drafter is final as well."""
+        self._progress.running[row] = False
+        if self._drafts:
+            self._progress.look(row)
 
     def leave(self, name: str, tracked: Tracked) -> None:
         """Forget a request that has left the ledger."""

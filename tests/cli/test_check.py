@@ -120,8 +120,8 @@ def test_check_has_an_option_for_every_setting(capsys: Capture) -> None:
         capsys, "check", "--groups", "full:2,swa:2:2", "--blocks-per-chunk", "2", "--blocks", "7", "--slots", "3",
         "--workers", "2", "--max-jobs", "3", "--max-requests", "5", "--contract", "hold", "--mode", "lazy",
         "--lazy-blocks", "2", "--async", "--deadline", "2", "--policy", "arc", "--last-step", "drain", "--full-hit",
-        "recompute_last_token", "--partial-chunks", "--max-load-failures", "0", "--step-tokens", "3", "--checking", "count",
-        "--requests", "abcd.e", "--faults", "renew=1", "--max-states", "20",
+        "recompute_last_token", "--partial-chunks", "--max-load-failures", "0", "--step-tokens", "3", "--drafts", "0",
+        "--checking", "count", "--requests", "abcd.e", "--faults", "renew=1", "--max-states", "20",
     )  # fmt: skip
 
     assert status == 3
@@ -129,7 +129,7 @@ def test_check_has_an_option_for_every_setting(capsys: Capture) -> None:
         "requests": ["abcd.e"], "groups": "full:2,swa:2:2", "blocks_per_chunk": 2, "blocks": 7, "slots": 3, "workers": 2,
         "max_jobs": 3, "max_requests": 5, "contract": "hold", "mode": "lazy", "lazy_blocks": 2, "async": True,
         "deadline": 2.0, "policy": "arc", "last_step": "drain", "full_hit": "recompute_last_token", "partial_chunks": True,
-        "max_load_failures": 0, "step_tokens": 3, "checking": "count", "faults": {"renew": 1},
+        "max_load_failures": 0, "step_tokens": 3, "drafts": 0, "checking": "count", "faults": {"renew": 1},
     }  # fmt: skip
 
 

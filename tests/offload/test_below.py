@@ -594,3 +594,38 @@ def test_scheduler_with_a_tier_below_is_not_saved() -> None:
     """Its answers change by themselves, so that no snapshot could bring them back."""
     with pytest.raises(MisuseError, match="tier below cannot be saved"):
         BelowRig().scheduler.snapshot()
+
+
+# --- a proof ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", [True, False], ids=["below", "nowhere"])
+def test_proof_that_only_the_store_below_has_is_enough(below: bool) -> None:
+    """Nothing of the block behind a hit is read, so nothing is promoted for it."""
+    rig = BelowRig(groups="full:4+drafter", slots=2, policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    if below:
+        rig.shelf.fill(letters(12))
+    rig.add("b", letters(13))
+    hit = rig.hit("b")
+
+    assert (hit.tokens, hit.deferred) == (8 if below else 4, False)
+    assert not rig.plan().promotes
+
+
+def test_request_that_waits_for_word_of_its_proof_goes_on_at_its_deadline() -> None:
+    """What the store says of a proof may come late, like any other answer."""
+    policies = BelowPolicies(demote=Demote.NEVER, max_wait=3.0)
+    rig = BelowRig(groups="full:4+drafter", slots=2, policies=policies)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    rig.shelf.prompt = False
+    rig.add("b", letters(13))
+    waited = 0
+    while rig.hit("b").deferred and waited < 10:
+        rig.tick()
+        waited += 1
+
+    assert waited == 3
+    assert rig.hit("b").tokens == 4

@@ -202,11 +202,38 @@ def test_needed_refuses_a_length_below_zero() -> None:
         hybrid().needed(0, -1)
 
 
+# --- layers of a drafter ------------------------------------------------------------------------------------------------
+
+
+def test_geometry_knows_the_groups_of_a_drafter() -> None:
+    """Attention only: a state has no position that a drafter could write."""
+    geometry = Geometry([FullAttention(16), SlidingWindow(16, 64, drafter=True), Mamba(16), FullAttention(16, drafter=True)])
+
+    assert geometry.drafters == (False, True, False, True)
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_drafter_is_yes_or_no(value: object) -> None:
+    """A number that could be meant for a window is refused."""
+    with pytest.raises(MisuseError, match="drafter of FullAttention must be a bool"):
+        FullAttention(16, drafter=value)  # type: ignore[arg-type]  # the point of this test
+    with pytest.raises(MisuseError, match="drafter of SlidingWindow must be a bool"):
+        SlidingWindow(16, 64, drafter=value)  # type: ignore[arg-type]  # the point of this test
+
+
 # --- as a text ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "text", ["full:16", "swa:16:1024", "mamba:16", "full:16,swa:16:1024,mamba:16", "swa:4:1,swa:8:9,full:64"]
+    "text",
+    [
+        "full:16",
+        "swa:16:1024",
+        "mamba:16",
+        "full:16,swa:16:1024,mamba:16",
+        "swa:4:1,swa:8:9,full:64",
+        "full:16+drafter,swa:8:9+drafter",
+    ],
 )
 def test_text_and_geometry_are_the_same(text: str) -> None:
     """What is parsed is written again as it was."""
@@ -246,6 +273,9 @@ def test_text_names_the_groups_in_their_order() -> None:
         ("full:１６", "full:１６"),
         ("full:" + "9" * 5000, "9999"),
         ("full:16;mamba:16", "full:16;mamba:16"),
+        ("mamba:16+drafter", "mamba:16+drafter"),
+        ("full:16+drafter+drafter", "full:16+drafter+drafter"),
+        ("+drafter", "+drafter"),
     ],
     ids=lambda each: repr(each)[:24],
 )

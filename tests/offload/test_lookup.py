@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload._groups import FullAttention, Geometry, Group, Mamba, SlidingWindow
@@ -335,6 +335,49 @@ def test_admission_asks_a_full_group_once_and_windows_little() -> None:
     assert [len(tier.units(group)) for group in range(3)] == [500, 16, 1]
 
 
+# --- a drafter ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("window", "row", "limit", "length", "deferred"),
+    [
+        (None, "hhh", 3, 2, False),  # nothing proves the last unit
+        (None, "hhhh", 3, 3, False),  # the unit behind the limit does
+        (None, "h", 3, 0, False),
+        (None, "hhph", 2, 2, False),  # nothing of a proof is read, so nobody waits for it
+        (None, "hhr", 2, 2, True),
+        (None, "hrhh", 1, 1, True),
+        (2, "hhh", 3, 2, False),
+        (2, "hhhh", 3, 3, False),
+        (2, "hh", 2, 1, False),  # a window that begins at the start is shorter
+        (2, "-hhh", 3, 3, False),
+        (2, "-hhh", 4, 3, False),
+        (2, "-hh", 3, 0, False),
+        (2, "hhp", 2, 2, False),
+        (2, "hhr", 2, 1, True),
+        (0, "---h", 3, 3, False),  # a token that attends to itself only needs the proof alone
+        (0, "-h--", 3, 1, False),
+    ],
+    ids=lambda value: str(value) or "-",
+)
+def test_hit_of_a_drafter_needs_the_unit_behind_it(
+    window: int | None, row: str, limit: int, length: int, deferred: bool
+) -> None:
+    """A drafter computes what it keeps of a token from the next one, and the unit behind the hit begins with that."""
+    group = Unit(1, window, 1, 1, proof=True)
+
+    assert found([group], row, limit=limit) == (length, deferred)
+
+
+def test_proof_is_asked_for_at_the_length_on_which_all_agree() -> None:
+    """A group that shortens the hit moves the proof as well: the units that are there anyway prove the shorter one."""
+    drafter, other = Unit(1, None, 1, 1, proof=True), Unit(1, None, 1, 1)
+
+    assert found([drafter, other], "hhh", "h", limit=3) == (1, False)
+    assert found([drafter, Unit(2, None, 1, 1)], "hhh", "hh", limit=4) == (2, False)
+    assert found([drafter, Unit(2, None, 1, 1)], "hh", "hh", limit=4) == (0, False)
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
@@ -387,7 +430,8 @@ class World:
     there: dict[tuple[int, int], tuple[int, int, bool]]
 
     def answer(self, group: int, index: int, blocks: int) -> Answer:
-        readable, unknown, pending = self.there[group, index]
+        readable, unknown, pending = self.there.get((group, index), (0, 0, False))
+        blocks = max(1, blocks)  # of a proof nothing is read, but it must be there
         if blocks <= readable:
             return Answer.PENDING if pending else Answer.HIT
         return Answer.RETRY if blocks <= unknown else Answer.MISS
@@ -402,8 +446,10 @@ def random_geometry(rng: random.Random) -> Geometry:
         window = rng.choice([1, 2, tokens, tokens + 1, rng.randint(1, 8 * tokens)])
         kinds: list[Group] = [
             FullAttention(tokens),
+            FullAttention(tokens, drafter=True),
             SlidingWindow(tokens, window),
             SlidingWindow(tokens, window),
+            SlidingWindow(tokens, window, drafter=True),
             Mamba(tokens),
         ]
         groups.append(rng.choice(kinds))
@@ -416,7 +462,7 @@ def random_units(rng: random.Random) -> list[Unit]:
     for _ in range(rng.randint(1, 3)):
         size = rng.randint(1, 3)
         window = rng.choice([None, 0, 1, 2, 3, 5])
-        made.append(Unit(size * rng.choice([1, 2, 3, 5]), window, rng.randint(1, size), size))
+        made.append(Unit(size * rng.choice([1, 2, 3, 5]), window, rng.randint(1, size), size, rng.random() < 0.2))
     return made
 
 
@@ -430,7 +476,7 @@ def random_world(rng: random.Random) -> World:
     missing, doubtful = rng.choice([0.02, 0.1, 0.3]), rng.choice([0.0, 0.05, 0.2])
     there = {}
     for group, unit in enumerate(groups):
-        for index in range(limit // unit.tokens + 1):
+        for index in range(limit // unit.tokens + rng.choice([1, 1, 2])):
             readable = 0 if rng.random() < missing else rng.choice([unit.size, unit.size, rng.randint(0, unit.size)])
             unknown = unit.size if rng.random() < doubtful else rng.randint(readable, unit.size) if doubtful else readable
             if unknown > readable and rng.random() < 0.5:
@@ -454,12 +500,11 @@ def reads(world: World, group: int, length: int) -> Counter[int]:
 
 def answers(world: World, length: int, sliding: bool) -> list[Answer]:
     """What the full groups, or the sliding ones, say to all that a length reads."""
-    return [
-        world.answer(group, index, blocks)
-        for group, unit in enumerate(world.groups)
-        if (unit.window is not None) is sliding
-        for index, blocks in reads(world, group, length).items()
-    ]
+    groups = [group for group, unit in enumerate(world.groups) if (unit.window is not None) is sliding]
+    read = [world.answer(group, index, blocks) for group in groups for index, blocks in reads(world, group, length).items()]
+    units = {group: world.groups[group].tokens for group in groups if world.groups[group].proof}
+    proofs = [world.answer(group, length // tokens, 0) for group, tokens in units.items()]
+    return read + [Answer.HIT if answer is Answer.PENDING else answer for answer in proofs]
 
 
 def longest(world: World, *, hopeful: bool) -> int:
@@ -473,6 +518,11 @@ def longest(world: World, *, hopeful: bool) -> int:
         and not refused & set(answers(world, length, sliding=True))
     ]
     return max(good, default=world.start)
+
+
+def unproven(world: World) -> tuple[Unit, ...]:
+    """The same groups without a drafter."""
+    return tuple(evolve(unit, proof=False) for unit in world.groups)
 
 
 def oracle(world: World) -> tuple[int, bool]:
@@ -511,6 +561,9 @@ def test_questions_are_few_and_lawful(seed: int) -> None:
 
         for group, unit in enumerate(world.groups):
             mine = [(index, blocks) for each, index, blocks in asked if each == group]
+            proofs, mine = [each for each in mine if not each[1]], [each for each in mine if each[1]]
+            assert all(world.start < index * unit.tokens <= world.limit for index, _ in proofs), world
+            assert len(proofs) <= unit.proof * (2 * world.limit // unit.tokens + result.rounds + 1), world
             assert all(1 <= blocks <= unit.size for _, blocks in mine), world
             assert all(world.start < (index + 1) * unit.tokens <= world.limit for index, _ in mine), world
             if unit.window is None:
@@ -553,9 +606,11 @@ def test_worlds_are_of_every_kind() -> None:
         kinds["retry, sliding"] += deferred and not (full | sliding) & {Answer.PENDING, Answer.RETRY}
         kinds["deferred miss"] += deferred and length == world.start
         kinds["window of none"] += length > world.start and any(unit.window == 0 for unit in world.groups)
+        kinds["proof"] += length > world.start and any(unit.proof for unit in world.groups)
+        kinds["no proof"] += length < oracle(evolve(world, groups=unproven(world)))[0]
         kinds["several windows"] += length > world.start and sum(bool(unit.window) for unit in world.groups) > 1
 
-    assert len(kinds) == 13
+    assert len(kinds) == 15
     assert min(kinds.values()) >= 20, kinds
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -1888,3 +1888,107 @@ def test_request_that_can_never_fit_is_told_so() -> None:
     hit = rig.hit("big")
     with scheduler_refuses(rig, CapacityError, r"request big: 5 blocks wanted, and the device has 3 \(it never fits"):
         rig.scheduler.admit("big", hit, 17)
+
+
+# --- layers of a drafter ------------------------------------------------------------------------------------------------
+
+
+def drafting(**changes: Any) -> Rig:
+    """A rig whose second group has layers of a drafter."""
+    return Rig("full:4,full:4+drafter", **{"blocks": 33, "slots": 16, **changes})
+
+
+def decode(rig: Rig, steps: int) -> Iterator[int]:
+    """Steps of one token for the request that runs; how many tokens of it are computed after each."""
+    for _ in range(steps):
+        rig.scheduler.grow()
+        rig.tick()
+        yield rig.scheduler.progress("a").computed
+
+
+def test_prompt_is_stored_at_once_and_what_is_decoded_one_block_late() -> None:
+    """Behind the prompt a drafter may write the end of a full block once more, until the next one is full."""
+    rig = drafting()
+    rig.add("a", letters(30), prompt=8)
+    rig.let_in("a")
+    rig.tick()
+    stored = {computed: (len(rig.stored(0)), len(rig.stored(1))) for computed in decode(rig, 11)}
+
+    assert stored[9] == stored[12] == (2, 2)
+    assert stored[13] == stored[16] == (3, 2)
+    assert stored[17] == stored[19] == (4, 3)
+    assert rig.cached(1) == [letters(4), letters(8), letters(12)]
+
+
+def test_last_block_is_stored_when_its_request_ends() -> None:
+    """No draft follows that could be rejected."""
+    rig = drafting()
+    rig.add("a", letters(30), prompt=8)
+    rig.let_in("a")
+    rig.tick()
+    assert list(decode(rig, 5))[-1] == 13
+    before = len(rig.stored(1)), len(rig.cached(1))
+    rig.scheduler.finish("a")
+    rig.drain()
+
+    assert before == (2, 2)
+    assert len(rig.stored(1)) == len(rig.cached(1)) == 3
+
+
+def test_last_block_of_a_request_that_ends_while_its_plan_is_out_is_stored() -> None:
+    """It is sealed when the plan settles."""
+    rig = drafting()
+    rig.add("a", letters(30), prompt=8)
+    rig.let_in("a")
+    rig.tick()
+    assert list(decode(rig, 3))[-1] == 11
+    rig.scheduler.grow()
+    rig.plan()
+    rig.scheduler.finish("a")
+    rig.drain()
+
+    assert len(rig.stored(1)) == len(rig.cached(1)) == 3
+
+
+def test_last_block_of_a_preempted_request_is_not_stored() -> None:
+    """It goes on, and its drafter may have been wrong."""
+    rig = drafting()
+    rig.add("a", letters(30), prompt=8)
+    rig.let_in("a")
+    rig.tick()
+    assert list(decode(rig, 5))[-1] == 13
+    rig.scheduler.preempt("a")
+    rig.drain()
+
+    assert (len(rig.stored(0)), len(rig.stored(1))) == (3, 2)
+    assert len(rig.cached(1)) == 2
+
+
+def test_chunk_of_several_blocks_waits_for_the_next_chunk() -> None:
+    """The unit that a drafter keeps back is a chunk; on the device, a block."""
+    rig = drafting(chunk=2)
+    rig.add("a", letters(40), prompt=4)
+    rig.let_in("a")
+    rig.tick()
+    found = {computed: (len(rig.stored(1)), len(rig.cached(1))) for computed in decode(rig, 14)}
+
+    assert (found[8], found[12], found[16], found[17]) == ((0, 1), (0, 2), (0, 3), (1, 3))
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [(letters(16), 12), (letters(12) + "zzzz", 8), (letters(8) + "zzzzz", 4), (letters(4) + "zzzz", 0)],
+    ids=["behind the limit", "other end", "shorter", "one block"],
+)
+def test_hit_needs_the_block_behind_it(where: str, text: str, length: int) -> None:
+    """What a drafter keeps of the last token of a block depends on the token after it, which the next block's key tells."""
+    rig = drafting()
+    rig.fill("a", letters(16))
+    if where == "host":
+        rig.forget_device()
+    rig.add("b", text)
+    hit = rig.hit("b")
+
+    assert (hit.tokens, hit.host_tokens) == (length, length if where == "host" else 0)
+    assert all(len(own) * 4 == length for own in (hit.slots if where == "host" else hit.lives))

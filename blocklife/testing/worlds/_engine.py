@@ -9,6 +9,10 @@ Rules of this file:
 Theory. Tokens are letters, so that tests are readable. A request has a *text*, which begins with its prompt. The content of a
 block is its group and all text up to its last token, for example ``0:abcd``, under the present weights; its key is the same
 text as bytes, without the weights: `renew` has to make sure that nothing computed with former weights is found again.
+
+Drafts: a step may also compute tokens that are only guessed. A guess of a lower-case letter is right and one of a capital
+wrong, so that what a plan samples follows from the text. Wrong guesses leave content behind that no key names. While a request
+decodes, the layers of a drafter write the last position once more in the next step.
 """
 
 from __future__ import annotations
@@ -85,12 +89,18 @@ class Settings:
     lazy_blocks: int = 64
     step_tokens: int | None = None
     """The most tokens that one request computes in one step; None for no limit."""
+    drafts: int = 0
+    """How many tokens a step guesses behind the known ones of a running request."""
     checking: Checking = Checking.STRICT
     geometry: Geometry = field(init=False, repr=False, eq=False)
 
     @geometry.default
     def _parse(self) -> Geometry:
         return Geometry.parse(self.groups, self.blocks_per_chunk)
+
+    def __attrs_post_init__(self) -> None:
+        if self.drafts and (self.asynchronous or set(self.geometry.block_tokens) != {1}):
+            raise MisuseError("drafts: this engine guesses only where a block has one token, and no plan is made ahead")
 
 
 @frozen(cache_hash=True)
@@ -156,6 +166,7 @@ class Engine:
         """The weights that the workers compute with now, as known to the engine."""
         self.texts: dict[str, str] = {}
         self._keys: dict[str, Keys] = {}
+        self._prompts: dict[str, int] = {}
         self.told: list[LedgerTransition] = []
         """Every commit that hooks have heard of since the last `thaw`, or since it was cleared."""
         self._handed_out: list[int] = []
@@ -184,11 +195,12 @@ class Engine:
         """Add a request whose prompt is the first *prompt* letters of *text*; it ends when all letters are known."""
         if not 0 < prompt < len(text):
             raise MisuseError(f"request {name}: its prompt has 1 to {len(text) - 1} of its {len(text)} letters, not {prompt}")
-        self.know(name, text)
+        self.know(name, text, prompt)
         self.scheduler.add_request(name, self._keys[name], prompt_tokens=prompt)
 
-    def know(self, name: str, text: str) -> None:
-        """Set the text of a request before it is added."""
+    def know(self, name: str, text: str, prompt: int) -> None:
+        """Set the text of a request, and how many letters of it are its prompt, before it is added."""
+        self._prompts[name] = prompt
         if self.texts.get(name) != text:
             self.texts[name] = text
             self._keys[name] = Spelling(text, self.geometry.block_tokens)
@@ -267,7 +279,7 @@ class Engine:
 
     def _want(self, name: str, begin: int) -> int:
         """The tokens that a request gets: those known and not computed; when planning ahead, at least one."""
-        left = max(self.scheduler.progress(name).known - begin, int(self.settings.asynchronous))
+        left = max(self.scheduler.progress(name).known + self.settings.drafts - begin, int(self.settings.asynchronous))
         left = min(left, len(self.texts[name]) - 1 - begin)
         return left if self.settings.step_tokens is None else min(left, self.settings.step_tokens)
 
@@ -349,10 +361,33 @@ class Engine:
             stop = (position + 1) * size if position < final else min(begin, (position + 1) * size)
             reads.append((table[position] & ID_MASK, self.content(group, text[:stop])))
         # recomputing a final block writes the same bytes again
-        for position in range(max(begin // size, final), -(-end // size)):
+        guessed, first = self._guessed(name, end), max(begin // size, final)
+        if self.geometry.drafters[group] and self.settings.drafts and begin > self._prompts[name]:
+            first = begin - 1
+        for position in range(first, -(-end // size)):
             if table[position] == NULL:
                 raise MisuseError(f"request {name}: token {end - 1} is computed into the null block")
-            writes.append((table[position] & ID_MASK, self.content(group, text[: min(end, (position + 1) * size)])))
+            writes.append((table[position] & ID_MASK, self.content(group, guessed[: min(end, (position + 1) * size)])))
+
+    def _guessed(self, name: str, end: int) -> str:
+        """The first *end* letters of a text as this step computes them: from the first wrong guess on they are no letters."""
+        text, known = self.texts[name][:end], self.scheduler.progress(name).known
+        right = known + self._right(name, end)
+        return text if end <= known else text[:right] + "?" * (end - right)
+
+    def _right(self, name: str, end: int) -> int:
+        """How many guesses behind the known letters of a request are right, if it computes *end* of them."""
+        guesses = self.texts[name][self.scheduler.progress(name).known : end]
+        return next((count for count, letter in enumerate(guesses) if letter.isupper()), len(guesses))
+
+    def _sampled(self) -> dict[str, int]:
+        """How many letters the oldest plan has sampled: each right guess, and one behind them."""
+        found: dict[str, int] = {}
+        for name in self.running():
+            progress = self.scheduler.progress(name)
+            if progress.in_flight and progress.computed + progress.in_flight >= progress.known:
+                found[name] = 1 + self._right(name, progress.computed + progress.in_flight)
+        return found
 
     def _needed(self, group: int, begin: int) -> range:
         return self.geometry.needed(group, begin)
@@ -374,6 +409,8 @@ class Engine:
         *launched* names (job, worker) of copies that have begun to run.
         """
         ledger = self.ledger
+        if sampled is None and self.settings.drafts:
+            sampled = self._sampled()
         settled = self.scheduler.settle(
             self.scheduler.plans_out[0],
             self.now,

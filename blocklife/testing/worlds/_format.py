@@ -101,6 +101,8 @@ WORDS: tuple[Word, ...] = (
     Word("partial_chunks", "partial_chunks", bool, "store a chunk that has holes"),
     Word("max_load_failures", "max_load_failures", int, "failed loads after which a request computes"),
     Word("step_tokens", "step_tokens", int, "maximum tokens that one request computes in one step", least=1),
+    Word("drafts", "drafts", int,
+         "tokens guessed in each step of a running request; capitals of its text are guessed wrong", least=0),
     Word("checking", "checking", str, "what a broken rule of the ledger does", Checking),
 )  # fmt: skip
 """Every field of `Settings`."""

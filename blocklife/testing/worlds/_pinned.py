@@ -62,6 +62,7 @@ _LONGER = ("ab.c", "ab.de")
 _SLIDING = ("abcdefghijkl.mnopq", "wxyz.v")
 _HOLES = ("abcdef.g", "abcdef.h")
 _HYBRID = ("abcd.ef", "abcd.gh")
+_GUESSED = ("ab.cDef", "ab.cG")
 
 WORLDS: tuple[Pinned, ...] = (
     Pinned("calm-fence", "two requests with a common prefix, and nothing goes wrong", _world(_TWO, Settings(max_jobs=2))),
@@ -246,6 +247,26 @@ WORLDS: tuple[Pinned, ...] = (
         _world(_LONGER, Settings(full_hit=FullHit.RECOMPUTE_LAST_TOKEN), fail=1, sleep=1, preempt=1),
     ),
     Pinned(
+        "drafts",
+        "two tokens are guessed in each step, and the third is always wrong, while a copy fails and a client disconnects",
+        _world(_GUESSED, Settings(drafts=2, num_blocks=9, num_slots=6), fail=1, abort=1),
+    ),
+    Pinned(
+        "drafts-overdue",
+        "a request with wrong guesses is preempted, and a copy never lands",
+        _world(("ab.cDe", "ab.c"), Settings(drafts=1, num_blocks=4), hang=1, preempt=1),
+    ),
+    Pinned(
+        "drafter",
+        "the drafter has layers of its own: it writes the last position once more, and a hit needs a proof",
+        _world(_GUESSED, Settings(groups="full:1+drafter", drafts=2, num_blocks=9, num_slots=6), fail=1, abort=1),
+    ),
+    Pinned(
+        "drafter-windows",
+        "the same where a window of the drafter and a full group agree",
+        _world(_GUESSED, Settings(groups="full:1,swa:1:2+drafter", drafts=1, num_blocks=16, num_slots=8), fail=1),
+    ),
+    Pinned(
         "wide-fence",
         "three requests over three blocks: copies hang and requests are preempted",
         _world(_OTHERS, Settings(), hang=1, preempt=1),
@@ -321,6 +342,10 @@ COUNTS: Mapping[str, Counts] = {
     "arc": Counts(7_635, 12_558, 28),
     "patient": Counts(1_526, 2_269, 28),
     "recompute": Counts(3_638, 5_740, 27),
+    "drafts": Counts(9_785, 13_988, 22),
+    "drafts-overdue": Counts(4_116, 8_781, 39),
+    "drafter": Counts(6_289, 8_672, 21),
+    "drafter-windows": Counts(9_012, 12_536, 24),
     "wide-fence": Counts(23_068, 62_074, 45),
     "wide-hold": Counts(8_297, 20_386, 41),
     "wide-ahead": Counts(10_516, 31_461, 22),

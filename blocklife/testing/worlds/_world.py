@@ -97,6 +97,8 @@ class Faults:
 
 _HARMLESS = frozenset({"abort", "repeat"})
 """Faults that never make a request recompute anything."""
+_NEVER_RESUME = _HARMLESS | {"fail", "hang", "lose"}
+"""Faults that take nothing from a running request."""
 _LOSES_NOTHING = _HARMLESS | {"preempt"}
 """Faults that lose no content."""
 _FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
@@ -119,12 +121,12 @@ class Script:
             raise MisuseError(f"request {written!r}: write prompt and output as letters, for example ab.c")
         return cls(name, prompt + output, len(prompt))
 
-    def blocks(self, group: Group, step_tokens: int | None, *, ahead: bool, again: bool) -> int:
+    def blocks(self, group: Group, engine: Settings, *, again: bool) -> int:
         """The most blocks of one group that it can hold at once; *again*: it may be preempted and recompute all known tokens.
 
         The last token is never computed. Blocks that leave a window are released when the step that moved it has settled.
         """
-        last, size = len(self.text) - 1, group.block_tokens
+        last, size, ahead, drafts = len(self.text) - 1, group.block_tokens, engine.asynchronous, engine.drafts
         if isinstance(group, FullAttention):
             return -(-last // size)
         if isinstance(group, Mamba):
@@ -133,7 +135,7 @@ class Script:
         for known in range(self.prompt, last + 1 if again else self.prompt + 1):
             settled = begin = 0
             while begin < last:
-                end = min(begin + (step_tokens or known), max(known, begin + 1), last)
+                end = min(begin + (engine.step_tokens or known + drafts), max(known, begin + 1) + drafts, last)
                 most = max(most, -(-end // size) - max(0, settled - group.window_tokens + 1) // size)
                 settled, begin = begin if ahead else end, end
         return most
@@ -160,11 +162,14 @@ class WorldSettings:
             raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
         geometry = self.engine.geometry
         again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
-        for script in self.requests:
-            needed = sum(
-                script.blocks(group, self.engine.step_tokens, ahead=self.engine.asynchronous, again=again)
-                for group in geometry.groups
+        drafter = self.engine.drafts and any(geometry.drafters)
+        if drafter and (resumes := [name for name, times in self.faults.items() if times and name not in _NEVER_RESUME]):
+            raise MisuseError(
+                f"faults: no request of a drafter may resume, as after {resumes[0]}: others share what it rewrites"
             )
+        needed = 0  # with a drafter by all of them together
+        for script in self.requests:
+            needed = sum([script.blocks(group, self.engine, again=again) for group in geometry.groups], needed * bool(drafter))
             if needed > self.engine.num_blocks:
                 raise MisuseError(
                     f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
@@ -269,7 +274,7 @@ class World:
         self.engine = Engine(settings.engine)
         self._rows = RowCounts(self.engine.ledger)
         for script in settings.requests:
-            self.engine.know(script.name, script.text)
+            self.engine.know(script.name, script.text, script.prompt)
         geometry = self.engine.geometry
         self._size = geometry.blocks_per_chunk
         self._device = Device(
