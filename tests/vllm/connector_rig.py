@@ -32,10 +32,13 @@ from tests.vllm.worlds import WorldSpec
 
 
 @contextmanager
-def _made_for(spec: WorldSpec, seed: int, fails: Mapping[Direction, float], spare_requests: int) -> Iterator[None]:
+def _made_for(
+    spec: WorldSpec, seed: int, fails: Mapping[Direction, float], spare_requests: int, copiers: list[LagCopier]
+) -> Iterator[None]:
     def make_copier(self: BlocklifeConnector) -> object:
         def make(cache: KvCache, host: HostMemory, worker: Worker) -> LagCopier:
-            return LagCopier(cache, host, worker, spec.lag, fails, Random(f"{seed}/lag/{worker}"))
+            copiers.append(LagCopier(cache, host, worker, spec.lag, fails, Random(f"{seed}/lag/{worker}")))
+            return copiers[-1]
 
         return make
 
@@ -69,7 +72,8 @@ class ConnectorRig(Rig):
         self._depth = depth or (2 if spec.async_scheduling else 1)
         self._dice = Random(f"{seed}/drafts") if drafts else None
         self._guesses: Mapping[str, list[int]] = {}
-        with _made_for(spec, seed, fails or {}, spare_requests):
+        self.copiers: list[LagCopier] = []
+        with _made_for(spec, seed, fails or {}, spare_requests, self.copiers):
             super().__init__(spec, seed, on_scheduler)
         self.scheduler.recompute_kv_load_failures = recompute
 
@@ -161,9 +165,22 @@ class ConnectorRig(Rig):
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self._guesses = output.scheduled_spec_decode_tokens
         result = super()._execute(output)
+        fresh = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
+        for name in output.num_scheduled_tokens.keys() - fresh:
+            self._check_rewrites(name)
         if self._dice is not None and result.req_ids:
             self._judge_guesses(output, result)
         return result
+
+    def _check_rewrites(self, name: str) -> None:
+        """While a request decodes, layers of a drafter write its last position once more: no store may read that block then."""
+        row = self._batch._rows[name]
+        if row.computed <= row.prompt_tokens:
+            return
+        for group, table in zip(self.spec.groups, row.tables, strict=True):
+            block = table[(row.computed - 1) // group.block_tokens]
+            if group.drafter and block and any(copier.reads(block) for copier in self.copiers):
+                raise AssertionError(f"request {name}: block {block} is written again while a store reads it")
 
     def _judge_guesses(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Accept the guesses that the model would have said; what was computed for the others is junk."""

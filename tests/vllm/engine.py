@@ -52,7 +52,9 @@ def row_words(groups: Sequence[GroupSpec]) -> int:
 def _group(group: GroupSpec) -> Group:
     if group.kind == "mamba":
         return Mamba(group.block_tokens)
-    return FullAttention(group.block_tokens) if group.window is None else SlidingWindow(group.block_tokens, group.window)
+    if group.window is None:
+        return FullAttention(group.block_tokens, drafter=group.drafter)
+    return SlidingWindow(group.block_tokens, group.window, drafter=group.drafter)
 
 
 def shape_of(spec: WorldSpec, folder: str = "") -> making.Shape:

@@ -92,6 +92,10 @@ class LagCopier:
                 self.waits += 1
                 self._land(queue)
 
+    def reads(self, block: int) -> bool:
+        """Whether a store that is out reads this block."""
+        return any(block in copy.transfer.source for copy in self._queues[Direction.STORE])
+
     def busy(self) -> bool:
         """Whether something is out."""
         return any(self._queues.values())

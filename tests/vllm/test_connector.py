@@ -975,9 +975,8 @@ def test_connector_walks_with_room_for_few_requests(spare: int, ahead: bool) -> 
     assert rig.loaded > 0
 
 
-@pytest.mark.parametrize("model", ["full", "window", "full and window"])
-def test_connector_walks_with_drafts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculative decoding without layers of a drafter: what was guessed wrong is junk, and is never stored."""
+def with_guesses(monkeypatch: pytest.MonkeyPatch, method: str = "ngram") -> None:
+    """Engines that are made from now on guess three tokens a step. vLLM reads of *method* how it treats a drafter's layers."""
     from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
 
     def with_drafts(**given: object) -> VllmConfig:
@@ -989,13 +988,55 @@ def test_connector_walks_with_drafts(model: str, monkeypatch: pytest.MonkeyPatch
             target_model_config=given["model_config"],
             target_parallel_config=ParallelConfig(),
         )
-        return VllmConfig(**given, speculative_config=guesses)
+        config = VllmConfig(**given, speculative_config=guesses)
+        guesses.method = method  # its model is not read: nothing here computes
+        return config
 
     monkeypatch.setattr(making, "VllmConfig", with_drafts)
+
+
+@pytest.mark.parametrize("model", ["full", "window", "full and window"])
+def test_connector_walks_with_drafts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculative decoding without layers of a drafter: what was guessed wrong is junk, and is never stored."""
+    with_guesses(monkeypatch)
     rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], num_gpu_blocks=30), 7, drafts=True)
     walk(rig, 7)
 
     assert rig.loaded > 0
+
+
+DRAFTERS = {
+    "shared": (GroupSpec("full", 4, drafter=True),),
+    "own": (GroupSpec("full", 4), GroupSpec("full", 4, drafter=True)),
+    "own window": (GroupSpec("full", 4), GroupSpec("swa", 4, window=9, drafter=True)),
+    "window and drafter": (GroupSpec("swa", 4, window=9), GroupSpec("full", 4, drafter=True)),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("model", DRAFTERS)
+def test_connector_walks_with_a_drafter(model: str, chunk: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of a drafter in a group of the model, or in one of their own, which they write to once more in the next step."""
+    with_guesses(monkeypatch, "eagle")
+    spec = evolve(CROWDED, groups=DRAFTERS[model], num_gpu_blocks=40, blocks_per_chunk=chunk)
+    rig = ConnectorRig(spec, seed, drafts=True)
+    assert rig.scheduler.use_eagle
+    assert rig.side.offload.geometry.drafters == tuple(group.drafter for group in DRAFTERS[model])
+    walk(rig, seed, 60)
+
+    assert rig.loaded > 0
+
+
+def test_walk_with_a_drafter_finds_what_is_stored_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a drafter's last full block, stored as any other."""
+    with_guesses(monkeypatch, "eagle")
+    spec = evolve(CROWDED, groups=DRAFTERS["own"], num_gpu_blocks=40)
+    rig = ConnectorRig(spec, 1, drafts=True)
+    rig.side.offload._state.progress._drafters[:] = [False, False]
+
+    with pytest.raises(AssertionError, match="is written again while a store reads it"):
+        walk(rig, 1, 60)
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])

@@ -188,14 +188,18 @@ def test_connector_refuses_engines_that_are_not_offered(path: str, value: object
     assert says in str(refused.value)
 
 
-def test_connector_refuses_a_drafter() -> None:
-    """Layers of a drafter change with the next token: their blocks cannot be named by their content."""
+def test_connector_knows_the_groups_of_a_drafter() -> None:
+    """vLLM says which groups hold layers of a drafter; a state cannot be one of them."""
     from blocklife.engines.vllm.connector import _cache as cache
 
-    rig = ConnectorRig(WORLD)
-    rig.engine.kv_cache_config.kv_cache_groups[0].is_eagle_group = True
+    rig = ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"), GroupSpec("swa", window=9), GroupSpec("mamba"))))
+    groups = rig.engine.kv_cache_config.kv_cache_groups
+    groups[1].is_eagle_group = True
+    found = cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+    groups[2].is_eagle_group = True
 
-    with pytest.raises(MisuseError, match="holds layers of a drafter"):
+    assert found.drafters == (False, True, False)
+    with pytest.raises(MisuseError, match="group 2 holds states of a drafter"):
         cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
 

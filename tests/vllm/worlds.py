@@ -20,6 +20,8 @@ class GroupSpec:
     block_tokens: int = field(default=4, validator=validators.ge(1))
     window: int | None = field(default=None)
     """Tokens that a sliding window sees, the query's own included; None for other kinds."""
+    drafter: bool = field(default=False)
+    """Whether layers of a drafter are among those of the group."""
 
     @window.validator
     def _window_belongs_to_swa(self, attribute: object, value: int | None) -> None:

@@ -119,6 +119,9 @@ def cache_of(shape: Shape) -> KVCacheConfig:
     """The layout of the cache: one layer a group, all of them in the same blocks."""
     page, size = shape.page_bytes, shape.page_bytes * shape.num_blocks
     groups = [KVCacheGroupSpec([f"layer{at}"], _page_spec(group, page)) for at, group in enumerate(shape.groups)]
+    for each, group in zip(groups, shape.groups, strict=True):
+        if not isinstance(group, Mamba) and group.drafter:
+            each.is_eagle_group = True
     names = [name for group in groups for name in group.layer_names]
     if "shared_by" in KVCacheTensor.__dataclass_fields__:
         tensors = [KVCacheTensor(size=size, shared_by=names)]

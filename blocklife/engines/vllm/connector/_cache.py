@@ -24,6 +24,8 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
+from attrs import evolve
+
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._scheduler import incarnation_of
 from blocklife.engines.vllm.connector._shapes import CacheShape
@@ -75,8 +77,6 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     if vllm_config.model_config.is_diffusion:
         raise _refuse("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
     spec = vllm_config.speculative_config
-    if spec is not None and (spec.use_eagle() or vllm_config.num_hash_lookahead_tokens):
-        raise _refuse(f"speculative decoding with {spec.method!r} is not offered", "use ngram, or none")
     if spec is not None and kv_cache_config.has_mamba_layers:
         raise _refuse("speculative decoding with Mamba layers is not offered", "switch it off")
 
@@ -90,8 +90,6 @@ def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> Geom
 
 
 def _group(number: int, group: KVCacheGroupSpec) -> Group:
-    if group.is_eagle_group:
-        raise _refuse(f"group {number} holds layers of a drafter, which is not offered", "switch speculative decoding off")
     if group.host_resident or not group.enable_kv_transfer or not group.kv_cache_spec.prefix_cacheable:
         raise _refuse(
             f"group {number} has blocks that cannot be cached by their content, which is not offered", "use another connector"
@@ -99,7 +97,12 @@ def _group(number: int, group: KVCacheGroupSpec) -> Group:
     kinds = {_kind(number, spec) for spec in iter_layer_specs(group.kv_cache_spec)}
     if len(kinds) != 1:
         raise _refuse(f"group {number} has layers of {len(kinds)} kinds, which is not offered", "use another connector")
-    return kinds.pop()
+    kind = kinds.pop()
+    if not group.is_eagle_group:
+        return kind
+    if isinstance(kind, Mamba):
+        raise _refuse(f"group {number} holds states of a drafter, which are not offered", "switch speculative decoding off")
+    return evolve(kind, drafter=True)
 
 
 def _kind(number: int, spec: KVCacheSpec) -> Group:
