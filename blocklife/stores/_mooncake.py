@@ -267,6 +267,8 @@ class MooncakeStore:
     def close(self) -> None:
         """As `ContentStore.close`. Takes a second or two, and up to 12 s while the master is down.
 
+        A call that runs is not broken off, because the package cannot: it is waited for. Its own time limits end it, after 30 s
+        at most where a lender is frozen.
         What lies in a segment of this process is lost. A store that was not closed is closed when the interpreter ends.
         """
         self._session.close()

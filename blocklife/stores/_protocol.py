@@ -89,7 +89,8 @@ class ContentStore(Protocol):
     def close(self) -> None:
         """Release what the store holds. After that it touches no registered memory; what it keeps stays for others.
 
-        Waits for calls that run in other threads. Later calls have the outcome FAILED; a second `close` does nothing.
+        Waits for calls that run in other threads, for as long as they take; a store need not be able to break one off. Who
+        must not wait calls it in a thread of its own. Later calls have the outcome FAILED; a second `close` does nothing.
         """
         ...
 

@@ -1,8 +1,9 @@
 """The tier below the host memory of a replay: its store, what the scheduler knows of it, and a copier for each worker.
 
 *Order of the end.* The copiers are closed first: they give up calls that hang, and touch no slot afterwards. Then the presence
-is closed, and then the store, which ends the calls that still run in it. Last, the threads are joined. Each of these waits is
-bounded: if a store never returns from a call, only the thread of that call stays behind.
+is closed, and then the store, in a thread, because it may wait for the calls that still run in it. Last, the threads are
+joined. Each of these waits is bounded: if a store never returns from a call, only the threads of that call and of the
+closing stay behind.
 """
 
 from __future__ import annotations
