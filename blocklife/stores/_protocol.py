@@ -9,7 +9,9 @@ what was put may be gone at any time.
 differ. Therefore a store may keep the old bytes when a key is put again, and two processes may put one key at once.
 
 *What a store is trusted with.* Nothing. What it hands back is checked (`blocklife.stores.check`), and it is given memory of a
-staging area only, never a slot of the host tier. A store that hangs, or that writes late, spoils no content.
+staging area only, never a slot of the host tier. A store that hangs, or writes late in a call that was given up, spoils no
+content. But for one thing: once a call has returned, it writes to the pages of that call no more. A write between the check
+and the copy to a slot would not be seen.
 
 *What an author provides.* A class with the five methods of `ContentStore`, and `remove` where it can. It needs no base class.
 `blocklife store check package.module:factory` runs the conformance suite against it.

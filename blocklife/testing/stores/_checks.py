@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import environ, pathsep
@@ -30,6 +31,8 @@ CAPACITY_TRIED_MAX = 64 * _MIB
 PROCESS_PAGES = 24
 PROCESS_BYTES = 3_000
 """What each of two processes puts."""
+LOOK_AGAIN_S = 0.05
+"""How long pages are left alone before they are looked at again."""
 
 
 # --- bytes come back ---------------------------------------------------------------------------------------------------
@@ -267,6 +270,21 @@ def get_leaves_the_value_alone(trial: Trial) -> None:
     trial.must_be("get", trial.get([target]), OK)
     trial.fill(target, bytes(target.size))
     trial.must_get([page])
+
+
+@check()
+def get_writes_no_longer_than_it_runs(trial: Trial) -> None:
+    """A page is not written to after get has returned. Seen for a short while only: it finds a habit, and proves nothing."""
+    sizes = (5_000, 40_000)
+    trial.must_put([trial.full_page(size, size) for size in sizes])
+    targets = [trial.page(size, size) for size in sizes]
+    trial.must_be("get", trial.get(targets), OK)
+    ours = [bytes([0x5A]) * page.size for page in targets]
+    for page, mine in zip(targets, ours, strict=True):
+        trial.fill(page, mine)
+    time.sleep(LOOK_AGAIN_S)
+    for page, mine in zip(targets, ours, strict=True):
+        trial.must(trial.read(page) == mine, f"a page of {page.size:,} bytes was written to after get had returned")
 
 
 # --- several at once -----------------------------------------------------------------------------------------------------
