@@ -10,6 +10,7 @@ Rules of this file:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import json
 import os
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,8 +126,11 @@ def examine(name: str, check: Callable[[], Diagnosis]) -> Diagnosis:
     except _AbsentError as absent:
         return Diagnosis(name, CheckOutcome.ABSENT, absent.says, absent.install)
     except Exception as problem:  # a broken package may raise anything, even on import
-        told = " ".join(str(problem).split()) or "no message"
-        return Diagnosis(name, CheckOutcome.BROKEN, f"{type(problem).__name__}: {told[:300]}")
+        return Diagnosis(name, CheckOutcome.BROKEN, f"{type(problem).__name__}: {_in_a_line(problem)}")
+
+
+def _in_a_line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:300] or "no message"
 
 
 # --- what is installed -------------------------------------------------------------------------------------------------
@@ -342,6 +346,34 @@ def _ranks() -> Diagnosis:
     return Diagnosis("ranks", CheckOutcome.FACT, "torch.distributed with gloo; start them with torchrun")
 
 
+# --- stores ------------------------------------------------------------------------------------------------------------
+
+
+def _mooncake() -> Diagnosis:
+    """Whether the package of Mooncake Store can be imported, with its libraries. No master is asked."""
+    _need("mooncake", to_install("mooncake"))
+    from blocklife.stores._mooncake import INSTALL_LIBRARIES, find_mooncake
+
+    try:
+        find_mooncake()
+    except ImportError as problem:
+        install = INSTALL_LIBRARIES if ".so" in str(problem) else to_install("mooncake")
+        return Diagnosis("store mooncake", CheckOutcome.BROKEN, f"cannot be imported: {_in_a_line(problem)}", install)
+    says = f"{_version_of_mooncake()}, can be imported; no master was asked (blocklife store check mooncake:HOST:PORT)"
+    return Diagnosis("store mooncake", CheckOutcome.FACT, says)
+
+
+def _version_of_mooncake() -> str:
+    """The package is built in several ways, each with its own name."""
+    for name in _MOONCAKES:
+        with contextlib.suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return "a mooncake of unknown version"
+
+
+_MOONCAKES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
+
+
 # --- the device --------------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +433,7 @@ CHECKS: Iterable[tuple[str, Callable[[], Diagnosis]]] = (
     ("copier cuda", _copier_cuda),
     ("movers", _movers),
     ("ranks", _ranks),
+    ("store mooncake", _mooncake),
     ("gpu", _gpu),
     ("link", _link),
 )

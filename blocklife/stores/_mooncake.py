@@ -362,17 +362,30 @@ def _names(keys: Sequence[bytes]) -> list[str]:
     return [key.hex() for key in keys]
 
 
-def _load(master: str) -> Callable[[], _Client]:
-    """What makes a client."""
-    install = f"{to_install('mooncake')}, and on Debian: apt install libibverbs1 librdmacm1 libcurl4 libnuma1"
-    try:
-        module = importlib.import_module("mooncake.store")
-    except ImportError as problem:
-        raise MisuseError(f"mooncake:{master}: the package of Mooncake cannot be used: {problem} ({install})") from problem
+INSTALL_LIBRARIES = "on Debian: apt install libibverbs1 librdmacm1 libcurl4 libnuma1"
+"""What the package needs of the system, and does not bring."""
+
+
+def find_mooncake() -> Callable[[], _Client]:
+    """What makes a client of Mooncake Store.
+
+    Raises ImportError where the package, or a library of the system that it needs, is not there, and where ``mooncake.store``
+    is another package's.
+    """
+    module = importlib.import_module("mooncake.store")
     found: Callable[[], _Client] | None = getattr(module, "MooncakeDistributedStore", None)
     if found is None:
-        raise MisuseError(f"mooncake:{master}: {module.__name__} is not that of Mooncake Store ({install})")
+        raise ImportError(f"{module.__name__} is not that of Mooncake Store")
     return found
+
+
+def _load(master: str) -> Callable[[], _Client]:
+    """What makes a client. Refuses: MisuseError where the package cannot be used; it says why, and what to install."""
+    try:
+        return find_mooncake()
+    except ImportError as problem:
+        install = f"{to_install('mooncake')}, and {INSTALL_LIBRARIES}"
+        raise MisuseError(f"mooncake:{master}: the package of Mooncake cannot be used: {problem} ({install})") from problem
 
 
 def _parse(master: str) -> tuple[str, int]:

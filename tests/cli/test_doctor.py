@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ from blocklife.ledger.records import Completion, Worker
 ROOT = Path(__file__).parents[2]
 NAMES = [
     "python", "platform", "blocklife", "core", "numpy", "torch", "drawing", "copier cpu", "copier torch", "copier cuda",
-    "movers", "ranks", "gpu", "link",
+    "movers", "ranks", "store mooncake", "gpu", "link",
 ]  # fmt: skip
 
 Capture = pytest.CaptureFixture[str]
@@ -154,6 +155,53 @@ def test_doctor_names_a_package_that_is_broken(tmp_path: Path) -> None:
     assert found["copier cpu"]["verdict"] == "works"
 
 
+@pytest.mark.parametrize(
+    ("module", "says", "install"),
+    [
+        (
+            "raise ImportError('libibverbs.so.1: cannot open shared object file: No such file or directory')",
+            "cannot be imported: libibverbs.so.1: cannot open shared object file: No such file or directory",
+            "on Debian: apt install libibverbs1 librdmacm1 libcurl4 libnuma1",
+        ),
+        ("nothing = None", "cannot be imported: mooncake.store is not that of Mooncake Store", to_install("mooncake")),
+        ("raise OSError('told\\nin two lines')", "OSError: told in two lines", ""),
+    ],
+    ids=["library", "other package", "anything"],
+)
+def test_doctor_says_why_mooncake_cannot_be_used(tmp_path: Path, module: str, says: str, install: str) -> None:
+    """A package that is installed and does not load is broken; a library of the system that it lacks has its own remedy."""
+    status, found = in_a_world_where(tmp_path, {"mooncake/__init__.py": "", "mooncake/store.py": f"{module}\n"})
+
+    assert status == 1
+    assert found["store mooncake"] == {"name": "store mooncake", "verdict": "broken", "says": says, "install": install}
+    assert found["copier cpu"]["verdict"] == "works"
+
+
+@pytest.mark.parametrize("package", ["mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", ""])
+def test_doctor_names_the_version_of_mooncake(tmp_path: Path, package: str) -> None:
+    """Whichever package brought it, and also if none is known."""
+    files = {"mooncake/__init__.py": "", "mooncake/store.py": "class MooncakeDistributedStore: pass\n"}
+    if package:
+        folder = f"{package.replace('-', '_')}-9.8.7.dist-info"
+        files[f"{folder}/METADATA"] = f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.8.7\n"
+    found = in_a_world_where(tmp_path, files)[1]["store mooncake"]
+
+    assert found["verdict"] == "fact"
+    assert found["says"].startswith(f"{package} 9.8.7, can be imported; " if package else "a mooncake of unknown version, ")
+    assert found["install"] == ""
+
+
+def test_doctor_does_not_look_for_mooncake_where_it_is_absent(tmp_path: Path) -> None:
+    """That is no fault, and nothing is imported to find it out."""
+    if find_spec("mooncake") is not None:
+        pytest.skip("mooncake is installed")
+    found = in_a_world_where(tmp_path, {})[1]["store mooncake"]
+
+    assert found == {
+        "name": "store mooncake", "verdict": "absent", "says": "not installed", "install": to_install("mooncake"),
+    }  # fmt: skip
+
+
 def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """What is not installed is no fault: the status is 0, and each line names the command."""
     monkeypatch.setattr(doctor, "find_spec", lambda _module: None)
@@ -163,6 +211,7 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Ca
     assert status == 0
     for name in ("torch", "copier torch", "copier cuda", "movers", "ranks", "gpu", "link"):
         assert lines[name] == f"not installed ({to_install('torch')})"
+    assert lines["store mooncake"] == f"not installed ({to_install('mooncake')})"
     assert lines["drawing"] == f"pygraphviz, pymupdf-fonts, resvg-py not installed ({to_install('draw')})"
 
 
