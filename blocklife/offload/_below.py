@@ -17,14 +17,13 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable, MutableSequence, Sequence
-from math import inf
 from typing import Protocol, TypeAlias
 
 from attrs import field, frozen
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Direction, Ledger
-from blocklife.ledger._limits import check_member
+from blocklife.offload._fields import above_zero, at_least, member
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer
 from blocklife.states import Job
@@ -73,32 +72,18 @@ class Demote(enum.Enum):
     NEVER = "not at all: the store below is only read"
 
 
-def _above_zero(_instance: object, attribute: object, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise MisuseError(f"{getattr(attribute, 'name', 'value')} must be above 0 and finite, not {value!r}")
-
-
-def _at_least_one(_instance: object, attribute: object, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise MisuseError(f"{getattr(attribute, 'name', 'value')} must be a whole number of at least 1, not {value!r}")
-
-
-def _policy(_instance: object, attribute: object, value: object) -> None:
-    check_member(getattr(attribute, "name", "value"), value, Demote)
-
-
 @frozen(kw_only=True)
 class BelowPolicies:
     """The choices of one scheduler about the tier below its host memory."""
 
-    demote: Demote = field(default=Demote.EAGER, validator=_policy)
-    max_wait: float = field(default=32.0, validator=_above_zero)
+    demote: Demote = field(default=Demote.EAGER, validator=member(Demote))
+    max_wait: float = field(default=32.0, validator=above_zero)
     """How long a request waits for content from below before it goes on without, in the engine's unit of time."""
-    max_slots: int = field(default=256, validator=_at_least_one)
+    max_slots: int = field(default=256, validator=at_least(1))
     """Maximum number of slots being copied in each direction."""
-    job_slots: int = field(default=32, validator=_at_least_one)
+    job_slots: int = field(default=32, validator=at_least(1))
     """Maximum number of slots of one job."""
-    lazy_slots: int = field(default=64, validator=_at_least_one)
+    lazy_slots: int = field(default=64, validator=at_least(1))
     """With `Demote.LAZY`, how many of the slots that will be evicted next are kept demoted."""
 
     @property

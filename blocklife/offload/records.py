@@ -14,8 +14,7 @@ from typing import TypeAlias
 
 from attrs import field, frozen
 
-from blocklife.errors import MisuseError
-from blocklife.ledger._limits import check_member
+from blocklife.offload._fields import at_least, flag, member
 
 Keys: TypeAlias = Callable[[int, int, int], Sequence[bytes]]
 """The keys of the blocks ``start`` to ``stop`` of one group: ``keys(group, start, stop)``.
@@ -45,49 +44,28 @@ class Mode(enum.Enum):
     LAZY = "when its block is about to be handed out again"
 
 
-def _none_or_at_least(least: int) -> Callable[[object, object, int | None], None]:
-    def check(_instance: object, attribute: object, value: int | None) -> None:
-        if value is not None and (type(value) is not int or value < least):
-            name = getattr(attribute, "name", "value")
-            raise MisuseError(f"{name} must be a whole number of at least {least}, not {value!r}")
-
-    return check
-
-
-def _member(kind: type[enum.Enum]) -> Callable[[object, object, object], None]:
-    def check(_instance: object, attribute: object, value: object) -> None:
-        check_member(getattr(attribute, "name", "value"), value, kind)
-
-    return check
-
-
-def _flag(_instance: object, attribute: object, value: object) -> None:
-    if type(value) is not bool:
-        raise MisuseError(f"{getattr(attribute, 'name', 'value')} must be True or False, not {value!r}")
-
-
 @frozen(kw_only=True)
 class Policies:
     """The choices of one scheduler. The contract and who owns the pool are choices of the ledger."""
 
-    last_step: LastStep = field(default=LastStep.FLUSH, validator=_member(LastStep))
-    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, validator=_member(FullHit))
-    partial_chunks: bool = field(default=False, validator=_flag)
+    last_step: LastStep = field(default=LastStep.FLUSH, validator=member(LastStep))
+    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, validator=member(FullHit))
+    partial_chunks: bool = field(default=False, validator=flag)
     """Whether a chunk that lacks a block that a hit could need is stored without it, or not at all."""
-    mode: Mode = field(default=Mode.EAGER, validator=_member(Mode))
-    plans_ahead: int = field(default=0, validator=_none_or_at_least(0))
+    mode: Mode = field(default=Mode.EAGER, validator=member(Mode))
+    plans_ahead: int = field(default=0, validator=at_least(0))
     """Plans that may be outstanding when the next one is made: 0 for synchronous scheduling, 1 for asynchronous."""
-    max_load_tokens: int | None = field(default=None, validator=_none_or_at_least(0))
+    max_load_tokens: int | None = field(default=None, validator=at_least(0, or_none=True))
     """Maximum number of tokens loaded for one request; None: no limit."""
-    max_store_tokens: int | None = field(default=None, validator=_none_or_at_least(0))
+    max_store_tokens: int | None = field(default=None, validator=at_least(0, or_none=True))
     """Maximum number of tokens of one request, from its start, that are stored; None: no limit."""
-    prompt_only: bool = field(default=False, validator=_flag)
+    prompt_only: bool = field(default=False, validator=flag)
     """Whether only tokens of prompts are stored."""
-    max_load_failures: int = field(default=2, validator=_none_or_at_least(0))
+    max_load_failures: int = field(default=2, validator=at_least(0))
     """Number of failed loads after which a request no longer looks in the host tier."""
-    max_job_blocks: int = field(default=256, validator=_none_or_at_least(1))
+    max_job_blocks: int = field(default=256, validator=at_least(1))
     """Maximum number of blocks in one store, rounded up to a chunk."""
-    lazy_blocks: int = field(default=64, validator=_none_or_at_least(1))
+    lazy_blocks: int = field(default=64, validator=at_least(1))
     """In lazy mode, how many of the blocks that will be handed out next are kept stored."""
 
 

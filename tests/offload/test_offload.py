@@ -1163,6 +1163,14 @@ def test_policies_refuse_what_is_no_count(name: str) -> None:
             Policies(**{least: 0})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["plans_ahead", "max_load_failures", "max_job_blocks", "lazy_blocks"])
+def test_only_limits_of_tokens_may_be_none(name: str) -> None:
+    """Elsewhere None would fail later, or not at all."""
+    Policies(max_load_tokens=None, max_store_tokens=None)
+    with pytest.raises(MisuseError, match=f"{name} must be a whole number of at least ., not None"):
+        Policies(**{name: None})  # type: ignore[arg-type]
+
+
 # --- synchronous and asynchronous --------------------------------------------------------------------------------------------
 
 ENDS = ("finish", "finish", "finish", "abort")
