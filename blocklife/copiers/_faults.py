@@ -22,58 +22,34 @@ ends the copying, but reports are still held back.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Self
 
 import attrs
 import numpy as np
 
 from blocklife.copiers._protocol import Copier
+from blocklife.copiers._rates import PlantedRates, share
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, JobId, Result, Transfer, Worker
 
 
-def _is_share(_rates: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise MisuseError(f"fault rate {attribute.name}: {value} is not a share of the jobs (give 0 to 1)")
-
-
 @attrs.frozen(str=False)
-class FaultRates:
+class FaultRates(PlantedRates):
     """The share of jobs with each fault, from 0 to 1; default 0."""
 
-    fail: float = attrs.field(default=0.0, validator=_is_share)
-    late: float = attrs.field(default=0.0, validator=_is_share)
-    twice: float = attrs.field(default=0.0, validator=_is_share)
-    reorder: float = attrs.field(default=0.0, validator=_is_share)
-    never: float = attrs.field(default=0.0, validator=_is_share)
+    KIND = "fault rate"
+    WHOLE = "jobs"
+
+    fail: float = share()
+    late: float = share()
+    twice: float = share()
+    reorder: float = share()
+    never: float = share()
 
     @classmethod
-    def default(cls) -> FaultRates:
+    def default(cls) -> Self:
         """Moderate rates: work still gets done, and every fault occurs within a few hundred jobs."""
         return cls(fail=0.02, late=0.02, twice=0.02, reorder=0.02, never=0.01)
-
-    @classmethod
-    def parse(cls, text: str) -> FaultRates:
-        """Parse ``fail=0.01,late=0.02``; omitted faults are 0; ``default`` means `default`.
-
-        Refuses: MisuseError for an unknown or repeated name, and for anything but a number from 0 to 1.
-        """
-        if text.strip() == "default":
-            return cls.default()
-        known = [rate.name for rate in attrs.fields(cls)]
-        rates: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, number = (piece.strip() for piece in part.partition("="))
-            if name not in known or name in rates:
-                trouble = "named twice" if name in rates else "unknown"
-                raise MisuseError(f"fault rate {name!r}: {trouble} (write {'=0.01,'.join(known)}=0.01, each at most once)")
-            try:
-                rates[name] = float(number)
-            except ValueError:
-                raise MisuseError(f"fault rate {name}: {number!r} is not a number (give 0 to 1)") from None
-        return cls(**rates)
-
-    def __str__(self) -> str:
-        return ",".join(f"{name}={rate!r}" for name, rate in attrs.asdict(self).items())
 
 
 @attrs.frozen

@@ -27,59 +27,32 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import attrs
 
-from blocklife.errors import MisuseError
+from blocklife.copiers._rates import PlantedRates, share
 from blocklife.stores._protocol import ContentStore, Page, Removing, StoreOutcome
 
 
-def _is_share(_rates: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise MisuseError(f"store fault rate {attribute.name}: {value} is no share of the keys (give 0 to 1)")
-
-
 @attrs.frozen(str=False)
-class StoreFaultRates:
+class StoreFaultRates(PlantedRates):
     """The share of keys with each fault, from 0 to 1; default 0."""
 
-    fail: float = attrs.field(default=0.0, validator=_is_share)
-    slow: float = attrs.field(default=0.0, validator=_is_share)
-    hang: float = attrs.field(default=0.0, validator=_is_share)
-    cut: float = attrs.field(default=0.0, validator=_is_share)
-    flip: float = attrs.field(default=0.0, validator=_is_share)
-    lose: float = attrs.field(default=0.0, validator=_is_share)
+    KIND = "store fault rate"
+    WHOLE = "keys"
+
+    fail: float = share()
+    slow: float = share()
+    hang: float = share()
+    cut: float = share()
+    flip: float = share()
+    lose: float = share()
 
     @classmethod
-    def default(cls) -> StoreFaultRates:
+    def default(cls) -> Self:
         """Moderate rates, without hangs: most content still comes through."""
         return cls(fail=0.02, slow=0.01, cut=0.02, flip=0.02, lose=0.02)
-
-    @classmethod
-    def parse(cls, text: str, *, prefix: str = "") -> StoreFaultRates:
-        """Parse ``flip=0.01,lose=0.02``; omitted faults are 0; ``default`` means `default`. Every name begins with *prefix*.
-
-        Refuses: MisuseError for an unknown or repeated name, and for anything but a number from 0 to 1.
-        """
-        if text.strip() == "default":
-            return cls.default()
-        known = [prefix + rate.name for rate in attrs.fields(cls)]
-        rates: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, number = (piece.strip() for piece in part.partition("="))
-            if name not in known or name.removeprefix(prefix) in rates:
-                trouble = "named twice" if name in known else "unknown"
-                raise MisuseError(
-                    f"store fault rate {name!r}: {trouble} (write {'=0.01,'.join(known)}=0.01, each once at most)"
-                )
-            try:
-                rates[name.removeprefix(prefix)] = float(number)
-            except ValueError:
-                raise MisuseError(f"store fault rate {name}: {number!r} is no number (give 0 to 1)") from None
-        return cls(**rates)
-
-    def __str__(self) -> str:
-        return ",".join(f"{name}={rate!r}" for name, rate in attrs.asdict(self).items())
 
 
 @attrs.frozen

@@ -135,9 +135,9 @@ def test_rates_are_parsed() -> None:
         ("", "unknown"),
         ("burn=1", "unknown"),
         ("flip=1,flip=1", "named twice"),
-        ("flip=x", "is no number"),
-        ("flip=1.5", "is no share"),
-        ("flip=nan", "is no share"),
+        ("flip=x", "is not a number"),
+        ("flip=1.5", "is not a share of the keys"),
+        ("flip=nan", "is not a share of the keys"),
     ],
 )
 def test_wrong_rates_are_refused(text: str, says: str) -> None:
@@ -145,7 +145,9 @@ def test_wrong_rates_are_refused(text: str, says: str) -> None:
         StoreFaultRates.parse(text)
 
 
-@pytest.mark.parametrize(("text", "says"), [("flip=1", "'flip': unknown .write below_fail="), ("below_flip=2", "is no share")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("flip=1", "'flip': unknown .write below_fail="), ("below_flip=2", "is not a share")]
+)
 def test_rates_with_a_prefix_are_named_with_it(text: str, says: str) -> None:
     with pytest.raises(MisuseError, match=says):
         StoreFaultRates.parse(text, prefix="below_")

@@ -569,7 +569,7 @@ def bad(tmp_path: Path) -> Iterator[Path]:
         ("--below fs:{}/kv --below-slots -1", "--below-slots must be"),
         ("--below fs:{}/kv --demote often", "invalid choice"),
         ("--below fs:{}/kv --faults below_burn=1", "'below_burn': unknown"),
-        ("--below fs:{}/kv --faults below_flip=2", "is no share"),
+        ("--below fs:{}/kv --faults below_flip=2", "is not a share"),
         ("--demote lazy", "no store is named for it .add --below"),
         ("--below-wait 5", "no store is named for it .add --below"),
         ("--below-slots 5", "no store is named for it .add --below"),
