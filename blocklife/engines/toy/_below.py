@@ -77,30 +77,15 @@ class BelowOptions:
 
 
 @attrs.frozen(kw_only=True)
-class BelowReport:
-    """What a replay had from its tier below. Slots count once for all workers, parts and bytes for each of them."""
+class BelowReport(BelowStatistics):
+    """What a replay had from its tier below: the scheduler's counts, in slots, and what else has to be known.
+
+    Slots count once for all workers, parts and bytes for each of them.
+    """
 
     store: str
     tokens_hit: int
     """Of ``tokens_hit_host``, those from the first block on that a promotion has brought: without the tier below, no hit."""
-    promoted: int
-    """Slots brought into the host tier, whole."""
-    missing: int
-    """Slots that were wanted from below, and whose content was not there, or not whole, when it was fetched."""
-    failed_promotions: int
-    demoted: int
-    """Slots that are below now, each worker's part of them; likewise what follows."""
-    refused: int
-    """Not taken by the store, for lack of room or because it was down."""
-    failed_demotions: int
-    already_below: int
-    """Not demoted because the store had them."""
-    lost: int
-    """Evicted from the host tier, or forgotten, before their turn to be demoted came."""
-    overdue_requests: int
-    """Requests that went on without the tier below, after waiting for as long as they may."""
-    no_room: int
-    """Slots wanted from below for which the host tier had no room."""
     damaged: int
     """Parts that came back cut or changed."""
     foreign: int
@@ -201,18 +186,9 @@ class TierOfReplay:
         copied, asked = [copier.statistics() for copier in self._copiers], self._presence.statistics()
         breaker = self._breaker.statistics()
         return BelowReport(
+            **attrs.asdict(counted),
             store=self.options.store,
             tokens_hit=tokens_hit,
-            promoted=counted.promoted,
-            missing=counted.missing,
-            failed_promotions=counted.failed_promotions,
-            demoted=counted.demoted,
-            refused=counted.refused,
-            failed_demotions=counted.failed_demotions,
-            already_below=counted.already_below,
-            lost=counted.lost,
-            overdue_requests=counted.overdue_requests,
-            no_room=counted.no_room,
             damaged=sum(each.damaged for each in copied),
             foreign=sum(each.foreign for each in copied),
             bytes_promoted=sum(each.bytes_promoted for each in copied),
