@@ -94,6 +94,11 @@ class CircuitBreaker:
                 self._wait_s = self._first_wait_s
                 self._next_probe = self._clock() + self._wait_s
 
+    def next_probe_s(self) -> float:
+        """In how many seconds a call is let through again; 0 if one would be now."""
+        with self._lock:
+            return max(0.0, self._next_probe - self._clock()) if self._wait_s else 0.0
+
     def statistics(self) -> BreakerStatistics:
         """Counts since the start."""
         with self._lock:

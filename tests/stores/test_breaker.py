@@ -72,6 +72,21 @@ def test_breaker_closes_after_one_success() -> None:
     assert breaker.statistics().times_down == 2
 
 
+def test_breaker_says_when_it_probes_next() -> None:
+    """Not while the store is up, nor when a probe is due."""
+    clock = Seconds()
+    breaker = opened(clock)
+    assert breaker.next_probe_s() == 1.0
+    clock.now += 0.25
+    assert breaker.next_probe_s() == 0.75
+    clock.now += 1.0
+    assert breaker.next_probe_s() == 0.0
+    assert breaker.allows()
+    assert breaker.next_probe_s() == 2.0
+    breaker.succeeded()
+    assert breaker.next_probe_s() == 0.0
+
+
 @pytest.mark.parametrize(("failures", "first", "longest"), [(0, 1.0, 2.0), (1, 0.0, 2.0), (1, 3.0, 2.0), (1, -1.0, 2.0)])
 def test_breaker_refuses_settings_that_make_none(failures: int, first: float, longest: float) -> None:
     with pytest.raises(MisuseError, match="circuit breaker"):

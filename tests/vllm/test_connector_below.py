@@ -7,6 +7,7 @@ threads. The rig's model computes the same bytes for the same text in every engi
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 import time
@@ -23,10 +24,12 @@ from vllm.v1.request import Request
 from blocklife.engines.vllm.connector import _store as store_below
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats
+from blocklife.engines.vllm.connector._store import OutageLog, _reason
 from blocklife.errors import MisuseError
 from blocklife.offload import BelowStatistics
-from blocklife.stores import FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates
+from blocklife.stores import CircuitBreaker, FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates, StoreOutcome
 from blocklife.testing.vllm import _making as making
+from tests.stores.arena import Arena
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.device import Text
 from tests.vllm.test_connector import CROWDED, MODELS, ROOMY, prompt
@@ -366,6 +369,87 @@ def test_a_store_that_hangs_holds_no_request_up_and_no_end(
         store.release()
     rig.close()
     assert time.monotonic() - begin < 60
+
+
+def outages(log: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """What was logged of the store, and how loudly."""
+    ours = [each for each in log.records if each.name == "vllm.blocklife"]
+    return [(each.levelname, said) for each in ours if "the store below" in (said := each.getMessage())]
+
+
+HALVES = (("The scheduler", "looks for no content there", "ask for"), ("Worker 0", "fetches nothing from there", "get or put"))
+
+
+@pytest.mark.parametrize(("half", "without", "calls"), HALVES)
+def test_a_store_that_goes_down_and_comes_back_is_logged(
+    make: Make, planted: type[_Planted], caplog: pytest.LogCaptureFixture, half: str, without: str, calls: str
+) -> None:
+    """One line when it is given up, with the address, what failed and the next try; one when it is back; none in between."""
+    caplog.set_level(logging.INFO, "vllm.blocklife")
+    rig, rng = make(address=f"{__name__}:faulty"), Random(0)
+    store = planted.made[0 if half == "The scheduler" else 1]
+    rig.ask(prompt(40))
+    assert outages(caplog) == []
+
+    def until(logged: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(outages(caplog)) < logged:
+            assert time.monotonic() < deadline, outages(caplog)
+            rig.ask(prompt(32, rng.randrange(1_000, 40_000)))
+
+    for number in range(2):
+        store._rates = StoreFaultRates(fail=1.0)
+        until(2 * number + 1)
+        for _ in range(20):
+            rig.ask(prompt(32, rng.randrange(1_000, 40_000)))
+        store._rates = StoreFaultRates()
+        until(2 * number + 2)
+    found = outages(caplog)
+
+    assert [level for level, _ in found] == ["WARNING", "INFO"] * 2
+    assert all(said.startswith(f"blocklife: the store below, {__name__}:faulty, is ") for _, said in found)
+    assert f"is down: calls that {calls} content failed" in found[0][1]
+    assert f"{half} {without}" in found[0][1]
+    next_try = float(found[0][1].partition("Next try in ")[2].partition(" s")[0])
+    assert 0.0 <= next_try <= 0.5
+    assert found[1][1].endswith(f"is up again. {half} uses it")
+
+
+def test_log_of_an_outage_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    """What the store says of itself; and an outage that came and went between two looks is two lines."""
+    caplog.set_level(logging.INFO, "vllm.blocklife")
+    breaker = CircuitBreaker(1, first_wait_s=7.0, clock=lambda: 0.0)
+    log = OutageLog("fs:/x", breaker, "Worker 3", "puts nothing there", lambda: "calls failed (no space)")
+    log.look()
+    breaker.failed()
+    breaker.succeeded()
+    log.look()
+    breaker.failed()
+    for _ in range(3):
+        log.look()
+
+    down = "blocklife: the store below, fs:/x, is down: calls failed (no space). Worker 3 puts nothing there. Next try in"
+    again = "growing intervals"
+    assert outages(caplog) == [
+        ("WARNING", f"{down} 0.0 s, then at {again}"),
+        ("INFO", "blocklife: the store below, fs:/x, is up again. Worker 3 uses it"),
+        ("WARNING", f"{down} 7.0 s, then at {again}"),
+    ]
+
+
+def test_reason_is_what_the_store_or_its_caller_has_noted(tmp_path: Path) -> None:
+    """An exception that a store has raised comes first; a store that says nothing of itself is no fault."""
+    store = FileStore(tmp_path, 1 << 20)
+    assert _reason(store, "calls failed", "") == "calls failed"
+    arena = Arena()
+    arena.join(store)
+    shutil.rmtree(tmp_path)
+    assert arena.put(store, "a", bytes(100)) is StoreOutcome.FAILED
+
+    assert _reason(store, "calls failed", "") == f"calls failed ({store.statistics().last_error})"
+    assert _reason(store, "calls failed", "KeyError(1)") == "calls failed (KeyError(1))"
+    assert _reason(FaultyStore(store, StoreFaultRates(), 0), "calls failed", "") == "calls failed"
+    assert store.statistics().last_error
 
 
 # --- the start and the end -------------------------------------------------------------------------------------------------

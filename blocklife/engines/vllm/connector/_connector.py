@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.blocklife")  # vLLM shows what is below its own name only
 
 
 @frozen(eq=False)

@@ -207,6 +207,8 @@ class ConnectorScheduler:
     def build_step(self, output: SchedulerOutput) -> StepPlan:
         """Build the plan of this step."""
         self._begin()
+        if self.below is not None:
+            self.below.look()
         self._begun, self._built = False, True
         offload, decided = self.offload, self.decided
         for request_id in output.preempted_req_ids or ():

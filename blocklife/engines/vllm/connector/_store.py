@@ -4,13 +4,17 @@ Rules of this file:
 
 * Every process opens the store for itself, by its address, and closes it.
 * Both halves know one identity, made from vLLM's configuration: names of entries are hashes of it.
+* Each half has a breaker of its own, and logs when it leaves the store alone and when it is back. It looks once a step, in the
+  step's own thread, so that a call of the store logs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import frozen
+from vllm.logger import init_logger
 
 from blocklife.engines.vllm.connector._messages import MovedBelow
 from blocklife.errors import MisuseError
@@ -28,6 +32,8 @@ from blocklife.stores import (
 
 if TYPE_CHECKING:
     from blocklife.copiers.torch import HostMemory
+
+logger = init_logger("vllm.blocklife")  # vLLM shows what is below its own name only
 
 _THREADS = 2
 _STAGING_BYTES = 64 << 20
@@ -58,6 +64,45 @@ class StoreBelow:
         return max(_STAGING_BYTES, _THREADS * _ENTRIES * entry)
 
 
+class OutageLog:
+    """Logs when a breaker has given a store up, and when the store is back: changes only, so that a dead store is one line.
+
+    *half* is who logs, and *without* what it does while the store is down. *why* says what has failed.
+    """
+
+    def __init__(self, address: str, breaker: CircuitBreaker, half: str, without: str, why: Callable[[], str]) -> None:
+        self._address = address
+        self._breaker = breaker
+        self._half, self._without = half, without
+        self._why = why
+        self._is_down = False
+        self._times_down = 0
+
+    def look(self) -> None:
+        """Log what has changed since the last call."""
+        now = self._breaker.statistics()
+        if now.times_down != self._times_down:
+            self._times_down, self._is_down = now.times_down, True
+            logger.warning(
+                "blocklife: the store below, %s, is down: %s. %s %s. Next try in %.1f s, then at growing intervals",
+                self._address,
+                self._why(),
+                self._half,
+                self._without,
+                self._breaker.next_probe_s(),
+            )
+        if self._is_down and not now.is_down:
+            self._is_down = False
+            logger.info("blocklife: the store below, %s, is up again. %s uses it", self._address, self._half)
+
+
+def _reason(store: ContentStore, failed: str, raised: str) -> str:
+    """What failed, and why as far as anybody knows: a store need not say."""
+    statistics = getattr(store, "statistics", None)
+    told = str(getattr(statistics(), "last_error", "")) if callable(statistics) else ""
+    return f"{failed} ({why})" if (why := raised or told) else failed
+
+
 class AskedStore:
     """The scheduler's half."""
 
@@ -66,6 +111,14 @@ class AskedStore:
         self.breaker = CircuitBreaker()
         self._store = below.open()
         self.presence = Presence(self._store, below.identity, breaker=self.breaker)
+        self._log = OutageLog(below.address, self.breaker, "The scheduler", "looks for no content there", self._why)
+
+    def look(self) -> None:
+        """Log it if the store went down, or came back, since the last call."""
+        self._log.look()
+
+    def _why(self) -> str:
+        return _reason(self._store, "calls that ask for content failed", self.presence.statistics().last_error)
 
     def close(self) -> None:
         """End the thread that asks, and close the store, unless a call of it hangs. A second call does nothing."""
@@ -86,13 +139,31 @@ class CopiedStore:
         slots = host.num_places // blocks_per_chunk
         regions = [host.region(index).numpy().reshape(slots, -1) for index in range(host.num_regions)]
         self._store = below.open()
+        breaker = CircuitBreaker()
         self.copier = StoreCopier(
-            self._store, regions, below.identity, worker=worker, staging_bytes=below.staging_bytes, num_threads=_THREADS
+            self._store,
+            regions,
+            below.identity,
+            worker=worker,
+            breaker=breaker,
+            staging_bytes=below.staging_bytes,
+            num_threads=_THREADS,
         )
         self._told = MovedBelow()
+        self._log = OutageLog(
+            below.address, breaker, f"Worker {worker}", "fetches nothing from there, and puts nothing", self._why
+        )
+
+    def _why(self) -> str:
+        now = self.copier.statistics()
+        failed = "calls that get or put content failed"
+        if now.hung_calls:
+            failed += f" or hung ({now.hung_calls} so far)"
+        return _reason(self._store, failed, now.last_error)
 
     def moved(self) -> MovedBelow:
-        """What was moved since the last call."""
+        """What was moved since the last call. Logs it if the store went down, or came back, since then."""
+        self._log.look()
         total = _total(self.copier.statistics())
         found, self._told = total - self._told, total
         return found
