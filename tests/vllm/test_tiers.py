@@ -46,6 +46,31 @@ def test_watch_is_silent_and_every_byte_is_right(name: str, seed: int) -> None:
     assert watch.mirror.below.left_behind() == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["below", "below-faults"])
+def test_watch_that_comes_late_is_silent(name: str, seed: int) -> None:
+    """Jobs of the tier, holds and content from before it are believed; every other run of steps is watched."""
+    world = TIERED[name]
+    rig = Rig(world.spec, seed)
+    assert rig.disk is not None
+    traffic = Traffic.drawn(rig, seed, None, world=world)
+    jobs_out = 0
+    try:
+        for _ in range(8):
+            traffic.run(15)
+            jobs_out += len(rig.disk.manager._jobs)
+            watch = attach(rig.scheduler, Options(mode=WatchMode.STRICT))
+            traffic.run(15)
+            assert watch.counts == {}
+            watch.close()
+        rig.drain()
+    finally:
+        rig.close()
+
+    assert jobs_out > 4
+    assert rig.corruptions == []
+
+
 def test_files_are_written_and_read_again() -> None:
     """The traffic goes through the tier in both directions, and on a bad disk some of it fails."""
     rig, _ = played("below-faults", 0)

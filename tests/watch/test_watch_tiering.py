@@ -146,6 +146,14 @@ class Tier:
         """Nobody asks."""
 
 
+@define
+class JobMetadata:
+    """What the manager keeps of a job."""
+
+    transfer_job: Job
+    tier_idx: int
+
+
 class Manager:
     """The manager, as far as the watch looks at it."""
 
@@ -154,6 +162,7 @@ class Manager:
         self._job_id_counter = 0
         self._tier_poll_thread: threading.Thread | None = None
         self.jobs: dict[int, Job] = {}
+        self._jobs: dict[int, JobMetadata] = {}
         self.may_store = True
         self.ignores_pressure = False
 
@@ -235,6 +244,39 @@ def test_content_that_goes_below_and_comes_back_is_followed_in_silence(manager: 
     assert watch.mirror.counts["tier jobs"] == 2
     assert watch.counts == {}
     assert watch.of == "the scheduler's side of Manager"
+
+
+def test_jobs_from_before_the_watch_are_believed(manager: Manager) -> None:
+    """They end in silence; and what they read and fill is kept from others all the same."""
+    manager.store(A)
+    manager.promote(B)
+    manager.primary_tier.prepare_load([A], Context())
+    manager._jobs = {number: JobMetadata(job, 0) for number, job in manager.jobs.items()}
+    watch = attach(manager, STRICT)
+    below = watch.mirror.below
+    assert below is not None
+    assert [job.number for job in below.left_behind()] == [0, 1]
+    slots = [chunk.chunk_id for key in (A, B) if (chunk := manager.primary_tier._policy.get(key)) is not None]
+    assert [below.holds(key) for key in (A, B)] == [(slots[0], 2), (slots[1], -1)]
+    _step(manager, Result(1), Result(0))
+    manager.primary_tier.complete_load([A], Context())
+    _step(manager)
+
+    assert watch.counts == {}
+    assert below.left_behind() == []
+    assert [below.holds(key) for key in (A, B)] == [(slots[0], 0), (slots[1], 0)]
+
+
+def test_slot_that_a_job_from_before_the_watch_reads_is_not_given_away(manager: Manager) -> None:
+    """The watch knows from the engine what is read, although it has not seen how that began."""
+    manager.store(A)
+    manager._jobs = {number: JobMetadata(job, 0) for number, job in manager.jobs.items()}
+    attach(manager, STRICT)
+    slot = manager.primary_tier._policy.get(A)
+    assert slot is not None
+
+    with pytest.raises(WatchError, match=f"I7.*slot {slot.chunk_id} is let go of while tier job 0 still reads it"):
+        manager.primary_tier.complete_read([A], Context())
 
 
 def test_watch_leaves_nothing_behind(manager: Manager) -> None:

@@ -146,6 +146,22 @@ class Below:
         used.is_odd = holds > 0  # whose these holds are is not known
         self._where[key] = slot
 
+    def adopt_job(self, job: TierJob, holds: Sequence[int]) -> None:
+        """A job from before the book: it is believed. *holds* are those of its slots, as the engine counts them."""
+        job.is_handed_over = job.is_filed = True
+        self._jobs[job.number] = job
+        for key, slot, count in zip(job.keys, job.slots, holds, strict=False):
+            if (used := self._used.get(slot)) is None:
+                used = self._used[slot] = UsedSlot(key, is_promoted=job.promotes, is_ready=not job.promotes)
+                used.loads = max(count, 0)
+                self._where[key] = slot
+            if job.promotes:
+                used.job = job
+            else:
+                used.readers.append(job)
+                used.loads = max(used.loads - 1, 0)  # what is left when all jobs are adopted are holds of loads
+            job.open.add(slot)
+
     def evicted(self, keys: Iterable[bytes]) -> None:
         """The engine gives up this content for the sake of other content."""
         for key in keys:

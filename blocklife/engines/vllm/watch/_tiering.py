@@ -79,7 +79,16 @@ class TieringHooks:
         mirror.below = self.below
         self.calls = CallsThrough()
         self.all_calls: list[CallsThrough] = [self.calls]
+        for made in list(getattr(manager, "_jobs", {}).values()):
+            self._adopt(made.transfer_job, made.tier_idx)
         self._hook()
+
+    def _adopt(self, job: JobLike, tier: int) -> None:
+        """A job that was out before the watch."""
+        chunks = {key: chunk for key in job.keys if (chunk := self._find(key)) is not None}
+        slots = [chunk.chunk_id for chunk in chunks.values()]
+        early = TierJob(job.job_id, tier, _name_of(job.req_context), list(chunks), slots, bool(job.is_promotion))
+        self.below.adopt_job(early, [chunk.ref_cnt for chunk in chunks.values()])
 
     def _hook(self) -> None:
         manager, primary = self._manager, self._primary
