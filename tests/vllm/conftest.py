@@ -12,7 +12,15 @@ from blocklife.engines.vllm._versions import SUPPORTED, is_supported
 from tests.vllm.releases import MODEL
 
 NEED_NO_VLLM = {"test_tools.py"}
-NEED_ONE_RELEASE = ("test_connector", "test_behaviour", "test_planted", "test_programs", "test_reports", "test_tiers")
+NEED_ONE_RELEASE = (
+    "test_connector",
+    "test_behaviour",
+    "test_peers",
+    "test_planted",
+    "test_programs",
+    "test_reports",
+    "test_tiers",
+)
 
 
 class Absent(pytest.Module):

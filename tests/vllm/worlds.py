@@ -9,7 +9,7 @@ from attrs import field, frozen, validators
 
 Kind = Literal["full", "swa", "mamba"]
 Connector = Literal["offloading", "simple", "blocklife"]
-Extra = Mapping[str, str | int | float | bool]
+Extra = Mapping[str, object]
 
 
 @frozen
