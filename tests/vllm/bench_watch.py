@@ -41,6 +41,9 @@ CLOCKS = {"wall": time.perf_counter_ns, "processor": time.thread_time_ns}
 takes as long as much of what is timed."""
 NONE = 0
 """The sample of no watch."""
+CONNECTORS = ("_jobs", "prepare_load", "submit_load")
+"""What parts of the connector have: its scheduler, its managers of the host, its tiers below."""
+MODES = {mode.name.lower(): mode for mode in WatchMode}
 NUM_DUMMIES = 20
 NUM_FIRST = 24
 """Steps of a new watch that are not timed."""
@@ -52,6 +55,7 @@ class Cost:
 
     release: str
     running: int
+    mode: str
     sample: int
     steps: int
     """In each round."""
@@ -77,12 +81,19 @@ class Cost:
         return statistics.median(self.of_steps)
 
     @classmethod
-    def of(cls, running: int, sample: int, steps: int, rounds: Sequence[Times], plain: Sequence[Times]) -> Cost:
+    def of(cls, running: int, watched: Watched, steps: int, rounds: Sequence[Times], plain: Sequence[Times]) -> Cost:
         """From the times of each round, and those of its steps without a watch."""
         watch, connector, collector, schedule = (round(statistics.median(each), 1) for each in zip(*rounds, strict=True))
         shares = [round(each.watch / each.connector, 4) for each in rounds]
         of_steps = [round(each.watch / without.schedule, 4) for each, without in zip(rounds, plain, strict=True)]
-        return cls(RELEASE, running, sample, steps, watch, connector, collector, schedule, shares, of_steps)
+        return cls(RELEASE, running, *watched, steps, watch, connector, collector, schedule, shares, of_steps)
+
+
+class Watched(NamedTuple):
+    """How a watch is set; a sample of `NONE`: there is none."""
+
+    mode: str
+    sample: int
 
 
 class Times(NamedTuple):
@@ -130,15 +141,16 @@ def time_watch(stopwatch: Stopwatch, watch: Watch) -> None:
     """Time each call that goes through a watch as its own, but for what the original method takes."""
     for calls in watch._calls:
         for thing, name, original, make, _ in calls._made:
-            kind = "connector" if hasattr(thing, "_jobs") else "scheduler"
+            kind = "connector" if any(hasattr(thing, name) for name in CONNECTORS) else "scheduler"
             setattr(thing, name, stopwatch.around("watch", make(stopwatch.around(kind, original))))
 
 
 class Bench:
     """One engine with its traffic, and who times it."""
 
-    def __init__(self, running: int, seed: int, clock: Callable[[], int]) -> None:
-        self._population, self.stopwatch = Population("offloading", running, seed, clock), Stopwatch(clock)
+    def __init__(self, running: int, seed: int, clock: Callable[[], int], *, below: bool = False) -> None:
+        self._population = Population("offloading", running, seed, clock, below=below)
+        self.stopwatch = Stopwatch(clock)
         self._dummy = Dummy(self.stopwatch)
         self._forward_ns = self._dummy.forward_ns()
         time_hooks(self.stopwatch, self._population.scheduler.connector)
@@ -153,12 +165,20 @@ class Bench:
         """How many requests run now."""
         return len(self._population.scheduler.running)
 
-    def round(self, sample: int, steps: int) -> Times:
+    @property
+    def tier_jobs(self) -> tuple[int, int]:
+        """Jobs of a tier below that are over: stores and loads."""
+        files = self._population.files
+        return (0, 0) if files is None else (files.stores, files.loads)
+
+    def round(self, watched: Watched, steps: int) -> Times:
         """What each of some steps takes under a watch, or under none."""
         population, stopwatch, dummy = self._population, self.stopwatch, self._dummy
         watch = None
-        if sample != NONE:
-            watch = attach(population.scheduler, Options(mode=WatchMode.COUNT, sample=sample, jobs=False))
+        if watched.sample != NONE:
+            mode = MODES[watched.mode]
+            options = Options(mode=mode, sample=watched.sample, jobs=mode is WatchMode.STRICT)  # as from the environment
+            watch = attach(population.scheduler, options)
             time_watch(stopwatch, watch)
             for _ in range(NUM_FIRST):
                 self.step()
@@ -179,28 +199,35 @@ class Bench:
         return Times(*(each / steps / 1e3 for each in (own, stopwatch.own["connector"], stopwatch.collector, took)))
 
 
-def measure(bench: Bench, running: int, warm_up: int, rounds: int, steps: int, samples: Sequence[int]) -> list[Cost]:
-    """The costs at one size: in each round one sample after the other, all of one run."""
-    times: dict[int, list[Times]] = {sample: [] for sample in (NONE, *samples)}
+def measure(bench: Bench, running: int, warm_up: int, rounds: int, steps: int, settings: Sequence[Watched]) -> list[Cost]:
+    """The costs at one size: in each round one setting after the other, all of one run."""
+    plain = Watched("none", NONE)
+    times: dict[Watched, list[Times]] = {watched: [] for watched in (plain, *settings)}
     with bench.stopwatch.listening():
         for _ in range(warm_up):
             bench.step()
         for number in range(rounds):
-            for sample, found in times.items():
-                found.append(bench.round(sample, steps))
-                told = f"{running} requests, round {number + 1} of {rounds}, sample {sample or 'none'}"
+            for watched, found in times.items():
+                found.append(bench.round(watched, steps))
+                told = f"{running} requests, round {number + 1} of {rounds}, {watched.mode}, sample {watched.sample or 'none'}"
                 print(f"{told}: {found[-1].watch / found[-1].connector:.1%}", file=sys.stderr, flush=True)
-    return [Cost.of(bench.running, sample, steps, found, times[NONE]) for sample, found in times.items()]
+    return [Cost.of(bench.running, watched, steps, found, times[plain]) for watched, found in times.items()]
 
 
 def markdown(costs: Sequence[Cost]) -> str:
     """A table."""
     lines = [
-        "| running | one block of | connector, us a step | collector | watch | share: median (range) | of a whole step |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| running | mode | one of | connector, us a step | collector | watch | share: median (range) | of a whole step |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for cost in costs:
-        cells = [str(cost.running), str(cost.sample or "none"), f"{cost.connector_us:.0f}", f"{cost.collector_us:.0f}"]
+        cells = [
+            str(cost.running),
+            cost.mode,
+            str(cost.sample or "none"),
+            f"{cost.connector_us:.0f}",
+            f"{cost.collector_us:.0f}",
+        ]
         if cost.sample != NONE:
             cells.append(f"{cost.watch_us:.0f}")
             cells.append(f"{cost.share:.1%} ({min(cost.shares):.1%} to {max(cost.shares):.1%})")
@@ -216,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_watch", description=__doc__)
     parser.add_argument("--running", nargs="+", type=positive, default=[64, 256, 1024])
     parser.add_argument("--samples", nargs="+", type=positive, default=list(SAMPLES))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["count"])
+    parser.add_argument("--below", action="store_true", help="with vLLM's file-system tier below a host that is too small")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--steps", type=positive, default=50, help="for each sample, in each round")
     parser.add_argument("--warm-up", type=natural, default=300)
@@ -226,8 +255,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     costs: list[Cost] = []
     try:
         for running in chosen.running:
-            bench = Bench(running, chosen.seed, CLOCKS[chosen.clock])
-            costs += measure(bench, running, chosen.warm_up, chosen.rounds, chosen.steps, chosen.samples)
+            bench = Bench(running, chosen.seed, CLOCKS[chosen.clock], below=chosen.below)
+            settings = [Watched(mode, sample) for mode in chosen.modes for sample in chosen.samples]
+            costs += measure(bench, running, chosen.warm_up, chosen.rounds, chosen.steps, settings)
+            if chosen.below:
+                print(f"{running} requests: jobs of the tier: %d stores, %d loads" % bench.tier_jobs, file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

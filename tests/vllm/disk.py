@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -16,6 +18,7 @@ from random import Random
 import numpy as np
 from attrs import define, field, frozen
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
@@ -134,6 +137,64 @@ class Answers:
         known = self._tier._lookup_manager
         found = [next(iter(known.batch_lookup([key], context))) for key, context, _ in batch]
         known._pending_results.put([(key, turn, there) for (key, _, turn), there in zip(batch, found, strict=True)])
+
+
+class NoFiles:
+    """In the place of the files of a tier, where no byte moves: a job is over some steps later, and its keys are there then.
+
+    What is real is what the scheduler does: the tiering manager, the primary tier, and the tier as far as its queue of work.
+    """
+
+    def __init__(self, manager: TieringOffloadingManager, steps: int) -> None:
+        (tier,) = manager.secondary_tiers
+        assert isinstance(tier, FileSystemTierManager)
+        self._manager, self._steps = manager, steps
+        self._step = 0
+        self._out: deque[tuple[int, int, bool]] = deque()
+        self._keys: dict[int, list[OffloadKey]] = {}
+        self._there: set[OffloadKey] = set()
+        self.stores = self.loads = 0
+        """Jobs that are over."""
+        tier._pool.shutdown()
+        tier._pool = self
+        tier._lookup_manager.batch_lookup = lambda keys, context: [key in self._there for key in keys]
+        tier._lookup_manager._lookup_queue = Answers(tier)
+        self._submit, tier.submit_store = tier.submit_store, self._submit_store
+        weakref.finalize(self, manager.shutdown)
+
+    def turn(self) -> None:
+        """A step begins."""
+        self._step += 1
+
+    def _submit_store(self, job_metadata: TransferJob) -> None:
+        self._keys[job_metadata.job_id] = list(job_metadata.keys)
+        self._submit(job_metadata)
+
+    def enqueue_load(self, number: int, count: int, tasks: object) -> None:
+        """Take a job that would read files."""
+        self._out.append((self._step + self._steps, number, False))
+
+    def enqueue_store(self, number: int, count: int, tasks: object) -> None:
+        """Take a job that would write files."""
+        self._out.append((self._step + self._steps, number, True))
+
+    def get_finished(self) -> list[tuple[int, bool, float]]:
+        """The jobs that are over and were not reported."""
+        found = []
+        while self._out and self._out[0][0] <= self._step:
+            _, number, is_store = self._out.popleft()
+            self._there.update(self._keys.pop(number, ()))
+            self.stores += is_store
+            self.loads += not is_store
+            found.append((number, True, 0.0))
+        return found
+
+    def wait_idle(self) -> None:
+        """End all work now."""
+        self._step += self._steps
+
+    def shutdown(self, wait: bool = True) -> None:
+        """There are no threads."""
 
 
 class Disk:

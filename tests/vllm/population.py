@@ -10,7 +10,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -22,7 +22,10 @@ from blocklife.engines.vllm.connector._messages import WorkerReport
 from blocklife.ledger import Completion, JobId, Launched, Result, Worker
 from blocklife.testing.vllm._making import MAX_MODEL_LEN
 from tests.vllm.engine import Engine
-from tests.vllm.worlds import Connector, GroupSpec, WorldSpec
+from tests.vllm.worlds import Connector, GroupSpec, Lag, WorldSpec
+
+if TYPE_CHECKING:
+    from tests.vllm.disk import NoFiles
 
 HOOKS = (
     "on_new_request",
@@ -159,20 +162,28 @@ class Population:
         clock: Callable[[], int] = time.thread_time_ns,
         *,
         block_tokens: int = BLOCK,
+        below: bool = False,
     ) -> None:
+        """*below*: the host is a quarter of that, with vLLM's file-system tier below it, which moves no bytes either."""
         self._clock = clock
         blocks = int(running * ((1536 + 256) // block_tokens + WINDOW // block_tokens + 3) * 0.8) + 1
         spec = WorldSpec(
             (GroupSpec("full", block_tokens), GroupSpec("swa", block_tokens, WINDOW)),
             blocks,
-            4 * blocks,
+            blocks if below else 4 * blocks,
             max_num_seqs=running,
             max_num_batched_tokens=max(8192, 2 * running),
             connector=connector,
+            below=Lag() if below else None,
         )
         self.engine = Engine(spec)
         self.scheduler = self.engine.scheduler
         self.workers = WORKERS[connector]()
+        self.files: NoFiles | None = None
+        if below:
+            from tests.vllm.disk import NoFiles  # older releases have no such tier
+
+            self.files = NoFiles(self.scheduler.connector.connector_scheduler.manager, LAG)
         self.let_in = False
         """Whether the latest step has let somebody in."""
         self._running = running
@@ -185,6 +196,8 @@ class Population:
         """One step of the engine. Returns what the scheduler took of it, in nanoseconds."""
         while len(self.scheduler.requests) < self._running + max(4, self._running // 16):
             self._add()
+        if self.files is not None:
+            self.files.turn()
         began = self._clock()
         output = self.scheduler.schedule()
         took = self._clock() - began
