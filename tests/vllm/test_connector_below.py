@@ -337,6 +337,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[_Planted]:
     """`faulty`, with a folder."""
     monkeypatch.setattr(_Planted, "folder", str(tmp_path / "planted"))
     monkeypatch.setattr(_Planted, "made", [])
+    monkeypatch.setattr(_Planted, "rates", StoreFaultRates())
     return _Planted
 
 
