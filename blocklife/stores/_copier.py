@@ -9,6 +9,10 @@ checksum runs under the lock; every field below `_changed` is accessed under it.
 slots as its part holds, and is in one of three phases: it rests, it **calls** the store, or it **copies** between slots and
 staging. Only a lane that copies touches slots, for a time that the size of its part bounds.
 
+*Why the parts are small.* Each byte is touched three times: by the store, by the checksum and by the copy. That costs little
+while it is in the processor's cache, and more than the store's own work where it is not. So an entry is copied right after it
+was checked, or packed right after it was copied; and of lanes with some MiB each, one calls while the other copies.
+
 *Quiet.* A job is given up if the store does not come back from one of its calls in time, or if `wait` has waited long enough.
 A lane begins to copy only if its job is not given up, and a job that was given up is reported once no lane copies for it: so
 reported implies quiet, whatever the store does. A lane whose call hangs is lost with its part of the staging area until the
@@ -19,12 +23,13 @@ call returns, and then goes on by itself. While all are lost, jobs fail at once.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import mmap
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -37,6 +42,8 @@ from blocklife.stores._breaker import CircuitBreaker
 from blocklife.stores._entry import HEADER_BYTES, EntryVerdict, Identity, check, pack
 from blocklife.stores._protocol import ContentStore, Page, Removing, StoreOutcome
 
+_LANE_BYTES = 4 << 20
+"""The part of a lane by default, unless one entry is larger: what was fast wherever it was measured (specs/measurements.md)."""
 _ALIGNED = 4096
 """Entries begin at a multiple of this in the staging area."""
 _PIECE_MIN = 8
@@ -57,6 +64,8 @@ class _SlotFate(enum.Enum):
     REFUSED = "the store is full"
     FAILED = "the store could not say or do it"
     SKIPPED = "the store is down, and was not called"
+
+    __hash__ = object.__hash__  # each member is a singleton, so identity is enough
 
 
 _PUT_FATES = {StoreOutcome.OK: _SlotFate.MOVED, StoreOutcome.FULL: _SlotFate.REFUSED}
@@ -151,8 +160,9 @@ class StoreCopier:
     *host* is the memory of the slots, ``(num_slots, slot_bytes)`` of uint8, or several such arrays if a slot is in parts (one
     for each layer, say): their widths add up to ``slot_bytes``, and in an entry the parts follow each other in this order. The
     views are the caller's. The staging area has *staging_bytes*, shared by *num_threads* lanes, and is registered with the
-    store. A call of the store that takes longer than *timeout_s* is given up. The store and the breaker are the caller's to
-    close and to share.
+    store; by default each lane has 4 MiB, or room for one entry if that is more. A larger area is slower where it does not fit
+    into the processor's cache. A call of the store that takes longer than *timeout_s* is given up. The store and the breaker
+    are the caller's to close and to share.
 
     Refuses: MisuseError for memory of another shape than the identity says, and for a staging area without room for one entry
     in each lane.
@@ -166,7 +176,7 @@ class StoreCopier:
         *,
         worker: Worker,
         breaker: CircuitBreaker | None = None,
-        staging_bytes: int = 64 << 20,
+        staging_bytes: int | None = None,
         num_threads: int = 2,
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -206,9 +216,11 @@ class StoreCopier:
         for thread in self._threads:
             thread.start()
 
-    def _make_lanes(self, staging_bytes: int, num_threads: int) -> list[_Lane]:
+    def _make_lanes(self, staging_bytes: int | None, num_threads: int) -> list[_Lane]:
         entry_bytes = self._identity.entry_bytes
         stride = -(-entry_bytes // _ALIGNED) * _ALIGNED
+        if staging_bytes is None:
+            staging_bytes = num_threads * max(_LANE_BYTES, stride)
         count = staging_bytes // num_threads // stride
         if count < 1:
             least = num_threads * stride
@@ -427,10 +439,15 @@ class StoreCopier:
         there = self._call(lane, len(names), lambda: self._store.exists(names))
         fates = [_SlotFate.THERE if outcome is StoreOutcome.OK else _SlotFate.FAILED for outcome in there]
         lacking = [number for number, outcome in enumerate(there) if outcome not in (StoreOutcome.OK, StoreOutcome.FAILED)]
-        if not lacking or not self._copy(lane, share, [(number, piece[number]) for number in lacking]):
+        if not lacking:
             return fates
-        for number in lacking:
-            pack(lane.entries[number], self._identity, names[number])
+        with self._copying(share) as may_copy:
+            if not may_copy:
+                return fates
+            for number in lacking:
+                for part, columns in self._parts:
+                    lane.payloads[number, columns] = part[share.transfer.slots[piece[number]]]
+                pack(lane.entries[number], self._identity, names[number])
         pages = self._pages(lane, names, lacking)
         for number, outcome in zip(lacking, self._call(lane, len(pages), lambda: self._store.put(pages)), strict=True):
             fates[number] = _PUT_FATES.get(outcome, _SlotFate.FAILED)
@@ -439,15 +456,14 @@ class StoreCopier:
     def _promote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_SlotFate]:
         pages = self._pages(lane, names, range(len(names)))
         outcomes = self._call(lane, len(pages), lambda: self._store.get(pages))
-        fates = [
-            _CHECK_FATES[check(entry, self._identity, name)]
-            if outcome is StoreOutcome.OK
-            else _GET_FATES.get(outcome, _SlotFate.FAILED)
-            for outcome, entry, name in zip(outcomes, lane.entries, names, strict=False)
-        ]
-        good = [number for number, fate in enumerate(fates) if fate is _SlotFate.MOVED]
-        if good:
-            self._copy(lane, share, [(number, piece[number]) for number in good])
+        fates = [_GET_FATES.get(outcome, _SlotFate.FAILED) for outcome in outcomes]
+        brought = [number for number, outcome in enumerate(outcomes) if outcome is StoreOutcome.OK]
+        with self._copying(share) as may_copy:
+            for number in brought:
+                fates[number] = _CHECK_FATES[check(lane.entries[number], self._identity, names[number])]
+                if may_copy and fates[number] is _SlotFate.MOVED:
+                    for part, columns in self._parts:
+                        part[share.transfer.slots[piece[number]]] = lane.payloads[number, columns]
         spoilt = [name for name, fate in zip(names, fates, strict=True) if fate in (_SlotFate.DAMAGED, _SlotFate.FOREIGN)]
         store = self._store
         if spoilt and isinstance(store, Removing):
@@ -458,28 +474,17 @@ class StoreCopier:
         size = self._identity.entry_bytes
         return [Page(names[number], lane.addresses[number], size) for number in numbers]
 
-    def _copy(self, lane: _Lane, share: _TierShare, moves: Sequence[tuple[int, int]]) -> bool:
-        """Copy between slots and staging, by pairs of the number in the lane and the position in the job.
-
-        False if the job was given up, and nothing was copied.
-        """
+    @contextlib.contextmanager
+    def _copying(self, share: _TierShare) -> Iterator[bool]:
+        """While slots of a job may be touched; False if the job was given up, and they may not."""
         with self._changed:
-            if share.given_up:
-                return False
-            share.copying += 1
+            may_copy = not share.given_up
+            share.copying += may_copy
         try:
-            slots, payloads = share.transfer.slots, lane.payloads
-            demotes = share.transfer.direction is Direction.DEMOTE
-            for part, columns in self._parts:
-                for number, at in moves:
-                    if demotes:
-                        payloads[number, columns] = part[slots[at]]
-                    else:
-                        part[slots[at]] = payloads[number, columns]
-            return True
+            yield may_copy
         finally:
             with self._changed:
-                share.copying -= 1
+                share.copying -= may_copy
                 self._land_if_over(share)
 
     def _call(self, lane: _Lane, count: int, call: Callable[[], list[StoreOutcome]]) -> list[StoreOutcome]:

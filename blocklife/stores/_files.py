@@ -21,6 +21,7 @@ import errno
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -38,6 +39,8 @@ _FULL, _FAILED = StoreOutcome.FULL, StoreOutcome.FAILED
 
 _PIECE_BYTES = 32 << 20
 """How much a call writes before it takes the lock to make it visible; on the disk this comes on top of the bound."""
+_AHEAD = 16
+"""So many files that are not in the page cache are asked for at once."""
 _ROOM_SHARE = 16
 """An eviction frees this fraction of the bound besides what was asked for."""
 _TOUCH_NS = 10_000_000_000
@@ -65,6 +68,19 @@ class FileStoreStatistics:
     """Values of calls that failed."""
     last_error: str
     """Why the latest of them failed; empty if none did."""
+
+
+@define(eq=False)
+class _Reading:
+    """A value on its way into memory."""
+
+    name: str
+    view: memoryview
+    descriptor: int = -1
+    """Of its file, while the disk brings the rest."""
+    read: int = 0
+    last_ns: int = 0
+    """When it was used last."""
 
 
 @define(eq=False)
@@ -153,11 +169,11 @@ class FileStore:
 
     def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
         """As `ContentStore.get`: bytes go from the file into the page, and the entry counts as used."""
+        outcomes = [_FAILED] * len(pages)
         with self._call() as is_open:
-            if not is_open:
-                return [_FAILED] * len(pages)
-            views = [(page.key, self._areas.view(page)) for page in pages]
-            return [self._guarded(self._get, each) for each in views]
+            if is_open:
+                self._get_all([_Reading(page.key.hex(), self._areas.view(page)) for page in pages], outcomes)
+        return outcomes
 
     def remove(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
         """As `Removing.remove`."""
@@ -237,25 +253,61 @@ class FileStore:
     def _exists(self, key: bytes) -> StoreOutcome:
         return _OK if self._folder.has(key.hex()) else _ABSENT
 
-    def _get(self, wanted: tuple[bytes, memoryview]) -> StoreOutcome:
-        key, view = wanted
-        descriptor = self._folder.open_entry(key.hex())
+    def _get_all(self, readings: Sequence[_Reading], outcomes: list[StoreOutcome]) -> None:
+        """Read what is in the page cache at once, while the disk brings the others, some at a time."""
+        awaited: deque[int] = deque()
+
+        def finish() -> None:
+            at = awaited.popleft()
+            outcomes[at] = self._guarded(self._read_rest, readings[at])
+
+        try:
+            for at, reading in enumerate(readings):
+                if len(awaited) == _AHEAD:
+                    finish()
+                outcomes[at] = self._guarded(self._read_cached, reading)
+                if reading.descriptor >= 0:
+                    awaited.append(at)
+            while awaited:
+                finish()
+        finally:
+            for at in awaited:
+                os.close(readings[at].descriptor)
+
+    def _read_cached(self, reading: _Reading) -> StoreOutcome:
+        """Open an entry and read as much of it as takes no wait; ask the disk for the rest, if any, and leave it open."""
+        descriptor = self._folder.open_entry(reading.name)
         try:
             status = os.fstat(descriptor)
             if not is_own_file(status):
                 return _ABSENT
-            if status.st_size != len(view):
+            if status.st_size != len(reading.view):
                 return _WRONG_SIZE
-            read = 0
-            while read < len(view):
-                got = os.preadv(descriptor, [view[read:]], read)
-                if not got:  # it was cut while we read
-                    return _WRONG_SIZE
-                read += got
-            self._touch(descriptor, status.st_mtime_ns)
+            reading.last_ns = status.st_mtime_ns
+            with contextlib.suppress(OSError):  # nothing is cached, or the disk cannot tell
+                reading.read = os.preadv(descriptor, [reading.view], 0, os.RWF_NOWAIT)
+            if reading.read < len(reading.view):
+                os.posix_fadvise(descriptor, reading.read, 0, os.POSIX_FADV_WILLNEED)
+                reading.descriptor, descriptor = descriptor, -1
+            else:
+                self._touch(descriptor, reading.last_ns)
             return _OK
         finally:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _read_rest(self, reading: _Reading) -> StoreOutcome:
+        """Read what is lacking, and close the file."""
+        try:
+            while reading.read < len(reading.view):
+                got = os.preadv(reading.descriptor, [reading.view[reading.read :]], reading.read)
+                if not got:  # it was cut while we read
+                    return _WRONG_SIZE
+                reading.read += got
+            self._touch(reading.descriptor, reading.last_ns)
+            return _OK
+        finally:
+            os.close(reading.descriptor)
 
     def _touch(self, descriptor: int, last_ns: int) -> None:
         now = self._clock()

@@ -2,8 +2,10 @@
 
 Bandwidth is in wall-clock time, since it waits for the system, in turns with a peer that does what cannot be left out: as many
 threads write the same bytes into as many new files of one folder, or read them into memory. No checksum, no header, no lock, no
-bound, no rename there. Every turn has new names. What has just been written is read from the page cache, which is a copy within
-memory, and once more from the disk.
+bound, no rename there; each thread has its share of the slots from the start. Every turn has new names, and no file is removed
+before the end: a file system may be slow to make files where others were removed just now. What has just been written is read
+from the page cache, which is a copy within memory, and once more from the disk. The processor's time, of all threads and with
+the system's, is what is left to compare where other work keeps the processors busy.
 
 A step is that of `tests.bench.offload`, in the processor's time of the scheduler's thread: without a tier below, with one for
 which there is nothing to do, and with one to which everything goes that is stored.
@@ -67,11 +69,11 @@ class Files:
 
     def write(self, turn: int) -> None:
         """All slots to plain files."""
-        list(self._pool.map(lambda slot: self._write(turn, slot), range(len(self.host))))
+        self._share_out(turn, self._write)
 
     def read(self, turn: int) -> None:
         """All slots from plain files."""
-        list(self._pool.map(lambda slot: self._read(turn, slot), range(len(self.host))))
+        self._share_out(turn, self._read)
 
     def forget(self) -> None:
         """Write everything to the disk, and take it out of the page cache."""
@@ -98,6 +100,13 @@ class Files:
         if landed.missing:
             raise RuntimeError(f"{len(landed.missing)} of {len(slots)} slots did not move")
 
+    def _share_out(self, turn: int, move: Callable[[int, int], None]) -> None:
+        def share(thread: int) -> None:
+            for slot in range(thread, len(self.host), THREADS):
+                move(turn, slot)
+
+        list(self._pool.map(share, range(THREADS)))
+
     def _write(self, turn: int, slot: int) -> None:
         descriptor = os.open(self._plain / f"{turn}-{slot}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -114,43 +123,61 @@ class Files:
 
 
 @contextmanager
-def files(slot_bytes: int, slots: int) -> Iterator[Files]:
-    """Files in a folder that is removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="blocklife-bench-"))
+def files(root: Path, slot_bytes: int, slots: int) -> Iterator[Files]:
+    """Files in a folder of their own."""
+    folder = root / str(slot_bytes)
+    folder.mkdir()
     found = Files(folder, slot_bytes, slots)
     try:
         yield found
     finally:
         found.close()
-        shutil.rmtree(folder)
 
 
 def bandwidth(scale: Scale) -> Iterator[Figure]:
     """Megabytes a second in each direction, by the size of a slot; reads from the page cache, and from the disk."""
+    root = Path(tempfile.mkdtemp(prefix="blocklife-bench-"))
+    try:
+        yield from _bandwidth(root, scale)
+    finally:
+        shutil.rmtree(root)
+
+
+def _bandwidth(root: Path, scale: Scale) -> Iterator[Figure]:
     pairs = (("demote", "write", ""), ("promote", "read", ", cached"), ("promote", "read", ", from the disk"))
     for size, slot_bytes in SIZES.items():
         slots = max(1, TOTAL // slot_bytes) if scale.full else 2
         seconds: dict[str, list[float]] = {}
-        with files(slot_bytes, slots) as made:
+        used: dict[str, list[float]] = {}
+        with files(root, slot_bytes, slots) as made:
             for turn in range(scale.repetitions):
                 for ours, peer, how in pairs:
                     if "disk" in how:
                         made.forget()
                     for name in (ours, peer) if turn % 2 else (peer, ours):
                         move: Callable[[int], object] = getattr(made, name)
-                        begin = time.perf_counter()
+                        begin, begin_used = time.perf_counter(), time.process_time()
                         move(turn)
                         seconds.setdefault(name + how, []).append(time.perf_counter() - begin)
-        rates = {name: slots * slot_bytes / 1e6 / statistics.median(each) for name, each in seconds.items()}
+                        used.setdefault(name + how, []).append(time.process_time() - begin_used)
+        megabytes = slots * slot_bytes / 1e6
         for ours, peer, how in pairs:
+            what = f"{ours}, slots of {size}{how}"
             yield Figure(
-                name=f"{ours}, slots of {size}{how}",
-                ours=rates[ours + how],
+                name=what,
+                ours=megabytes / statistics.median(seconds[ours + how]),
                 unit="MB a second",
                 peer_name=f"{peer} plain files",
-                peer=rates[peer + how],
+                peer=megabytes / statistics.median(seconds[peer + how]),
                 target=SHARE,
                 rate=True,
+            )
+            yield Figure(
+                name=f"{what}, processor",
+                ours=statistics.median(used[ours + how]) * 1e3 / megabytes,
+                unit="ms a MB",
+                peer_name=f"{peer} plain files",
+                peer=statistics.median(used[peer + how]) * 1e3 / megabytes,
             )
 
 

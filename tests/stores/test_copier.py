@@ -374,6 +374,96 @@ def test_store_that_writes_late_spoils_no_slot(make: Make) -> None:
     assert all(rig.holds(slot, key) for slot, key in enumerate("abcd"))
 
 
+@pytest.mark.parametrize(("slot_bytes", "entries"), [(SLOT_BYTES, 512), ((4 << 20) - HEADER_BYTES, 1), (4 << 20, 1)])
+def test_staging_area_is_small_by_default(slot_bytes: int, entries: int) -> None:
+    """4 MiB for each thread, which stay in the cache of a processor; one entry where that is larger."""
+    areas: list[int] = []
+
+    class Registering(MemoryStore):
+        def register(self, address: int, size: int) -> None:
+            areas.append(size)
+
+    identity = Identity(model="m", dtype="d", groups="full:4", blocks_per_chunk=1, slot_bytes=slot_bytes, num_ranks=1)
+    StoreCopier(Registering(), np.zeros((1, slot_bytes), np.uint8), identity, worker=Worker(0)).close()
+
+    stride = -(-identity.entry_bytes // 4096) * 4096
+    assert areas == [entries * stride] * 2
+
+
+def test_bytes_in_flight_are_bounded(make: Make) -> None:
+    """A job far larger than the staging area: no call has more pages than a thread has room for, no page is in two calls."""
+    in_flight: set[int] = set()
+    most, calls = [0], [0]
+
+    class Watching(MemoryStore):
+        def _watched(self, pages: Sequence[Page], call: Callable[[Sequence[Page]], list[StoreOutcome]]) -> list[StoreOutcome]:
+            addresses = {page.address for page in pages}
+            with lock:
+                assert len(addresses) == len(pages) <= 4
+                assert in_flight.isdisjoint(addresses)
+                in_flight.update(addresses)
+                most[0] = max(most[0], len(in_flight))
+                calls[0] += 1
+            outcomes = call(pages)
+            with lock:
+                in_flight.difference_update(addresses)
+            return outcomes
+
+        def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+            return self._watched(pages, super().put)
+
+        def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+            return self._watched(pages, super().get)
+
+    lock = threading.Lock()
+    rig = make(Watching(), entries=4, num_threads=3)
+    keys = range(NUM_SLOTS)
+    rig.put(keys)
+    assert rig.run(PROMOTE, range(NUM_SLOTS), keys).missing == ()
+
+    assert all(rig.holds(slot, key) for slot, key in zip(range(NUM_SLOTS), keys, strict=True))
+    assert calls[0] >= 2 * NUM_SLOTS // 4
+    assert 0 < most[0] <= 3 * 4
+    assert rig.copier.statistics().last_error == ""
+
+
+@pytest.mark.parametrize("direction", [DEMOTE, PROMOTE])
+@pytest.mark.parametrize("raises", [False, True])
+def test_failure_in_the_middle_of_a_job_costs_its_piece_alone(make: Make, direction: Direction, *, raises: bool) -> None:
+    """What came before and comes after is moved; the slots of the piece are told, and those of a promotion left alone."""
+    failing = [False]
+
+    class Failing(MemoryStore):
+        def _fails(self, pages: Sequence[Page]) -> bool:
+            fails = failing[0] and any(page.key == name(20) for page in pages)
+            if fails and raises:
+                raise RuntimeError("in the middle")
+            return fails
+
+        def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+            return [StoreOutcome.FAILED] * len(pages) if self._fails(pages) else super().put(pages)
+
+        def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+            return [StoreOutcome.FAILED] * len(pages) if self._fails(pages) else super().get(pages)
+
+    rig = make(store := Failing(), entries=4, num_threads=1)
+    keys = range(NUM_SLOTS)
+    if direction is PROMOTE:
+        rig.put(keys)
+    else:
+        rig.fill(range(NUM_SLOTS), keys)
+    failing[0] = True
+    report = rig.run(direction, range(NUM_SLOTS), keys)
+
+    assert (report.result, report.missing) == (Result.OK, (20, 21, 22, 23))
+    assert rig.copier.statistics().failed == 4
+    if direction is PROMOTE:
+        assert [slot for slot in range(NUM_SLOTS) if rig.is_empty(slot)] == [20, 21, 22, 23]
+        assert all(rig.holds(slot, slot) for slot in range(NUM_SLOTS) if slot not in report.missing)
+    else:
+        assert [slot for slot in range(NUM_SLOTS) if name(slot) not in store.values] == [20, 21, 22, 23]
+
+
 # --- a store that hangs --------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -89,6 +90,87 @@ def test_value_outlives_its_store(tmp_path: Path, arena: Arena) -> None:
     assert arena.get(second, "a", 5) == b"hello"
     assert second.statistics().used_bytes == 5
     second.close()
+
+
+class Disk:
+    """A disk from which nothing comes at once: a read that must not wait gives what *cached* says, or an error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cached: int | OSError) -> None:
+        self.asked = 0
+        """Files that were asked for and not read yet."""
+        self.most = 0
+        self.fails = 0
+        """The number of the read that fails."""
+        self._reads = 0
+        self._cached = cached
+        self._preadv, self._fadvise = os.preadv, os.posix_fadvise
+        monkeypatch.setattr(os, "preadv", self.preadv)
+        monkeypatch.setattr(os, "posix_fadvise", self.fadvise)
+
+    def preadv(self, descriptor: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags == os.RWF_NOWAIT:
+            if isinstance(self._cached, OSError):
+                raise self._cached
+            return self._preadv(descriptor, [views[0][: self._cached]], offset)
+        self._reads += 1
+        self.asked -= 1
+        if self._reads == self.fails:
+            raise OSError(errno.EIO, "the disk cannot read it")
+        return self._preadv(descriptor, views, offset)
+
+    def fadvise(self, descriptor: int, offset: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        self._fadvise(descriptor, offset, size, advice)
+        self.asked += 1
+        self.most = max(self.most, self.asked)
+
+
+COLD: dict[str, int | OSError] = {
+    "nothing cached": BlockingIOError(errno.EAGAIN, "it would wait"),
+    "a part cached": 100,
+    "cannot tell": OSError(errno.EOPNOTSUPP, "not on this file system"),
+}
+
+
+@pytest.mark.parametrize("cached", COLD)
+def test_values_on_the_disk_are_asked_for_ahead(
+    store: FileStore, arena: Arena, monkeypatch: pytest.MonkeyPatch, cached: str
+) -> None:
+    """Several at once, and never more than a bound; each comes whole, and every file is closed."""
+    names = range(40)
+    assert [arena.put(store, name, value(name, 3000)) for name in names] == [OK] * 40
+    disk = Disk(monkeypatch, COLD[cached])
+    before = len(os.listdir("/proc/self/fd"))
+    pages = [arena.page(name, 3000) for name in names]
+
+    assert store.get([*pages, arena.page("none", 3000)]) == [OK] * 40 + [ABSENT]
+    assert [arena.read(page) for page in pages] == [value(name, 3000) for name in names]
+    assert (disk.most, disk.asked) == (16, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_read_that_fails_or_finds_less_costs_its_value_alone(
+    store: FileStore, arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "abcdef"
+    assert [arena.put(store, name, value(name, 3000)) for name in names] == [OK] * 6
+    disk = Disk(monkeypatch, COLD["nothing cached"])
+    disk.fails = 2
+    fadvise = disk.fadvise
+
+    def cut(descriptor: int, offset: int, size: int, advice: int) -> None:
+        fadvise(descriptor, offset, size, advice)
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(key("d").hex()):
+            os.truncate(entry(tmp_path / "store", "d"), 0)
+
+    monkeypatch.setattr(os, "posix_fadvise", cut)
+    before = len(os.listdir("/proc/self/fd"))
+    pages = [arena.page(name, 3000) for name in names]
+
+    assert store.get(pages) == [OK, FAILED, OK, WRONG_SIZE, OK, OK]
+    assert [arena.read(pages[at]) for at in (0, 2, 4, 5)] == [value(names[at], 3000) for at in (0, 2, 4, 5)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert store.statistics().failed == 1
 
 
 def test_put_keeps_the_bytes_that_are_there(store: FileStore, arena: Arena, tmp_path: Path) -> None:

@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.blocklife")  # vLLM shows what is below its own name only
 
-_THREADS = 2
-_STAGING_BYTES = 64 << 20
-_ALIGNED = 4096
-_ENTRIES = 4
-"""Each thread of a copier has room for at least so many entries, however large they are."""
-
 
 @frozen(kw_only=True)
 class StoreBelow:
@@ -56,12 +50,6 @@ class StoreBelow:
             return open_store(self.address)
         except MisuseError as problem:
             raise MisuseError(f"kv_connector_extra_config: below: {problem}") from problem
-
-    @property
-    def staging_bytes(self) -> int:
-        """The size of a worker's staging area."""
-        entry = -(-self.identity.entry_bytes // _ALIGNED) * _ALIGNED
-        return max(_STAGING_BYTES, _THREADS * _ENTRIES * entry)
 
 
 class OutageLog:
@@ -140,15 +128,7 @@ class CopiedStore:
         regions = [host.region(index).numpy().reshape(slots, -1) for index in range(host.num_regions)]
         self._store = below.open()
         breaker = CircuitBreaker()
-        self.copier = StoreCopier(
-            self._store,
-            regions,
-            below.identity,
-            worker=worker,
-            breaker=breaker,
-            staging_bytes=below.staging_bytes,
-            num_threads=_THREADS,
-        )
+        self.copier = StoreCopier(self._store, regions, below.identity, worker=worker, breaker=breaker)
         self._told = MovedBelow()
         self._log = OutageLog(
             below.address, breaker, f"Worker {worker}", "fetches nothing from there, and puts nothing", self._why
