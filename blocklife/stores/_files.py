@@ -71,7 +71,7 @@ class FileStoreStatistics:
 
 
 @define(eq=False)
-class _Reading:
+class _Incoming:
     """A value on its way into memory."""
 
     name: str
@@ -125,6 +125,7 @@ class FileStore:
         self._used = self._evicted = self._evicted_bytes = self._full = self._failed = 0
         self._last_error = ""
         self._counted_ns = clock()
+        self._read_flags = os.RWF_NOWAIT
         self._max_bytes = 0
         try:
             self._max_bytes = self._bound(max_bytes)
@@ -172,7 +173,7 @@ class FileStore:
         outcomes = [_FAILED] * len(pages)
         with self._call() as is_open:
             if is_open:
-                self._get_all([_Reading(page.key.hex(), self._areas.view(page)) for page in pages], outcomes)
+                self._get_all([_Incoming(page.key.hex(), self._areas.view(page)) for page in pages], outcomes)
         return outcomes
 
     def remove(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
@@ -253,7 +254,7 @@ class FileStore:
     def _exists(self, key: bytes) -> StoreOutcome:
         return _OK if self._folder.has(key.hex()) else _ABSENT
 
-    def _get_all(self, readings: Sequence[_Reading], outcomes: list[StoreOutcome]) -> None:
+    def _get_all(self, readings: Sequence[_Incoming], outcomes: list[StoreOutcome]) -> None:
         """Read what is in the page cache at once, while the disk brings the others, some at a time."""
         awaited: deque[int] = deque()
 
@@ -274,7 +275,7 @@ class FileStore:
             for at in awaited:
                 os.close(readings[at].descriptor)
 
-    def _read_cached(self, reading: _Reading) -> StoreOutcome:
+    def _read_cached(self, reading: _Incoming) -> StoreOutcome:
         """Open an entry and read as much of it as takes no wait; ask the disk for the rest, if any, and leave it open."""
         descriptor = self._folder.open_entry(reading.name)
         try:
@@ -284,8 +285,14 @@ class FileStore:
             if status.st_size != len(reading.view):
                 return _WRONG_SIZE
             reading.last_ns = status.st_mtime_ns
-            with contextlib.suppress(OSError):  # nothing is cached, or the disk cannot tell
-                reading.read = os.preadv(descriptor, [reading.view], 0, os.RWF_NOWAIT)
+            try:
+                reading.read = os.preadv(descriptor, [reading.view], 0, self._read_flags)
+            except BlockingIOError:  # nothing is cached
+                pass
+            except OSError as problem:
+                if problem.errno != errno.EOPNOTSUPP:
+                    raise
+                self._read_flags = 0  # a file system that cannot tell what is cached
             if reading.read < len(reading.view):
                 os.posix_fadvise(descriptor, reading.read, 0, os.POSIX_FADV_WILLNEED)
                 reading.descriptor, descriptor = descriptor, -1
@@ -296,7 +303,7 @@ class FileStore:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _read_rest(self, reading: _Reading) -> StoreOutcome:
+    def _read_rest(self, reading: _Incoming) -> StoreOutcome:
         """Read what is lacking, and close the file."""
         try:
             while reading.read < len(reading.view):

@@ -128,7 +128,6 @@ class Disk:
 COLD: dict[str, int | OSError] = {
     "nothing cached": BlockingIOError(errno.EAGAIN, "it would wait"),
     "a part cached": 100,
-    "cannot tell": OSError(errno.EOPNOTSUPP, "not on this file system"),
 }
 
 
@@ -146,6 +145,27 @@ def test_values_on_the_disk_are_asked_for_ahead(
     assert store.get([*pages, arena.page("none", 3000)]) == [OK] * 40 + [ABSENT]
     assert [arena.read(page) for page in pages] == [value(name, 3000) for name in names]
     assert (disk.most, disk.asked) == (16, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_file_system_that_cannot_tell_what_is_cached_is_asked_once(
+    store: FileStore, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [arena.put(store, name, value(name, 3000)) for name in "abc"] == [OK] * 3
+    refused: list[int] = []
+    preadv = os.preadv
+
+    def refuse(descriptor: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags:
+            refused.append(flags)
+            raise OSError(errno.EOPNOTSUPP, "not on this file system")
+        return preadv(descriptor, views, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+
+    assert [arena.get(store, name, 3000) for name in "abc"] == [value(name, 3000) for name in "abc"]
+    assert len(refused) == 1
     assert len(os.listdir("/proc/self/fd")) == before
 
 
