@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 import vllm
+from attrs import evolve
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
@@ -23,8 +24,6 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
     iter_layer_specs,
 )
-
-from attrs import evolve
 
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._scheduler import incarnation_of
