@@ -1028,6 +1028,17 @@ def test_connector_walks_with_a_drafter(model: str, chunk: int, seed: int, monke
     assert rig.loaded > 0
 
 
+@pytest.mark.parametrize("model", ["full", "window", "full and window"])
+def test_drafter_that_shares_the_layers_of_the_model_costs_no_hits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter without keys and values of its own is in no group: nothing is kept back for it."""
+    with_guesses(monkeypatch, "mtp")
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], num_gpu_blocks=30), 7, drafts=True)
+    walk(rig, 7)
+
+    assert not any(rig.side.offload.geometry.drafters)
+    assert rig.loaded > 0
+
+
 def test_walk_with_a_drafter_finds_what_is_stored_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a drafter's last full block, stored as any other."""
     with_guesses(monkeypatch, "eagle")

@@ -16,10 +16,13 @@ from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import JobRow
+from blocklife.offload import FullHit
 from blocklife.offload._groups import Geometry, SlidingWindow
+from blocklife.offload._lookup import Answer, common_length
 from blocklife.states import COPYING, BlockLife
 
-from .tier import Oracle, Prefix
+from .scan import Scan
+from .tier import ANSWERS, Oracle, Prefix
 from .transfers import Job
 
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ class GroupView:
     tokens_per_block: int
     tokens_per_chunk: int
     sliding_window_size_in_chunks: int | None
+    is_eagle_group: bool
+    hashes_per_chunk: int = 1
+    """Their requests are given one key for a chunk where a test makes them by itself."""
 
 
 @frozen
@@ -49,7 +55,7 @@ class ConfigView:
     @classmethod
     def of(cls, geometry: Geometry) -> ConfigView:
         """What a geometry says."""
-        columns = zip(geometry.block_tokens, geometry.chunk_tokens, geometry.window_chunks, strict=True)
+        columns = zip(geometry.block_tokens, geometry.chunk_tokens, geometry.window_chunks, geometry.drafters, strict=True)
         groups = tuple(GroupView(group, *sizes) for group, sizes in enumerate(columns))
         return cls(groups, geometry.blocks_per_chunk, geometry.block_alignment)
 
@@ -175,6 +181,23 @@ class SchedulerView:
     @_maximal_prefix_lookup.setter
     def _maximal_prefix_lookup(self, prefix: Prefix) -> None:
         self._oracle.prefix = prefix
+
+    def _lookup(self, status: Any) -> int | None:
+        """Our lookup in the host tier for a request that a test has made by itself, with its own keys."""
+        Scan.calls += 1
+        keys = [group.offload_keys for group in status.group_states]
+
+        def ask(group: int, unit: int, _blocks: int) -> Answer:
+            if unit >= len(keys[group]):
+                return Answer.MISS
+            answer: Answer = ANSWERS[self.manager.lookup(keys[group][unit], status.req_context)]
+            return answer
+
+        offload, start = self._connector.scheduler.offload, status.num_locally_computed_tokens
+        recomputes = offload.policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
+        limit = status.req.num_tokens - (not recomputes)
+        found = common_length(offload._search._host_units, start, limit, ask)
+        return None if found.deferred else found.length - start
 
     @property
     def _jobs(self) -> dict[int, JobView]:
