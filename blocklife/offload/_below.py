@@ -120,7 +120,7 @@ class TierBelow:
 
     Invariant: ``_coming`` maps the content of live promotions to their job; ``_jobs`` has the live jobs, with their slots.
     Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue`` if it is to be demoted, and in
-    neither once its content is gone. Initially all are empty.
+    neither once its content is gone. ``_filled`` has the promotion that brought a slot's content. Initially all are empty.
     ``_suffix`` is the number of trailing blocks that each slot holds. Chunks with fewer than ``_required`` of their group, what
     any hit can read, stay in the host tier.
     """
@@ -146,6 +146,7 @@ class TierBelow:
         self._out: Counter[Direction] = Counter()
         self._queue: dict[int, None] = {}
         self._below: set[int] = set()
+        self._filled: dict[int, int] = {}
         self._counts: Counter[str] = Counter()
         if policies.demote is Demote.LAZY:
             tier.check_foresight()
@@ -161,10 +162,11 @@ class TierBelow:
         """Whether a promotion is bringing this content."""
         return (self.space, *content) in self._coming
 
-    def promote(self, wanted: Sequence[Content], present: Sequence[int] = ()) -> bool:
+    def promote(self, wanted: Sequence[Content], present: Sequence[int], fetched: list[int]) -> bool:
         """Plan promotions of content that the store has, as far as it may be in flight; False if the host tier has no room.
 
-        *present* are the slots of a hit's other content, which is not evicted for what is to come.
+        *present* are the slots of a hit's other content, which is not evicted for what is to come. The numbers of the
+        promotions are added to *fetched*.
         """
         if len(wanted) + len(present) > len(self._ledger.slots):  # each chunk that comes would evict another
             self._counts["no_room"] += len(wanted)
@@ -184,9 +186,15 @@ class TierBelow:
             keys, groups = [key for _, key in part], [group for group, _ in part]
             (job,) = self._ledger.plan_promotion(slots, keys, groups, space=self.space).ids
             self._note(job.number, Direction.PROMOTE, slots, part)
+            fetched.append(job.number)
             self._coming.update({(self.space, *content): job.number for content in part})
             del absent[: len(part)]
         return True
+
+    def filled_by(self, promotions: Sequence[int], slots: Iterable[int]) -> set[int]:
+        """Those of *slots* whose content one of these promotions has brought."""
+        filled, wanted = self._filled, set(promotions)
+        return {slot for slot in slots if slot in filled and filled[slot] in wanted}
 
     @property
     def has_work(self) -> bool:
@@ -310,7 +318,9 @@ class TierBelow:
                 self._counts["lost"] += slot in self._queue
                 self._queue.pop(slot, None)
                 self._below.discard(slot)
-            elif (self.space, view.group(slot), view.key(slot) or b"") in self._coming:
+                self._filled.pop(slot, None)
+            elif (job := self._coming.get((self.space, view.group(slot), view.key(slot) or b""))) is not None:
                 self._below.add(slot)
+                self._filled[slot] = job
             elif self.policies.demote is Demote.EAGER:
                 self._queue[slot] = None

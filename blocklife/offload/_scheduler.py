@@ -228,6 +228,14 @@ class OffloadScheduler(edge.NotCopied):
             self._steps.touch(tracked, hit.tokens)
         return hit
 
+    def fetched(self, name: str, slots: Iterable[int]) -> set[int]:
+        """Those of *slots* whose content a lookup of this request has fetched from the store below.
+
+        Content that was fetched for another request, or stored from the device since, is not among them.
+        """
+        below, promotions = self._state.below, self._steps.tracked(name).fetched
+        return below.filled_by(promotions, slots) if below is not None and promotions else set()
+
     def admit(self, name: str, hit: Hit, tokens: int) -> bool:
         """Admit a request with the result of its `lookup` in this step.
 

@@ -6,3 +6,4 @@ cdef class Tracked:
     cdef public object keys, hit, asked, below_until
     cdef public long long failures
     cdef public str ending
+    cdef public list fetched

@@ -30,10 +30,10 @@ class Tracked:
     ``hit`` is the latest lookup or, while the request loads, what it loads. ``failures`` counts its failed loads. ``ending`` is
     `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
     number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``below_until`` is when it
-    stops waiting for the tier below; None while it does not wait.
+    stops waiting for the tier below; None while it does not wait. ``fetched`` are the promotions that its lookups have planned.
     """
 
-    __slots__ = ("asked", "below_until", "ending", "failures", "hit", "keys", "row")
+    __slots__ = ("asked", "below_until", "ending", "failures", "fetched", "hit", "keys", "row")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Tracked:
     ) -> None:
         self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
         self.below_until: float | None = None
+        self.fetched: list[int] = []
 
 
 @define(eq=False)

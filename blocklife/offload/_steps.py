@@ -208,7 +208,7 @@ class SchedulerSteps:
         if tracked.below_until is None:
             tracked.below_until = state.now + below.policies.max_wait
         search = state.search
-        if below.promote(search.wanted, search.present):
+        if below.promote(search.wanted, search.present, tracked.fetched):
             return True
         tracked.below_until = -inf
         return False

@@ -208,6 +208,56 @@ def test_gap_below_ends_a_full_hit() -> None:
     assert moved(rig.tick()) == {"up": [TEXT[:4]]}
 
 
+def fetched_for(rig: BelowRig, name: str) -> set[str]:
+    """The texts of a hit that were fetched for the request."""
+    slots = [slot for own in rig.hit(name).slots for slot in own]
+    return {(rig.ledger.slots.key(slot) or b"").decode().partition(":")[2] for slot in rig.scheduler.fetched(name, slots)}
+
+
+def test_scheduler_tells_what_it_has_fetched_for_a_request() -> None:
+    """What the host tier had is not among it, nor what another request has had fetched."""
+    rig = BelowRig(policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("x", TEXT[:5])
+    rig.forget_device()
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.add("b", TEXT)
+    assert rig.hit("a").deferred
+    assert rig.hit("b").deferred
+    rig.tick()
+
+    assert fetched_for(rig, "a") == {TEXT[:8], TEXT[:12]}
+    assert fetched_for(rig, "b") == set()
+    assert rig.scheduler.fetched("a", []) == set()
+
+
+def test_content_that_was_stored_anew_counts_as_fetched_no_more() -> None:
+    """The same content in the same slots: evicted since, and stored from the device."""
+    rig = BelowRig(slots=3, policies=BelowPolicies(demote=Demote.NEVER))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    rig.tick()
+    assert fetched_for(rig, "a") == {TEXT[:4], TEXT[:8], TEXT[:12]}
+    rig.tick()
+    rig.ledger.evict([0, 1, 2])
+    rig.shelf.content.clear()
+    rig.fill("x", TEXT)
+    rig.forget_device()
+
+    assert rig.hit("a").host_tokens == 12
+    assert fetched_for(rig, "a") == set()
+
+
+def test_nothing_is_fetched_without_a_store_below() -> None:
+    rig = Rig("full:4")
+    rig.fill("x", TEXT)
+    rig.forget_device()
+    rig.add("a", TEXT)
+
+    assert rig.scheduler.fetched("a", [slot for own in rig.hit("a").slots for slot in own]) == set()
+
+
 def test_content_that_has_vanished_is_a_miss() -> None:
     """The store said yes, and has evicted it since: the request computes, and the store is not asked again for it."""
     rig = BelowRig()
